@@ -26,7 +26,6 @@ from transformers import PreTrainedModel
 
 from mmdec.bench.language_models import INSTRUCTIONS
 from mmdec.drafters.eagle.drafter import NetworkDrafter
-from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from mmdec.drafters.eagle.network import DraftNetwork, KeyValues, PromptInput
 from mmdec.errors import InputError
 from mmdec.generation.speculation import generate
@@ -137,8 +136,8 @@ class Reader:
     @property
     def table(self) -> nn.Module:
         """Return the token embedding: the network's own, or the target's."""
-        own = getattr(self.network.config, "own_embedding", False)
-        return self.network.get_submodule("embed_tokens") if own else self.embedding
+        own = self.network.own_embedding
+        return self.embedding if own is None else own
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -182,10 +181,10 @@ class Reader:
         Returns:
             (1, M), or (1 or 3, 1, M) with one row for each axis of M-RoPE; and the root's position.
         """
-        config, positions = self.network.config, text.context.positions
-        if isinstance(config, Eagle3Config) and config.follows and len(positions) > 1:
-            taken = positions[:, :, : text.prompt - 1]
-            return taken if config.positions == "axes" else taken[0], int(positions[..., text.prompt].amax()) - 1
+        axes, positions = self.network.config.mrope_axes, text.context.positions
+        if axes and len(positions) > 1:
+            taken = positions[:axes, :, : text.prompt - 1]
+            return taken if axes > 1 else taken[0], int(positions[..., text.prompt].amax()) - 1
         return prompted.positions[None], text.prompt - 1 if prompted.end is None else prompted.end
 
 
@@ -269,11 +268,7 @@ def _next_inputs(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> 
     embeds: (n, H) embeddings of the tokens. hidden: (n, H), the network's output at the tokens before them. carry: what
         the network has stored of the prompt for later tokens (`Prompted.carry`).
     """
-    network = reader.network
-    if isinstance(network, Eagle3) and network.config.mask_token is not None:
-        token = torch.tensor(network.config.mask_token, device=embeds.device)
-        return network.masked_input(reader.table(token) * reader.scale).expand(len(embeds), -1)
-    return network.follow(embeds, hidden, carry)
+    return reader.network.drafted_input(embeds, hidden, carry, lambda token: reader.table(token) * reader.scale)
 
 
 def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:

@@ -154,7 +154,7 @@ class Mtp:
         hidden = self._take_in(memory)
         levels = MtpLevels(self, memory)
         if plan.temperature is not None:
-            return levels.drawn(roots, hidden, plan)
+            return levels.sampled_tree(roots, hidden, plan)
         if plan.nodes <= plan.depth:
             return levels.chain(roots, hidden, depth, plan.threshold)
         return levels.tree(roots, hidden, plan)

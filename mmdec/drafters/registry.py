@@ -72,7 +72,7 @@ BUILT_IN = {  # name -> entry; drafter="auto" prefers those that come first
     ),
     "eagle": Entry(
         drafter=TREE_GROWING,
-        network="mmdec.drafters.eagle.network:DraftNetwork",
+        network="mmdec.drafters.eagle.eagle:Eagle",
         auto=True,
         note="EAGLE-2: one layer that continues the model's own states.",
     ),

@@ -14,7 +14,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -22,13 +21,8 @@ from transformers import PreTrainedModel
 from mmdec.checks.arguments import check_instance, check_path, check_whole
 from mmdec.checks.weights import WEIGHTS_FILE, build_with_weights, read_settings, read_weights, weight_file
 from mmdec.drafters.ctc.checkpoint import load_ctc
-from mmdec.drafters.dflash.network import DFlash
-from mmdec.drafters.eagle.drafter import NetworkDrafter
-from mmdec.drafters.eagle.eagle3 import Eagle3
 from mmdec.drafters.eagle.network import MAX_CONFIG_SIZE, DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.published import SYSTEMS, System, drafts_published, read_published
-from mmdec.drafters.flash.drafter import Flash
-from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.drafters.medusa.checkpoint import load_heads
 from mmdec.drafters.registry import (
     CTC,
@@ -227,28 +221,12 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
     return network.to(model.device, model.dtype)
 
 
-def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel) -> NetworkDrafter:
-    """Load a drafter that builds EAGLE-2 trees for a target model. It uses the target's embedding and LM head, or the
-    draft network's own if the network has them."""
+def load_network_drafter(directory: str | os.PathLike[str], model: PreTrainedModel) -> Drafter:
+    """Load the drafter that runs a draft network, for a target model. It uses the target's embedding and LM head, or
+    the network's own if the network has them."""
     network, (embedding, output) = load_network(directory, model), _embedding_and_head(model)
-    if isinstance(network, Eagle3 | DFlash) and network.config.own_embedding and type(embedding) is nn.Embedding:
-        own = network.get_parameter("embed_tokens.weight")
-        # in most folders the embedding is a copy of the target's: do not keep it twice
-        if torch.equal(own, embedding.weight):
-            network.share_embedding()
-    if isinstance(network, DFlash) and network.config.own_head and output.bias is None:
-        own = network.get_parameter("lm_head.weight")
-        if torch.equal(own, output.weight):
-            network.share_head()
-    return NetworkDrafter(network, embedding, output)
-
-
-def load_flash(directory: str | os.PathLike[str], model: PreTrainedModel) -> Flash:
-    """Load a FLASH drafter for a target model. Raises InputError if the folder holds another drafter's network."""
-    network = load_network(directory, model)
-    if not isinstance(network, FlashNetwork):
-        raise InputError(f"`directory` must hold FLASH's network, but holds {network.system}'s. Name another folder.")
-    return Flash(network, *_embedding_and_head(model))
+    network.share_ends(embedding, output)
+    return network.make_drafter(embedding, output)
 
 
 def _embedding_and_head(model: PreTrainedModel) -> tuple[nn.Module, nn.Linear]:
@@ -276,7 +254,12 @@ def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> 
         ) from error
 
 
-LOADERS: dict[str, Loader] = {MEDUSA: load_heads, CTC: load_ctc, TREE_GROWING: load_tree_growing, FLASH: load_flash}
+LOADERS: dict[str, Loader] = {
+    MEDUSA: load_heads,
+    CTC: load_ctc,
+    TREE_GROWING: load_network_drafter,
+    FLASH: load_network_drafter,
+}
 
 
 def published_card(network: DraftNetwork, folder: Path) -> str:

@@ -172,7 +172,7 @@ def _slot(
     for index, token in enumerate(path[:count]):
         told = told + embedding(torch.tensor(token))
         if index + 1 < count:
-            refined.append(network.refined(slots[index + 1], told, index + 1))
+            refined.append(network.refine_slot(slots[index + 1], told, index + 1))
     if len(path) < count:
         return refined[len(path)]
     own = torch.stack(refined)

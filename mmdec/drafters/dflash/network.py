@@ -13,16 +13,31 @@ h key-value heads, d channels of a head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, final
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding as looked_up
 from torch.nn.functional import linear
 
 from mmdec.drafters.eagle.eagle3 import LayeredConfig, LayeredNetwork
-from mmdec.drafters.eagle.network import DraftConfig, KeyValues, RMSNorm, apply_rms_norm, check_size
+from mmdec.drafters.eagle.network import (
+    DraftConfig,
+    KeyValues,
+    PackedWeights,
+    RMSNorm,
+    apply_rms_norm,
+    check_size,
+    positions_from,
+)
 from mmdec.errors import InputError
+from mmdec.types import Context
+
+if TYPE_CHECKING:
+    from mmdec.drafters.eagle.drafter import NetworkDrafter
+    from mmdec.drafters.eagle.kv_cache import DraftCache, DraftState
 
 MOST_TOKENS = 64
 
@@ -82,8 +97,12 @@ class DFlashConfig(LayeredConfig):
         return self.block_size if self.from_anchor else self.block_size - 1
 
     @property
-    def follows(self) -> bool:
-        return self.positions == "temporal"
+    def projected(self) -> bool:
+        return False  # the network reads no embeddings of accepted tokens
+
+    @property
+    def mrope_axes(self) -> int:
+        return int(self.positions == "temporal")
 
     def for_depth(self, layers: int) -> Self:
         """Return the configuration for a target with `layers` layers: if no layers are listed, the default layers are
@@ -106,6 +125,7 @@ class DFlash(LayeredNetwork):
 
     system: ClassVar[str] = "dflash"
     config_class: ClassVar[type[DraftConfig]] = DFlashConfig
+    continues_features: ClassVar[bool] = False
     config: DFlashConfig
 
     def build(self, config: DraftConfig) -> None:
@@ -116,10 +136,23 @@ class DFlash(LayeredNetwork):
         self.build_layers(own, 0, qk_norm=True, output_bias=own.attention_bias)
         self.build_ends(own, own.own_head)
 
-    def share_head(self) -> None:
-        """Remove the network's own LM head, because it equals the target's LM head, which is used instead."""
-        self.config = replace(self.config, own_head=False)
-        del self.lm_head
+    @property
+    def own_head(self) -> nn.Linear | None:
+        return cast(nn.Linear, self.lm_head) if self.config.own_head else None
+
+    def share_ends(self, embedding: nn.Module, output: nn.Linear) -> None:
+        super().share_ends(embedding, output)
+        own = self.own_head
+        if own is not None and output.bias is None and torch.equal(own.weight, output.weight):
+            self.config = replace(self.config, own_head=False)
+            del self.lm_head
+
+    @property
+    def max_depth(self) -> int:
+        return self.config.drafts
+
+    def prompt_embeds(self, context: Context, visual: Tensor, embedding: nn.Module) -> Tensor:
+        return next(iter(context.features.values()))[..., :0]  # they are not read
 
     def embed_block(self, tokens: Tensor, embedding: nn.Module) -> Tensor:
         """Embed the tokens (B, b) of blocks. Returns: (B, b, H). embedding: the target's embedding module, or the
@@ -130,6 +163,38 @@ class DFlash(LayeredNetwork):
         """Compute a token's state (..., H) from the target's features (..., k * H) of this token. Each layer projects
         its key and value from this state. embeds, carry: not used; other draft networks need them."""
         return self.hidden_norm(linear(features, self.fc.weight, self.fc.bias))
+
+    def extend_cache(
+        self,
+        cache: DraftCache,
+        states: Tensor,
+        positions: Tensor,
+        counts: Sequence[int],
+        packed: PackedWeights | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of accepted tokens to the cache, from `states` (B, n, H), the result of `fuse`. The
+        layers are not run, so there are no queries."""
+        for index in range(self.depth):
+            cache.write(*self.context(states, positions, index), counts, index)
+        return states, torch.empty(0)
+
+    def draft_at_once(self, drafter: NetworkDrafter, memory: DraftState, roots: Tensor, depth: int) -> Tensor:
+        """Cache the queued tokens' features, then process a block of each batch row's last token and mask tokens.
+
+        Returns: hidden states (B, K, H), one for each depth that a block drafts.
+        """
+        cache, config = memory.cache, self.config
+        drafter.extend_cache(memory, drafter.catch_up(memory))
+        tokens = roots[:, None].repeat(1, config.block_size)
+        tokens[:, 1:] = config.mask_token
+        states = self.embed_block(tokens, drafter.embedding)
+        positions = positions_from(memory.positions, config.block_size, roots.device)
+        mask = cache.mask(states.new_zeros(len(roots), config.block_size, config.block_size))  # no -inf: all see all
+        for index in range(self.depth):
+            queries, keys, values = self.project(states, positions, memory.packed, index)
+            keys, values = cache.draft(keys, values, 0, index)
+            states = self.attend(states, queries, keys, values, mask, memory.packed, index)
+        return states[:, -config.drafts :]
 
     def context(self, states: Tensor, positions: Tensor, index: int) -> KeyValues:
         """Compute the keys and values (B, h, n, d) of layer `index`. states: (B, n, H), from `fuse`. positions: (B,

@@ -10,10 +10,10 @@ The network's cache holds only accepted tokens, with the target's features. New 
 queue until the next draft, so they cost nothing if there are no drafts. The last layer computes only their keys and
 values; only for the newest token it also computes its output, which gives the first level of the tree.
 
-P-EAGLE (arXiv 2602.01469) and DFlash (arXiv 2602.06036) compute all levels in one pass. P-EAGLE appends positions
-without tokens. DFlash processes a block of the last token and mask tokens; its cache holds keys and values of target
-features alone. The distribution at a depth then does not depend on the tokens above it. The tree has the nodes with the
-highest products of probabilities along their paths.
+Some networks compute all levels in one pass (`DraftNetwork.draft_at_once`): P-EAGLE (arXiv 2602.01469) appends
+positions without tokens, DFlash (arXiv 2602.06036) processes a block of the last token and mask tokens. The
+distribution at a depth then does not depend on the tokens above it. The tree has the nodes with the highest products of
+probabilities along their paths.
 """
 
 from __future__ import annotations
@@ -28,12 +28,9 @@ from torch import Tensor, nn
 
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import root_only
-from mmdec.drafters.dflash.network import DFlash, DFlashConfig
-from mmdec.drafters.eagle.cpu_step import column_step
-from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from mmdec.drafters.eagle.kv_cache import DraftCache, DraftState, PendingPrompt, PendingTokens, PromptInfo, RootState
-from mmdec.drafters.eagle.network import DraftNetwork
-from mmdec.drafters.eagle.tree import BlockLevels, Levels, positions_from
+from mmdec.drafters.eagle.network import DraftNetwork, positions_from
+from mmdec.drafters.eagle.tree import BlockLevels, Levels
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -63,16 +60,11 @@ class NetworkDrafter:
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self.network, self.output, self.width = network.eval(), output, width
-        # the configuration of an EAGLE-3 network, which embeds the prompt's token ids; None for other networks
-        self._own: Eagle3Config | None = network.config if isinstance(network, Eagle3) else None
-        # the configuration of a DFlash network, which reads no embeddings of accepted tokens; None for other networks
-        self._blocks: DFlashConfig | None = network.config if isinstance(network, DFlash) else None
-        own = self._own or self._blocks
-        self.embedding: nn.Module = (
-            cast(nn.Module, network.embed_tokens) if own is not None and own.own_embedding else embedding
+        own = network.own_embedding
+        self.embedding: nn.Module = embedding if own is None else own
+        self.needs = Needs(
+            layers=config.layers, embeds=config.projected, keeps_state_between_turns=True, may_stop_early=True
         )
-        embeds = self._blocks is None and config.projected
-        self.needs = Needs(layers=config.layers, embeds=embeds, keeps_state_between_turns=True, may_stop_early=True)
 
     @property
     def name(self) -> str:
@@ -110,11 +102,12 @@ class NetworkDrafter:
             cache = DraftCache(rows, self.network.depth)
             memory = DraftState(cache, [context.past] * rows, [context.past] * rows)
         memory.packed, memory.step, memory.asked = None, None, False  # weights may have changed since the last turn
-        waiting = PendingPrompt(self._embeds(context, context.visual), features, context.visual, mask)
-        own = self._own or self._blocks
-        if own is not None and own.follows and len(context.positions) > 1:
-            positions = context.positions if own.positions == "axes" else context.positions[:1]
-            waiting = replace(waiting, positions=positions, next=context.next_position)
+        visual = context.visual
+        embeds = self.network.prompt_embeds(context, visual, self.embedding)
+        waiting = PendingPrompt(embeds, features, visual, mask)
+        axes = self.network.config.mrope_axes
+        if axes and len(context.positions) > 1:
+            waiting = replace(waiting, positions=context.positions[:axes], next=context.next_position)
         memory.queue.append(waiting)
         memory.columns = [old + new - 1 for old, new in zip(memory.columns, mask.sum(1).tolist(), strict=True)]
         return memory
@@ -136,47 +129,31 @@ class NetworkDrafter:
 
     def propose(self, memory: DraftState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
-        chain = plan.nodes <= plan.depth
-        if self._blocks is not None:
-            plan = replace(plan, depth=min(plan.depth, self._blocks.drafts))
+        network, chain = self.network, plan.nodes <= plan.depth
+        if network.max_depth is not None:
+            plan = replace(plan, depth=min(plan.depth, network.max_depth))
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return root_only(roots)
+        states = network.draft_at_once(self, memory, roots, depth)
         levels: Levels
-        if self._blocks is not None:
-            block = self._block(memory, roots)
-            hidden, levels = block[:, :1], BlockLevels(self, memory, block)
-        elif self._own is not None and self._own.mask_token is not None:
-            ahead = self._ahead(memory, depth)
-            hidden, levels = ahead[:, :1], BlockLevels(self, memory, ahead)
+        if states is not None:
+            hidden, levels = states[:, :1], BlockLevels(self, memory, states)
         else:
-            hidden = self.process_pending(memory).hidden(self.network, memory.cache, memory.packed)
+            hidden = self.process_pending(memory).hidden(network, memory.cache, memory.packed)
             levels = Levels(self, memory)
         if plan.temperature is not None:
-            return levels.drawn(roots, hidden, plan)
-        if chain:
-            if not (memory.asked or isinstance(levels, BlockLevels)) and len(roots) == 1:
-                memory.asked = True
-                memory.step = column_step(self.network, memory.packed, memory.carry, self.embedding, self.output)
-            return levels.chain(roots, hidden, depth, plan.threshold)
-        return levels.tree(roots, hidden, plan)
+            return levels.sampled_tree(roots, hidden, plan)
+        if not chain:
+            return levels.tree(roots, hidden, plan)
+        if states is None and len(roots) == 1 and not memory.asked:
+            memory.asked = True
+            memory.step = network.column_step(memory.packed, memory.carry, self.embedding, self.output)
+        return levels.chain(roots, hidden, depth, plan.threshold)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of hidden states (..., H), by the target's LM head or that of the network."""
         return self.network.logits(hidden, self.output)
-
-    def _embeds(self, context: Context, visual: Tensor) -> Tensor:
-        """Return the embeddings (B, F, H) of the prompt's new tokens; (B, F, 0) for DFlash, which reads none.
-
-        Args:
-            visual: (B, F) bool, True at placeholders of images, video or sound.
-        """
-        if self._blocks is not None:
-            return next(iter(context.features.values()))[..., :0]
-        if self._own is None:
-            return cast(Tensor, context.embeds)
-        embeds = self.embedding(context.tokens[:, -visual.shape[1] :])
-        return embeds if context.embeds is None else torch.where(visual[..., None], context.embeds, embeds)
 
     def _concat_features(self, features: Mapping[int, Tensor]) -> Tensor:
         parts = [features[layer] for layer in self.needs.layers]
@@ -190,7 +167,7 @@ class NetworkDrafter:
     def root_state(self, memory: DraftState, part: PendingTokens) -> RootState:
         """Run the network over the accepted tokens in `part`, which `catch_up` returned. Returns the network's state at
         the last token of each batch row."""
-        states, queries = self._extend_cache(memory, part)
+        states, queries = self.extend_cache(memory, part)
         counts, features = part.counts, part.features
         if min(counts) == states.shape[1]:
             return RootState(states[:, -1:], queries[:, :, -1:], features[:, -1:])
@@ -207,27 +184,23 @@ class NetworkDrafter:
         memory.queue = []
         for group in groups[:-1]:
             for part in group if isinstance(group[0], PendingPrompt) else [_concat_pending(group)]:
-                self._extend_cache(memory, part)
+                self.extend_cache(memory, part)
         return _concat_pending(groups[-1])
 
-    def _extend_cache(self, memory: DraftState, part: PendingPrompt | PendingTokens) -> tuple[Tensor, Tensor]:
+    def extend_cache(self, memory: DraftState, part: PendingPrompt | PendingTokens) -> tuple[Tensor, Tensor]:
         """Run the network over the tokens in `part`, and accept them in the cache. Returns the last layer's input
         (B, n, H) and queries (B, heads, n, d)."""
         if isinstance(part, PendingPrompt):
             states, positions, counts = self._prompt(memory, part)
         else:
-            states, positions, counts = self._text(memory, part)
+            states, positions, counts = self.text_inputs(memory, part)
         queries = torch.empty(0)
-        if isinstance(self.network, DFlash):
-            for index in range(self.network.depth if states.shape[1] else 0):
-                memory.cache.write(*self.network.context(states, positions, index), counts, index)
-        elif states.shape[1]:
-            states, queries, keys, values = self._run_layers(memory, states, positions, counts)
-            memory.cache.write(keys, values, counts, self.network.depth - 1)
+        if states.shape[1]:
+            states, queries = self.network.extend_cache(memory.cache, states, positions, counts, memory.packed)
         memory.cache.accept(counts)
         return states, queries
 
-    def _text(self, memory: DraftState, part: PendingTokens) -> tuple[Tensor, Tensor, list[int]]:
+    def text_inputs(self, memory: DraftState, part: PendingTokens) -> tuple[Tensor, Tensor, list[int]]:
         """Return the network's input for accepted tokens: states (B, n, H), position ids (B, n), and each batch row's
         number of tokens.
         """
@@ -235,74 +208,6 @@ class NetworkDrafter:
         positions = positions_from(memory.positions, states.shape[1], states.device)
         memory.positions = [start + count for start, count in zip(memory.positions, part.counts, strict=True)]
         return states, positions, part.counts
-
-    def _run_layers(
-        self, memory: DraftState, states: Tensor, positions: Tensor, counts: list[int]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run all layers but the last over n new positions, and write their keys and values to the cache.
-
-        states: (B, n, H), input of the first layer. positions: (B, n). counts: each batch row's number of valid
-            positions.
-        Returns: the last layer's input (B, n, H), queries, keys and values (B, heads, n, d).
-        """
-        network, cache, last = self.network, memory.cache, self.network.depth - 1
-        for index in range(last):
-            queries, keys, values = network.project(states, positions, None, index)
-            keys, values = cache.write(keys, values, counts, index)
-            mask = cache.causal_mask(states.shape[1], keys.shape[2])
-            states = network.attend(states, queries, keys, values, mask, None, index)
-        return states, *network.project(states, positions, memory.packed, last)
-
-    def _ahead(self, memory: DraftState, count: int) -> Tensor:
-        """Run P-EAGLE: one pass over the queued tokens, and over `count` - 1 positions without tokens after them. Only
-        the queued tokens stay in the cache.
-
-        Returns: hidden states (B, count, H), one for each drafted depth: at each batch row's last token, and at the
-            positions without tokens.
-        """
-        network, cache = cast(Eagle3, self.network), memory.cache
-        states, positions, counts = self._text(memory, self.catch_up(memory))
-        device = states.device
-        rows = torch.arange(len(counts), device=device)[:, None]
-        ends = [length + count - 1 for length in counts]
-        begins = torch.tensor(counts, device=device)[:, None]
-        places = begins + torch.arange(count - 1, device=device)  # indices of the positions without tokens
-        token = torch.tensor(cast(Eagle3Config, self._own).mask_token, device=device)
-        wide = nn.functional.pad(states, (0, 0, 0, count - 1))
-        wide[rows, places] = network.masked_input(self.embedding(token))
-        starts = positions[:, :1].expand(len(counts), -1)
-        positions = starts + torch.arange(wide.shape[1], device=device)
-        wide, queries, keys, values = self._run_layers(memory, wide, positions, ends)
-        keys, values = cache.write(keys, values, ends, network.depth - 1)
-        chosen = begins - 1 + torch.arange(count, device=device)
-        queries = queries.transpose(1, 2)[rows, chosen].transpose(1, 2)
-        mask = cache.causal_mask(wide.shape[1], keys.shape[2])[rows, 0, chosen][:, None]
-        hidden = network.attend(wide[rows, chosen], queries, keys, values, mask, memory.packed, network.depth - 1)
-        cache.accept(counts)
-        return hidden
-
-    def _block(self, memory: DraftState, roots: Tensor) -> Tensor:
-        """Run DFlash: cache the queued tokens' features, then process a block of each batch row's last token and mask
-        tokens.
-
-        Args:
-            roots: (B,), each row's last token.
-
-        Returns:
-            hidden states (B, K, H), one for each drafted depth.
-        """
-        network, cache, config = cast(DFlash, self.network), memory.cache, cast(DFlashConfig, self._blocks)
-        self._extend_cache(memory, self.catch_up(memory))
-        tokens = roots[:, None].repeat(1, config.block_size)
-        tokens[:, 1:] = config.mask_token
-        states = network.embed_block(tokens, self.embedding)
-        positions = positions_from(memory.positions, config.block_size, roots.device)
-        mask = cache.mask(states.new_zeros(len(roots), config.block_size, config.block_size))  # no -inf: all see all
-        for index in range(network.depth):
-            queries, keys, values = network.project(states, positions, memory.packed, index)
-            keys, values = cache.draft(keys, values, 0, index)
-            states = network.attend(states, queries, keys, values, mask, memory.packed, index)
-        return states[:, -config.drafts :]
 
     def _prompt(self, memory: DraftState, part: PendingPrompt) -> tuple[Tensor, Tensor, list[int]]:
         """Return the network's input for the prompts, with visual tokens compressed: states (B, M, H), position ids
@@ -341,4 +246,4 @@ class NetworkDrafter:
 
 
 def _concat_pending(parts: Sequence[PendingPrompt | PendingTokens]) -> PendingTokens:
-    return PendingTokens.joined(cast(Sequence[PendingTokens], parts))
+    return PendingTokens.concat(cast(Sequence[PendingTokens], parts))

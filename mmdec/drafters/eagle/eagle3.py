@@ -20,13 +20,15 @@ d2t[d].
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from mmdec.drafters.eagle.cpu_step import ColumnStep, Eagle3Step
 from mmdec.drafters.eagle.network import (
     MAX_CONFIG_SIZE,
     DecoderLayer,
@@ -41,6 +43,11 @@ from mmdec.drafters.eagle.network import (
     scaled_frequencies,
 )
 from mmdec.errors import InputError
+from mmdec.types import Context
+
+if TYPE_CHECKING:
+    from mmdec.drafters.eagle.drafter import NetworkDrafter
+    from mmdec.drafters.eagle.kv_cache import DraftState
 
 MOST_LAYERS = 64
 Positions = Literal["text", "temporal", "axes"]
@@ -166,8 +173,10 @@ class Eagle3Config(LayeredConfig):
         return self.pictures == "projected"
 
     @property
-    def follows(self) -> bool:
-        return self.positions != "text" and self.pictures != "dropped"
+    def mrope_axes(self) -> int:
+        if self.pictures == "dropped":
+            return 0
+        return {"text": 0, "temporal": 1, "axes": 3}[self.positions]
 
     def for_depth(self, layers: int) -> Self:
         """Return the configuration for a target with `layers` layers: if no layers are listed, the default layers are
@@ -218,10 +227,16 @@ class LayeredNetwork(DraftNetwork):
             self.register_buffer("d2t", torch.zeros(own.vocabulary, dtype=torch.long))
             self.register_buffer("t2d", torch.arange(own.vocab_size) < own.vocabulary)
 
-    def share_embedding(self) -> None:
-        """Remove the network's own embedding, because it equals the target's embedding, which is used instead."""
-        self.config = replace(self.config, own_embedding=False)
-        del self.embed_tokens
+    @property
+    def own_embedding(self) -> nn.Embedding | None:
+        return cast(nn.Embedding, self.embed_tokens) if self.config.own_embedding else None
+
+    def share_ends(self, embedding: nn.Module, output: nn.Linear) -> None:
+        # in most folders the embedding is a copy of the target's: do not keep it twice
+        own = self.own_embedding
+        if own is not None and type(embedding) is nn.Embedding and torch.equal(own.weight, embedding.weight):
+            self.config = replace(self.config, own_embedding=False)
+            del self.embed_tokens
 
     @property
     def vocabulary(self) -> int:
@@ -272,9 +287,9 @@ class Eagle3(LayeredNetwork):
         """Compute the first layer's input (..., 2 H) at position t. embeds: (..., H), embedding of token t + 1.
         features: (..., k * Ht), the target's features of token t, which fc maps to H channels.
         carry: only for ViSpec, not used."""
-        return torch.cat([embeds, self.fused(features)], -1)
+        return torch.cat([embeds, self.fuse_features(features)], -1)
 
-    def fused(self, features: Tensor) -> Tensor:
+    def fuse_features(self, features: Tensor) -> Tensor:
         """Apply fc and its norms to the target's features (..., k * Ht). Returns: (..., H)."""
         if self.config.norm_before_fc:
             features = self.input_norm(features)
@@ -310,14 +325,61 @@ class Eagle3(LayeredNetwork):
         unknown."""
         return hidden
 
-    def fused_weights(self, carry: Any = None) -> KeyValues | None:
-        """Return None: `follow` has no linear map, because the network's own output does not pass through fc."""
-        return None
-
     def masked_input(self, embed: Tensor) -> Tensor:
         """Compute the first layer's input (2 H,) at P-EAGLE's added positions, where no token is known. embed: (H,),
         embedding of `mask_token`."""
-        return torch.cat([embed, self.fused(self.mask_hidden[0, 0])], -1)
+        return torch.cat([embed, self.fuse_features(self.mask_hidden[0, 0])], -1)
+
+    @property
+    def own_head(self) -> nn.Linear | None:
+        return self.lm_head
+
+    def prompt_embeds(self, context: Context, visual: Tensor, embedding: nn.Module) -> Tensor:
+        embeds = embedding(context.tokens[:, -visual.shape[1] :])
+        return embeds if context.embeds is None else torch.where(visual[..., None], context.embeds, embeds)
+
+    def drafted_input(
+        self, embeds: Tensor, hidden: Tensor, carry: Any, embedding: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        mask = self.config.mask_token
+        if mask is None:
+            return self.follow(embeds, hidden, carry)
+        return self.masked_input(embedding(torch.tensor(mask, device=embeds.device))).expand(len(embeds), -1)
+
+    def draft_at_once(self, drafter: NetworkDrafter, memory: DraftState, roots: Tensor, depth: int) -> Tensor | None:
+        """Run P-EAGLE: one pass over the queued tokens, and over `depth` - 1 positions without tokens after them. Only
+        the queued tokens stay in the cache.
+
+        Returns: hidden states (B, depth, H): at each batch row's last token, and at the positions without tokens. None
+            for EAGLE-3.
+        """
+        if self.config.mask_token is None:
+            return None
+        cache = memory.cache
+        states, positions, counts = drafter.text_inputs(memory, drafter.catch_up(memory))
+        device = states.device
+        rows = torch.arange(len(counts), device=device)[:, None]
+        ends = [length + depth - 1 for length in counts]
+        begins = torch.tensor(counts, device=device)[:, None]
+        places = begins + torch.arange(depth - 1, device=device)  # indices of the positions without tokens
+        token = torch.tensor(self.config.mask_token, device=device)
+        wide = nn.functional.pad(states, (0, 0, 0, depth - 1))
+        wide[rows, places] = self.masked_input(drafter.embedding(token))
+        starts = positions[:, :1].expand(len(counts), -1)
+        positions = starts + torch.arange(wide.shape[1], device=device)
+        wide, queries, keys, values = self.run_layers(cache, wide, positions, ends, memory.packed)
+        keys, values = cache.write(keys, values, ends, self.depth - 1)
+        chosen = begins - 1 + torch.arange(depth, device=device)
+        queries = queries.transpose(1, 2)[rows, chosen].transpose(1, 2)
+        mask = cache.causal_mask(wide.shape[1], keys.shape[2])[rows, 0, chosen][:, None]
+        hidden = self.attend(wide[rows, chosen], queries, keys, values, mask, memory.packed, self.depth - 1)
+        cache.accept(counts)
+        return hidden
+
+    def column_step(
+        self, packed: PackedWeights | None, carry: Any, embedding: nn.Module, output: nn.Linear
+    ) -> ColumnStep | None:
+        return Eagle3Step.of(self, packed, embedding)
 
     def packed(self) -> PackedWeights | None:
         """Return the weights of the network's single layer, concatenated, and its two input norms. None if the network

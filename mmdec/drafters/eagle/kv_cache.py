@@ -214,7 +214,7 @@ class PendingTokens:
         return cls(features, verdict.tokens.clamp(min=0), counts)
 
     @classmethod
-    def joined(cls, parts: Sequence[PendingTokens]) -> PendingTokens:
+    def concat(cls, parts: Sequence[PendingTokens]) -> PendingTokens:
         """Concatenate the tokens of several rounds."""
         if len(parts) == 1:
             return parts[0]

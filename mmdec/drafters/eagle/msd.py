@@ -16,7 +16,8 @@ from typing import ClassVar, Literal, cast, final
 import torch
 from torch import Tensor
 
-from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
+from mmdec.drafters.eagle.eagle import EagleInputNetwork
+from mmdec.drafters.eagle.network import DraftConfig
 from mmdec.errors import InputError
 
 VisualToken = Literal["next", "own"]
@@ -44,7 +45,7 @@ class MsdConfig(DraftConfig):
 
 
 @final
-class MsdNetwork(DraftNetwork):
+class MsdNetwork(EagleInputNetwork):
     """EAGLE's draft network with another input: the visual embedding at visual positions, fc's output at text
     positions."""
 

@@ -1,16 +1,19 @@
-"""The network of an EAGLE drafter: one decoder layer that continues the target's hidden states.
+"""What all draft networks share: one or a few Llama decoder layers that continue the target's hidden states.
 
-Li et al. 2024 (EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858). A token's feature is the target's hidden state at
-this token. Position t of the layer reads fc([embedding of token t + 1; feature of token t]) and predicts the feature of
-token t + 1, from which the target's LM head predicts token t + 2. The layer is Llama's without the input norm; there is
-no final norm. Embedding and LM head are the target's and not stored. The parameters have the published names.
+A token's feature is a hidden state of the target at this token. Position t of a network reads the embedding of token
+t + 1 and the feature of token t, and predicts the feature of token t + 1, from which an LM head predicts token t + 2.
 
-Networks of other drafters override `inputs` (the layer's input for whole rows) or `prompt` (the same for one row,
-shorter if an image is compressed), and `fuse` with `fused_weights`. `layer` is split into `project` (queries, keys and
-values) and `attend`, so that a drafter with a preallocated cache need not concatenate tensors.
+`DraftNetwork` is abstract; each drafter's own network is final (`eagle.py`, `eagle3.py`, `msd.py`, ...). A network says
+by methods and attributes what the rest of mmdec asks of it: which features and embeddings it reads, how its drafts grow
+(level by level, or all depths at once), which drafter runs it, and what the doctor may try. So a new network costs
+mmdec no line outside its folder, except its name in the registry.
 
-The layer has three implementations: this one, differentiable, for all devices and shapes; and in `cpu_step.py` two
-fast paths for small networks on a CPU, `DraftStep` for one token (EAGLE-3: `Eagle3Step`), and `SlotStep` for FLASH.
+Networks override `inputs` (the layer's input for whole rows) or `prompt` (the same for one row, shorter if an image is
+compressed). `layer` is split into `project` (queries, keys and values) and `attend`, so that a drafter with a
+preallocated cache need not concatenate tensors.
+
+The layers have several implementations: this one, differentiable, for all devices and shapes; and fast paths for small
+networks on a CPU, for one token (`cpu_step.py`) and for FLASH's slots (`../flash/cpu_step.py`).
 
 Letters in shapes: B rows, L tokens of a text, n positions that the layer processes, S positions in a cache, H hidden
 size, k target layers whose features are read, h key-value heads, d channels of a head, V visual tokens.
@@ -19,14 +22,22 @@ size, k target layers whose features are read, h key-value heads, d channels of 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from mmdec.errors import InputError
+from mmdec.types import Context, Drafter
+
+if TYPE_CHECKING:
+    from mmdec.drafters.eagle.cpu_step import ColumnStep
+    from mmdec.drafters.eagle.drafter import NetworkDrafter
+    from mmdec.drafters.eagle.kv_cache import DraftCache, DraftState
 
 MAX_CONFIG_SIZE = 2**20  # maximum of all sizes in a configuration; a larger number means that the file is damaged
 SIZE_FIELDS = (
@@ -107,9 +118,14 @@ class DraftConfig:
         return True
 
     @property
-    def follows(self) -> bool:
+    def mrope_axes(self) -> int:
+        """Return how many axes of the target's M-RoPE positions the network uses. 0: it counts tokens."""
+        return 0
+
+    @property
+    def uses_mrope(self) -> bool:
         """Return whether the network uses the target's M-RoPE positions instead of counting tokens."""
-        return False
+        return self.mrope_axes > 0
 
     @property
     def trained_for(self) -> str:
@@ -229,12 +245,15 @@ class DecoderLayer(nn.Module):
             self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class DraftNetwork(nn.Module):
-    """EAGLE's published network: fc and one decoder layer. Classes for other drafters override `inputs`, `prompt` or
-    `fuse`."""
+class DraftNetwork(nn.Module, ABC):
+    """The abstract base of draft networks."""
 
-    system: ClassVar[str] = "eagle"
-    config_class: ClassVar[type[DraftConfig]] = DraftConfig
+    system: ClassVar[str]  # the drafter's name, which `mmdec.drafters.registry.draft_network` sets
+    config_class: ClassVar[type[DraftConfig]]
+    layers: nn.ModuleList  # `build` creates it
+    # Whether each position's output continues the target's features, so that the doctor can run the network over a
+    # whole text at once, and try its conventions there.
+    continues_features: ClassVar[bool] = True
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -242,13 +261,133 @@ class DraftNetwork(nn.Module):
         self._rope: KeyValues | None = None  # cached cosines and sines of rotary positions, each (positions, d)
         self.build(config)
 
+    @abstractmethod
     def build(self, config: DraftConfig) -> None:
-        """Create the weights: fc with its norm, and the layers."""
-        joined = (1 + len(config.layers)) * config.hidden_size
-        self.fc = nn.Linear(joined, config.hidden_size, bias=config.fc_bias)
-        if config.fc_norm:
-            self.fc_norm = RMSNorm(joined, config.rms_norm_eps)
-        self.layers = nn.ModuleList([DecoderLayer(config)])
+        """Create the weights."""
+
+    @abstractmethod
+    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+        """Compute the layer's input at position t.
+
+        Args:
+            embeds: (..., H), embedding of token t + 1.
+            features: (..., k * H), of token t.
+            carry: What `prompt` has stored of the prompt for later positions (`PromptInput.carry`).
+        """
+
+    def make_drafter(self, embedding: nn.Module, output: nn.Linear) -> Drafter:
+        """Make the drafter that runs this network.
+
+        Args:
+            embedding: The target's embedding.
+            output: The target's LM head.
+        """
+        from mmdec.drafters.eagle.drafter import NetworkDrafter
+
+        return NetworkDrafter(self, embedding, output)
+
+    @property
+    def own_embedding(self) -> nn.Embedding | None:
+        """Return the network's own embedding; None: it uses the target's."""
+        return None
+
+    @property
+    def own_head(self) -> nn.Linear | None:
+        """Return the network's own LM head; None: it uses the target's."""
+        return None
+
+    def share_ends(self, embedding: nn.Module, output: nn.Linear) -> None:
+        """Remove the network's own embedding and LM head if they are equal to the target's, which are used instead."""
+
+    @property
+    def max_depth(self) -> int | None:
+        """Return the number of tokens that a draft's longest path may have; None: any number."""
+        return None
+
+    def prompt_embeds(self, context: Context, visual: Tensor, embedding: nn.Module) -> Tensor:
+        """Return the embeddings (B, F, H) of the prompt's new tokens, for `prompt`.
+
+        Args:
+            context: What the target recorded of the prompt.
+            visual: (B, F) bool, True at placeholders of images, video or sound.
+            embedding: The network's embedding, or the target's.
+        """
+        return cast(Tensor, context.embeds)
+
+    def draft_at_once(self, drafter: NetworkDrafter, memory: DraftState, roots: Tensor, depth: int) -> Tensor | None:
+        """Compute the hidden states of all depths of a draft in one pass.
+
+        Args:
+            drafter: The drafter that runs the network.
+            memory: The drafter's state. The pass also processes the tokens that wait in its queue.
+            roots: (B,), each row's last token.
+            depth: Number of depths.
+
+        Returns:
+            (B, depth or more, H), from which the tokens of each depth are predicted. None: the network drafts level by
+            level, and nothing was computed.
+        """
+        return None
+
+    def extend_cache(
+        self,
+        cache: DraftCache,
+        states: Tensor,
+        positions: Tensor,
+        counts: Sequence[int],
+        packed: PackedWeights | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the network over n accepted tokens, and write their keys and values to the cache.
+
+        Args:
+            cache: The network's cache; the caller accepts the tokens there.
+            states: (B, n, H), input of the first layer; n > 0.
+            positions: (B, n), or (3, B, n) for M-RoPE.
+            counts: Each batch row's number of tokens; the rest is padding.
+            packed: The result of `packed`, or None.
+
+        Returns:
+            The last layer's input (B, n, H) and queries (B, heads, n, d).
+        """
+        states, queries, keys, values = self.run_layers(cache, states, positions, counts, packed)
+        cache.write(keys, values, counts, self.depth - 1)
+        return states, queries
+
+    def run_layers(
+        self,
+        cache: DraftCache,
+        states: Tensor,
+        positions: Tensor,
+        counts: Sequence[int],
+        packed: PackedWeights | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Run all layers but the last over n new positions, and write their keys and values to the cache.
+
+        Arguments are those of `extend_cache`.
+
+        Returns:
+            The last layer's input (B, n, H), queries, keys and values (B, heads, n, d).
+        """
+        last = self.depth - 1
+        for index in range(last):
+            queries, keys, values = self.project(states, positions, None, index)
+            keys, values = cache.write(keys, values, counts, index)
+            mask = cache.causal_mask(states.shape[1], keys.shape[2])
+            states = self.attend(states, queries, keys, values, mask, None, index)
+        return states, *self.project(states, positions, packed, last)
+
+    def column_step(
+        self, packed: PackedWeights | None, carry: Any, embedding: nn.Module, output: nn.Linear
+    ) -> ColumnStep | None:
+        """Make the fast path that runs the network on one token at a time; None if there is none for this network.
+
+        Args:
+            packed: The result of `packed`, or None.
+            carry: Further input of `fuse`.
+            embedding: The embedding that the network uses.
+            output: The target's LM head.
+        """
+        return None
 
     @property
     def depth(self) -> int:
@@ -288,26 +427,19 @@ class DraftNetwork(nn.Module):
         network's output at the token before each. carry: for ViSpec, the global vector of the last image."""
         return self.fuse(embeds, self.feature(hidden), carry)
 
-    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Compute the layer's input at position t. embeds: (..., H), embedding of token t + 1. features: (..., k * H),
-        of token t. carry: for ViSpec, the global vector of the last image."""
-        joined = torch.cat([embeds, features], -1)
-        if self.config.fc_norm:
-            joined = self.fc_norm(joined)
-        return linear(joined, self.fc.weight, self.fc.bias)
+    def drafted_input(
+        self, embeds: Tensor, hidden: Tensor, carry: Any, embedding: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Compute the layer's input at drafted tokens, as `follow` does, for a network that may draft all depths at
+        once and then does not read the drafted tokens.
 
-    def fused_weights(self, carry: Any = None) -> KeyValues | None:
-        """Write `follow` as one linear map of [embedding; the network's last output].
-
-        Returns: weight (H, 2 H) and bias (H,); None if `fuse` is not linear.
+        Args:
+            embeds: (n, H), the tokens' embeddings.
+            hidden: (n, H), the network's output at the token before each.
+            carry: What `prompt` has stored of the prompt for later positions (`PromptInput.carry`).
+            embedding: Embeds the token that such a network reads instead.
         """
-        if self.config.fc_norm:
-            return None
-        size = self.config.hidden_size
-        weight, bias = self.fc.weight.detach(), self.fc.bias
-        # in place of features `follow` uses k copies of the output, so the weights of the copies are summed
-        repeated = weight[:, size:].unflatten(1, (-1, size)).sum(1)
-        return torch.cat([weight[:, :size], repeated], 1), weight.new_zeros(size) if bias is None else bias.detach()
+        return self.follow(embeds, hidden, carry)
 
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
         """Compute the layer's input (B, L - 1, H) for whole rows. Position t reads the embedding of token t + 1.
@@ -489,6 +621,13 @@ class DraftNetwork(nn.Module):
         angles = positions[..., None].float() * frequencies
         cosines, sines = angles.cos() * factor, angles.sin() * factor
         return torch.cat([cosines, cosines], -1).to(dtype), torch.cat([-sines, sines], -1).to(dtype)
+
+
+def positions_from(starts: Sequence[int], size: int, device: torch.device) -> Tensor:
+    """Return position ids (B, size): row r has starts[r], starts[r] + 1, ..."""
+    if len(starts) == 1:
+        return torch.arange(starts[0], starts[0] + size, device=device)[None]
+    return torch.tensor(starts, device=device)[:, None] + torch.arange(size, device=device)
 
 
 def scaled_frequencies(config: DraftConfig, scaling: dict[str, Any], device: torch.device) -> tuple[Tensor, float]:

@@ -23,7 +23,8 @@ from typing import Any, ClassVar, Literal, cast, final
 import torch
 from torch import Tensor, nn
 
-from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork, PromptInput, check_size
+from mmdec.drafters.eagle.eagle import EagleInputNetwork
+from mmdec.drafters.eagle.network import DraftConfig, PromptInput, check_size
 from mmdec.errors import InputError
 from mmdec.nn.compressor import (
     CompressedImage,
@@ -220,7 +221,7 @@ class SpecVLMConfig(DraftConfig):
 
 
 @final
-class SpecVLM(DraftNetwork):
+class SpecVLM(EagleInputNetwork):
     """SpecVLM's network. Holds EAGLE's layer, the image compressor, and the gate if there is one."""
 
     system: ClassVar[str] = "specvlm"

@@ -26,7 +26,7 @@ from mmdec.core.tree import (
 from mmdec.core.tree_shape import likeliest_paths
 from mmdec.drafters.eagle.cpu_step import ColumnStep, TokenStep, Vector, quiet
 from mmdec.drafters.eagle.kv_cache import DraftState
-from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.drafters.eagle.network import DraftNetwork, positions_from
 from mmdec.drafters.small_model import GrowingTree, child_distributions, draw_children
 from mmdec.types import Draft, Plan
 
@@ -164,7 +164,7 @@ class Levels:
         values, drafted = _best(self.drafter.logits(hidden), width)
         return values, self.drafter.network.token_ids(drafted)
 
-    def drawn(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
+    def sampled_tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
         """Draft a tree in each batch row by sampling children without replacement. The draft's `probs` are the
         distributions that the children were sampled from.
 
@@ -295,10 +295,3 @@ def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
         return best.values, best.indices
     tokens = top_indices(chances, width)
     return chances.gather(-1, tokens), tokens
-
-
-def positions_from(starts: Sequence[int], size: int, device: torch.device) -> Tensor:
-    """Return position ids (B, size): row r has starts[r], starts[r] + 1, ..."""
-    if len(starts) == 1:
-        return torch.arange(starts[0], starts[0] + size, device=device)[None]
-    return torch.tensor(starts, device=device)[:, None] + torch.arange(size, device=device)

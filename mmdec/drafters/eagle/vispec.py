@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork, PromptInput
+from mmdec.drafters.eagle.eagle import EagleInputNetwork
+from mmdec.drafters.eagle.network import DraftConfig, PromptInput
 from mmdec.errors import InputError
 from mmdec.nn.compressor import Resampler, last_positions, spans
 
@@ -44,7 +45,7 @@ class ViSpecConfig(DraftConfig):
 
 
 @final
-class ViSpec(DraftNetwork):
+class ViSpec(EagleInputNetwork):
     """ViSpec's network. Holds EAGLE's layer, the learned image queries with their cross-attention, and `img_fc` for the
     global vector of the latest image."""
 

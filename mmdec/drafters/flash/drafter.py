@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.core.tree import root_only
-from mmdec.drafters.eagle.cpu_step import SlotStep, Vector, quiet
+from mmdec.drafters.eagle.cpu_step import Vector, quiet
 from mmdec.drafters.eagle.drafter import DEFAULT_TREE_WIDTH, NetworkDrafter
 from mmdec.drafters.eagle.kv_cache import DraftState, PendingTokens, RootState
 from mmdec.drafters.eagle.tree import Levels, stepwise
+from mmdec.drafters.flash.cpu_step import SlotStep
 from mmdec.drafters.flash.network import FlashConfig, FlashNetwork
 from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
 
@@ -97,7 +98,7 @@ class Flash:
             last = self._columns.process_pending(memory)
         slots = SlotLevels(self, memory, last, plan.depth)
         if plan.temperature is not None:
-            return slots.drawn(roots, slots.first, plan)
+            return slots.sampled_tree(roots, slots.first, plan)
         if chain:
             return slots.chain(roots, slots.first, depth, plan.threshold)
         return slots.tree(roots, slots.first, plan)
@@ -147,7 +148,7 @@ class SlotLevels(Levels):
                 before = before.gather(1, above[..., None].expand(-1, -1, before.shape[2]))
             preceding = preceding + before
         self.preceding = preceding
-        return self.head.refined(self.slots[:, index : index + 1].expand_as(preceding), preceding, index)
+        return self.head.refine_slot(self.slots[:, index : index + 1].expand_as(preceding), preceding, index)
 
     def _next_block(self) -> Tensor:
         """Begin a new block: process the tokens drafted so far, and compute new slots after the last one. Returns the
@@ -222,7 +223,7 @@ class SlotChain:
             return self.first
         own = self.step.embedding[token]
         self.preceding = own if index == 1 else self.preceding + own
-        return self.step.refined(self.slots[index], self.preceding, index)
+        return self.step.refine_slot(self.slots[index], self.preceding, index)
 
     def _pass(self, tokens: Sequence[int], features: Vector) -> Vector:
         """Process n tokens with the features (n, H) before them. Returns the slots (k', H) after the last token."""

@@ -25,9 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
-from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork, PromptInput, check_size
+from mmdec.drafters.eagle.network import DecoderLayer, DraftConfig, DraftNetwork, PromptInput, RMSNorm, check_size
 from mmdec.errors import InputError
 from mmdec.nn.compressor import LatentAttention, separate, spans
+from mmdec.types import Drafter
 
 MOST_SLOTS, MOST_LATENTS = 32, 4096
 
@@ -79,17 +80,26 @@ class FlashNetwork(DraftNetwork):
     system: ClassVar[str] = "flash"
     config_class: ClassVar[type[DraftConfig]] = FlashConfig
 
-    def __init__(self, config: FlashConfig) -> None:
-        super().__init__(config)
-        del self.fc
-        size, count = config.hidden_size, config.slots
+    # a slot's output is refined before it is a feature
+    continues_features: ClassVar[bool] = False
+
+    def build(self, config: DraftConfig) -> None:
+        own, size, count = cast(FlashConfig, config), config.hidden_size, cast(FlashConfig, config).slots
+        if config.fc_norm:
+            self.fc_norm = RMSNorm(2 * size, config.rms_norm_eps)
+        self.layers = nn.ModuleList([DecoderLayer(config)])
         self.fc_gate = nn.Linear(2 * size, size, bias=config.fc_bias)
         self.fc_up = nn.Linear(2 * size, size, bias=config.fc_bias)
-        self.compressor = LatentAttention(size, config.latents)
+        self.compressor = LatentAttention(size, own.latents)
         self.slot_embeddings = nn.Parameter(torch.randn(count - 1, size) * size**-0.5)  # embeddings of slots 1 .. k - 1
         self.residual_gate = nn.Parameter(torch.zeros(count))
-        inner = max(1, size // config.bottleneck)
-        self.refiners = nn.ModuleList(Refiner(size, inner) for _ in range(count - 1 if config.refine else 0))
+        inner = max(1, size // own.bottleneck)
+        self.refiners = nn.ModuleList(Refiner(size, inner) for _ in range(count - 1 if own.refine else 0))
+
+    def make_drafter(self, embedding: nn.Module, output: nn.Linear) -> Drafter:
+        from mmdec.drafters.flash.drafter import Flash
+
+        return Flash(self, embedding, output)
 
     @property
     def slots(self) -> int:
@@ -141,7 +151,7 @@ class FlashNetwork(DraftNetwork):
         output at the first n slots. features: (..., H). Returns: (..., n, H), before refinement."""
         return hidden + self.residual_gate[: hidden.shape[-2], None] * features[..., None, :]
 
-    def refined(self, slot: Tensor, preceding: Tensor, index: int) -> Tensor:
+    def refine_slot(self, slot: Tensor, preceding: Tensor, index: int) -> Tensor:
         """Correct the state `slot` (..., H) of slot number `index` by the tokens that earlier slots drafted.
 
         Args:

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import mmdec
 from mmdec.drafters import registry
-from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.drafters.eagle.eagle import EagleInputNetwork
+from mmdec.drafters.eagle.network import DraftConfig
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.registry import TREE_GROWING, Entry, network_class
 from mmdec.errors import InputError
@@ -78,10 +79,11 @@ def test_a_drafter_name_wins_over_a_folder_of_that_name(
     assert named.name.startswith("eagle")
 
 
-class NewNetwork(DraftNetwork):
+class NewNetwork(EagleInputNetwork):
     """What a new drafter brings: here EAGLE's layer under another name."""
 
     system = "new"
+    config_class = DraftConfig
 
 
 def test_a_new_drafter_needs_one_registry_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ class FlashModule(DraftModule):
         preceding, hidden = torch.zeros_like(slots[:, :, 0]), [slots[:, :, 0]]
         for slot in range(1, count):
             preceding = preceding + embeds[:, :, slot - 1]
-            hidden.append(network.refined(slots[:, :, slot], preceding, slot))
+            hidden.append(network.refine_slot(slots[:, :, slot], preceding, slot))
         length = slots.shape[1]
         return [states[:, : length - slot] for slot, states in enumerate(hidden[:length])]
 

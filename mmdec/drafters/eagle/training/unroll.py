@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -83,10 +82,10 @@ def _positions(network: DraftNetwork, text: TargetFeatures, prompted: PromptInpu
         prompted: The network's input for the prompt.
     """
     count, device = len(text.answer) - 1, text.embeds.device
-    if text.positions is None or not network.config.follows:
+    if text.positions is None or not network.config.uses_mrope:
         start = text.prompt - 1 if prompted.end is None else prompted.end
         return prompted.positions[None], torch.arange(start, start + count, device=device)[None]
-    axes = text.positions[:1] if cast(Any, network.config).positions == "temporal" else text.positions
+    axes = text.positions[: network.config.mrope_axes]
     start = int(text.positions[:, text.prompt].max()) - 1
     after = torch.arange(start, start + count, device=device)
     return axes[:, : text.prompt - 1], after.expand(len(axes), -1)

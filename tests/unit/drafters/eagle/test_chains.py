@@ -12,8 +12,9 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Budget
-from mmdec.drafters.eagle.cpu_step import DraftStep, Eagle3Step, SlotStep
+from mmdec.drafters.eagle.cpu_step import DraftStep, Eagle3Step
 from mmdec.drafters.eagle.drafter import NetworkDrafter
+from mmdec.drafters.flash.cpu_step import SlotStep
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Plan
 from tests.support.draft_networks import PROMPTS, from_scratch, start_drafter, tree_growing

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmdec.drafters.eagle.cpu_step import DraftStep, SlotStep, column_step
 from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.drafters.flash.cpu_step import SlotStep
 from mmdec.drafters.flash.network import FlashNetwork
 from tests.unit.drafters.eagle.small_networks import WIDTH, network
 
@@ -18,7 +18,7 @@ from tests.unit.drafters.eagle.small_networks import WIDTH, network
 def step_of(net: DraftNetwork, carry: Tensor | None = None, bias: bool = True) -> tuple[Any, nn.Embedding, nn.Linear]:
     torch.manual_seed(1)
     embedding, output = nn.Embedding(31, 24), nn.Linear(24, 31, bias=bias)
-    return column_step(net, net.packed(), carry, embedding, output), embedding, output
+    return net.column_step(net.packed(), carry, embedding, output), embedding, output
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def odd_layers(case: str, net: DraftNetwork, monkeypatch: pytest.MonkeyPatch) ->
 def test_unsupported_networks_have_no_cpu_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network("flash" if case == "flash" else "eagle", fc_norm=case == "fc_norm")
     embedding, output = odd_layers(case, net, monkeypatch)
-    assert DraftStep.of(net, net.packed(), None, embedding, output) is None
+    assert net.column_step(net.packed(), None, embedding, output) is None
 
 
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-4}
@@ -158,9 +158,9 @@ def test_cpu_refiners_equal_the_network(refine: bool) -> None:
     step, _, _ = slots_of(net)
     assert step is not None
     slots, told = torch.randn(4, 24), torch.randn(4, 24)
-    found = [step.refined(slots[i].numpy(), told[i].numpy(), i) for i in range(1, 4)]
+    found = [step.refine_slot(slots[i].numpy(), told[i].numpy(), i) for i in range(1, 4)]
     for i in range(1, 4):  # a later one leaves the earlier ones as they were
-        torch.testing.assert_close(torch.from_numpy(found[i - 1]), net.refined(slots[i], told[i], i), **CLOSE)
+        torch.testing.assert_close(torch.from_numpy(found[i - 1]), net.refine_slot(slots[i], told[i], i), **CLOSE)
 
 
 @torch.inference_mode()

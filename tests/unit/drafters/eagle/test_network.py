@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from mmdec.drafters.eagle.eagle import Eagle
 from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
@@ -18,7 +19,7 @@ from tests.unit.drafters.eagle.small_networks import SHAPE
 
 def network(**changes: Any) -> DraftNetwork:
     torch.manual_seed(0)
-    made = DraftNetwork(DraftConfig(**{**SHAPE, **changes})).double().eval()
+    made = Eagle(DraftConfig(**{**SHAPE, **changes})).double().eval()
     for name, weight in made.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(weight, 0.5, 1.5)

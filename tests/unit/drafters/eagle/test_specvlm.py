@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.drafters.eagle.eagle import Eagle
 from mmdec.drafters.eagle.specvlm import (
     ElasticCompressor,
     SpecVLM,
@@ -178,7 +178,7 @@ def test_the_concatenated_variant_holds_all_four() -> None:
 
 
 def test_without_an_image_it_is_eagle_with_an_input_norm() -> None:
-    model, eagle = network(), DraftNetwork(SpecVLMConfig(**SIZES)).eval()
+    model, eagle = network(), Eagle(SpecVLMConfig(**SIZES)).eval()
     eagle.load_state_dict({k: v for k, v in model.state_dict().items() if k in eagle.state_dict()})
     one, other = model.prompt(*row(())), eagle.prompt(*row(()))
     torch.testing.assert_close(one.states, other.states)

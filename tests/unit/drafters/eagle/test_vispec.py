@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
+from mmdec.drafters.eagle.eagle import Eagle
+from mmdec.drafters.eagle.network import DraftConfig
 from mmdec.drafters.eagle.vispec import ViSpec, ViSpecConfig
 from mmdec.errors import InputError
 
@@ -85,7 +86,7 @@ def test_mixing_equals_a_hand_computation() -> None:
     model = ViSpec(ViSpecConfig(**SIZES))
     embeds, features = torch.randn(3, 16), torch.randn(3, 16)
     carry = torch.randn(16)
-    plain = DraftNetwork(DraftConfig(**SIZES))
+    plain = Eagle(DraftConfig(**SIZES))
     plain.fc = model.fc
     torch.testing.assert_close(model.fuse(embeds, features, carry), plain.fuse(embeds, features))
     with torch.no_grad():

@@ -110,15 +110,15 @@ def test_refiners_equal_a_hand_computation() -> None:
     refiner: Any = model.refiners[1]
     assert refiner.down.out_features == 2
     by_hand = slot + refiner.up(silu(refiner.down(torch.cat([told, slot]))))
-    torch.testing.assert_close(model.refined(slot, told, 2), by_hand)
-    assert torch.equal(model.refined(slot, told, 0), slot)
-    assert torch.equal(network(refine=False).refined(slot, told, 2), slot)
+    torch.testing.assert_close(model.refine_slot(slot, told, 2), by_hand)
+    assert torch.equal(model.refine_slot(slot, told, 0), slot)
+    assert torch.equal(network(refine=False).refine_slot(slot, told, 2), slot)
 
 
 def test_new_refiners_correct_nothing() -> None:
     fresh = FlashNetwork(FlashConfig(**SIZES))
     slot = torch.randn(16)
-    assert torch.equal(fresh.refined(slot, torch.randn(16), 1), slot)
+    assert torch.equal(fresh.refine_slot(slot, torch.randn(16), 1), slot)
 
 
 def test_the_small_models_network_is_small() -> None:

@@ -171,7 +171,7 @@ def slots_of(network: FlashNetwork, text: TargetFeatures, root: int) -> list[Ten
     for slot in range(min(network.slots, len(text.answer) - 1 - root)):
         if slot:
             told = told + text.embeds[place + 1 + slot]
-        found.append(network.refined(raw[slot], told, slot))
+        found.append(network.refine_slot(raw[slot], told, slot))
     return found
 
 

@@ -1,0 +1,67 @@
+"""EAGLE's network: fc and one decoder layer that continue the target's hidden states.
+
+Li et al. 2024 (EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858). Position t of the layer reads fc([embedding of
+token t + 1; feature of token t]) and predicts the feature of token t + 1, from which the target's LM head predicts
+token t + 2. The layer is Llama's without the input norm; there is no final norm. Embedding and LM head are the target's
+and not stored. The parameters have the published names.
+
+MSD, SpecVLM and ViSpec read text in the same way, and images in other ways.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from mmdec.drafters.eagle.cpu_step import ColumnStep, DraftStep
+from mmdec.drafters.eagle.network import DecoderLayer, DraftConfig, DraftNetwork, KeyValues, PackedWeights, RMSNorm
+
+
+class EagleInputNetwork(DraftNetwork):
+    """The abstract base of networks whose input at text positions is EAGLE's. Holds fc, its norm if there is one, and
+    the decoder layer."""
+
+    def build(self, config: DraftConfig) -> None:
+        """Create the weights: fc with its norm, and the layers."""
+        joined = (1 + len(config.layers)) * config.hidden_size
+        self.fc = nn.Linear(joined, config.hidden_size, bias=config.fc_bias)
+        if config.fc_norm:
+            self.fc_norm = RMSNorm(joined, config.rms_norm_eps)
+        self.layers = nn.ModuleList([DecoderLayer(config)])
+
+    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+        """Compute the layer's input at position t. embeds: (..., H), embedding of token t + 1. features: (..., k * H),
+        of token t. carry: for ViSpec, the global vector of the last image."""
+        joined = torch.cat([embeds, features], -1)
+        if self.config.fc_norm:
+            joined = self.fc_norm(joined)
+        return linear(joined, self.fc.weight, self.fc.bias)
+
+    def fused_weights(self, carry: Any = None) -> KeyValues | None:
+        """Write `follow` as one linear map of [embedding; the network's last output].
+
+        Returns: weight (H, 2 H) and bias (H,); None if `fuse` is not linear.
+        """
+        if self.config.fc_norm:
+            return None
+        size = self.config.hidden_size
+        weight, bias = self.fc.weight.detach(), self.fc.bias
+        # in place of features `follow` uses k copies of the output, so the weights of the copies are summed
+        repeated = weight[:, size:].unflatten(1, (-1, size)).sum(1)
+        return torch.cat([weight[:, :size], repeated], 1), weight.new_zeros(size) if bias is None else bias.detach()
+
+    def column_step(
+        self, packed: PackedWeights | None, carry: Any, embedding: nn.Module, output: nn.Linear
+    ) -> ColumnStep | None:
+        return DraftStep.of(self, packed, carry, embedding, output)
+
+
+@final
+class Eagle(EagleInputNetwork):
+    """EAGLE's published network."""
+
+    system: ClassVar[str] = "eagle"
+    config_class: ClassVar[type[DraftConfig]] = DraftConfig
