@@ -23,7 +23,7 @@ from mmdec.checks.weights import read_settings
 from mmdec.doctor.answers import Reader
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config, Pictures, default_layers
 from mmdec.drafters.eagle.network import DraftNetwork
-from mmdec.drafters.eagle.published import SCALED_ROPE
+from mmdec.drafters.eagle.checkpoint import SCALED_ROPE
 from mmdec.hub.checkpoint import read_tensors, tensor_names
 
 BASE = 10000.0  # base of rotary positions if a config names none

@@ -25,6 +25,7 @@ from torch import Tensor
 from mmdec.core.tree import top_indices, trees_from_lists
 from mmdec.core.tree_shape import Path, likeliest_paths
 from mmdec.drafters.lookup import FADE, NgramIndex
+from mmdec.drafters.registry import drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -99,6 +100,7 @@ class Successors:
         self._seen[token] = [successor, *(t for t in self.of(token) if t != successor)][:MAX_SUCCESSORS]
 
 
+@drafter("recycling")
 @final
 class Recycling:
     """A drafter that proposes trees of tokens that the target found likely after the same token earlier. It has no

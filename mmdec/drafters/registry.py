@@ -1,8 +1,8 @@
 """The registry of drafters by name. No other module lists drafters.
 
-An `Entry` says how to make a drafter. Without weights, it is made by its `factory`. With weights, the entry names the
-class of the drafter and the class of its network, and `mmdec.pretrained.drafters` loads them. A drafter from outside
-the package may bring its own `loader`. A drafter's module is imported when its name is first used.
+A drafter's class, or the class of a draft network, registers itself by a decorator, `drafter` or `draft_network`, which
+says how a drafter is made, and how calls find it. `BUILT_IN` lists only names and modules: a module is imported when
+somebody asks for its drafter. `register_drafter` is for drafters from outside the package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmdec.checks.arguments import check_methods, show
 from mmdec.errors import InputError
@@ -21,6 +21,8 @@ from mmdec.types import Drafter, Needs
 if TYPE_CHECKING:
     from mmdec.drafters.eagle.network import DraftNetwork
 
+Class = TypeVar("Class")
+Network = TypeVar("Network", bound="DraftNetwork")
 Factory = Callable[[], Drafter]
 Loader = Callable[[Path, Any], Drafter]  # called with the drafter's folder and the loaded target model
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -30,16 +32,16 @@ METHODS = ("check", "start", "propose", "update", "select")  # methods that ever
 
 @dataclass(frozen=True)
 class Entry:
-    """How to make one drafter: without arguments (`factory`), from a folder with weights, or from the loaded model.
+    """How to make one drafter: without arguments, from the loaded model, or from a folder with weights.
 
     A dotted path is written "package.module:Class".
     """
 
     factory: Factory | str | None = None  # makes the drafter without arguments; a callable or its dotted path
-    drafter: str | None = None  # dotted path of the drafter's class, which gets the loaded `network`
-    network: str | None = None  # dotted path of the network's class; None: no weights, or `loader` reads them
-    loader: Loader | str | None = None  # makes the drafter from a folder; only for drafters from outside the package
-    of_model: str | None = None  # dotted path of a class whose `of(model)` makes the drafter from the target model
+    of_model: Callable[[Any], Drafter] | None = None  # makes the drafter from the loaded target model
+    loader: Loader | str | None = None  # makes the drafter from a folder with weights
+    network: type[DraftNetwork] | None = None  # a network that `mmdec.pretrained.drafters` loads from a folder
+    published: str | None = None  # module that reads published folders; see `mmdec.pretrained.published`
     auto: bool = False  # whether drafter="auto" and the demo look for a folder with its weights next to a model
     speech: bool = False  # True: it drafts for speech models; False: for language models, with or without images
     note: str = ""  # one line that tells users of the demo how it drafts
@@ -52,62 +54,84 @@ class Entry:
 
 AUTO = "auto"  # the name that lets mmdec look for a drafter that was trained for the model
 OTHERWISE = "lookup"  # name of the drafter that "auto" chooses if none was trained for the model
-MEDUSA, CTC, TREE_GROWING, FLASH = (
-    "mmdec.drafters.medusa.drafter:Medusa",
-    "mmdec.drafters.ctc.drafter:Ctc",
-    "mmdec.drafters.eagle.drafter:NetworkDrafter",
-    "mmdec.drafters.flash.drafter:Flash",
-)
-BUILT_IN = {  # name -> entry; drafter="auto" prefers those that come first
-    "lookup": Entry("mmdec.drafters.lookup:Lookup"),
-    "recycling": Entry("mmdec.drafters.recycling:Recycling"),
-    "mtp": Entry(of_model="mmdec.drafters.mtp:Mtp", note="MTP: the model's own native head."),
-    "medusa": Entry(drafter=MEDUSA, network="mmdec.drafters.medusa.network:MedusaHeads", auto=True, speech=True),
-    "ctc": Entry(drafter=CTC, network="mmdec.drafters.ctc.network:CtcHead", auto=True, speech=True),
-    "eagle3": Entry(
-        drafter=TREE_GROWING,
-        network="mmdec.drafters.eagle.eagle3:Eagle3",
-        auto=True,
-        note="EAGLE-3: reads three of the model's layers; P-EAGLE drafts all depths at once.",
-    ),
-    "eagle": Entry(
-        drafter=TREE_GROWING,
-        network="mmdec.drafters.eagle.eagle:Eagle",
-        auto=True,
-        note="EAGLE-2: one layer that continues the model's own states.",
-    ),
-    "msd": Entry(
-        drafter=TREE_GROWING,
-        network="mmdec.drafters.eagle.msd:MsdNetwork",
-        auto=True,
-        note="MSD: drafts text and picture apart.",
-    ),
-    "vispec": Entry(
-        drafter=TREE_GROWING,
-        network="mmdec.drafters.eagle.vispec:ViSpec",
-        auto=True,
-        note="ViSpec: a few visual tokens stand for the whole picture.",
-    ),
-    "specvlm": Entry(
-        drafter=TREE_GROWING,
-        network="mmdec.drafters.eagle.specvlm:SpecVLM",
-        auto=True,
-        note="SpecVLM: reads a shortened picture; a gate chooses how it is shortened.",
-    ),
-    "flash": Entry(
-        drafter=FLASH,
-        network="mmdec.drafters.flash.network:FlashNetwork",
-        auto=True,
-        note="FLASH: reads a picture shortened by attention, and drafts several tokens at once.",
-    ),
-    "dflash": Entry(
-        drafter=TREE_GROWING,
-        network="mmdec.drafters.dflash.network:DFlash",
-        auto=True,
-        note="DFlash: reads several of the model's layers, and drafts a block of tokens at once.",
-    ),
+BUILT_IN = {  # name -> module with its class; drafter="auto" prefers those that come first
+    "lookup": "mmdec.drafters.lookup",
+    "recycling": "mmdec.drafters.recycling",
+    "mtp": "mmdec.drafters.mtp",
+    "medusa": "mmdec.drafters.medusa.drafter",
+    "ctc": "mmdec.drafters.ctc.drafter",
+    "eagle3": "mmdec.drafters.eagle.eagle3",
+    "eagle": "mmdec.drafters.eagle.eagle",
+    "msd": "mmdec.drafters.eagle.msd",
+    "vispec": "mmdec.drafters.eagle.vispec",
+    "specvlm": "mmdec.drafters.eagle.specvlm",
+    "flash": "mmdec.drafters.flash.network",
+    "dflash": "mmdec.drafters.dflash.network",
 }
+_decorated: dict[str, Entry] = {}  # entries of the modules imported so far
 _registered: dict[str, Entry] = {}
+
+
+def drafter(
+    name: str,
+    *,
+    of_model: bool = False,
+    loader: str | None = None,
+    published: str | None = None,
+    auto: bool = False,
+    speech: bool = False,
+    note: str = "",
+) -> Callable[[type[Class]], type[Class]]:
+    """Register the decorated class as a built-in drafter.
+
+    Args:
+        name: The name in `BUILT_IN`.
+        of_model: True: the class method `of(model)` makes the drafter from the loaded target model. False: the class
+            is called without arguments, unless there is a `loader`.
+        loader: For a drafter with weights: dotted path of a function (folder: Path, model) -> drafter.
+        published: Module that recognises the drafter's published folders.
+        auto: Whether drafter="auto" and the demo look for a folder with its weights next to a model.
+        speech: True: it drafts for speech models.
+        note: One line that tells users of the demo how it drafts.
+    """
+
+    def register(kind: type[Class]) -> type[Class]:
+        made: Any = kind
+        bare = not of_model and loader is None
+        _decorated[name] = Entry(
+            factory=made if bare else None,
+            of_model=made.of if of_model else None,
+            loader=loader,
+            published=published,
+            auto=auto,
+            speech=speech,
+            note=note,
+        )
+        return kind
+
+    return register
+
+
+def draft_network(
+    name: str, *, published: str | None = None, note: str = ""
+) -> Callable[[type[Network]], type[Network]]:
+    """Register the decorated class as the network of a built-in drafter for language models.
+
+    `mmdec.pretrained.drafters` reads its folders, the network's `make_drafter` makes the drafter, and drafter="auto"
+    and the demo look for its folder next to a model.
+
+    Args:
+        name: The name in `BUILT_IN`, which becomes the network's `system`.
+        published: Module that reads the network's published folders; see `mmdec.pretrained.published`.
+        note: One line that tells users of the demo how it drafts.
+    """
+
+    def register(kind: type[Network]) -> type[Network]:
+        kind.system = name
+        _decorated[name] = Entry(network=kind, published=published, auto=True, note=note)
+        return kind
+
+    return register
 
 
 def register_drafter(
@@ -159,7 +183,7 @@ def _is_text(value: object) -> bool:
 
 def drafter_entry(name: str) -> Entry | None:
     """Return the registry entry of a drafter; None if there is no drafter of this name."""
-    return _all().get(name)
+    return _registered.get(name) if name not in BUILT_IN else _built_in(name)
 
 
 def drafter_names() -> list[str]:
@@ -181,6 +205,15 @@ def auto_names(speech: bool = False) -> list[str]:
     return [name for name, entry in _all().items() if entry.auto and entry.speech == speech]
 
 
+def published_entries() -> list[Entry]:
+    """Return entries whose modules read published folders, one for each module.
+
+    The last in `BUILT_IN` comes first: of two formats that a folder may be in, EAGLE's says less about the tensors.
+    """
+    entries = {entry.published: entry for entry in reversed(_all().values()) if entry.published is not None}
+    return list(entries.values())
+
+
 def network_class(system: str) -> type[DraftNetwork]:
     """Return the network class of a built-in drafter. The attribute `config_class` is the class of its configuration.
 
@@ -190,13 +223,11 @@ def network_class(system: str) -> type[DraftNetwork]:
     Raises:
         InputError: for any other name.
     """
-    built = {
-        name: entry.network for name, entry in BUILT_IN.items() if entry.network and entry.drafter not in (MEDUSA, CTC)
-    }
-    if system not in built:
+    entry = _built_in(system) if system in BUILT_IN else None
+    if entry is None or entry.network is None:
+        built = [name for name in BUILT_IN if _built_in(name).network is not None]
         raise InputError(f"`system` must be one of {', '.join(built)}, but is {system!r:.60}. Choose one.")
-    network: type[DraftNetwork] = import_dotted(built[system])
-    return network
+    return entry.network
 
 
 def make_drafter(name: str) -> Drafter:
@@ -258,5 +289,10 @@ def import_dotted(path: str, argument: str = "drafter") -> Any:
         ) from error
 
 
+def _built_in(name: str) -> Entry:
+    import_module(BUILT_IN[name])
+    return _decorated[name]
+
+
 def _all() -> dict[str, Entry]:
-    return {**BUILT_IN, **_registered}
+    return {**{name: _built_in(name) for name in BUILT_IN}, **_registered}

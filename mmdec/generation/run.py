@@ -45,7 +45,6 @@ from mmdec.drafters.registry import (
     check_drafter,
     drafter_entry,
     drafter_names,
-    import_dotted,
     is_dotted,
     loader_names,
     make_drafter,
@@ -170,10 +169,10 @@ class Speculation:
         self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # models that the drafter runs
         self._auto = isinstance(choice, str) and choice == AUTO
         entry = drafter_entry(choice) if isinstance(choice, str) else None
-        # dotted path of the class whose `of(model)` makes the drafter from the target model; None for other drafters
-        self._class = None if entry is None else entry.of_model
+        # makes the drafter from the target model; None for other drafters
+        self._of_model = None if entry is None else entry.of_model
         self._folder = _folder(choice) if isinstance(choice, (str, os.PathLike)) and not self._auto else None
-        waits = self._folder is not None or self._auto or self._class is not None
+        waits = self._folder is not None or self._auto or self._of_model is not None
         self._drafter = None if waits else _drafter(choice)
         self._loaded: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
         self._loaded = WeakKeyDictionary()
@@ -186,7 +185,7 @@ class Speculation:
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
         """Return the drafter for a target model, on the model's device and in its dtype; None for plain decoding."""
-        if self._folder is None and not self._auto and self._class is None and not self.networks:
+        if self._folder is None and not self._auto and self._of_model is None and not self.networks:
             return self._drafter
         with self._lock:
             device, dtype, drafter = self._loaded.get(model, (None, None, None))
@@ -196,9 +195,8 @@ class Speculation:
             return drafter
 
     def _load(self, model: PreTrainedModel) -> Drafter:
-        if self._class is not None:
-            made: Drafter = import_dotted(self._class).of(model)
-            return made
+        if self._of_model is not None:
+            return self._of_model(model)
         return auto_drafter(model) if self._folder is None else load_drafter(self._folder, model, "drafter")
 
     def __call__(

@@ -1,5 +1,5 @@
 """Finds the local folder of a model by its shipped name, directory or hub id. Pickles are rejected, except those of
-published drafters, from which `mmdec.drafters.eagle.published` reads only tensors."""
+published drafters, from which `mmdec.hub.checkpoint` reads only tensors."""
 
 from __future__ import annotations
 

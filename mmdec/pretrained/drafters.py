@@ -1,9 +1,9 @@
 """Reads and writes the folders of drafters with weights: config.json, model.safetensors, a model card. A draft network
 that has no embedding or LM head of its own uses the target's. Published folders can be loaded without conversion
-(`mmdec.drafters.eagle.published`).
+(`mmdec.pretrained.published`).
 
 mmdec's config.json holds {"system": "eagle", ...the fields of the network's configuration}. "system" is the drafter's
-name. The registry (`mmdec.drafters.registry`) gives its class, and `LOADERS` the loader for that class.
+name, by which the registry (`mmdec.drafters.registry`) says how it is loaded.
 """
 
 from __future__ import annotations
@@ -20,15 +20,10 @@ from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_instance, check_path, check_whole
 from mmdec.checks.weights import WEIGHTS_FILE, build_with_weights, read_settings, read_weights, weight_file
-from mmdec.drafters.ctc.checkpoint import load_ctc
+from mmdec.drafters.eagle.checkpoint import SYSTEMS, System
 from mmdec.drafters.eagle.network import MAX_CONFIG_SIZE, DraftConfig, DraftNetwork
-from mmdec.drafters.eagle.published import SYSTEMS, System, drafts_published, read_published
-from mmdec.drafters.medusa.checkpoint import load_heads
 from mmdec.drafters.registry import (
-    CTC,
-    FLASH,
-    MEDUSA,
-    TREE_GROWING,
+    Entry,
     Loader,
     check_drafter,
     drafter_entry,
@@ -40,6 +35,7 @@ from mmdec.errors import InputError
 from mmdec.hub.find import drafter_by_name
 from mmdec.hub.publish import atomic_folder, new_folder
 from mmdec.pretrained.language_model import is_language_model
+from mmdec.pretrained.published import find_format, read_published
 from mmdec.pretrained.small_model import load_small_model
 from mmdec.types import Drafter
 
@@ -95,9 +91,9 @@ def _loader(folder: Path, argument: str) -> Loader:
     settings = read_settings(folder / CONFIG_FILE, argument)
     name = str(settings.get("system") or "")
     if not name:
-        published = "" if "system" in settings else drafts_published(folder, argument)
-        if published:
-            return LOADERS[MEDUSA if published == "medusa" else TREE_GROWING]
+        published = None if "system" in settings else find_format(folder, argument)
+        if published is not None:
+            return _entry_loader(published, argument)
         if is_language_model(folder):
             return load_small_model
         raise InputError(
@@ -111,8 +107,12 @@ def _loader(folder: Path, argument: str) -> Loader:
             f"`{argument}` must hold a drafter of {', '.join(loader_names())}, but '{folder}' holds "
             f"{name!r}. Name another folder."
         )
+    return _entry_loader(entry, argument)
+
+
+def _entry_loader(entry: Entry, argument: str) -> Loader:
     if entry.loader is None:
-        return LOADERS[str(entry.drafter)]
+        return load_network_drafter
     return import_dotted(entry.loader, argument) if isinstance(entry.loader, str) else entry.loader
 
 
@@ -181,7 +181,8 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
             f"`directory` must hold a {CONFIG_FILE} of at most {MAX_CONFIG_BYTES} bytes, but '{file}' has more."
         )
     settings = read_settings(file, "directory")
-    if "system" not in settings and drafts_published(folder, "directory") == "network":
+    published = None if "system" in settings else find_format(folder, "directory")
+    if published is not None and published.network is not None:
         return read_published(folder, "directory", target_tokens=target_tokens)
     settings.pop("model_type", None)
     kind = network_class(str(settings.pop("system", "")))
@@ -254,27 +255,14 @@ def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> 
         ) from error
 
 
-LOADERS: dict[str, Loader] = {
-    MEDUSA: load_heads,
-    CTC: load_ctc,
-    TREE_GROWING: load_network_drafter,
-    FLASH: load_network_drafter,
-}
-
-
 def published_card(network: DraftNetwork, folder: Path) -> str:
     """Return the text of the model card for a published network. folder: the folder that the network was read from."""
     config, entry = network.config, drafter_entry(network.system)
     name = network.system if entry is None else entry.note.partition(":")[0]
     text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "
     text += f"{config.target_size} channels and {config.vocab_size} tokens"
-    text += "." if network.system == "eagle3" else ", whose embedding and LM head it reads."
-    if network.system == "msd" and config.vocab_size == 32000:
-        text += (
-            "\n\nIt was trained for liuhaotian/llava-v1.5. llava-hf's has the same 32000 tokens and 64 more: convert "
-            "with `--vocab-size 32064` to draft for that one; the network holds no row of the vocabulary."
-        )
-    return text + "\n"
+    text += ", whose embedding and LM head it reads." if network.own_head is None else "."
+    return f"{text}\n\n{network.card_note}".rstrip() + "\n"
 
 
 def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:

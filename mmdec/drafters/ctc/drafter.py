@@ -20,6 +20,7 @@ from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import chain_drafts
 from mmdec.drafters.ctc.network import CtcHead
 from mmdec.drafters.ctc.tokens import BLANK, FIRST, MARK, TokenPieces
+from mmdec.drafters.registry import drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -155,6 +156,7 @@ class CtcState:
     rows: list[CtcRow]
 
 
+@drafter("ctc", loader="mmdec.drafters.ctc.checkpoint:load_ctc", auto=True, speech=True)
 @final
 class Ctc:
     """A drafter that proposes the transcript of a CTC head. It holds the head and its settings; the state of a

@@ -32,11 +32,13 @@ from mmdec.drafters.eagle.network import (
     check_size,
     positions_from,
 )
+from mmdec.drafters.registry import draft_network
 from mmdec.errors import InputError
 from mmdec.types import Context
 
 if TYPE_CHECKING:
     from mmdec.drafters.eagle.drafter import NetworkDrafter
+    from mmdec.drafters.eagle.export import Exported, ExportTarget, Layout
     from mmdec.drafters.eagle.kv_cache import DraftCache, DraftState
 
 MOST_TOKENS = 64
@@ -119,11 +121,15 @@ def spread_layers(depth: int, count: int) -> tuple[int, ...]:
     return tuple(min(max(round(1 + index * span / (count - 1)), 0), depth - 1) for index in range(count))
 
 
+@draft_network(
+    "dflash",
+    published="mmdec.drafters.dflash.checkpoint",
+    note="DFlash: reads several of the model's layers, and drafts a block of tokens at once.",
+)
 @final
 class DFlash(LayeredNetwork):
     """DFlash's network. Holds its weights; embedding and LM head may be the target's."""
 
-    system: ClassVar[str] = "dflash"
     config_class: ClassVar[type[DraftConfig]] = DFlashConfig
     continues_features: ClassVar[bool] = False
     config: DFlashConfig
@@ -150,6 +156,15 @@ class DFlash(LayeredNetwork):
     @property
     def max_depth(self) -> int:
         return self.config.drafts
+
+    @property
+    def engine_name(self) -> str:
+        return "DFlash"
+
+    def export(self, to: Layout, served: ExportTarget, count: int) -> Exported:
+        from mmdec.drafters.dflash.checkpoint import export
+
+        return export(self, to, served, count)
 
     def prompt_embeds(self, context: Context, visual: Tensor, embedding: nn.Module) -> Tensor:
         return next(iter(context.features.values()))[..., :0]  # they are not read

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from mmdec.drafters.eagle.conventions import Conventions, OptionalNorm
 from mmdec.drafters.eagle.cpu_step import ColumnStep, DraftStep
 from mmdec.drafters.eagle.network import DecoderLayer, DraftConfig, DraftNetwork, KeyValues, PackedWeights, RMSNorm
+from mmdec.drafters.registry import draft_network
 
 
 class EagleInputNetwork(DraftNetwork):
@@ -53,15 +55,25 @@ class EagleInputNetwork(DraftNetwork):
         repeated = weight[:, size:].unflatten(1, (-1, size)).sum(1)
         return torch.cat([weight[:, :size], repeated], 1), weight.new_zeros(size) if bias is None else bias.detach()
 
+    def conventions(self) -> Conventions:
+        norm = OptionalNorm(
+            "input_norm", "the layer's input", {"layers.0.input_layernorm.weight": self.config.hidden_size}, False
+        )
+        return Conventions(norms=[norm], embedding_columns="fc.weight")
+
     def column_step(
         self, packed: PackedWeights | None, carry: Any, embedding: nn.Module, output: nn.Linear
     ) -> ColumnStep | None:
         return DraftStep.of(self, packed, carry, embedding, output)
 
 
+@draft_network(
+    "eagle",
+    published="mmdec.drafters.eagle.checkpoint",
+    note="EAGLE-2: one layer that continues the model's own states.",
+)
 @final
 class Eagle(EagleInputNetwork):
     """EAGLE's published network."""
 
-    system: ClassVar[str] = "eagle"
     config_class: ClassVar[type[DraftConfig]] = DraftConfig

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, final, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from mmdec.drafters.eagle.conventions import Conventions, OptionalNorm, PictureChoice, Switch
 from mmdec.drafters.eagle.cpu_step import ColumnStep, Eagle3Step
 from mmdec.drafters.eagle.network import (
     MAX_CONFIG_SIZE,
@@ -42,11 +43,13 @@ from mmdec.drafters.eagle.network import (
     check_size,
     scaled_frequencies,
 )
+from mmdec.drafters.registry import draft_network
 from mmdec.errors import InputError
 from mmdec.types import Context
 
 if TYPE_CHECKING:
     from mmdec.drafters.eagle.drafter import NetworkDrafter
+    from mmdec.drafters.eagle.export import Exported, ExportTarget, Layout
     from mmdec.drafters.eagle.kv_cache import DraftState
 
 MOST_LAYERS = 64
@@ -260,11 +263,15 @@ class LayeredNetwork(DraftNetwork):
         return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)
 
 
+@draft_network(
+    "eagle3",
+    published="mmdec.drafters.eagle.checkpoint",
+    note="EAGLE-3: reads three of the model's layers; P-EAGLE drafts all depths at once.",
+)
 @final
 class Eagle3(LayeredNetwork):
     """EAGLE-3's network; P-EAGLE's if `config.mask_token` is set. Holds its weights and its LM head."""
 
-    system: ClassVar[str] = "eagle3"
     config_class: ClassVar[type[DraftConfig]] = Eagle3Config
     config: Eagle3Config
 
@@ -333,6 +340,51 @@ class Eagle3(LayeredNetwork):
     @property
     def own_head(self) -> nn.Linear | None:
         return self.lm_head
+
+    def conventions(self) -> Conventions:
+        config = self.config
+        each = {f"fc_norm.{index}.weight": config.target_size for index in range(config.features)}
+        whole = {"input_norm.weight": config.features * config.target_size}
+        # a projected embedding must have the network's number of channels
+        fits = config.hidden_size == config.target_size
+        return Conventions(
+            switches=[
+                Switch(
+                    "norm_before_residual",
+                    "residual",
+                    ("the feature before its norm", "the feature after its norm"),
+                ),
+                Switch(
+                    "norm_output",
+                    "feature of drafted tokens",
+                    ("the state before the last norm", "the state after the last norm"),
+                    depth=2,  # the first drafted token's feature is the target's
+                ),
+            ],
+            norms=[
+                OptionalNorm("fc_norm", "each feature before fc", each, published=True),
+                OptionalNorm("norm_before_fc", "all features before fc", whole, published=True),
+            ],
+            pictures=[
+                PictureChoice(
+                    "pictures",
+                    "embedding of pictures",
+                    [kind for kind in get_args(Pictures) if fits or kind != "projected"],
+                )
+            ],
+            positions=get_args(Positions),
+            rope_scaling=True,
+            layer_ids="eagle_aux_hidden_state_layer_ids",
+        )
+
+    @property
+    def engine_name(self) -> str:
+        return "EAGLE-3" if self.config.mask_token is None else "P-EAGLE"
+
+    def export(self, to: Layout, served: ExportTarget, count: int) -> Exported:
+        from mmdec.drafters.eagle.export import export_eagle3
+
+        return export_eagle3(self, to, served, count)
 
     def prompt_embeds(self, context: Context, visual: Tensor, embedding: nn.Module) -> Tensor:
         embeds = embedding(context.tokens[:, -visual.shape[1] :])

@@ -10,14 +10,16 @@ with which of the two a network was trained.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, cast, final
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, cast, final, get_args
 
 import torch
 from torch import Tensor
 
+from mmdec.drafters.eagle.conventions import Conventions, PictureChoice
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
 from mmdec.drafters.eagle.network import DraftConfig
+from mmdec.drafters.registry import draft_network
 from mmdec.errors import InputError
 
 VisualToken = Literal["next", "own"]
@@ -44,13 +46,27 @@ class MsdConfig(DraftConfig):
             )
 
 
+@draft_network("msd", published="mmdec.drafters.eagle.checkpoint", note="MSD: drafts text and picture apart.")
 @final
 class MsdNetwork(EagleInputNetwork):
     """EAGLE's draft network with another input: the visual embedding at visual positions, fc's output at text
     positions."""
 
-    system: ClassVar[str] = "msd"
     config_class: ClassVar[type[DraftConfig]] = MsdConfig
+
+    def conventions(self) -> Conventions:
+        return replace(
+            super().conventions(), pictures=[PictureChoice("visual_token", "visual columns", get_args(VisualToken))]
+        )
+
+    @property
+    def card_note(self) -> str:
+        if self.config.vocab_size != 32000:
+            return ""
+        return (
+            "It was trained for liuhaotian/llava-v1.5. llava-hf's has the same 32000 tokens and 64 more: convert with "
+            "`--vocab-size 32064` to draft for that one; the network holds no row of the vocabulary."
+        )
 
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
         """Compute the layer's input (B, L - 1, H) for whole rows. embeds: (B, L, H). features: (B, L, k * H). visual:

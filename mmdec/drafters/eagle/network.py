@@ -31,12 +31,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
+from mmdec.drafters.eagle.conventions import Conventions
 from mmdec.errors import InputError
 from mmdec.types import Context, Drafter
 
 if TYPE_CHECKING:
     from mmdec.drafters.eagle.cpu_step import ColumnStep
     from mmdec.drafters.eagle.drafter import NetworkDrafter
+    from mmdec.drafters.eagle.export import Exported, ExportTarget, Layout
     from mmdec.drafters.eagle.kv_cache import DraftCache, DraftState
 
 MAX_CONFIG_SIZE = 2**20  # maximum of all sizes in a configuration; a larger number means that the file is damaged
@@ -295,6 +297,33 @@ class DraftNetwork(nn.Module, ABC):
     def own_head(self) -> nn.Linear | None:
         """Return the network's own LM head; None: it uses the target's."""
         return None
+
+    @property
+    def card_note(self) -> str:
+        """Return what users must know of this network, for the model card of a converted folder; "": nothing."""
+        return ""
+
+    @property
+    def engine_name(self) -> str | None:
+        """Return what inference engines call such a drafter, such as "EAGLE-3"; None: no engine reads it."""
+        return None
+
+    def export(self, to: Layout, served: ExportTarget, count: int) -> Exported:
+        """Convert the network to a format of inference engines; only where there is an `engine_name`.
+
+        Args:
+            to: The format.
+            served: The target.
+            count: Number of tokens that the engine drafts in a round.
+
+        Raises:
+            InputError: If the network has a feature that the format cannot describe.
+        """
+        raise NotImplementedError
+
+    def conventions(self) -> Conventions:
+        """Return the settings that the drafter doctor may try with this network."""
+        return Conventions()
 
     def share_ends(self, embedding: nn.Module, output: nn.Linear) -> None:
         """Remove the network's own embedding and LM head if they are equal to the target's, which are used instead."""

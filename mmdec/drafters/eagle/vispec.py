@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
 from mmdec.drafters.eagle.network import DraftConfig, PromptInput
+from mmdec.drafters.registry import draft_network
 from mmdec.errors import InputError
 from mmdec.nn.compressor import Resampler, last_positions, spans
 
@@ -44,12 +45,16 @@ class ViSpecConfig(DraftConfig):
             raise InputError(f"`layers` must name one layer, but is {self.layers!r:.60}. (-1,) is the published one.")
 
 
+@draft_network(
+    "vispec",
+    published="mmdec.drafters.eagle.checkpoint",
+    note="ViSpec: a few visual tokens stand for the whole picture.",
+)
 @final
 class ViSpec(EagleInputNetwork):
     """ViSpec's network. Holds EAGLE's layer, the learned image queries with their cross-attention, and `img_fc` for the
     global vector of the latest image."""
 
-    system: ClassVar[str] = "vispec"
     config_class: ClassVar[type[DraftConfig]] = ViSpecConfig
 
     def __init__(self, config: ViSpecConfig) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
 from mmdec.drafters.eagle.network import DecoderLayer, DraftConfig, DraftNetwork, PromptInput, RMSNorm, check_size
+from mmdec.drafters.registry import draft_network
 from mmdec.errors import InputError
 from mmdec.nn.compressor import LatentAttention, separate, spans
 from mmdec.types import Drafter
@@ -73,11 +74,11 @@ class Refiner(nn.Module):
         return slot + self.up(silu(self.down(torch.cat([preceding, slot], -1))))
 
 
+@draft_network("flash", note="FLASH: reads a picture shortened by attention, and drafts several tokens at once.")
 @final
 class FlashNetwork(DraftNetwork):
     """FLASH's network. Holds the decoder layer, the image compressor, the slot embeddings and the refiners."""
 
-    system: ClassVar[str] = "flash"
     config_class: ClassVar[type[DraftConfig]] = FlashConfig
 
     # a slot's output is refined before it is a feature

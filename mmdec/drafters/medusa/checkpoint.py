@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from mmdec.checks.weights import (
     weight_file,
     weight_files,
 )
-from mmdec.drafters.eagle.published import drafts_published
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.errors import InputError
@@ -48,8 +47,19 @@ RECORDING = "data/samples/english/austen.flac"  # a recording in the repository,
 PUBLISHED_KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}
 HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
 BLOCK = "medusa_block."
+PUBLISHED_NAMES = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
 PUBLISHED = ("medusa_heads.", BLOCK)
 TEXT = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
+
+
+def recognises(described: Mapping[str, Any], names: frozenset[str]) -> bool:
+    """Return whether a folder holds published Medusa heads.
+
+    Args:
+        described: The content of config.json.
+        names: The tensors' names.
+    """
+    return not described.get("speculators_model_type") and any(PUBLISHED_NAMES.fullmatch(name) for name in names)
 
 
 def save_heads(
@@ -119,7 +129,7 @@ def _takes_heads(model: PreTrainedModel) -> bool:
 
 def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[str, Tensor]]:
     own = (folder / WEIGHTS).is_file()
-    if (folder / "config.json").is_file() and not own and drafts_published(folder, "directory") == "medusa":
+    if (folder / "config.json").is_file() and not own and recognises({}, tensor_names(folder, "directory")):
         heads = _published_heads(folder, "directory")
         return heads.config, None, heads.state_dict()
     if not (folder / "config.json").is_file() or not own:

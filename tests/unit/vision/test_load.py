@@ -16,7 +16,7 @@ from mmdec.drafters import registry
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
 from mmdec.drafters.eagle.network import DraftConfig
 from mmdec.drafters.lookup import Lookup
-from mmdec.drafters.registry import TREE_GROWING, Entry, network_class
+from mmdec.drafters.registry import draft_network, network_class
 from mmdec.errors import InputError
 from mmdec.hub.find import drafter_folder
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
@@ -79,17 +79,16 @@ def test_a_drafter_name_wins_over_a_folder_of_that_name(
     assert named.name.startswith("eagle")
 
 
+@draft_network("new", note="New: as EAGLE.")
 class NewNetwork(EagleInputNetwork):
     """What a new drafter brings: here EAGLE's layer under another name."""
 
-    system = "new"
     config_class = DraftConfig
 
 
-def test_a_new_drafter_needs_one_registry_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_drafter_needs_only_a_name_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its network is found, saved and read, "auto" takes it, and the demo, which asks here, shows it with its note."""
-    entry = Entry(drafter=TREE_GROWING, network=f"{__name__}:NewNetwork", auto=True, note="New: as EAGLE.")
-    monkeypatch.setitem(registry.BUILT_IN, "new", entry)
+    monkeypatch.setitem(registry.BUILT_IN, "new", __name__)
     vlm = load_vlm(folder, "cpu")
     assert available_drafters(vlm) == {}
     drafter_weights("new", vlm.model, folder / "new")
@@ -108,8 +107,8 @@ def test_a_new_drafter_needs_one_registry_entry(folder: Path, monkeypatch: pytes
 def test_automatic_drafters_have_weights_and_a_note() -> None:
     assert registry.auto_names() == ["eagle3", "eagle", "msd", "vispec", "specvlm", "flash", "dflash"]
     for name in registry.auto_names():
-        entry = registry.BUILT_IN[name]
-        assert entry.drafter is not None
+        entry = registry.drafter_entry(name)
+        assert entry is not None
         assert entry.note.endswith(".")
         assert network_class(name).system == name
 

@@ -1,4 +1,4 @@
-"""Reads draft networks in their published formats, which are recognised by tensor names and by config.json.
+"""Reads networks of EAGLE's family in their published formats, which are recognised by tensor names and config.json.
 
 | format | recognised by | its target |
 |---|---|---|
@@ -9,9 +9,6 @@ tokens. llava-hf's has 64 more at the end: convert with 32064. MSD-Qwen2VL-7B-In
 | EAGLE-3 (SafeAILab, SpecForge, AngelSlim, NVIDIA; NeMo with `model.` in front) | `midlayer.*` | |
 | EAGLE-3 of speculators | `layers.0.hidden_norm.weight`; sizes in `transformer_layer_config` | its verifier |
 | P-EAGLE | EAGLE-3's and `mask_hidden` | |
-| DFlash (z-lab, SpecForge; `block_size` beside `dflash_config` or in it) | `hidden_norm.weight` beside `fc.weight` | |
-| DFlash of transformers (Muse Glimmer's assistant) | `encoder.fc.weight` | |
-| DFlash of speculators | `speculators_model_type`; its own LM head | its verifier |
 
 If a known format is not supported, the error names it. A tensor that the format does not have is an error: if it were
 ignored, fewer drafts would be accepted. Only copies of the target's parts are ignored: its head, its norm, computed
@@ -20,8 +17,7 @@ rotations, and the embedding of EAGLE-1/2.
 The ids of the target layers that EAGLE-3 reads have two meanings. "Boundary k" is the residual stream that enters layer
 k, so the output of layer k - 1. speculators' top-level ids are boundaries. In `eagle_config` the ids are outputs if the
 first one is 1 (SpecForge, AngelSlim, NVIDIA), else boundaries. Without ids the boundaries are 2, n // 2 and n - 3 for n
-target layers. DFlash's `target_layer_ids` are outputs; the output of the last layer is taken after the final norm, as
-in transformers. speculators' `aux_hidden_state_layer_ids` are boundaries.
+target layers.
 """
 
 from __future__ import annotations
@@ -29,17 +25,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mmdec.checks.weights import build_with_weights, read_settings
+from mmdec.checks.weights import build_with_weights
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
-from mmdec.hub.checkpoint import Checkpoint, tensor_names
+from mmdec.hub.checkpoint import Checkpoint
 
 System = Literal["eagle", "msd", "vispec"]
 SYSTEMS: tuple[System, ...] = get_args(System)
@@ -48,68 +43,43 @@ LAYER = "layers.0."
 UNUSED = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")
 COMPUTED = re.compile(r"verifier_(norm|lm_head)\..*|(.*\.)?rotary_emb\.inv_freq")
 EAGLE3 = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mask_hidden)")
-MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
 DRAFTS = re.compile(r"(model\.)?((encoder\.)?fc\.weight|fc_gate\.weight|imadpt\..*)")
-DFLASH = {"hidden_norm.weight", "fc.weight"}  # a DFlash has both tensors; used if the config names no drafter
-MUSE = "muse_glimmer_assistant"  # model_type of the only DFlash class in transformers
 VISION = ("vision_config", "mm_vision_tower")  # config entries that only models that read images have
 # RoPE types without scaling; M-RoPE equals RoPE for text, where its three positions are equal
 PLAIN_ROPE = ("default", "mrope")
 SCALED_ROPE = ("linear", "llama3", "yarn")
-# drafters of speculators and z-lab that mmdec does not support: name in config.json -> name in error messages
-OTHERS = {
-    "dflash2": "DFlash 2",
-    "dspark": "DSpark",
-    "domino": "Domino",
-    "xpress": "XPress",
-    "mtp": "MTP",
-}
 
 
-def drafts_published(folder: Path, argument: str) -> str:
-    """Return the kind of drafter in a folder: "network" (which `read_published` reads), "medusa", or "" for others.
+def recognises(described: Mapping[str, Any], names: frozenset[str]) -> bool:
+    """Return whether a folder holds a network of EAGLE's family, or one like it that no other format explains.
 
     Args:
-        argument: name of the caller's argument, for errors.
-
-    Raises:
-        InputError: for a known drafter that is not supported.
+        described: The content of config.json.
+        names: The tensors' names.
     """
-    names = tensor_names(folder, argument)
-    _refuse_others(read_settings(folder / "config.json", argument), names, folder, argument)
-    if any(EAGLE3.fullmatch(name) or DRAFTS.fullmatch(name) for name in names):
-        return "network"
-    return "medusa" if any(MEDUSA.fullmatch(name) for name in names) else ""
+    kind = described.get("speculators_model_type") or ""
+    if kind or any(EAGLE3.fullmatch(name) for name in names):
+        return kind in ("", "eagle3", "peagle")
+    return any(DRAFTS.fullmatch(name) for name in names)
 
 
 def read_published(
-    folder: Path,
-    argument: str,
-    system: System | None = None,
-    vocab_size: int | None = None,
-    target_tokens: int | None = None,
+    checkpoint: Checkpoint, system: str | None, vocab_size: int | None, target_tokens: int | None
 ) -> DraftNetwork:
-    """Read a published draft network on the CPU, in the file's precision, without a target.
-
-    folder: a folder with config.json, and safetensors or pytorch_model.bin. From a pickle only tensors are read; its
-        code is not run.
-    system: the drafter's name; needed for an EAGLE whose target reads images, because its files look like an MSD's.
-    vocab_size: the target's vocabulary size, if the target's embedding was enlarged after the drafter's training.
-    target_tokens: the target's vocabulary size, for a folder that does not contain it (Muse Glimmer's DFlash).
-    Raises: InputError for a format that is not supported, and for a tensor that the format does not have.
-    """
-    checkpoint = Checkpoint.of(folder, argument)
-    _refuse_others(checkpoint.config, frozenset(checkpoint.state), folder, argument)
-    kind = _kind(checkpoint.config, frozenset(checkpoint.state))
-    if kind == "dflash" or any(EAGLE3.fullmatch(name) for name in checkpoint.state):
-        name = "DFlash" if kind == "dflash" else "EAGLE-3"
-        if system is not None:
-            raise InputError(f"`system` must be left out for {name}'s checkpoint, but is {system!r}. Leave it out.")
-        return _dflash(checkpoint, vocab_size, target_tokens) if kind == "dflash" else _eagle3(checkpoint, vocab_size)
+    """Make the network of a folder; see `mmdec.pretrained.published.PublishedFormat`."""
+    if any(EAGLE3.fullmatch(name) for name in checkpoint.state):
+        check_no_system(system, "EAGLE-3")
+        return _eagle3(checkpoint, vocab_size)
     return _eagle(checkpoint, system, vocab_size)
 
 
-def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None) -> DraftNetwork:
+def check_no_system(system: str | None, name: str) -> None:
+    """Raise InputError if the caller gives `system` for a format that says itself what it is. name: the format's."""
+    if system is not None:
+        raise InputError(f"`system` must be left out for {name}'s checkpoint, but is {system!r}. Leave it out.")
+
+
+def _eagle(checkpoint: Checkpoint, system: str | None, vocab_size: int | None) -> DraftNetwork:
     """Make an EAGLE-1/2, MSD or ViSpec network."""
     detected = _system(checkpoint)
     if system is not None and "vispec" in (detected, system) and system != detected:
@@ -123,10 +93,10 @@ def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None
         sizes["queries"] = len(state["imadpt.q"])
     if name == "msd":
         sizes["visual_token"] = "next"  # as MSD's published code does in training and decoding
-    return _load_network(name, sizes, state, checkpoint)
+    return build_network(name, sizes, state, checkpoint)
 
 
-def _load_network(
+def build_network(
     name: str, sizes: dict[str, Any], state: Mapping[str, Tensor], checkpoint: Checkpoint
 ) -> DraftNetwork:
     """Make a draft network and load its weights, in the file's precision. name: the drafter's name. sizes: fields of
@@ -136,39 +106,6 @@ def _load_network(
         lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder
     )
     return network.to(state["fc.weight"].dtype)
-
-
-def _kind(described: Mapping[str, Any], names: frozenset[str]) -> str:
-    """Return the drafter's kind, named as in speculators ("dflash", "eagle3", ...). It is read from the config; else
-    "dflash" if the tensors are a DFlash's; else "".
-
-    Args:
-        described: the content of config.json.
-        names: the tensors' names.
-    """
-    kind = str(described.get("speculators_model_type") or "")
-    if not kind and not any(EAGLE3.fullmatch(name) for name in names):
-        architectures = " ".join(map(str, described.get("architectures") or ())).lower()
-        kind = next((other for other in ("dspark", "domino", "dflash") if other in architectures), "")
-        if not kind and ("dflash_config" in described or described.get("model_type") == MUSE or names >= DFLASH):
-            kind = "dflash"
-    return kind
-
-
-def _refuse_others(described: Mapping[str, Any], names: frozenset[str], folder: Path, argument: str) -> None:
-    """Raise InputError if config or tensors are those of a kind of drafter that mmdec does not support. described: the
-    content of config.json. names: the tensors' names."""
-    kind = _kind(described, names)
-    if kind in OTHERS:
-        raise InputError(
-            f"`{argument}` must hold an EAGLE-1, -2 or -3, P-EAGLE, DFlash, MSD, ViSpec or Medusa drafter, but "
-            f"'{folder}' holds {OTHERS[kind]}, which mmdec does not draft with. Use another drafter."
-        )
-    if kind not in ("", "eagle3", "peagle", "dflash"):
-        raise InputError(
-            f"`{argument}` must hold EAGLE-3, P-EAGLE or DFlash where it is speculators', but '{folder}' holds "
-            f"{kind!r:.60}. Use another drafter."
-        )
 
 
 def _system(checkpoint: Checkpoint) -> System:
@@ -190,7 +127,7 @@ def _system(checkpoint: Checkpoint) -> System:
     return "msd" if any(checkpoint.config.get(name) for name in VISION) else "eagle"
 
 
-def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
+def published_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the settings of the decoder layer: `transformer_layer_config` of the config (speculators), else
     `text_config`, else the whole config."""
     settings = dict(checkpoint.config)
@@ -200,7 +137,7 @@ def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
     return settings
 
 
-def _attention(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict[str, Any]:
+def attention_sizes(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of the first layer's attention, from tensor shapes and `settings`."""
     heads = settings.get("num_attention_heads")
     rows = checkpoint.shape(f"{LAYER}self_attn.q_proj.weight")[0]
@@ -221,7 +158,9 @@ def _attention(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict[str,
     }
 
 
-def _rope(checkpoint: Checkpoint, settings: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
+def read_rope(
+    checkpoint: Checkpoint, settings: Mapping[str, Any], kinds: tuple[str, ...]
+) -> tuple[float, dict[str, Any]]:
     """Return the base of the rotary positions (RoPE), and their scaling settings. kinds: the supported RoPE types.
     Raises InputError for another type."""
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
@@ -237,7 +176,7 @@ def _rope(checkpoint: Checkpoint, settings: Mapping[str, Any], kinds: tuple[str,
 
 def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the fields of EAGLE-1/2's configuration, from tensor shapes where possible, else from the config."""
-    state, settings = checkpoint.state, _settings(checkpoint)
+    state, settings = checkpoint.state, published_settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     if joined != 2 * size:
         raise checkpoint.error(
@@ -247,10 +186,10 @@ def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
         )
     table = state.get("embed_tokens.weight", state.get("model.embed_tokens.weight"))
     return {
-        **_attention(checkpoint, settings),
+        **attention_sizes(checkpoint, settings),
         "hidden_size": size,
         "vocab_size": len(table) if table is not None else settings.get("vocab_size"),
-        "rope_theta": _rope(checkpoint, settings, PLAIN_ROPE)[0],
+        "rope_theta": read_rope(checkpoint, settings, PLAIN_ROPE)[0],
         "input_norm": f"{LAYER}input_layernorm.weight" in state,
     }
 
@@ -264,13 +203,13 @@ def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
     state = {name: value for name, value in state.items() if not COMPUTED.fullmatch(name)}
     checkpoint = replace(checkpoint, state=state)
     sizes = _eagle3_sizes(checkpoint, vocab_size)
-    return _load_network("eagle3", sizes, _with_tables(checkpoint, sizes), checkpoint)
+    return build_network("eagle3", sizes, with_vocabulary_tables(checkpoint, sizes), checkpoint)
 
 
 def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
     """Return the fields of EAGLE-3's configuration. vocab_size: the target's vocabulary size; None: the size in the
     folder."""
-    state, described, settings = checkpoint.state, checkpoint.config, _settings(checkpoint)
+    state, described, settings = checkpoint.state, checkpoint.config, published_settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     target = described.get("target_hidden_size") or size
     if type(target) is not int or target < 1 or joined % target:
@@ -280,11 +219,9 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
             "Set `target_hidden_size` in config.json to the target's `hidden_size`.",
         )
     if checkpoint.shape(f"{LAYER}self_attn.q_proj.weight")[1] != 2 * size:
-        raise checkpoint.error(
-            f"have a first layer that reads 2 x {size} channels", "has not", "Name EAGLE-3's folder."
-        )
-    _check_layer(checkpoint, settings)
-    theta, rope = _rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
+        raise checkpoint.error(f"have a first layer that reads 2 x {size} channels", "has not", "Name EAGLE-3's folder.")
+    check_layer(checkpoint, settings)
+    theta, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
     sections = rope.get("mrope_section") or ()
     whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
     options = described.get("eagle_config")
@@ -299,13 +236,13 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
     flags = {name: bool(options.get(name)) for name in ("norm_before_residual", "norm_output")}
     verifier = (described.get("speculators_config") or {}).get("verifier") or {}
     return {
-        **_attention(checkpoint, settings),
+        **attention_sizes(checkpoint, settings),
         **flags,
         "hidden_size": size,
         "target_hidden_size": target,
         "vocab_size": vocab_size or (whole[0] if whole else settings.get("vocab_size")),
         "draft_vocab_size": checkpoint.shape("lm_head.weight")[0],
-        "num_hidden_layers": _layer_count(state),
+        "num_hidden_layers": count_layers(state),
         "features": joined // target,
         "layers": _layers_read(checkpoint),
         "rope_theta": theta,
@@ -320,113 +257,30 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         "own_embedding": "embed_tokens.weight" in state,
         "mask_token": mask if "mask_hidden" in state else None,
         "target": str(verifier.get("name_or_path") or ""),
-        **_own_fields(described, ("positions", "pictures", "base", "target")),
+        **mmdec_fields(described, ("positions", "pictures", "base", "target")),
     }
 
 
-def _own_fields(described: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def mmdec_fields(described: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Return those of these fields that `mmdec.pretrained.export` wrote under "mmdec" in config.json."""
     own = described.get("mmdec")
     return {name: own[name] for name in names if name in own} if isinstance(own, dict) else {}
 
 
-def _dflash(checkpoint: Checkpoint, vocab_size: int | None, target_tokens: int | None) -> DraftNetwork:
-    """Make a DFlash network from a config of z-lab, of speculators or of transformers (Muse Glimmer). vocab_size,
-    target_tokens: the target's vocabulary size, if given."""
-    names = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
-    state = {name.removeprefix("model."): value for name, value in checkpoint.state.items()}
-    state = {names.get(name, name): value for name, value in state.items() if not COMPUTED.fullmatch(name)}
-    checkpoint = replace(checkpoint, state=state)
-    described = checkpoint.config if "vocab_size" in checkpoint.config else {"vocab_size": target_tokens}
-    sizes = _dflash_sizes(replace(checkpoint, config={**checkpoint.config, **described}), vocab_size)
-    return _load_network("dflash", sizes, _with_tables(checkpoint, sizes), checkpoint)
-
-
-def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
-    """Return the fields of DFlash's configuration. vocab_size: the target's vocabulary size; None: the size in the
-    folder."""
-    state, described, settings = checkpoint.state, checkpoint.config, _settings(checkpoint)
-    size, joined = checkpoint.shape("fc.weight")
-    # the default of transformers' class for Muse Glimmer
-    windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE else {}
-    _check_layer(checkpoint, {**windows, **settings})
-    own = described.get("dflash_config")
-    options = {**settings, **(own if isinstance(own, dict) else {})}
-    for name in ("block_size", "mask_token_id"):
-        if type(options.get(name)) is not int:
-            raise checkpoint.error(
-                f"name its `{name}` in config.json, at the top or in `dflash_config`",
-                f"has {options.get(name)!r:.60}",
-                "Set it as in training.",
-            )
-    layers = _dflash_layers(checkpoint, options)
-    if joined % size or (layers and joined != len(layers) * size):
-        raise checkpoint.error(
-            f"have an fc of {len(layers) or 'some'} x {size} channels, one for each layer that is read",
-            f"has one of {joined}",
-            "Take config.json and weights of one training.",
-        )
-    theta, rope = _rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
-    if described.get("model_type") == MUSE and not settings.get("rope_parameters"):
-        theta = 5e5  # the default RoPE base of transformers' class for Muse Glimmer
-    whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
-    vocabulary = vocab_size or (whole[0] if whole else settings.get("vocab_size"))
-    if type(vocabulary) is not int:
-        raise checkpoint.error(
-            "say how many tokens its target has", "has no `vocab_size`", "Convert it with `--vocab-size`."
-        )
-    verifier = (described.get("speculators_config") or {}).get("verifier") or {}
-    head = "lm_head.weight" in state
-    return {
-        **_attention(checkpoint, settings),
-        "hidden_size": size,
-        "vocab_size": vocabulary,
-        "draft_vocab_size": checkpoint.shape("lm_head.weight")[0] if head else vocabulary,
-        "num_hidden_layers": _layer_count(state),
-        "layers": layers,
-        "block_size": options["block_size"],
-        "mask_token": options["mask_token_id"],
-        "from_anchor": bool(described.get("sample_from_anchor")),
-        "rope_theta": theta,
-        "rope_scaling": rope if rope["rope_type"] in SCALED_ROPE else None,
-        "positions": "temporal",
-        "own_head": head,
-        "own_embedding": "embed_tokens.weight" in state,
-        "plain_embedding": described.get("model_type") == MUSE,
-        "target": str(verifier.get("name_or_path") or ""),
-        **_own_fields(described, ("positions", "base", "target")),
-    }
-
-
-def _dflash_layers(checkpoint: Checkpoint, options: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indices of the target layers whose outputs a DFlash reads; () for the default layers. options: the
-    settings, including those of `dflash_config`."""
-    name = "aux_hidden_state_layer_ids" if "speculators_model_type" in checkpoint.config else "target_layer_ids"
-    least, ids = int(name.startswith("aux")), options.get(name)
-    if ids is None and not least:
-        return ()
-    if not isinstance(ids, list) or any(type(number) is not int or number < least for number in ids):
-        raise checkpoint.error(
-            f"have whole numbers of at least {least} in `{name}`", f"has {ids!r:.60}", "Set them as in training."
-        )
-    last = None if least else options.get("num_target_layers")
-    return tuple(-1 if last == number + 1 else number - least for number in ids)
-
-
-def _layer_count(state: Mapping[str, Tensor]) -> int:
+def count_layers(state: Mapping[str, Tensor]) -> int:
     return 1 + max((int(match[1]) for match in map(re.compile(r"layers\.(\d+)\.").match, state) if match), default=-1)
 
 
-def _check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
+def check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any], others: tuple[str, ...] = ()) -> None:
     """Raise InputError unless the decoder layer is Llama's or Qwen3's, with attention over all tokens (no sliding
-    window)."""
+    window). others: further values of `model_type` that are allowed."""
     for name, fits, rule in (
         ("hidden_act", settings.get("hidden_act", "silu") == "silu", "silu"),
         ("layer_types", "sliding_attention" not in (settings.get("layer_types") or ()), "full attention in all layers"),
         ("partial_rotary_factor", settings.get("partial_rotary_factor") in (None, 1, 1.0), "1"),
         (
             "model_type",
-            settings.get("model_type", "llama") in ("llama", "qwen3", "eagle3", "peagle", MUSE, ""),
+            settings.get("model_type", "llama") in ("llama", "qwen3", "eagle3", "peagle", *others, ""),
             "llama or qwen3",
         ),
     ):
@@ -470,7 +324,7 @@ def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(boundary - 1 for boundary in boundaries)
 
 
-def _with_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, Tensor]:
+def with_vocabulary_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors by name, with checked tables between the draft vocabulary and the target's: `d2t` as offsets,
     and `t2d`. If both vocabularies are the same, the tables are left out.
 

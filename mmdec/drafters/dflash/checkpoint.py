@@ -1,0 +1,207 @@
+"""Reads DFlash networks in their published formats, and writes those that engines read.
+
+| format | recognised by | its target |
+|---|---|---|
+| z-lab, SpecForge (`block_size` beside `dflash_config` or in it) | `hidden_norm.weight` beside `fc.weight` | |
+| transformers (Muse Glimmer's assistant) | `encoder.fc.weight` | |
+| speculators | `speculators_model_type`; its own LM head | its verifier |
+
+`target_layer_ids` are outputs; the output of the last layer is taken after the final norm, as in transformers.
+speculators' `aux_hidden_state_layer_ids` are boundaries: boundary k is the residual stream that enters layer k.
+
+Engines read speculators' format, with an LM head only where the network has its own, and z-lab's ("flat"), which has
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from mmdec.drafters.dflash.network import DFlash
+from mmdec.drafters.eagle.checkpoint import (
+    COMPUTED,
+    EAGLE3,
+    PLAIN_ROPE,
+    SCALED_ROPE,
+    attention_sizes,
+    build_network,
+    check_layer,
+    check_no_system,
+    count_layers,
+    mmdec_fields,
+    published_settings,
+    read_rope,
+    with_vocabulary_tables,
+)
+from mmdec.drafters.eagle.export import (
+    Exported,
+    ExportTarget,
+    Layout,
+    export_dtype,
+    export_state,
+    layer_settings,
+    refuse_features,
+    speculators_settings,
+)
+from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.hub.checkpoint import Checkpoint
+
+TENSORS = {"hidden_norm.weight", "fc.weight"}  # a DFlash has both; used if the config names no drafter
+MUSE = "muse_glimmer_assistant"  # model_type of the only DFlash class in transformers
+
+
+def recognises(described: Mapping[str, Any], names: frozenset[str]) -> bool:
+    """Return whether a folder holds a DFlash.
+
+    Args:
+        described: The content of config.json.
+        names: The tensors' names.
+    """
+    kind = described.get("speculators_model_type") or ""
+    if kind or any(EAGLE3.fullmatch(name) for name in names):
+        return kind == "dflash"
+    architectures = " ".join(map(str, described.get("architectures") or ())).lower()
+    named = "dflash" in architectures or "dflash_config" in described or described.get("model_type") == MUSE
+    return named or names >= TENSORS
+
+
+def read_published(
+    checkpoint: Checkpoint, system: str | None, vocab_size: int | None, target_tokens: int | None
+) -> DraftNetwork:
+    """Make the network of a folder; see `mmdec.pretrained.published.PublishedFormat`."""
+    check_no_system(system, "DFlash")
+    names = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
+    state = {name.removeprefix("model."): value for name, value in checkpoint.state.items()}
+    state = {names.get(name, name): value for name, value in state.items() if not COMPUTED.fullmatch(name)}
+    checkpoint = replace(checkpoint, state=state)
+    described = checkpoint.config if "vocab_size" in checkpoint.config else {"vocab_size": target_tokens}
+    sizes = _sizes(replace(checkpoint, config={**checkpoint.config, **described}), vocab_size)
+    return build_network("dflash", sizes, with_vocabulary_tables(checkpoint, sizes), checkpoint)
+
+
+def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
+    """Return the fields of DFlash's configuration. vocab_size: the target's vocabulary size; None: the size in the
+    folder."""
+    state, described, settings = checkpoint.state, checkpoint.config, published_settings(checkpoint)
+    size, joined = checkpoint.shape("fc.weight")
+    # the default of transformers' class for Muse Glimmer
+    windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE else {}
+    check_layer(checkpoint, {**windows, **settings}, (MUSE,))
+    own = described.get("dflash_config")
+    options = {**settings, **(own if isinstance(own, dict) else {})}
+    for name in ("block_size", "mask_token_id"):
+        if type(options.get(name)) is not int:
+            raise checkpoint.error(
+                f"name its `{name}` in config.json, at the top or in `dflash_config`",
+                f"has {options.get(name)!r:.60}",
+                "Set it as in training.",
+            )
+    layers = _layers(checkpoint, options)
+    if joined % size or (layers and joined != len(layers) * size):
+        raise checkpoint.error(
+            f"have an fc of {len(layers) or 'some'} x {size} channels, one for each layer that is read",
+            f"has one of {joined}",
+            "Take config.json and weights of one training.",
+        )
+    theta, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
+    if described.get("model_type") == MUSE and not settings.get("rope_parameters"):
+        theta = 5e5  # the default RoPE base of transformers' class for Muse Glimmer
+    whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
+    vocabulary = vocab_size or (whole[0] if whole else settings.get("vocab_size"))
+    if type(vocabulary) is not int:
+        raise checkpoint.error(
+            "say how many tokens its target has", "has no `vocab_size`", "Convert it with `--vocab-size`."
+        )
+    verifier = (described.get("speculators_config") or {}).get("verifier") or {}
+    head = "lm_head.weight" in state
+    return {
+        **attention_sizes(checkpoint, settings),
+        "hidden_size": size,
+        "vocab_size": vocabulary,
+        "draft_vocab_size": checkpoint.shape("lm_head.weight")[0] if head else vocabulary,
+        "num_hidden_layers": count_layers(state),
+        "layers": layers,
+        "block_size": options["block_size"],
+        "mask_token": options["mask_token_id"],
+        "from_anchor": bool(described.get("sample_from_anchor")),
+        "rope_theta": theta,
+        "rope_scaling": rope if rope["rope_type"] in SCALED_ROPE else None,
+        "positions": "temporal",
+        "own_head": head,
+        "own_embedding": "embed_tokens.weight" in state,
+        "plain_embedding": described.get("model_type") == MUSE,
+        "target": str(verifier.get("name_or_path") or ""),
+        **mmdec_fields(described, ("positions", "base", "target")),
+    }
+
+
+def _layers(checkpoint: Checkpoint, options: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the indices of the target layers whose outputs a DFlash reads; () for the default layers. options: the
+    settings, including those of `dflash_config`."""
+    name = "aux_hidden_state_layer_ids" if "speculators_model_type" in checkpoint.config else "target_layer_ids"
+    least, ids = int(name.startswith("aux")), options.get(name)
+    if ids is None and not least:
+        return ()
+    if not isinstance(ids, list) or any(type(number) is not int or number < least for number in ids):
+        raise checkpoint.error(
+            f"have whole numbers of at least {least} in `{name}`", f"has {ids!r:.60}", "Set them as in training."
+        )
+    last = None if least else options.get("num_target_layers")
+    return tuple(-1 if last == number + 1 else number - least for number in ids)
+
+
+def export(network: DFlash, to: Layout, served: ExportTarget, count: int) -> Exported:
+    """Convert a DFlash for engines. Arguments and errors are those of `DraftNetwork.export`."""
+    state, layer = export_state(network), layer_settings(network, served, "qwen3", {})
+    if to == "flat":
+        return Exported(state, _flat(network, state, layer, served), "dflash")
+    config = network.config
+    refuse_features(
+        to,
+        {
+            "the target's normed last states (layer -1)": -1 in config.layers,
+            "a plain embedding": config.plain_embedding,
+            "a bias of fc": config.fc_bias,
+        },
+    )
+    fields = {
+        "aux_hidden_state_layer_ids": [index + 1 for index in config.layers],
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token,
+        "sample_from_anchor": config.from_anchor,
+        "sliding_window_non_causal": False,
+    }
+    described = speculators_settings(network, state, layer, served, "dflash", "DFlash", count, fields)
+    return Exported(state, described, "dflash")
+
+
+def _flat(
+    network: DFlash, state: Mapping[str, Tensor], layer: Mapping[str, Any], served: ExportTarget
+) -> dict[str, Any]:
+    """Return the content of config.json in z-lab's format."""
+    config, last = network.config, served.depth - 1
+    refuse_features(
+        "flat",
+        {
+            "an LM head of the network's own": config.own_head,
+            "an embedding of the network's own": config.own_embedding,
+            "a plain embedding": config.plain_embedding,
+            "a token drafted by the root's own state": config.from_anchor,
+            "the last layer's states before the final norm": last in config.layers,
+            "a bias of fc": config.fc_bias,
+        },
+    )
+    ids = [last if index < 0 else index for index in config.layers]
+    return {
+        **layer,
+        "architectures": ["DFlashDraftModel"],
+        "block_size": config.block_size,
+        "dflash_config": {"mask_token_id": config.mask_token, "target_layer_ids": ids, "block_size": config.block_size},
+        "num_target_layers": served.depth,
+        "torch_dtype": export_dtype(state),
+        "dtype": export_dtype(state),
+    }
