@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 
 from mmdec.checks.weights import read_settings
 from mmdec.doctor.answers import Reader
-from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config, Pictures, default_layers
-from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.eagle.checkpoint import SCALED_ROPE
+from mmdec.drafters.eagle.eagle3 import default_layers
+from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.hub.checkpoint import read_tensors, tensor_names
 
 BASE = 10000.0  # base of rotary positions if a config names none
@@ -139,7 +139,7 @@ def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: b
     model: the target. pictures: whether any prompt has pictures."""
     target: Any = model.config.get_text_config(decoder=True)
     yield from _layers(reader, folder, target.num_hidden_layers)
-    yield from _flags(reader, folder)
+    yield from _switches(reader, folder)
     yield from _norms(reader, folder)
     yield from _rotations(reader, folder, target)
     yield from _ends(reader, folder)
@@ -168,8 +168,8 @@ def other_layers(
     ids: indices of these layers. name: description of the choice in words. tries: among how many choices a search has
         found it.
     """
-    three = isinstance(reader.network.config, Eagle3Config)
-    published = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in ids]} if three else None
+    key = reader.network.conventions().layer_ids
+    published = None if key is None else {key: [layer + 1 for layer in ids]}
     remedy = folder.set({"layers": list(ids)}, published if -1 not in ids else None)
     now = f"outputs of {_layer_names(reader.layers)}"
     return Variant(convention, now, f"{name}: {_layer_names(ids)}", _with(reader, layers=ids), remedy, tries=tries)
@@ -192,68 +192,48 @@ def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
         yield other_layers(reader, folder, normed, "the last features after it", "final norm")
 
 
-def _flags(reader: Reader, folder: Folder) -> Iterator[Variant]:
-    """Yield variants of two switches of EAGLE-3 that change no weights, `norm_before_residual` and `norm_output`."""
-    config = reader.network.config
-    if not isinstance(config, Eagle3Config):
-        return
-    value = not config.norm_before_residual
-    names = ("the feature before its norm", "the feature after its norm")
-    yield Variant(
-        "residual",
-        names[config.norm_before_residual],
-        names[value],
-        _with(reader, norm_before_residual=value),
-        folder.set({"norm_before_residual": value}, {"norm_before_residual": value}),
-    )
-    value = not config.norm_output
-    names = ("the state before the last norm", "the state after the last norm")
-    yield Variant(
-        "feature of drafted tokens",
-        names[config.norm_output],
-        names[value],
-        _with(reader, norm_output=value),
-        folder.set({"norm_output": value}, {"norm_output": value}),
-        depth=2,  # no effect on the first drafted token, whose feature is the target's
-    )
+def _switches(reader: Reader, folder: Folder) -> Iterator[Variant]:
+    """Yield variants of switches that change no weights."""
+    for switch in reader.network.conventions().switches:
+        now = bool(getattr(reader.network.config, switch.field))
+        changes = {switch.field: not now}
+        yield Variant(
+            switch.convention,
+            switch.words[now],
+            switch.words[not now],
+            _with(reader, **changes),
+            folder.set(changes, changes),
+            depth=switch.depth,
+        )
 
 
 def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
     """Yield variants of norms: leave a norm of the folder out, or add a norm that the folder lacks, with all weights
     1."""
-    network, config = reader.network, reader.network.config
-    size = config.hidden_size
-    three = isinstance(config, Eagle3Config)
-    names: dict[str, dict[str, int]] = {"input_norm": {"layers.0.input_layernorm.weight": size}}
-    if isinstance(config, Eagle3Config):
-        parts = {f"fc_norm.{index}.weight": config.target_size for index in range(config.features)}
-        names = {"fc_norm": parts, "norm_before_fc": {"input_norm.weight": config.features * config.target_size}}
-    where = {
-        "input_norm": "the layer's input",
-        "fc_norm": "each feature before fc",
-        "norm_before_fc": "all features before fc",
-    }
-    held = [flag for flag in names if getattr(config, flag)]
-    for flag, tensors in names.items():
-        listed = ", ".join(f"`{name}`" for name in tensors)
-        key = flag if three or folder.layout == OWN else ""  # configs of EAGLE-1 and -2 have no key for this norm
-        if flag in held:
-            said = Remedy({key: False} if key else {}, f"Leave {listed} out of the folder's tensors.")
-            yield Variant("norms", f"norm of {where[flag]}", "none", _with(reader, **{flag: False}), said)
-        elif not (three and held):  # EAGLE-3 has at most one of its two norms
+    network = reader.network
+    norms = network.conventions().norms
+    normed = any(getattr(network.config, norm.field) for norm in norms)
+    for norm in norms:
+        listed = ", ".join(f"`{name}`" for name in norm.tensors)
+        named = norm.published or folder.layout == OWN  # whether config.json has a key for this norm
+        if getattr(network.config, norm.field):
+            remedy = Remedy({norm.field: False} if named else {}, f"Leave {listed} out of the folder's tensors.")
+            yield Variant("norms", f"norm of {norm.where}", "none", _with(reader, **{norm.field: False}), remedy)
+        elif not normed:
             weight = next(network.parameters())
             ones = {
-                name: torch.ones(count, dtype=weight.dtype, device=weight.device) for name, count in tensors.items()
+                name: torch.ones(count, dtype=weight.dtype, device=weight.device)
+                for name, count in norm.tensors.items()
             }
-            mended = replace(reader, network=reconfigure(network, ones, **{flag: True}))
+            changed = replace(reader, network=reconfigure(network, ones, **{norm.field: True}))
             text = f"Put {listed} into the folder, as trained; weights of one were tried."
-            said = Remedy({key: True} if key else {}, text)
-            yield Variant("norms", f"no norm of {where[flag]}", "a norm with weights of one", mended, said)
+            remedy = Remedy({norm.field: True} if named else {}, text)
+            yield Variant("norms", f"no norm of {norm.where}", "a norm with weights of one", changed, remedy)
 
 
 def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]:
     """Yield variants with another base or scaling of rotary positions (RoPE)."""
-    config = reader.network.config
+    config: Any = reader.network.config
     rope = getattr(target, "rope_parameters", None) or {}
     base = rope.get("rope_theta")
     for theta, name in ((BASE, "the usual"), (base, "the model's")):
@@ -261,7 +241,7 @@ def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]
             yield other_base(reader, folder, float(theta), name)
         if theta == base:
             break  # the model's base is `BASE`, which was tried in the step before
-    if not isinstance(config, Eagle3Config):
+    if not reader.network.conventions().rope_scaling:
         return
     own: dict[str, Any] = dict(folder.value(folder.rope()) or {})
     scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", *MROPE)}
@@ -300,19 +280,20 @@ def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
     converts draft tokens to the target's tokens."""
     network, config = reader.network, reader.network.config
     scale = math.sqrt(config.hidden_size)
+    columns = network.conventions().embedding_columns
     for factor, name in ((scale, f"times {scale:.4g}"), (1 / scale, f"divided by {scale:.4g}")):
-        if isinstance(network, Eagle3):
+        if columns is None:
             scaled = replace(reader, scale=reader.scale * factor)
             weights = "`embed_tokens.weight`, the folder's or else the model's,"
         else:
-            weights = f"the first {config.hidden_size} columns of `fc.weight`"
-            fused = network.fc.weight.clone()
-            fused[:, : config.hidden_size] *= factor
-            scaled = replace(reader, network=reconfigure(network, {"fc.weight": fused}))
+            weights = f"the first {config.hidden_size} columns of `{columns}`"
+            weight = network.get_parameter(columns).clone()
+            weight[:, : config.hidden_size] *= factor
+            scaled = replace(reader, network=reconfigure(network, {columns: weight}))
         remedy = Remedy(text=f"In the folder's tensors, multiply {weights} by {factor:.6g}.")
         yield Variant("embedding scale", "as the embedding gives it", name, scaled, remedy)
-    if isinstance(network, Eagle3):
-        yield from _eagle3_ends(reader, network)
+    if network.own_head is not None:
+        yield from _own_ends(reader)
         return
     for convention, names, end in (
         ("LM head", ("lm_head.weight", "model.lm_head.weight"), reader.output),
@@ -330,11 +311,11 @@ def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
         yield Variant(convention, "the model's", "the folder's", changed, remedy)
 
 
-def _eagle3_ends(reader: Reader, network: Eagle3) -> Iterator[Variant]:
-    """Yield variants of an EAGLE-3 network with another embedding, LM head or `d2t`, which converts draft tokens to the
-    target's tokens."""
-    config, output = network.config, reader.output
-    if config.own_embedding and config.hidden_size == config.target_size:
+def _own_ends(reader: Reader) -> Iterator[Variant]:
+    """Yield variants of a network with an LM head of its own: another embedding, LM head or `d2t`, which converts draft
+    tokens to the target's tokens."""
+    network, config, output = reader.network, reader.network.config, reader.output
+    if network.own_embedding is not None and config.hidden_size == config.target_size:
         shared = replace(reader, network=reconfigure(network, own_embedding=False))
         remedy = Remedy(text="Leave `embed_tokens.weight` out of the folder's tensors.")
         yield Variant("embedding", "the folder's", "the model's", shared, remedy)
@@ -344,13 +325,13 @@ def _eagle3_ends(reader: Reader, network: Eagle3) -> Iterator[Variant]:
         tied = replace(reader, network=reconfigure(network, {"lm_head.weight": output.weight[ids].clone()}))
         rows = (
             "the rows of the drafted tokens in the model's LM head"
-            if config.has_draft_vocabulary
+            if network.offsets is not None
             else "the model's LM head"
         )
         remedy = Remedy(text=f"Replace `lm_head.weight` by {rows}.")
         yield Variant("LM head", "its own", "tied to the model's", tied, remedy)
-    if config.has_draft_vocabulary:
-        table = cast(Tensor, network.d2t)
+    table = network.offsets
+    if table is not None:
         own = torch.arange(len(table), device=table.device)
         if int(table.min()) >= 0 and int(table.max()) < config.vocab_size and len(table.unique()) == len(table):
             read = replace(reader, network=reconfigure(network, {"d2t": table - own}))
@@ -370,20 +351,16 @@ def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Ite
         yield Variant("column shift", "token t + 1, features of token t", name, shifted, Remedy(text=text))
     if not pictures:
         return
-    config = reader.network.config
-    placed = getattr(config, "visual_token", None)
-    if placed is not None:
-        other = "own" if placed == "next" else "next"
-        remedy = folder.set({"visual_token": other}, None)
-        yield Variant("visual columns", placed, other, _with(reader, visual_token=other), remedy)
-    if not isinstance(config, Eagle3Config):
+    config: Any = reader.network.config
+    conventions = reader.network.conventions()
+    for choice in conventions.pictures:
+        present = getattr(config, choice.field)
+        for value in choice.values:
+            if value != present:
+                changes: dict[str, Any] = {choice.field: value}
+                yield Variant(choice.convention, present, value, _with(reader, **changes), folder.set(changes, None))
+    if not conventions.positions:
         return
-    kinds: tuple[Pictures, ...] = ("placeholder", "projected", "dropped")
-    for kind in kinds:
-        same = config.hidden_size == config.target_size
-        if kind != config.pictures and (same or kind != "projected"):
-            remedy = folder.set({"pictures": kind}, None)
-            yield Variant("embedding of pictures", config.pictures, kind, _with(reader, pictures=kind), remedy)
     rope = getattr(target, "rope_parameters", None) or {}
     sections = tuple(config.mrope_section or rope.get("mrope_section") or ())
     if not rope.get("mrope_section"):
@@ -393,17 +370,17 @@ def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Ite
     fields: dict[str, Any] = {"mrope_section": list(sections)}
     fields["mrope_interleaved"] = bool(config.mrope_interleaved or rope.get("mrope_interleaved"))
     names = {"text": "counted like text", "temporal": "the first axis", "axes": "three axes"}
-    for kind, name in names.items():
+    for kind in conventions.positions:
         if kind == config.positions or (kind == "axes" and 2 * sum(sections) != config.head_dim):
             continue
-        changes: dict[str, Any] = {"positions": kind, **(fields if kind == "axes" else {})}
+        changes = {"positions": kind, **(fields if kind == "axes" else {})}
         published: dict[str, Any] | None = None
         if kind == "axes":
             published = {folder.rope(): {"rope_type": "default", **plain, **fields}}
         elif kind == "temporal":
             published = {folder.rope(): {**plain, "rope_type": "default"} if plain else None}
         remedy = folder.set(changes, published)
-        yield Variant("positions", names[config.positions], name, _with(reader, **changes), remedy)
+        yield Variant("positions", names[config.positions], names[kind], _with(reader, **changes), remedy)
 
 
 def _with(reader: Reader, **changes: Any) -> Reader:

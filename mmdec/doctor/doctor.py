@@ -38,8 +38,7 @@ from mmdec.doctor.answers import (
     right_tokens,
 )
 from mmdec.doctor.conventions import Folder, Remedy, Variant, variants
-from mmdec.drafters.dflash.network import DFlash
-from mmdec.drafters.eagle.drafter import NetworkDrafter
+from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.errors import InputError
 from mmdec.hub.find import drafter_by_name
 from mmdec.hub.provenance import measurement_conditions
@@ -161,9 +160,10 @@ def examine(
     folder = Folder.of(drafter_by_name(drafter, "drafter") or Path(drafter))
     templates = [template and has_template(model)]
     layers, reader = {-1}, None
-    if isinstance(loaded, NetworkDrafter) and not isinstance(loaded.network, DFlash):
+    network = getattr(loaded, "network", None)
+    if isinstance(network, DraftNetwork) and network.continues_features:
         ends: Any = model.model
-        reader = Reader(loaded.network, ends.get_input_embeddings(), ends.get_output_embeddings())
+        reader = Reader(network, ends.get_input_embeddings(), ends.get_output_embeddings())
         templates += [not template] * has_template(model)
         columns = len(prompts) * (inputs_of(model, prompts[0], templates[0])["input_ids"].shape[1] + tokens)
         layers |= {*reader.layers, *searches.searchable_layers(model.model, columns)}

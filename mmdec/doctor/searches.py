@@ -31,7 +31,6 @@ from mmdec.doctor.conventions import (
     other_layers,
     reconfigure,
 )
-from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from mmdec.training.corpora.text_files import evenly_spaced
 
 PLACES = 1024  # number of tokens of the texts that a search uses
@@ -110,7 +109,7 @@ def _best_layers(reader: Reader, folder: Folder, depth: int, texts: Sequence[Own
     """Yield the variant whose layers have the least surprise. The search begins at the best known rule, and changes one
     layer at a time. depth: the target's number of layers."""
     recorded = texts[0].context.features.keys()
-    if not isinstance(reader.network.config, Eagle3Config) or min(reader.layers) < 0 or not recorded >= {*range(depth)}:
+    if reader.network.conventions().layer_ids is None or min(reader.layers) < 0 or not recorded >= {*range(depth)}:
         return
     costs: dict[tuple[int, ...], float] = {}
 
@@ -139,7 +138,7 @@ def fit_head(reader: Reader, texts: Sequence[OwnText]) -> tuple[list[np.ndarray]
     Returns: for each text (N,), 1 where the first drafted token is right, else 0: with the network's own head, and with
         the fitted head. None for a network without a head of its own, and for a single text.
     """
-    if not isinstance(reader.network, Eagle3) or len(texts) < 2:
+    if reader.network.own_head is None or len(texts) < 2:
         return None
     own = [right_tokens(reader, text, 1)[0].numpy().astype(float) for text in texts]
     states = [normalize(root_states(reader, text).float(), dim=-1) for text in texts]
