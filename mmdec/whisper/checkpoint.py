@@ -30,7 +30,6 @@ from mmdec.checks.weights import (
     report_damage,
     weight_files,
 )
-from mmdec.drafters.medusa.checkpoint import WEIGHTS
 from mmdec.drafters.registry import auto_names, drafter_names
 from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
@@ -125,48 +124,48 @@ class LoadedWhisper:
         Raises:
             InputError: If there are none.
         """
-        others = ", ".join(map(repr, drafter_names()))
-        if directory is not None:
-            folder = Path(path_text(directory, "drafter", f"'{MEDUSA}', {others}, a directory"))
-            if not folder.is_dir():
-                raise InputError(
-                    f"`drafter` must be '{MEDUSA}', {others}, a directory with heads, an object or None, but is "
-                    f"{show(str(directory))}, and no such directory exists. Choose one."
-                    f"{did_you_mean(str(directory), (MEDUSA, *drafter_names()))}"
-                )
-        else:
-            folder = self.directory and self.directory / MEDUSA
-        if directory is None and folder and self.directory and not lies_inside(folder / WEIGHTS, self.directory):
-            raise InputError(
-                f"`model` must hold its heads in its own folder, but '{folder}' leads outside. Give the heads' own "
-                "directory as `drafter`."
-            )
-        if folder is None or not (folder / WEIGHTS).is_file():
-            where = f"'{folder}' has none" if folder is not None else "it was loaded by its user"
-            raise InputError(
-                f"`drafter` must be {others}, an object or None for a `model` without Medusa heads, but is "
-                f"'{directory or MEDUSA}', and {where}. Train heads, or convert published ones with `mmdec convert "
-                "medusa IN OUT`, and give their directory."
-            )
-        return self.read_drafter(folder)
+        return self.own_drafter(MEDUSA) if directory is None else self.drafter_from(directory)
 
-    def drafter_folder(self, name: str) -> Path:
-        """Return the folder of a drafter with weights that belongs to the model.
+    def own_drafter(self, name: str) -> Drafter:
+        """Load a drafter with weights that belongs to the model.
 
         Args:
             name: Such as "ctc".
 
         Raises:
-            InputError: If there is none.
+            InputError: If there is none, or it is damaged or outside the model's folder.
         """
         folder = None if self.directory is None else drafter_folder(self.directory, name)
-        if folder is None:
-            where = f"'{self.directory}' has none" if self.directory is not None else "it was loaded by its user"
+        if folder is None or self.directory is None:
+            where = f"'{self.directory / name}' has none" if self.directory is not None else "it was loaded by its user"
             raise InputError(
                 f"`drafter` must be {', '.join(map(repr, drafter_names()))}, a directory, an object or None for a "
-                f"`model` without the drafter '{name}', and {where}. Train one, and give its directory."
+                f"`model` without the drafter '{name}', and {where}. Train one, or convert a published one with "
+                "`mmdec convert`, and give its directory."
             )
-        return folder
+        home = self.directory.resolve()
+        if folder.parent == home and not lies_inside(folder, home):
+            raise InputError(
+                f"`model` must hold its drafters in its own folder, but '{folder}' leads outside. Give the drafter's "
+                "own directory as `drafter`."
+            )
+        return self.read_drafter(folder)
+
+    def drafter_from(self, directory: str | os.PathLike[str]) -> Drafter:
+        """Load a drafter with weights from a folder that the caller names.
+
+        Raises:
+            InputError: If there is no such folder, or it holds no drafter that fits the model.
+        """
+        names = [*auto_names(speech=True), *drafter_names()]
+        rule = f"{', '.join(map(repr, names))}, a directory"
+        folder = Path(path_text(directory, "drafter", rule))
+        if not folder.is_dir():
+            raise InputError(
+                f"`drafter` must be {rule} with weights, an object or None, but is {show(str(directory))}, and no such "
+                f"directory exists. Choose one.{did_you_mean(str(directory), names)}"
+            )
+        return self.read_drafter(folder)
 
     def _marks(self, settings: Any) -> tuple[int | None, int | None]:
         mark: int | None = getattr(settings, "no_timestamps_token_id", None)

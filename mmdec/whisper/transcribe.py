@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -23,12 +22,11 @@ from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.verify import RuleName
-from mmdec.drafters.ctc.checkpoint import SYSTEM as CTC
 from mmdec.drafters.registry import AUTO, drafter_entry, is_dotted
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.generation.run import DecodingOptions, DrafterChoice
-from mmdec.hub.find import drafter_by_name, find_model, model_kind
+from mmdec.hub.find import drafter_by_name, find_model
 from mmdec.io.audio import Recording
 from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES as HEARD
 from mmdec.pretrained.audio_lm import LoadedAudioLm, audio_family, load_audio_lm
@@ -40,11 +38,11 @@ from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_recording, with_
 from mmdec.tasks.threads import with_threads
 from mmdec.whisper.audio_language_model import AudioLmRequest, transcribe_with_audio_lm
 from mmdec.whisper.batches import OnTranscript, Progress, transcribe_in_batches, transcribe_in_pieces
-from mmdec.whisper.checkpoint import DEFAULT_MODEL, MEDUSA, WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper
+from mmdec.whisper.checkpoint import DEFAULT_MODEL, WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper
 from mmdec.whisper.request import TextOptions, Timestamps, TranscriptionRequest
 from mmdec.whisper.transcript import Transcript
 
-__all__ = ["AUTO", "MEDUSA", "WHISPER_KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
+__all__ = ["AUTO", "WHISPER_KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
 
 LoadedTranscriber = LoadedWhisper | LoadedAudioLm  # public name in `mmdec.load`
 
@@ -299,24 +297,24 @@ def _system(model: object) -> TaskLoader[Any]:
 def as_drafter(whisper: LoadedTranscriber, drafter: DrafterChoice) -> DrafterChoice:
     """Convert the argument `drafter` of `transcribe` to a value that `speculate` accepts.
 
-    For a Whisper, "auto" becomes the drafter that `auto_drafter` finds; "medusa" becomes the Medusa heads in the
-    model's folder; "ctc" becomes the folder of the model's CTC head; a folder or hub id of Medusa heads becomes these
-    heads. Heads are loaded once, on the model's device and in its precision. Other values are returned unchanged.
+    For a Whisper, "auto" becomes the drafter that `auto_drafter` finds. The name of a drafter with weights for speech
+    models becomes the one in the model's folder, and a folder or hub id the drafter that it holds; they are loaded
+    once, on the model's device and in its precision. Other values are returned unchanged.
 
     Raises:
-        InputError: If there are no heads for this model.
+        InputError: If there is no such drafter for this model.
     """
     if isinstance(whisper, LoadedAudioLm):
         return language_model_drafter(whisper, drafter)
-    if isinstance(drafter, str) and drafter == AUTO:
-        return auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
-    if isinstance(drafter, str) and drafter == CTC:
-        return whisper.drafter_folder(CTC)
-    if isinstance(drafter, str) and drafter != MEDUSA and (drafter_entry(drafter) is not None or is_dotted(drafter)):
-        return drafter
+    if isinstance(drafter, str):
+        if drafter == AUTO:
+            return auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
+        entry = drafter_entry(drafter)
+        if entry is not None and entry.speech:
+            return whisper.own_drafter(drafter)
+        if entry is not None or is_dotted(drafter):
+            return drafter
     drafter = drafter_by_name(drafter, "drafter") or drafter
-    if isinstance(drafter, (str, os.PathLike)) and drafter != MEDUSA and model_kind(Path(drafter)) not in ("", MEDUSA):
-        return drafter  # the folder of a drafter that is no Medusa heads; `speculate` reads it
     if isinstance(drafter, (str, bytes, os.PathLike)):
-        return whisper.heads(None if drafter == MEDUSA else drafter)
+        return whisper.drafter_from(drafter)
     return drafter
