@@ -150,7 +150,7 @@ class Reader:
             return None
         drafter = NetworkDrafter(self.network, self.embedding, self.output)
         if self.scale != 1.0:
-            drafter.embedding = Scaled(drafter.embedding, self.scale)
+            drafter.embedding = ScaledEmbedding(drafter.embedding, self.scale)
         return drafter
 
     def rows(self, text: OwnText) -> tuple[Tensor, Tensor, Tensor]:
@@ -188,7 +188,7 @@ class Reader:
         return prompted.positions[None], text.prompt - 1 if prompted.end is None else prompted.end
 
 
-class Scaled(nn.Module):
+class ScaledEmbedding(nn.Module):
     """An embedding whose output is multiplied by a factor."""
 
     def __init__(self, embedding: nn.Module, scale: float) -> None:
@@ -208,7 +208,7 @@ def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
         input has the right tokens before it. There are fewer depths if the answer is shorter.
     """
     network, begin, count = reader.network, text.prompt, text.places
-    prompted, embeds, hidden, past, own = _at_roots(reader, text)
+    prompted, embeds, hidden, past, own = _run_to_roots(reader, text)
     answer = torch.tensor(text.answer, device=embeds.device)
     found: list[Tensor] = []
     for step in range(min(depth, count)):
@@ -223,7 +223,7 @@ def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
     return found
 
 
-def _at_roots(reader: Reader, text: OwnText) -> tuple[PromptInput, Tensor, Tensor, KeyValues, Tensor]:
+def _run_to_roots(reader: Reader, text: OwnText) -> tuple[PromptInput, Tensor, Tensor, KeyValues, Tensor]:
     """Run the network over a text.
 
     Returns: the network's inputs for the prompt; the embeddings (L, H); the states (1, N, H) from which the first
@@ -246,11 +246,11 @@ def _at_roots(reader: Reader, text: OwnText) -> tuple[PromptInput, Tensor, Tenso
 @torch.inference_mode()
 def root_states(reader: Reader, text: OwnText) -> Tensor:
     """Compute the network's states (N, H) from which the first token of each draft is predicted."""
-    return _at_roots(reader, text)[2][0]
+    return _run_to_roots(reader, text)[2][0]
 
 
 @torch.inference_mode()
-def surprise(reader: Reader, text: OwnText) -> Tensor:
+def surprisals(reader: Reader, text: OwnText) -> Tensor:
     """Compute -log of the probability, in nats, that the drafter gives the text's next token.
 
     Returns: (n,), for the n <= N places whose next token is in the draft vocabulary.
@@ -380,7 +380,7 @@ def has_template(model: Model) -> bool:
     return isinstance(model, LoadedVlm) or bool(getattr(model.tokenizer, "chat_template", None))
 
 
-def inputs_of(model: Model, asked: DoctorPrompt, template: bool) -> dict[str, Any]:
+def make_inputs(model: Model, asked: DoctorPrompt, template: bool) -> dict[str, Any]:
     """Make the model's inputs for a prompt, a batch of one. template: whether the chat template is applied.
 
     Raises: InputError if the prompt has pictures, but the model cannot read pictures.

@@ -58,7 +58,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Folder:
+class CheckpointFolder:
     """The facts about a drafter's checkpoint folder on which remedies depend."""
 
     path: Path
@@ -66,7 +66,7 @@ class Folder:
     names: frozenset[str]  # names of its tensors
 
     @classmethod
-    def of(cls, path: Path) -> Folder:
+    def of(cls, path: Path) -> CheckpointFolder:
         """Read config.json and the tensors' names of a drafter's folder. Raises InputError for a damaged folder."""
         return cls(path, read_settings(path / "config.json", "drafter"), tensor_names(path, "drafter"))
 
@@ -134,7 +134,7 @@ def reconfigure(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = No
     return changed.eval()
 
 
-def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: bool) -> Iterator[Variant]:
+def variants(reader: Reader, folder: CheckpointFolder, model: PreTrainedModel, pictures: bool) -> Iterator[Variant]:
     """Yield all variants of how the network is run, each with one setting changed. reader: how the network is run now.
     model: the target. pictures: whether any prompt has pictures."""
     target: Any = model.config.get_text_config(decoder=True)
@@ -161,7 +161,12 @@ def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
 
 
 def other_layers(
-    reader: Reader, folder: Folder, ids: tuple[int, ...], name: str, convention: str = "layer ids", tries: int = 1
+    reader: Reader,
+    folder: CheckpointFolder,
+    ids: tuple[int, ...],
+    name: str,
+    convention: str = "layer ids",
+    tries: int = 1,
 ) -> Variant:
     """Make the variant in which the network reads the hidden states of other layers of the target.
 
@@ -172,10 +177,12 @@ def other_layers(
     published = None if key is None else {key: [layer + 1 for layer in ids]}
     remedy = folder.set({"layers": list(ids)}, published if -1 not in ids else None)
     now = f"outputs of {_layer_names(reader.layers)}"
-    return Variant(convention, now, f"{name}: {_layer_names(ids)}", _with(reader, layers=ids), remedy, tries=tries)
+    return Variant(
+        convention, now, f"{name}: {_layer_names(ids)}", _reconfigure_reader(reader, layers=ids), remedy, tries=tries
+    )
 
 
-def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
+def _layers(reader: Reader, folder: CheckpointFolder, depth: int) -> Iterator[Variant]:
     """Yield variants in which the network reads other layers of the target, or reads the last layer before instead of
     after the final norm, or the reverse."""
     layers, last = reader.layers, depth - 1
@@ -192,7 +199,7 @@ def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
         yield other_layers(reader, folder, normed, "the last features after it", "final norm")
 
 
-def _switches(reader: Reader, folder: Folder) -> Iterator[Variant]:
+def _switches(reader: Reader, folder: CheckpointFolder) -> Iterator[Variant]:
     """Yield variants of switches that change no weights."""
     for switch in reader.network.conventions().switches:
         now = bool(getattr(reader.network.config, switch.field))
@@ -201,13 +208,13 @@ def _switches(reader: Reader, folder: Folder) -> Iterator[Variant]:
             switch.convention,
             switch.words[now],
             switch.words[not now],
-            _with(reader, **changes),
+            _reconfigure_reader(reader, **changes),
             folder.set(changes, changes),
             depth=switch.depth,
         )
 
 
-def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
+def _norms(reader: Reader, folder: CheckpointFolder) -> Iterator[Variant]:
     """Yield variants of norms: leave a norm of the folder out, or add a norm that the folder lacks, with all weights
     1."""
     network = reader.network
@@ -218,7 +225,9 @@ def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
         named = norm.published or folder.layout == OWN  # whether config.json has a key for this norm
         if getattr(network.config, norm.field):
             remedy = Remedy({norm.field: False} if named else {}, f"Leave {listed} out of the folder's tensors.")
-            yield Variant("norms", f"norm of {norm.where}", "none", _with(reader, **{norm.field: False}), remedy)
+            yield Variant(
+                "norms", f"norm of {norm.where}", "none", _reconfigure_reader(reader, **{norm.field: False}), remedy
+            )
         elif not normed:
             weight = next(network.parameters())
             ones = {
@@ -231,7 +240,7 @@ def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
             yield Variant("norms", f"no norm of {norm.where}", "a norm with weights of one", changed, remedy)
 
 
-def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]:
+def _rotations(reader: Reader, folder: CheckpointFolder, target: Any) -> Iterator[Variant]:
     """Yield variants with another base or scaling of rotary positions (RoPE)."""
     config: Any = reader.network.config
     rope = getattr(target, "rope_parameters", None) or {}
@@ -249,17 +258,19 @@ def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]
         kept = {name: own[name] for name in (*MROPE, "rope_theta") if name in own}
         published = {folder.rope(): {**kept, "rope_type": "default"} if kept else None}
         remedy = folder.set({"rope_scaling": None}, published)
-        yield Variant("rope scaling", "as its config says", "none", _with(reader, rope_scaling=None), remedy)
+        yield Variant(
+            "rope scaling", "as its config says", "none", _reconfigure_reader(reader, rope_scaling=None), remedy
+        )
         return
     kept = {name: value for name, value in own.items() if name not in ("type", "rope_type")}
     scalings: dict[str, dict[str, Any]] = {"the model's": scaling} if scaling.get("rope_type") in SCALED_ROPE else {}
     scalings |= {f"linear, factor {factor:g}": {"rope_type": "linear", "factor": factor} for factor in FACTORS}
     for name, settings in scalings.items():
         remedy = folder.set({"rope_scaling": settings}, {folder.rope(): {**kept, **settings}})
-        yield Variant("rope scaling", "none", name, _with(reader, rope_scaling=settings), remedy)
+        yield Variant("rope scaling", "none", name, _reconfigure_reader(reader, rope_scaling=settings), remedy)
 
 
-def other_base(reader: Reader, folder: Folder, theta: float, name: str, tries: int = 1) -> Variant:
+def other_base(reader: Reader, folder: CheckpointFolder, theta: float, name: str, tries: int = 1) -> Variant:
     """Make the variant with another base of rotary positions (RoPE).
 
     Args:
@@ -268,14 +279,14 @@ def other_base(reader: Reader, folder: Folder, theta: float, name: str, tries: i
         tries: among how many choices a search has found it.
     """
     remedy = folder.set({"rope_theta": theta}, {folder.base(): theta})
-    now, mended = f"{reader.network.config.rope_theta:g}", _with(reader, rope_theta=theta)
+    now, mended = f"{reader.network.config.rope_theta:g}", _reconfigure_reader(reader, rope_theta=theta)
     return Variant("rope base", now, f"{name}, {theta:g}", mended, remedy, tries=tries)
 
 
 MROPE = ("mrope_section", "mrope_interleaved")  # settings of rotary positions with three axes
 
 
-def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
+def _ends(reader: Reader, folder: CheckpointFolder) -> Iterator[Variant]:
     """Yield variants with another embedding, another scale of the embedding, another LM head, or another `d2t`, which
     converts draft tokens to the target's tokens."""
     network, config = reader.network, reader.network.config
@@ -339,7 +350,7 @@ def _own_ends(reader: Reader) -> Iterator[Variant]:
             yield Variant("d2t", "offsets", "tokens", read, remedy)
 
 
-def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Iterator[Variant]:
+def _columns(reader: Reader, folder: CheckpointFolder, target: Any, pictures: bool) -> Iterator[Variant]:
     """Yield variants in which the network reads other things at a position: the embedding of another token, the
     features of another token, or other embeddings for pictures."""
     text = "No setting mends this. Train anew: column t reads the embedding of token t + 1 and the features of token t."
@@ -358,7 +369,9 @@ def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Ite
         for value in choice.values:
             if value != present:
                 changes: dict[str, Any] = {choice.field: value}
-                yield Variant(choice.convention, present, value, _with(reader, **changes), folder.set(changes, None))
+                yield Variant(
+                    choice.convention, present, value, _reconfigure_reader(reader, **changes), folder.set(changes, None)
+                )
     if not conventions.positions:
         return
     rope = getattr(target, "rope_parameters", None) or {}
@@ -380,10 +393,10 @@ def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Ite
         elif kind == "temporal":
             published = {folder.rope(): {**plain, "rope_type": "default"} if plain else None}
         remedy = folder.set(changes, published)
-        yield Variant("positions", names[config.positions], names[kind], _with(reader, **changes), remedy)
+        yield Variant("positions", names[config.positions], names[kind], _reconfigure_reader(reader, **changes), remedy)
 
 
-def _with(reader: Reader, **changes: Any) -> Reader:
+def _reconfigure_reader(reader: Reader, **changes: Any) -> Reader:
     return replace(reader, network=reconfigure(reader.network, **changes))
 
 

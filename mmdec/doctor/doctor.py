@@ -34,10 +34,10 @@ from mmdec.doctor.answers import (
     chain_rounds,
     decoding_rounds,
     has_template,
-    inputs_of,
+    make_inputs,
     right_tokens,
 )
-from mmdec.doctor.conventions import Folder, Remedy, Variant, variants
+from mmdec.doctor.conventions import CheckpointFolder, Remedy, Variant, variants
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.errors import InputError
 from mmdec.hub.find import drafter_by_name
@@ -157,7 +157,7 @@ def examine(
         )
     loaded = load_drafter(drafter, model.model, "drafter")
     loaded.check(target)
-    folder = Folder.of(drafter_by_name(drafter, "drafter") or Path(drafter))
+    folder = CheckpointFolder.of(drafter_by_name(drafter, "drafter") or Path(drafter))
     templates = [template and has_template(model)]
     layers, reader = {-1}, None
     network = getattr(loaded, "network", None)
@@ -165,13 +165,13 @@ def examine(
         ends: Any = model.model
         reader = Reader(network, ends.get_input_embeddings(), ends.get_output_embeddings())
         templates += [not template] * has_template(model)
-        columns = len(prompts) * (inputs_of(model, prompts[0], templates[0])["input_ids"].shape[1] + tokens)
+        columns = len(prompts) * (make_inputs(model, prompts[0], templates[0])["input_ids"].shape[1] + tokens)
         layers |= {*reader.layers, *searches.searchable_layers(model.model, columns)}
         layers |= {layer for one in variants(reader, folder, model.model, True) for layer in one.reader.layers}
 
     def target_answer(asked: DoctorPrompt, applied: bool) -> OwnText | None:
         needs = Needs(layers=tuple(sorted(layers)), embeds=True)
-        return answer_prompt(target, inputs_of(model, asked, applied), loaded, tokens, needs)
+        return answer_prompt(target, make_inputs(model, asked, applied), loaded, tokens, needs)
 
     log(f"the model answers {len(prompts)} prompts")
     answers = [target_answer(asked, templates[0]) for asked in prompts]
@@ -219,8 +219,10 @@ def examine(
         places=sum(text.places for text in texts),
         pictures=pictures,
         template=templates[0],
-        acceptance=accepted_share(_first(reader, texts) if reader is not None else _hits(model.model, loaded, texts)),
-        mended=accepted_share(_first(better, texts)) if better is not None and mends else None,
+        acceptance=accepted_share(
+            _first_token_hits(reader, texts) if reader is not None else _hits(model.model, loaded, texts)
+        ),
+        mended=accepted_share(_first_token_hits(better, texts)) if better is not None and mends else None,
         findings=findings,
         conventions=tried,
         depths=depths,
@@ -244,7 +246,7 @@ def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial
         pairs: for some prompts, the text as the prompts are given, and one with the template left out or applied.
     """
     sides = [list(side) for side in zip(*pairs, strict=True)]
-    right = [_first(reader, side) for side in sides]
+    right = [_first_token_hits(reader, side) for side in sides]
     sure = [[confidences(reader, text) for text in side] for side in sides]
     gain, certain = matched_gain(right[0], sure[0], right[1], sure[1])
     applied = sides[0][0].prompt > sides[1][0].prompt
@@ -285,7 +287,7 @@ def _rounds(
     chains = [
         TokensPerRound(length, length, places / sum(chain_rounds(own, length) for own in right)) for length in CHAINS
     ]
-    return [*chains, *trees], by_depth(right)
+    return [*chains, *trees], acceptance_by_depth(right)
 
 
 def _hits(model: PreTrainedModel, drafter: Drafter, texts: Sequence[OwnText]) -> list[np.ndarray]:
@@ -295,7 +297,7 @@ def _hits(model: PreTrainedModel, drafter: Drafter, texts: Sequence[OwnText]) ->
 
 
 def find_remedies(
-    reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]
+    reader: Reader, folder: CheckpointFolder, model: PreTrainedModel, texts: Sequence[OwnText]
 ) -> tuple[list[Trial], list[Trial], Reader]:
     """Find the settings in which a network is run otherwise than in its training, one after another.
 
@@ -324,7 +326,7 @@ def find_remedies(
         rows = [_try(variant, now, texts, readings) for variant in todo]
         best = max(rows, key=lambda row: (row.verdict == OFF) * row.gain.value, default=None)
         if best is None or best.verdict != OFF or len(done) == MAX_FINDINGS:
-            lost = _lost_head(given, texts) if _lost_head(reader, texts) else None
+            lost = _find_wrong_head(given, texts) if _find_wrong_head(reader, texts) else None
             # with a wrong LM head, the gains of other changes mean nothing
             return ([lost], [], given) if lost else (findings, rows, reader)
         findings.append(best)
@@ -332,14 +334,14 @@ def find_remedies(
         reader = todo[rows.index(best)].reader
 
 
-def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Trial | None:
+def _find_wrong_head(reader: Reader, texts: Sequence[OwnText]) -> Trial | None:
     """Return the finding that the network was trained with another LM head; None if its own LM head may be right."""
     fits = searches.fit_head(reader, texts)
     if fits is None:
         return None
     before, after = (accepted_share(hits) for hits in fits)
     differences = [y - x for x, y in zip(*fits, strict=True)]
-    gain, certain = mean(differences), mean(differences, 0.01)
+    gain, certain = mean_share(differences), mean_share(differences, 0.01)
     if verdict(gain.value, certain) != OFF or after.value < searches.LOST * before.value:
         return None
     now, remedy = searches.head_remedy(reader)
@@ -349,10 +351,10 @@ def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Trial | None:
 def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Trial:
     """Measure a variant. now[i][k]: (n,) bool, whether token k + 1 of text i's chains is right without the variant.
     count: number of all variants that are tried, for Bonferroni's interval."""
-    before = [_of_depth(right, variant.depth) for right in now]
-    after = [_of_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
+    before = [_hits_at_depth(right, variant.depth) for right in now]
+    after = [_hits_at_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
     differences = [y - x for x, y in zip(before, after, strict=True)]
-    gain, certain = mean(differences), mean(differences, 0.05 / count)
+    gain, certain = mean_share(differences), mean_share(differences, 0.05 / count)
     return Trial(
         variant.convention,
         variant.now,
@@ -366,17 +368,17 @@ def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText]
     )
 
 
-def _first(reader: Reader, texts: Sequence[OwnText]) -> list[np.ndarray]:
+def _first_token_hits(reader: Reader, texts: Sequence[OwnText]) -> list[np.ndarray]:
     """Return for each text (N,): for each place where a draft can begin, 1 if its first token is right, else 0."""
-    return [_of_depth(right_tokens(reader, text, 1), 1) for text in texts]
+    return [_hits_at_depth(right_tokens(reader, text, 1), 1) for text in texts]
 
 
-def _of_depth(right: Sequence[Tensor], depth: int) -> np.ndarray:
+def _hits_at_depth(right: Sequence[Tensor], depth: int) -> np.ndarray:
     """Return (n,): 1 for each chain whose token at `depth` is right, else 0. right[k]: (n,) bool, of token k + 1."""
     return right[depth - 1].numpy().astype(float) if depth <= len(right) else np.empty(0)
 
 
-def by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
+def acceptance_by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
     """Compute for each depth, from 1, the share of right tokens among chains whose earlier tokens are all right.
     right[i][k]: (n,) bool, whether token k + 1 of each chain of text i is right."""
     shares = []
@@ -395,11 +397,11 @@ def by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
 
 def accepted_share(right: Sequence[np.ndarray]) -> Share:
     """Compute the share of places that are right, with its interval. right: for each text (n,), 1 or 0."""
-    found = mean(right)
+    found = mean_share(right)
     return Share(found.value, max(found.low, 0.0), min(found.high, 1.0))
 
 
-def mean(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
+def mean_share(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
     """Compute the mean over all places, with its interval. values: (n,) of each text. level: 1 minus the coverage.
 
     Texts, or blocks of places if there are few texts, count as independent: linearised variance of a ratio of sums,
@@ -417,11 +419,11 @@ def mean(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
         return Share(value, -math.inf, math.inf)
     between = ((sums - value * counts) ** 2).sum() * len(parts) / spare
     within = sum(float(((part - value) ** 2).sum()) for part in parts)
-    reach = student(1 - level / 2, spare) * math.sqrt(max(between, within)) / float(total)
+    reach = student_t_quantile(1 - level / 2, spare) * math.sqrt(max(between, within)) / float(total)
     return Share(value, value - reach, value + reach)
 
 
-def student(chance: float, freedom: int) -> float:
+def student_t_quantile(chance: float, freedom: int) -> float:
     """Compute a quantile of Student's t with `freedom` degrees of freedom. Source: Abramowitz and Stegun, 26.7.5."""
     z = NormalDist().inv_cdf(chance)
     terms = (
@@ -483,6 +485,6 @@ def matched_gain(
         return unknown, unknown
     left = np.array([gain(np.delete(every, index)) for index in every])
     spread = math.sqrt((len(every) - 1) / len(every) * ((left - left.mean()) ** 2).sum())
-    reaches = [student(1 - level / 2, len(every) - 1) * spread for level in (0.05, 0.01)]
+    reaches = [student_t_quantile(1 - level / 2, len(every) - 1) * spread for level in (0.05, 0.01)]
     near, far = (Share(value, value - reach, value + reach) for reach in reaches)
     return near, far

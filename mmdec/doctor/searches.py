@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 from transformers import PreTrainedModel
 
-from mmdec.doctor.answers import OwnText, Reader, right_tokens, root_states, surprise
+from mmdec.doctor.answers import OwnText, Reader, right_tokens, root_states, surprisals
 from mmdec.doctor.conventions import (
     BASE,
-    Folder,
+    CheckpointFolder,
     Remedy,
     Variant,
     layer_rules,
@@ -54,7 +54,7 @@ def searchable_layers(model: PreTrainedModel, columns: int) -> set[int]:
 
 
 def search_variants(
-    reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]
+    reader: Reader, folder: CheckpointFolder, model: PreTrainedModel, texts: Sequence[OwnText]
 ) -> Iterator[Variant]:
     """Yield the best base of rotary positions and the best layers that a search finds, unless they are already tried
     variants.
@@ -70,12 +70,12 @@ def search_variants(
     yield from _best_layers(reader, folder, config.num_hidden_layers, some)
 
 
-def _cost(reader: Reader, texts: Sequence[OwnText]) -> np.ndarray:
+def _surprisals(reader: Reader, texts: Sequence[OwnText]) -> np.ndarray:
     """Compute the drafter's surprise, -log of the probability (n,), at the n places whose tokens it can draft."""
-    return torch.cat([surprise(reader, text) for text in texts]).numpy()
+    return torch.cat([surprisals(reader, text) for text in texts]).numpy()
 
 
-def _best_base(reader: Reader, folder: Folder, target: object, texts: Sequence[OwnText]) -> Iterator[Variant]:
+def _best_base(reader: Reader, folder: CheckpointFolder, target: object, texts: Sequence[OwnText]) -> Iterator[Variant]:
     """Yield the variant whose base of rotary positions has the least surprise. It is one of `BASES`, or a base between
     two of them if that base is better by two standard errors. target: the target's text config."""
     network, now = reader.network, reader.network.config.rope_theta
@@ -83,12 +83,12 @@ def _best_base(reader: Reader, folder: Folder, target: object, texts: Sequence[O
 
     def cost(theta: float) -> float:
         if theta not in costs:
-            costs[theta] = _cost(replace(reader, network=reconfigure(network, rope_theta=theta)), texts)
+            costs[theta] = _surprisals(replace(reader, network=reconfigure(network, rope_theta=theta)), texts)
         return float(costs[theta].mean())
 
     rope = getattr(target, "rope_parameters", None) or {}
     known = {now, BASE, float(rope.get("rope_theta") or BASE)}
-    if not len(_cost(reader, texts)):
+    if not len(_surprisals(reader, texts)):
         return
     best = min(sorted({*BASES, *known}), key=cost)
     grid = sorted(costs)
@@ -105,7 +105,7 @@ def _best_base(reader: Reader, folder: Folder, target: object, texts: Sequence[O
         yield other_base(reader, folder, best, f"the best of {len(costs)} tried", len(costs))
 
 
-def _best_layers(reader: Reader, folder: Folder, depth: int, texts: Sequence[OwnText]) -> Iterator[Variant]:
+def _best_layers(reader: Reader, folder: CheckpointFolder, depth: int, texts: Sequence[OwnText]) -> Iterator[Variant]:
     """Yield the variant whose layers have the least surprise. The search begins at the best known rule, and changes one
     layer at a time. depth: the target's number of layers."""
     recorded = texts[0].context.features.keys()
@@ -115,7 +115,7 @@ def _best_layers(reader: Reader, folder: Folder, depth: int, texts: Sequence[Own
 
     def cost(ids: tuple[int, ...]) -> float:
         if ids not in costs:
-            surprises = _cost(replace(reader, network=reconfigure(reader.network, layers=ids)), texts)
+            surprises = _surprisals(replace(reader, network=reconfigure(reader.network, layers=ids)), texts)
             costs[ids] = float(surprises.mean()) if len(surprises) else 0.0
         return costs[ids]
 

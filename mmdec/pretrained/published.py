@@ -17,7 +17,7 @@ from mmdec.errors import InputError
 from mmdec.hub.checkpoint import Checkpoint, tensor_names
 
 # drafters of speculators and z-lab that mmdec does not support: name in config.json -> name in error messages
-OTHERS = {
+UNSUPPORTED_DRAFTERS = {
     "dflash2": "DFlash 2",
     "dspark": "DSpark",
     "domino": "Domino",
@@ -87,7 +87,9 @@ def read_published(
     checkpoint = Checkpoint.of(folder, argument)
     entry = _recognise(checkpoint.config, frozenset(checkpoint.state), folder, argument)
     if entry is None or entry.network is None:
-        raise checkpoint.error("hold a published draft network", "holds none that is known", "Name such a folder.")
+        raise checkpoint.error(
+            "hold a draft network in a published format", "does not", "Name a draft network's folder."
+        )
     return _module(entry).read_published(checkpoint, system, vocab_size, target_tokens)
 
 
@@ -95,10 +97,10 @@ def _recognise(described: Mapping[str, Any], names: frozenset[str], folder: Path
     kind = str(described.get("speculators_model_type") or "")
     architectures = " ".join(map(str, described.get("architectures") or ())).lower()
     other = kind or next((name for name in ("dspark", "domino") if name in architectures), "")
-    if other in OTHERS:
+    if other in UNSUPPORTED_DRAFTERS:
         raise InputError(
             f"`{argument}` must hold an EAGLE-1, -2 or -3, P-EAGLE, DFlash, MSD, ViSpec or Medusa drafter, but "
-            f"'{folder}' holds {OTHERS[other]}, which mmdec does not draft with. Use another drafter."
+            f"'{folder}' holds {UNSUPPORTED_DRAFTERS[other]}, which mmdec does not draft with. Use another drafter."
         )
     found = next((entry for entry in published_entries() if _module(entry).recognises(described, names)), None)
     if found is None and kind:

@@ -96,7 +96,7 @@ class Alignment:
         """Return the score of the accepted text's best alignment: 0 if it is the head's best path, else below 0."""
         return float(np.maximum(self._closed, self._open).max())
 
-    def heard(self, place: int, most: int) -> list[tuple[int, int, float]]:
+    def pieces_from(self, place: int, most: int) -> list[tuple[int, int, float]]:
         """Return the pieces of the head's best path from the frame `place` on, at most `most`.
 
         Returns: for each piece: its number, its first frame, and the estimated chance that it is right. The chance is
@@ -127,7 +127,7 @@ class CtcRow:
     head: Ctc  # the head that drafts for the row
     timed: bool  # whether the model writes timestamps
     first_time: int  # id of the timestamp token of 0 seconds
-    waiting: list[int] = field(default_factory=list[int])  # accepted tokens that are not aligned yet
+    pending: list[int] = field(default_factory=list[int])  # accepted tokens that are not aligned yet
     alignment: Alignment | None = None  # None: the head does not know the language, so nothing is drafted
     last: int = -1  # id of the last aligned token; -1: there is none
     before: int = -1  # id of the last aligned token but one; -1: there is none
@@ -240,7 +240,7 @@ class Ctc:
     def update(self, memory: CtcState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens. They are aligned before the next draft."""
         for row, tokens, length in zip(memory.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
-            row.waiting += tokens[:length]
+            row.pending += tokens[:length]
 
     def select(self, memory: CtcState, live: Tensor) -> None:
         memory.rows = [memory.rows[index] for index in live.tolist()]
@@ -267,7 +267,7 @@ class Ctc:
         if alignment is None:
             return []
         score = alignment.score()
-        for token in row.waiting:
+        for token in row.pending:
             if token >= self.first_time and row.last < self.first_time and row.last >= 0:
                 alignment.add(MARK)
             for piece in self.pieces.of_token(token) if token < self.first_time else ():
@@ -275,7 +275,7 @@ class Ctc:
             before, score = score, alignment.score()
             row.last_is_missing = score - before < MISSING_TOKEN_SCORE
             row.before, row.last = row.last, token
-        row.waiting = []
+        row.pending = []
         draft: list[int] = []
         total = 1.0
         for token, chance in self._continuation(row, alignment, depth):
@@ -291,7 +291,7 @@ class Ctc:
         Returns: for each token: its id, and the chance that it is right if all tokens before it are right.
         """
         most, place = 3 * depth + 3, alignment.place()
-        heard = alignment.heard(place, most)
+        heard = alignment.pieces_from(place, most)
         ended = len(heard) < most
         heard = heard[self._count_skipped(row, [self.pieces.bytes(piece) for piece, _, _ in heard]) :]
         found: list[tuple[int, float]] = []

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from mmdec.drafters.dflash.network import DFlash
 from mmdec.drafters.eagle.checkpoint import (
-    COMPUTED,
-    EAGLE3,
+    COMPUTED_TENSORS,
+    EAGLE3_TENSORS,
     PLAIN_ROPE,
     SCALED_ROPE,
     attention_sizes,
@@ -50,8 +50,8 @@ from mmdec.drafters.eagle.export import (
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.hub.checkpoint import Checkpoint
 
-TENSORS = {"hidden_norm.weight", "fc.weight"}  # a DFlash has both; used if the config names no drafter
-MUSE = "muse_glimmer_assistant"  # model_type of the only DFlash class in transformers
+DFLASH_TENSORS = {"hidden_norm.weight", "fc.weight"}  # a DFlash has both; used if the config names no drafter
+MUSE_MODEL_TYPE = "muse_glimmer_assistant"  # model_type of the only DFlash class in transformers
 
 
 def recognises(described: Mapping[str, Any], names: frozenset[str]) -> bool:
@@ -62,11 +62,11 @@ def recognises(described: Mapping[str, Any], names: frozenset[str]) -> bool:
         names: The tensors' names.
     """
     kind = described.get("speculators_model_type") or ""
-    if kind or any(EAGLE3.fullmatch(name) for name in names):
+    if kind or any(EAGLE3_TENSORS.fullmatch(name) for name in names):
         return kind == "dflash"
     architectures = " ".join(map(str, described.get("architectures") or ())).lower()
-    named = "dflash" in architectures or "dflash_config" in described or described.get("model_type") == MUSE
-    return named or names >= TENSORS
+    named = "dflash" in architectures or "dflash_config" in described or described.get("model_type") == MUSE_MODEL_TYPE
+    return named or names >= DFLASH_TENSORS
 
 
 def read_published(
@@ -76,7 +76,7 @@ def read_published(
     check_no_system(system, "DFlash")
     names = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
     state = {name.removeprefix("model."): value for name, value in checkpoint.state.items()}
-    state = {names.get(name, name): value for name, value in state.items() if not COMPUTED.fullmatch(name)}
+    state = {names.get(name, name): value for name, value in state.items() if not COMPUTED_TENSORS.fullmatch(name)}
     checkpoint = replace(checkpoint, state=state)
     described = checkpoint.config if "vocab_size" in checkpoint.config else {"vocab_size": target_tokens}
     sizes = _sizes(replace(checkpoint, config={**checkpoint.config, **described}), vocab_size)
@@ -89,8 +89,8 @@ def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
     state, described, settings = checkpoint.state, checkpoint.config, published_settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     # the default of transformers' class for Muse Glimmer
-    windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE else {}
-    check_layer(checkpoint, {**windows, **settings}, (MUSE,))
+    windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE_MODEL_TYPE else {}
+    check_layer(checkpoint, {**windows, **settings}, (MUSE_MODEL_TYPE,))
     own = described.get("dflash_config")
     options = {**settings, **(own if isinstance(own, dict) else {})}
     for name in ("block_size", "mask_token_id"):
@@ -108,7 +108,7 @@ def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
             "Take config.json and weights of one training.",
         )
     theta, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
-    if described.get("model_type") == MUSE and not settings.get("rope_parameters"):
+    if described.get("model_type") == MUSE_MODEL_TYPE and not settings.get("rope_parameters"):
         theta = 5e5  # the default RoPE base of transformers' class for Muse Glimmer
     whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
     vocabulary = vocab_size or (whole[0] if whole else settings.get("vocab_size"))
@@ -133,7 +133,7 @@ def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
         "positions": "temporal",
         "own_head": head,
         "own_embedding": "embed_tokens.weight" in state,
-        "plain_embedding": described.get("model_type") == MUSE,
+        "plain_embedding": described.get("model_type") == MUSE_MODEL_TYPE,
         "target": str(verifier.get("name_or_path") or ""),
         **mmdec_fields(described, ("positions", "base", "target")),
     }

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mmdec.drafters.eagle.export import Exported, ExportTarget, Layout
     from mmdec.drafters.eagle.kv_cache import DraftCache, DraftState
 
-MOST_TOKENS = 64
+MAX_BLOCK_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class DFlashConfig(LayeredConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_size("block_size", self.block_size, MOST_TOKENS, "Take the published.")
+        check_size("block_size", self.block_size, MAX_BLOCK_SIZE, "Take the published.")
         if self.block_size < 2:
             raise InputError(f"`block_size` must be at least 2, the root and a mask, but is {self.block_size}.")
         if self.vocabulary > self.vocab_size or (self.has_draft_vocabulary and not self.own_head):

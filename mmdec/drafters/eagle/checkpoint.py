@@ -38,13 +38,13 @@ from mmdec.hub.checkpoint import Checkpoint
 
 System = Literal["eagle", "msd", "vispec"]
 SYSTEMS: tuple[System, ...] = get_args(System)
-LAYER = "layers.0."
+FIRST_LAYER = "layers.0."
 # tensors that are not read: copies of the target's tensors, and tensors that mmdec computes itself
-UNUSED = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")
-COMPUTED = re.compile(r"verifier_(norm|lm_head)\..*|(.*\.)?rotary_emb\.inv_freq")
-EAGLE3 = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mask_hidden)")
-DRAFTS = re.compile(r"(model\.)?((encoder\.)?fc\.weight|fc_gate\.weight|imadpt\..*)")
-VISION = ("vision_config", "mm_vision_tower")  # config entries that only models that read images have
+UNUSED_TENSORS = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")
+COMPUTED_TENSORS = re.compile(r"verifier_(norm|lm_head)\..*|(.*\.)?rotary_emb\.inv_freq")
+EAGLE3_TENSORS = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mask_hidden)")
+NETWORK_TENSORS = re.compile(r"(model\.)?((encoder\.)?fc\.weight|fc_gate\.weight|imadpt\..*)")
+VISION_CONFIG_KEYS = ("vision_config", "mm_vision_tower")  # config entries that only models that read images have
 # RoPE types without scaling; M-RoPE equals RoPE for text, where its three positions are equal
 PLAIN_ROPE = ("default", "mrope")
 SCALED_ROPE = ("linear", "llama3", "yarn")
@@ -58,16 +58,16 @@ def recognises(described: Mapping[str, Any], names: frozenset[str]) -> bool:
         names: The tensors' names.
     """
     kind = described.get("speculators_model_type") or ""
-    if kind or any(EAGLE3.fullmatch(name) for name in names):
+    if kind or any(EAGLE3_TENSORS.fullmatch(name) for name in names):
         return kind in ("", "eagle3", "peagle")
-    return any(DRAFTS.fullmatch(name) for name in names)
+    return any(NETWORK_TENSORS.fullmatch(name) for name in names)
 
 
 def read_published(
     checkpoint: Checkpoint, system: str | None, vocab_size: int | None, target_tokens: int | None
 ) -> DraftNetwork:
     """Make the network of a folder; see `mmdec.pretrained.published.PublishedFormat`."""
-    if any(EAGLE3.fullmatch(name) for name in checkpoint.state):
+    if any(EAGLE3_TENSORS.fullmatch(name) for name in checkpoint.state):
         check_no_system(system, "EAGLE-3")
         return _eagle3(checkpoint, vocab_size)
     return _eagle(checkpoint, system, vocab_size)
@@ -85,7 +85,7 @@ def _eagle(checkpoint: Checkpoint, system: str | None, vocab_size: int | None) -
     if system is not None and "vispec" in (detected, system) and system != detected:
         raise InputError(f"`system` must be {detected} for this checkpoint, but is {system!r}. Leave it out.")
     name = system or detected
-    state = {key: value for key, value in checkpoint.state.items() if not UNUSED.fullmatch(key)}
+    state = {key: value for key, value in checkpoint.state.items() if not UNUSED_TENSORS.fullmatch(key)}
     sizes = _sizes(checkpoint)
     if vocab_size is not None:
         sizes["vocab_size"] = vocab_size
@@ -116,15 +116,15 @@ def _system(checkpoint: Checkpoint) -> System:
         raise checkpoint.error(
             rule, "holds FLASH's, whose published decoding does not fit its training", "Train one with the recipes."
         )
-    for name in ("fc.weight", *(f"{LAYER}{part}.weight" for part in ("self_attn.q_proj", "self_attn.k_proj"))):
+    for name in ("fc.weight", *(f"{FIRST_LAYER}{part}.weight" for part in ("self_attn.q_proj", "self_attn.k_proj"))):
         checkpoint.shape(name)
-    checkpoint.shape(f"{LAYER}mlp.gate_proj.weight")
-    others = [name for name in state if name.startswith("layers.") and not name.startswith(LAYER)]
+    checkpoint.shape(f"{FIRST_LAYER}mlp.gate_proj.weight")
+    others = [name for name in state if name.startswith("layers.") and not name.startswith(FIRST_LAYER)]
     if others:
         raise checkpoint.error("have one layer", f"holds '{others[0]}'", "Networks of more are unknown.")
     if "imadpt.q" in state and state["imadpt.q"].dim() == 3:
         return "vispec"
-    return "msd" if any(checkpoint.config.get(name) for name in VISION) else "eagle"
+    return "msd" if any(checkpoint.config.get(name) for name in VISION_CONFIG_KEYS) else "eagle"
 
 
 def published_settings(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def published_settings(checkpoint: Checkpoint) -> dict[str, Any]:
 def attention_sizes(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of the first layer's attention, from tensor shapes and `settings`."""
     heads = settings.get("num_attention_heads")
-    rows = checkpoint.shape(f"{LAYER}self_attn.q_proj.weight")[0]
+    rows = checkpoint.shape(f"{FIRST_LAYER}self_attn.q_proj.weight")[0]
     if type(heads) is not int or heads < 1 or rows % heads:
         raise InputError(
             f"`{checkpoint.argument}` must say how many heads {rows} rows are, but `num_attention_heads` is "
@@ -148,12 +148,12 @@ def attention_sizes(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict
         )
     dim = rows // heads
     return {
-        "intermediate_size": checkpoint.shape(f"{LAYER}mlp.gate_proj.weight")[0],
+        "intermediate_size": checkpoint.shape(f"{FIRST_LAYER}mlp.gate_proj.weight")[0],
         "num_attention_heads": heads,
-        "num_key_value_heads": checkpoint.shape(f"{LAYER}self_attn.k_proj.weight")[0] // dim,
+        "num_key_value_heads": checkpoint.shape(f"{FIRST_LAYER}self_attn.k_proj.weight")[0] // dim,
         "head_dim": dim,
         "rms_norm_eps": settings.get("rms_norm_eps", 1e-6),
-        "attention_bias": f"{LAYER}self_attn.q_proj.bias" in checkpoint.state,
+        "attention_bias": f"{FIRST_LAYER}self_attn.q_proj.bias" in checkpoint.state,
         "fc_bias": "fc.bias" in checkpoint.state,
     }
 
@@ -190,7 +190,7 @@ def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
         "hidden_size": size,
         "vocab_size": len(table) if table is not None else settings.get("vocab_size"),
         "rope_theta": read_rope(checkpoint, settings, PLAIN_ROPE)[0],
-        "input_norm": f"{LAYER}input_layernorm.weight" in state,
+        "input_norm": f"{FIRST_LAYER}input_layernorm.weight" in state,
     }
 
 
@@ -198,9 +198,10 @@ def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
     """Make an EAGLE-3 or P-EAGLE network from a flat config or from speculators'. vocab_size: the target's vocabulary
     size; None: the size in the folder."""
     state = {
-        re.sub(r"^midlayer\.", LAYER, name.removeprefix("model.")): value for name, value in checkpoint.state.items()
+        re.sub(r"^midlayer\.", FIRST_LAYER, name.removeprefix("model.")): value
+        for name, value in checkpoint.state.items()
     }
-    state = {name: value for name, value in state.items() if not COMPUTED.fullmatch(name)}
+    state = {name: value for name, value in state.items() if not COMPUTED_TENSORS.fullmatch(name)}
     checkpoint = replace(checkpoint, state=state)
     sizes = _eagle3_sizes(checkpoint, vocab_size)
     return build_network("eagle3", sizes, with_vocabulary_tables(checkpoint, sizes), checkpoint)
@@ -218,8 +219,10 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
             f"has `target_hidden_size` {target!r:.60}",
             "Set `target_hidden_size` in config.json to the target's `hidden_size`.",
         )
-    if checkpoint.shape(f"{LAYER}self_attn.q_proj.weight")[1] != 2 * size:
-        raise checkpoint.error(f"have a first layer that reads 2 x {size} channels", "has not", "Name EAGLE-3's folder.")
+    if checkpoint.shape(f"{FIRST_LAYER}self_attn.q_proj.weight")[1] != 2 * size:
+        raise checkpoint.error(
+            f"have a first layer that reads 2 x {size} channels", "has not", "Name EAGLE-3's folder."
+        )
     check_layer(checkpoint, settings)
     theta, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
     sections = rope.get("mrope_section") or ()
@@ -252,8 +255,8 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         "mrope_interleaved": bool(rope.get("mrope_interleaved")),
         "norm_before_fc": _by_tensor(checkpoint, options, "norm_before_fc", "input_norm.weight"),
         "fc_norm": _by_tensor(checkpoint, options, "fc_norm", "fc_norm.0.weight"),
-        "qk_norm": f"{LAYER}self_attn.q_norm.weight" in state,
-        "output_bias": f"{LAYER}self_attn.o_proj.bias" in state,
+        "qk_norm": f"{FIRST_LAYER}self_attn.q_norm.weight" in state,
+        "output_bias": f"{FIRST_LAYER}self_attn.o_proj.bias" in state,
         "own_embedding": "embed_tokens.weight" in state,
         "mask_token": mask if "mask_hidden" in state else None,
         "target": str(verifier.get("name_or_path") or ""),
@@ -347,10 +350,10 @@ def with_vocabulary_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> 
         ids = own if known is None else known.nonzero()[:, 0]
     else:
         ids = given.long() + own
-        if known is not None and not _agree(ids, known) and _agree(given.long(), known):
+        if known is not None and not _tables_agree(ids, known) and _tables_agree(given.long(), known):
             ids = given.long()  # some files hold token ids instead of offsets
     fits = ids.shape == own.shape and int(ids.min()) >= 0 and int(ids.max()) < total and len(ids.unique()) == drafted
-    if not fits or (known is not None and not _agree(ids, known)):
+    if not fits or (known is not None and not _tables_agree(ids, known)):
         raise checkpoint.error(
             f"hold {drafted} different tokens below {total} in 'd2t', those of 't2d'", "does not", "Fetch it again."
         )
@@ -361,7 +364,7 @@ def with_vocabulary_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> 
     return {**state, "d2t": ids - own, "t2d": torch.zeros(total, dtype=torch.bool).index_fill(0, ids, True)}
 
 
-def _agree(ids: Tensor, known: Tensor) -> bool:
+def _tables_agree(ids: Tensor, known: Tensor) -> bool:
     """Return whether `ids` (D,) are exactly the indices where `known` (V,) bool is True."""
     inside = int(ids.min()) >= 0 and int(ids.max()) < len(known)
     return inside and int(known.sum()) == len(ids.unique()) and bool(known[ids].all())

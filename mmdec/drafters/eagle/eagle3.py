@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from mmdec.drafters.eagle.export import Exported, ExportTarget, Layout
     from mmdec.drafters.eagle.kv_cache import DraftState
 
-MOST_LAYERS = 64
+MAX_LAYERS = 64
 Positions = Literal["text", "temporal", "axes"]
 Pictures = Literal["placeholder", "projected", "dropped"]
 
@@ -69,7 +69,7 @@ class LayeredConfig(DraftConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_size("num_hidden_layers", self.num_hidden_layers, MOST_LAYERS, "Take the published.")
+        check_size("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS, "Take the published.")
         if self.draft_vocab_size:
             check_size("draft_vocab_size", self.draft_vocab_size, MAX_CONFIG_SIZE, "Take the published.")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):

@@ -19,7 +19,7 @@ from mmdec.drafters.eagle.cpu_step import TokenStep
 from mmdec.drafters.eagle.network import DraftNetwork, KeyValues, PackedWeights
 from mmdec.types import Verdict
 
-ROOM = 256  # spare token positions of a new cache tensor, so that it must seldom be copied to a larger one
+SPARE_POSITIONS = 256  # spare token positions of a new cache tensor, so that it must seldom be copied to a larger one
 
 
 @final
@@ -161,7 +161,9 @@ class DraftCache:
         batch, heads, _, size = like.shape
         heads *= 1 if like is self._keys else self._layers
         # zeros, not `new_empty`: uninitialised memory may hold NaN, which a mask does not hide
-        keys, values = (like.new_zeros(batch, heads, max(columns + ROOM, 2 * capacity), size) for _ in range(2))
+        keys, values = (
+            like.new_zeros(batch, heads, max(columns + SPARE_POSITIONS, 2 * capacity), size) for _ in range(2)
+        )
         if capacity:
             keys[:, :, :capacity], values[:, :, :capacity] = self._keys, self._values
         self._keys, self._values = keys, values

@@ -42,9 +42,14 @@ from mmdec.nn.compressor import (
 
 Fc = Callable[[Tensor], Tensor]
 Variant = Literal["select", "weighted", "concat"]
-CHOICES = ("prune", "pool", "conv", "resampler", "text-only")
-MIXED = ("prune", "pool", "conv")  # compressors whose outputs the variant "weighted" averages
-JOINED = ("prune", "pool", "conv", "resampler")  # compressors whose outputs the variant "concat" concatenates
+COMPRESSORS = ("prune", "pool", "conv", "resampler", "text-only")
+AVERAGED_COMPRESSORS = ("prune", "pool", "conv")  # compressors whose outputs the variant "weighted" averages
+CONCATENATED_COMPRESSORS = (
+    "prune",
+    "pool",
+    "conv",
+    "resampler",
+)  # compressors whose outputs the variant "concat" concatenates
 
 
 @final
@@ -62,7 +67,7 @@ class QuestionGate(nn.Module):
         return self.out(nn.functional.silu(self.hidden(torch.cat([question, feature], -1))))
 
 
-def top_choice(logits: Tensor, temperature: float, training: bool) -> tuple[int, Tensor | None]:
+def choose_compressor(logits: Tensor, temperature: float, training: bool) -> tuple[int, Tensor | None]:
     """Choose one of C compressors by logits (C,). Returns: its index; and in training a factor of value 1, else None.
     The caller multiplies the output by the factor, through which the gate gets its gradient.
 
@@ -91,7 +96,7 @@ class ElasticCompressor(nn.Module):
         self,
         sizes: tuple[int, int],
         variant: Variant = "select",
-        choices: Sequence[str] = CHOICES,
+        choices: Sequence[str] = COMPRESSORS,
         ratios: tuple[int, int, int] = (20, 20, 3),
         resampler: tuple[int, int] = (2, 1),
         *,
@@ -111,9 +116,15 @@ class ElasticCompressor(nn.Module):
         """
         super().__init__()
         self.variant: Variant = variant
-        self.choices = tuple(choices) if variant == "select" else MIXED if variant == "weighted" else JOINED
-        if not self.choices or not set(self.choices) <= set(CHOICES):
-            raise InputError(f"`choices` must be some of {', '.join(CHOICES)}, but is {self.choices!r:.80}.")
+        self.choices = (
+            tuple(choices)
+            if variant == "select"
+            else AVERAGED_COMPRESSORS
+            if variant == "weighted"
+            else CONCATENATED_COMPRESSORS
+        )
+        if not self.choices or not set(self.choices) <= set(COMPRESSORS):
+            raise InputError(f"`choices` must be some of {', '.join(COMPRESSORS)}, but is {self.choices!r:.80}.")
         prune, pool, conv = ratios
         if variant == "weighted":
             if len(set(ratios)) > 1:
@@ -176,7 +187,7 @@ class ElasticCompressor(nn.Module):
         return part(fc(joined))
 
 
-MOST_RATIO = 4096
+MAX_RATIO = 4096
 
 
 @dataclass(frozen=True)
@@ -186,7 +197,7 @@ class SpecVLMConfig(DraftConfig):
 
     input_norm: bool = True  # the paper's change to EAGLE's layer; `fc_norm` is the other possible reading of the paper
     variant: Variant = "select"
-    compressors: tuple[str, ...] = CHOICES  # compressors of the variant "select"; a single one needs no gate
+    compressors: tuple[str, ...] = COMPRESSORS  # compressors of the variant "select"; a single one needs no gate
     prune_ratio: int = 20
     pool_ratio: int = 20
     conv_ratio: int = 3
@@ -205,16 +216,16 @@ class SpecVLMConfig(DraftConfig):
         if self.grid is not None:
             object.__setattr__(self, "grid", tuple(self.grid))
         for name in ("prune_ratio", "pool_ratio", "conv_ratio", "mixed_ratio", "queries", "gate_size"):
-            check_size(name, getattr(self, name), MOST_RATIO)
+            check_size(name, getattr(self, name), MAX_RATIO)
         if self.grid is not None:
             if len(self.grid) != 2:
                 raise InputError(f"`grid` must be rows and columns, but is {self.grid!r:.60}. Leave it out.")
             for size in self.grid:
-                check_size("grid", size, MOST_RATIO)
+                check_size("grid", size, MAX_RATIO)
         if self.variant not in ("select", "weighted", "concat"):
             raise InputError(f"`variant` must be select, weighted or concat, but is {self.variant!r:.60}. Choose one.")
-        if not self.compressors or not set(self.compressors) <= set(CHOICES):
-            raise InputError(f"`compressors` must be of {', '.join(CHOICES)}, but is {self.compressors!r:.80}.")
+        if not self.compressors or not set(self.compressors) <= set(COMPRESSORS):
+            raise InputError(f"`compressors` must be of {', '.join(COMPRESSORS)}, but is {self.compressors!r:.80}.")
         if self.pruning not in ("random", "strided"):
             raise InputError(f"`pruning` must be random or strided, but is {self.pruning!r:.60}. Choose one.")
         if type(self.gate_temperature) not in (int, float) or not 1e-3 <= self.gate_temperature <= 1e3:
@@ -283,7 +294,7 @@ class SpecVLM(EagleInputNetwork):
             if config.variant == "weighted":
                 weights = logits.softmax(-1)
             else:
-                choice, factor = top_choice(logits, config.gate_temperature, self.training)
+                choice, factor = choose_compressor(logits, config.gate_temperature, self.training)
         text = (~visual[1:]).nonzero()[:, 0]
         states, columns = [self._fc(joined[text])], [text]
         # position t reads token t + 1, so no position reads the first token

@@ -30,7 +30,7 @@ from mmdec.drafters.eagle.network import DraftNetwork, positions_from
 from mmdec.drafters.small_model import GrowingTree, child_distributions, draw_children
 from mmdec.types import Draft, Plan
 
-LARGE = 4096  # from this vocabulary size on, `top_indices` finds the best tokens faster than `torch.topk`
+LARGE_VOCABULARY = 4096  # from this vocabulary size on, `top_indices` finds the best tokens faster than `torch.topk`
 
 
 class Grower(Protocol):
@@ -101,7 +101,7 @@ class Levels:
         step = self.memory.step
         if isinstance(step, ColumnStep) and len(roots) == 1 and step.reads(hidden):
             with quiet():
-                return stepwise(step, roots, hidden[0, 0].numpy(), depth, threshold, self.follow)
+                return draft_chain(step, roots, hidden[0, 0].numpy(), depth, threshold, self.follow)
         tokens: list[Tensor] = []
         chances = torch.ones(len(roots), 1, device=roots.device)
         above = torch.zeros_like(roots)[:, None]
@@ -259,7 +259,7 @@ def _tree_of_ranks(
     return [ids[len(path) - 1][path[-1]] for path in paths], [index[path[:-1]] for path in paths]
 
 
-def stepwise(
+def draft_chain(
     step: TokenStep,
     roots: Tensor,
     feature: Vector,
@@ -290,7 +290,7 @@ def stepwise(
 def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and ids (B, n, width) of the likeliest tokens, likeliest first. logits: (B, n, V)."""
     chances = logits.log_softmax(-1).clamp_(max=0.0)  # rounding could make a child likelier than its parent
-    if logits.shape[-1] < LARGE:
+    if logits.shape[-1] < LARGE_VOCABULARY:
         best = chances.topk(width)
         return best.values, best.indices
     tokens = top_indices(chances, width)

@@ -22,7 +22,7 @@ from mmdec.drafters.registry import draft_network
 from mmdec.errors import InputError
 from mmdec.nn.compressor import Resampler, last_positions, spans
 
-MOST_QUERIES = 256
+MAX_QUERIES = 256
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class ViSpecConfig(DraftConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.queries) is not int or not 1 <= self.queries <= MOST_QUERIES:
-            raise InputError(f"`queries` must be 1 to {MOST_QUERIES}, but is {self.queries!r:.60}. 2 is the paper's.")
+        if type(self.queries) is not int or not 1 <= self.queries <= MAX_QUERIES:
+            raise InputError(f"`queries` must be 1 to {MAX_QUERIES}, but is {self.queries!r:.60}. 2 is the paper's.")
         if self.hidden_size % self.num_attention_heads:
             raise InputError(
                 f"`num_attention_heads` must divide {self.hidden_size} channels for the adaptor, but is "

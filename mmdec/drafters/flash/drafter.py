@@ -22,7 +22,7 @@ from mmdec.core.tree import root_only
 from mmdec.drafters.eagle.cpu_step import Vector, quiet
 from mmdec.drafters.eagle.drafter import DEFAULT_TREE_WIDTH, NetworkDrafter
 from mmdec.drafters.eagle.kv_cache import DraftState, PendingTokens, RootState
-from mmdec.drafters.eagle.tree import Levels, stepwise
+from mmdec.drafters.eagle.tree import Levels, draft_chain
 from mmdec.drafters.flash.cpu_step import SlotStep
 from mmdec.drafters.flash.network import FlashConfig, FlashNetwork
 from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
@@ -92,7 +92,7 @@ class Flash:
             if isinstance(step, SlotStep) and step.reads(waiting.features):
                 with quiet():
                     blocks = SlotChain(step, memory, waiting, depth)
-                    return stepwise(step, roots, blocks.first, depth, plan.threshold, blocks.follow)
+                    return draft_chain(step, roots, blocks.first, depth, plan.threshold, blocks.follow)
             last = self._columns.root_state(memory, waiting)
         else:
             last = self._columns.process_pending(memory)

@@ -31,7 +31,7 @@ from mmdec.errors import InputError
 from mmdec.nn.compressor import LatentAttention, separate, spans
 from mmdec.types import Drafter
 
-MOST_SLOTS, MOST_LATENTS = 32, 4096
+MAX_SLOTS, MAX_LATENTS = 32, 4096
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class FlashConfig(DraftConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bounds = {"slots": MOST_SLOTS, "latents": MOST_LATENTS, "bottleneck": self.hidden_size}
+        bounds = {"slots": MAX_SLOTS, "latents": MAX_LATENTS, "bottleneck": self.hidden_size}
         for name, most in bounds.items():
             check_size(name, getattr(self, name), most)
         if len(self.layers) != 1:

@@ -47,7 +47,7 @@ RECORDING = "data/samples/english/austen.flac"  # a recording in the repository,
 PUBLISHED_KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}
 HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
 BLOCK = "medusa_block."
-PUBLISHED_NAMES = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
+PUBLISHED_TENSORS = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
 PUBLISHED = ("medusa_heads.", BLOCK)
 TEXT = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
@@ -59,7 +59,7 @@ def recognises(described: Mapping[str, Any], names: frozenset[str]) -> bool:
         described: The content of config.json.
         names: The tensors' names.
     """
-    return not described.get("speculators_model_type") and any(PUBLISHED_NAMES.fullmatch(name) for name in names)
+    return not described.get("speculators_model_type") and any(PUBLISHED_TENSORS.fullmatch(name) for name in names)
 
 
 def save_heads(
@@ -94,10 +94,10 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
     output: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     speaks = isinstance(output, nn.Linear) and not model.config.is_encoder_decoder
     if not (isinstance(model, PreTrainedModel) and (speaks or _takes_heads(model))):
-        raise _no_place(model)
+        raise _unsuitable_model(model)
     config, ranks, state = _read(folder)
     if config.own_outputs != speaks:
-        raise _no_place(model)
+        raise _unsuitable_model(model)
     shape: Any = model.config.get_text_config(decoder=True) if speaks else model.config
     sizes = [("channels", config.hidden_size, shape.hidden_size), ("tokens", config.vocab_size, shape.vocab_size)]
     if not speaks:
@@ -112,7 +112,7 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
     return Medusa(heads.to(model.device, model.dtype), output, ranks)
 
 
-def _no_place(model: object) -> InputError:
+def _unsuitable_model(model: object) -> InputError:
     return InputError(
         "`model` must be a loaded encoder-decoder that reads mels and has an output layer `proj_out`, or, for heads "
         f"with an output matrix each, a language model, but is {show(model)}. Load the heads' own model."

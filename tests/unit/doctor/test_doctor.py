@@ -24,13 +24,13 @@ from mmdec.doctor.answers import (
     answer_prompt,
     chain_rounds,
     decoding_rounds,
-    inputs_of,
     load_target,
+    make_inputs,
     read_prompts,
     right_tokens,
 )
-from mmdec.doctor.conventions import Folder
-from mmdec.doctor.doctor import Trial, accepted_share, find_remedies, matched_gain, mean, student
+from mmdec.doctor.conventions import CheckpointFolder
+from mmdec.doctor.doctor import Trial, accepted_share, find_remedies, matched_gain, mean_share, student_t_quantile
 from mmdec.doctor.searches import fit_head
 from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.errors import InputError
@@ -52,7 +52,7 @@ def texts() -> list[OwnText]:
     own = TextTarget(target())
     needs = Needs(layers=(-1, *range(own.layers)), embeds=True)
     asked = [DoctorPrompt(text) for text in prompt_texts(40)]
-    made = [answer_prompt(own, inputs_of(loaded(), one, False), None, 48, needs) for one in asked]
+    made = [answer_prompt(own, make_inputs(loaded(), one, False), None, 48, needs) for one in asked]
     return [text for text in made if text is not None]
 
 
@@ -69,7 +69,7 @@ def read(folder: Path) -> Reader:
 
 
 def examined(folder: Path, texts: list[OwnText]) -> tuple[list[Trial], list[Trial], Reader]:
-    return find_remedies(read(folder), Folder.of(folder), target(), texts)
+    return find_remedies(read(folder), CheckpointFolder.of(folder), target(), texts)
 
 
 def share(reader: Reader, texts: list[OwnText], depth: int = 1) -> float:
@@ -297,14 +297,14 @@ def test_a_bad_list_is_refused(name: str, content: str, tmp_path: Path) -> None:
 
 def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
     draw = np.random.default_rng(0)
-    held = [mean([draw.random(40) < draw.beta(8, 2) for _ in range(20)]) for _ in range(400)]
+    held = [mean_share([draw.random(40) < draw.beta(8, 2) for _ in range(20)]) for _ in range(400)]
     inside = np.mean([found.low <= 0.8 <= found.high for found in held])
     assert 0.92 <= inside <= 0.98
 
 
 @pytest.mark.parametrize(("chance", "freedom", "value"), [(0.975, 10, 2.228), (0.975, 30, 2.042), (0.995, 20, 2.845)])
 def test_student_quantiles_equal_the_published_table(chance: float, freedom: int, value: float) -> None:
-    assert student(chance, freedom) == pytest.approx(value, abs=2e-3)
+    assert student_t_quantile(chance, freedom) == pytest.approx(value, abs=2e-3)
 
 
 @pytest.mark.parametrize(("skill", "gains"), [(0.0, False), (0.3, True)])

@@ -12,9 +12,9 @@ from mmdec.drafters.eagle.specvlm import (
     ElasticCompressor,
     SpecVLM,
     SpecVLMConfig,
+    choose_compressor,
     expected_kept_share,
     question_mask,
-    top_choice,
 )
 from mmdec.errors import InputError
 
@@ -45,7 +45,7 @@ def row(images: tuple[tuple[int, int], ...] = IMAGES, length: int = LENGTH, seed
 def test_the_gates_gradient_equals_a_hand_computation() -> None:
     torch.manual_seed(3)
     logits = torch.tensor([0.3, -0.2, 0.5], requires_grad=True)
-    choice, factor = top_choice(logits, 0.7, training=True)
+    choice, factor = choose_compressor(logits, 0.7, training=True)
     assert factor is not None
     assert float(factor.detach()) == pytest.approx(1.0)
     factor.backward()
@@ -60,14 +60,14 @@ def test_the_gates_gradient_equals_a_hand_computation() -> None:
 
 def test_inference_takes_the_best_choice_without_noise() -> None:
     before = torch.random.get_rng_state()
-    assert top_choice(torch.tensor([0.1, 0.4, 0.2]), 1.0, training=False) == (1, None)
+    assert choose_compressor(torch.tensor([0.1, 0.4, 0.2]), 1.0, training=False) == (1, None)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_gumbel_samples_follow_the_softmax() -> None:
     torch.manual_seed(0)
     logits = torch.tensor([0.0, 1.0])
-    share = sum(top_choice(logits, 1.0, training=True)[0] for _ in range(4000)) / 4000
+    share = sum(choose_compressor(logits, 1.0, training=True)[0] for _ in range(4000)) / 4000
     assert share == pytest.approx(float(logits.softmax(-1)[1]), abs=0.03)
 
 
