@@ -1,0 +1,647 @@
+"""Transcribes one recording window by window, as a generator that asks for everything that runs the model.
+
+A Whisper reads windows of 30 s. `transcribe_windows` decides what happens around them: which tokens a window's text
+begins with, where the next window starts, whether a text is decoded again at a higher temperature or dropped as
+silence, and which segments the timestamps delimit. It runs no model itself: it yields an `EncodeRequest` for a window's
+encoder states and a `LogitsRequest` for a decoder pass over known tokens, and continues with the answer; texts come
+from `yield from decode_window(...)`, which may yield requests of its own. So one thread can drive any number of
+recordings and choose which of their requests it answers together. `run` answers those of one recording alone.
+
+The result equals that of transformers' `generate` for the recording alone, which encodes a window again for each
+temperature and each question; here each window is encoded once, and the probability of silence costs a pass only if
+the text is improbable.
+
+References:
+    Radford et al. 2022 (Whisper), section 3.8 and 4.5: the sequence of windows, fallback temperatures and thresholds.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import GenerationConfig, GenerationMixin, WhisperForConditionalGeneration
+from transformers.generation.logits_process import (
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperNoSpeechDetection,
+    WhisperTimeStampLogitsProcessor,
+)
+from transformers.modeling_outputs import BaseModelOutput
+
+from mmdec.checks.arguments import show
+from mmdec.errors import InputError
+from mmdec.generation.run import Speculation
+from mmdec.whisper.call import SOUND, compression_ratio
+from mmdec.whisper.target import LANGUAGE_CODES
+
+TIMESTAMP_SECONDS = 0.02  # from one timestamp token to the next
+FRAME_SECONDS = 0.01  # from one feature frame to the next
+MAX_CONDITION_TEMPERATURE = 0.5  # the next window is not conditioned on text that was sampled at this or more
+CONDITION_TYPES = ("first-segment", "all-segments")
+
+
+@dataclass(frozen=True)
+class EncodeRequest:
+    """Asks for the encoder's states (1, S, H) of a window; `run` shows how to answer it."""
+
+    features: Tensor  # (1, mels, F), padded to a whole window
+
+
+@dataclass(frozen=True)
+class LogitsRequest:
+    """Asks for the decoder's logits (1, P, V) after each of the P tokens of a text that is known already."""
+
+    ids: Tensor  # (1, P)
+    mask: Tensor | None  # (1, P), False where a token is padding; None: nowhere
+    encoded: BaseModelOutput  # the encoder's states
+
+
+@dataclass(frozen=True)
+class WindowCall:
+    """The decoding of one window at one temperature, prepared for `Speculation.begin`."""
+
+    input_ids: Tensor  # (1, P), what the text continues
+    generation_config: GenerationConfig
+    inputs: Mapping[str, Any]  # all other arguments that transformers passes to a custom decoding loop
+    features: Tensor  # (1, mels, F), what the encoder read
+    seek: int  # the frame of the recording at which the window begins
+    frames: int  # number of frames in the window that belong to the recording
+    temperature: float | None
+    attempt: int  # how often the window was decoded before, at lower temperatures
+
+
+# Decodes one window. Returns what `generate` returns: token ids (1, L), or transformers' output object if the
+# configuration asks for one.
+DecodeWindow = Callable[[WindowCall], Generator[Any, Any, Any]]
+
+# Times the tokens of a window: (the output object, with `cross_attentions`; the window's features; number of prompt
+# tokens; frames with sound, None: all) -> start and duration in seconds of each of the L tokens (L,).
+TimeTokens = Callable[[Any, Tensor, int, int | None], tuple[Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True)
+class TimedSegment:
+    """The text between two timestamp tokens. Times are seconds from the recording's beginning."""
+
+    start: float
+    end: float
+    tokens: list[int]  # timestamp tokens included
+    window: int  # index in `LongFormResult.windows`
+    token_starts: Tensor | None = None  # start of each token; None: tokens were not timed
+    token_seconds: Tensor | None = None  # duration of each token; None: unknown
+
+
+@dataclass(frozen=True)
+class DecodedWindow:
+    """What became of one window."""
+
+    seek: int  # the frame of the recording at which it begins
+    frames: int
+    prompt: list[int]  # the tokens that the text continues
+    tokens: list[int]  # the text, without the end token
+    temperature: float | None  # the one of the text; lower ones were tried before it
+    attempts: int  # number of temperatures tried
+    skipped: bool  # whether the window counts as silence, so that its text was dropped
+    compression_ratio: float | None  # None without `compression_ratio_threshold`
+    avg_logprob: float | None  # mean over the tokens, the end token included; None without `logprob_threshold`
+    no_speech_prob: float | None  # None if nothing depended on it
+
+
+@dataclass(frozen=True)
+class LongFormResult:
+    """The text of a recording."""
+
+    segments: list[TimedSegment] = field(default_factory=lambda: [])
+    windows: list[DecodedWindow] = field(default_factory=lambda: [])
+
+    @property
+    def tokens(self) -> list[int]:
+        """Return the token ids of all segments, which are `generate`'s sequence."""
+        return [token for segment in self.segments for token in segment.tokens]
+
+
+def transcribe_windows(
+    model: WhisperForConditionalGeneration,
+    input_features: Tensor,
+    decode_window: DecodeWindow,
+    *,
+    attention_mask: Tensor | None = None,
+    language: str | None = None,
+    task: str | None = None,
+    return_timestamps: bool | None = None,
+    time_tokens: TimeTokens | None = None,
+    prompt_ids: Tensor | None = None,
+    prompt_condition_type: Literal["first-segment", "all-segments"] | None = None,
+    condition_on_prev_tokens: bool | None = None,
+    temperature: float | Sequence[float] | None = None,
+    compression_ratio_threshold: float | None = None,
+    logprob_threshold: float | None = None,
+    no_speech_threshold: float | None = None,
+    logits_processor: Sequence[Any] | None = None,
+    **options: Any,
+) -> Generator[Any, Any, LongFormResult]:
+    """Transcribe one recording. Arguments are those of transformers' `generate`, with its defaults, except these:
+
+    Args:
+        model: Its generation config gives defaults. Another attention than "eager" is kept for timed tokens, too.
+        input_features: (1, mels, T), one window or more.
+        decode_window: Called for each window and temperature.
+        attention_mask: (1, T), 1 at frames with sound; only `time_tokens` reads it.
+        time_tokens: Times the tokens of each window; None: they get no times.
+        options: Further generation options.
+
+    Yields:
+        `EncodeRequest`, `LogitsRequest`, and what `decode_window` yields.
+
+    Returns:
+        Segments and windows.
+
+    Raises:
+        InputError: For options that contradict each other or the model.
+    """
+    config, others = _generation_config(model, options)
+    settings: Any = config
+    window_frames = _input_stride(model) * model.config.max_source_positions
+    frames = input_features.shape[-1]
+    long = frames > window_frames
+
+    # 1. Options that the caller left out are those of the generation config.
+    def chosen(name: str, value: Any) -> Any:
+        return value if value is not None else getattr(settings, name, None)
+
+    thresholds = _Thresholds(
+        chosen("compression_ratio_threshold", compression_ratio_threshold),
+        chosen("logprob_threshold", logprob_threshold),
+        chosen("no_speech_threshold", no_speech_threshold),
+    )
+    condition = bool(chosen("condition_on_prev_tokens", condition_on_prev_tokens))
+    timestamps = True if long and return_timestamps is None else bool(chosen("return_timestamps", return_timestamps))
+    no_timestamps: int | None = getattr(settings, "no_timestamps_token_id", None)
+    prompt_kind = prompt_condition_type or CONDITION_TYPES[0]
+    _check(settings, language, task, prompt_kind, condition, long, timestamps, no_timestamps)
+    settings.return_timestamps = timestamps
+    settings.return_token_timestamps = time_tokens is not None
+    settings.output_attentions = time_tokens is not None
+    settings.output_scores = thresholds.logprob is not None
+    settings.return_dict_in_generate = time_tokens is not None or thresholds.logprob is not None
+    temperatures: list[float | None]
+    temperatures = list(temperature) if isinstance(temperature, Sequence) else [temperature]
+    first_time = model.config.vocab_size + 1 if no_timestamps is None else no_timestamps + 1
+    sounding = None if attention_mask is None else int(attention_mask.sum())
+    wanted_language, wanted_task = chosen("language", language), chosen("task", task)
+
+    # 2. Each window's text begins with the start token, the language, the task and whether it has timestamps. The
+    # language is detected in the first window.
+    features = _window_features(input_features, 0, window_frames)
+    encoded = yield from _encode(features)
+    start = _start_tokens(model, settings, wanted_language, wanted_task)
+    if start.undetected:
+        ids = torch.tensor([[settings.decoder_start_token_id]], device=model.device)
+        logits: Tensor = yield LogitsRequest(ids, None, encoded)
+        spoken = sorted(settings.lang_to_id.values())
+        start.tokens[1:2] = [spoken[int(logits[0, -1, spoken].argmax())]]
+    initial = _with_task(start.tokens, settings, wanted_language, wanted_task)
+    processors, silence, previous_start = _processors(settings, logits_processor, len(initial), thresholds, model)
+
+    # 3. Decode window after window. A window begins where the last complete segment ended.
+    result, seek = LongFormResult(), 0
+    conditions = condition  # whether the next window's text continues the previous one
+    written = list[list[int]]()  # texts that the next window's may continue
+    if prompt_ids is not None and prompt_kind == "first-segment":
+        begun = int(prompt_ids[0]) == getattr(settings, "prev_sot_token_id", None)
+        written.append(prompt_ids[begun:].tolist())
+    while seek < frames:
+        here = min(frames - seek, window_frames)
+        if seek:
+            features = _window_features(input_features, seek, window_frames)
+            encoded = yield from _encode(features)
+        before, mask = list[int](), None
+        if conditions and written:
+            whole = prompt_ids is not None and prompt_kind == "all-segments"
+            head = prompt_ids.tolist() if whole and prompt_ids is not None else previous_start
+            before = head + _recent(written, first_time, model.config.max_target_positions // 2 - 1)
+        elif prompt_ids is not None:
+            before = prompt_ids.tolist()
+        ids = torch.tensor([[*before, *initial]], device=model.device)
+        if conditions and written:
+            mask = ids != settings.pad_token_id
+        _limit_length(settings, model, ids.shape[1])
+        for processor in processors:
+            if hasattr(processor, "set_begin_index"):
+                processor.set_begin_index(ids.shape[1])
+
+        arguments = {
+            "inputs": features,
+            "encoder_outputs": encoded,
+            "attention_mask": attention_mask,
+            "decoder_input_ids": ids,
+            "logits_processor": processors,
+            # or `generate` would add processors for the model's own settings to those above
+            "suppress_tokens": None,
+            "begin_suppress_tokens": None,
+            **({} if mask is None else {"decoder_attention_mask": mask}),
+            **others,
+        }
+        decoded, sequence, output = None, list[int](), None
+        for attempt, degree in enumerate(temperatures):
+            settings.do_sample = degree is not None and degree > 0
+            settings.temperature = degree if settings.do_sample else 1.0
+            call, inputs, own = _prepare(model, config, arguments)
+            output = yield from decode_window(WindowCall(call, own, inputs, features, seek, here, degree, attempt))
+            sequence = _new_tokens(output, ids.shape[1], settings)
+            ratio = logprob = no_speech = None
+            if thresholds.compression_ratio is not None:
+                size = int(math.log2(model.config.vocab_size) / 8) + 1
+                ratio = compression_ratio(b"".join(token.to_bytes(size, "little") for token in sequence))
+            if thresholds.logprob is not None:
+                logprob = _mean_logprob(output.scores, sequence, degree or 0.0)
+            if thresholds.no_speech is not None and logprob is not None and logprob < cast(float, thresholds.logprob):
+                if silence is not None:
+                    no_speech = float(silence.no_speech_prob[0])
+                else:
+                    logits = yield LogitsRequest(ids, mask, encoded)
+                    at_start = logits[0, ids.shape[1] - len(initial)]
+                    no_speech = float(at_start.float().softmax(-1)[cast(int, no_timestamps) - 1])
+            skipped = no_speech is not None and no_speech > cast(float, thresholds.no_speech)
+            if sequence[-1] == settings.eos_token_id:
+                sequence = sequence[:-1]
+            decoded = DecodedWindow(
+                seek=seek,
+                frames=here,
+                prompt=ids[0].tolist(),
+                tokens=sequence,
+                temperature=degree,
+                attempts=attempt + 1,
+                skipped=skipped,
+                compression_ratio=ratio,
+                avg_logprob=logprob,
+                no_speech_prob=no_speech,
+            )
+            conditions = condition and (degree is None or degree < MAX_CONDITION_TEMPERATURE)
+            if skipped or not thresholds.refuse(ratio, logprob):
+                break
+        assert decoded is not None
+        result.windows.append(decoded)
+        if decoded.skipped:
+            seek += here
+            continue
+
+        starts = seconds = None
+        if time_tokens is not None:
+            left = None if sounding is None else sounding - seek
+            starts, seconds = time_tokens(output, features, ids.shape[1], left)
+        offset = seek * TIMESTAMP_SECONDS / _input_stride(model)
+        spans, advance = _spans(sequence, first_time, here, _input_stride(model))
+        for span in spans:
+            places = slice(ids.shape[1] + span.begin, ids.shape[1] + span.end)
+            result.segments.append(
+                TimedSegment(
+                    start=offset + span.first * TIMESTAMP_SECONDS,
+                    end=offset + span.last * TIMESTAMP_SECONDS,
+                    tokens=sequence[span.begin : span.end],
+                    window=len(result.windows) - 1,
+                    token_starts=None if starts is None else starts[places] + offset,
+                    token_seconds=None if seconds is None else seconds[places],
+                )
+            )
+            written.append(result.segments[-1].tokens)
+        seek += advance
+    return result
+
+
+@dataclass(frozen=True)
+class _Thresholds:
+    """The limits beyond which a window's text is refused; None: no limit."""
+
+    compression_ratio: float | None
+    logprob: float | None
+    no_speech: float | None
+
+    def __post_init__(self) -> None:
+        if self.no_speech is not None and self.logprob is None:
+            raise InputError(
+                f"`logprob_threshold` must be given with `no_speech_threshold`, which is {show(self.no_speech)}, but "
+                "is None: silence is where both say so. Whisper's own is -1.0."
+            )
+
+    def refuse(self, ratio: float | None, logprob: float | None) -> bool:
+        """Return whether a text repeats itself too much or is too improbable."""
+        repeats = ratio is not None and ratio > cast(float, self.compression_ratio)
+        return repeats or (logprob is not None and logprob < cast(float, self.logprob))
+
+
+def _generation_config(
+    model: WhisperForConditionalGeneration, options: Mapping[str, Any]
+) -> tuple[GenerationConfig, dict[str, Any]]:
+    """Return the model's generation config with these options, and the options that are not of a generation config."""
+    config = copy.deepcopy(cast(GenerationConfig, model.generation_config))
+    others = config.update(**options)
+    if config.max_length is None and config.max_new_tokens is None:
+        config.max_length = model.config.max_target_positions
+    return config, others
+
+
+def _check(
+    settings: Any,
+    language: str | None,
+    task: str | None,
+    prompt_kind: str,
+    condition: bool,
+    long: bool,
+    timestamps: bool,
+    no_timestamps: int | None,
+) -> None:
+    """Raise InputError for options that contradict each other or the model."""
+    if (language is not None or task is not None) and not getattr(settings, "is_multilingual", True):
+        raise InputError(
+            f"`language` and `task` must be None for a model that knows English alone, but are {show(language)} and "
+            f"{show(task)}. Leave them out."
+        )
+    if prompt_kind not in CONDITION_TYPES:
+        raise InputError(
+            f"`prompt_condition_type` must be one of {', '.join(CONDITION_TYPES)}, but is {show(prompt_kind)}. Choose "
+            "one."
+        )
+    if prompt_kind == "all-segments" and not condition:
+        raise InputError(
+            "`condition_on_prev_tokens` must be True where `prompt_condition_type` is 'all-segments', but is False. "
+            "Set it, or condition the first segment alone."
+        )
+    if long and not timestamps:
+        raise InputError(
+            "`return_timestamps` must be True for a recording longer than one window, but is False: the next window "
+            "begins at a timestamp. Leave it out."
+        )
+    if timestamps and no_timestamps is None:
+        raise InputError(
+            "`return_timestamps` must be False for a model whose generation config has no `no_timestamps_token_id`, "
+            "but is True. Set this id, or leave timestamps out."
+        )
+
+
+@dataclass(frozen=True)
+class _StartTokens:
+    """The first tokens of each window's text, without the task."""
+
+    tokens: list[Any]  # the start token, the language (None: no token), and what an old generation config forces
+    undetected: bool  # whether the language is to be detected, and put behind the start token
+
+
+def _start_tokens(
+    model: WhisperForConditionalGeneration, settings: Any, language: str | None, task: str | None
+) -> _StartTokens:
+    tokens: list[Any] = [settings.decoder_start_token_id]
+    if language is not None:
+        return _StartTokens([*tokens, _language_id(settings, language)], False)
+    if task is None:  # the checkpoints of OpenAI still name language and task as tokens that are forced
+        forced = getattr(settings, "forced_decoder_ids", None) or getattr(model.config, "forced_decoder_ids", None)
+        places = [place for place, _ in forced or ()]
+        if places and places[0] == 1:
+            if places != list(range(1, len(places) + 1)):
+                raise InputError(
+                    f"`forced_decoder_ids` must name the positions 1, 2, ... in order, but is {show(forced)}. Leave "
+                    "it out, and give `language` and `task`."
+                )
+            tokens += [token for _, token in cast(Any, forced)]
+    undetected = getattr(settings, "lang_to_id", None) is not None and [*tokens, None][1] is None
+    return _StartTokens(tokens, undetected)
+
+
+def _language_id(settings: Any, language: str) -> int:
+    name = language.lower().removeprefix("<|").removesuffix("|>")
+    known: Mapping[str, int] = getattr(settings, "lang_to_id", None) or {}
+    token = f"<|{LANGUAGE_CODES.get(name, name)}|>"
+    if token not in known:
+        raise InputError(
+            f"`language` must be one that the model knows, but is {show(language)}. It knows {', '.join(known)}."
+        )
+    return known[token]
+
+
+def _with_task(tokens: Sequence[Any], settings: Any, language: str | None, task: str | None) -> list[int]:
+    """Add the task to the first tokens of a text, and that the text has no timestamps, if so."""
+    tokens = list(tokens)
+    tasks: Mapping[str, int] | None = getattr(settings, "task_to_id", None)
+    if task is not None:
+        if tasks is None or task not in tasks:
+            raise InputError(f"`task` must be one of {', '.join(tasks or ())}, but is {show(task)}. Choose one.")
+        tokens.append(tasks[task])
+    elif language is not None and tasks is not None and not set(tokens) & set(tasks.values()):
+        tokens.append(tasks["transcribe"])
+    no_timestamps = getattr(settings, "no_timestamps_token_id", None)
+    if settings.return_timestamps and tokens[-1] == no_timestamps:
+        tokens.pop()
+    elif not settings.return_timestamps and no_timestamps is not None and tokens[-1] != no_timestamps:
+        tokens.append(no_timestamps)
+    return [token for token in tokens if token is not None]
+
+
+def _processors(
+    settings: Any,
+    given: Sequence[Any] | None,
+    begin: int,
+    thresholds: _Thresholds,
+    model: WhisperForConditionalGeneration,
+) -> tuple[list[Any], WhisperNoSpeechDetection | None, list[int]]:
+    """Make the logits processors of all windows, in transformers' order, and clear the settings that they replace.
+
+    Args:
+        given: The caller's processors.
+        begin: Number of tokens that each text begins with.
+
+    Returns:
+        The processors; the one that notes the probability of silence, if the first logits hold it, else None; the
+        token that introduces previous text, as a list, empty if the model has none.
+    """
+    device: Any = model.device  # typed as `Any`, because transformers' type is str
+    processors, silence = list[Any](), None
+    if thresholds.no_speech is not None and begin == 1:
+        # the probability is that after the start token, whose logits are those of the first new token
+        silence = WhisperNoSpeechDetection(settings.no_timestamps_token_id - 1, begin)
+        processors.append(silence)
+    if settings.begin_suppress_tokens is not None:
+        processors.append(SuppressTokensAtBeginLogitsProcessor(settings.begin_suppress_tokens, begin, device=device))
+    suppressed = settings.suppress_tokens
+    if suppressed is not None:
+        processors.append(SuppressTokensLogitsProcessor(suppressed, device=device))
+    if settings.return_timestamps:
+        processors.append(WhisperTimeStampLogitsProcessor(settings, begin_index=begin))
+    settings.begin_suppress_tokens = settings.suppress_tokens = None
+    previous_start: int | None = getattr(settings, "prev_sot_token_id", None)
+    if previous_start is None and suppressed is not None and len(suppressed) >= 2:
+        previous_start = int(suppressed[-2])  # as in the checkpoints of OpenAI
+    return [*processors, *(given or ())], silence, [] if previous_start is None else [previous_start]
+
+
+def _input_stride(model: WhisperForConditionalGeneration) -> int:
+    """Return the number of feature frames for each encoder state."""
+    encoder: Any = model.model.encoder
+    return int(encoder.conv1.stride[0] * encoder.conv2.stride[0])
+
+
+def _window_features(features: Tensor, seek: int, width: int) -> Tensor:
+    """Cut a window of `width` frames out of features (1, mels, T), padded with zeros at the recording's end."""
+    window = features[..., seek : seek + width]
+    return pad(window, (0, width - window.shape[-1]))
+
+
+def _encode(features: Tensor) -> Generator[Any, Any, BaseModelOutput]:
+    states: Tensor = yield EncodeRequest(features)
+    encoded = BaseModelOutput(last_hidden_state=cast(torch.FloatTensor, states))
+    setattr(encoded, SOUND, features)  # some drafters read the sound
+    return encoded
+
+
+def _recent(written: Sequence[Sequence[int]], first_time: int, most: int) -> list[int]:
+    """Join previous texts, and return their last tokens, at most `most`.
+
+    A text that ends with two timestamps loses the last one, which is the next text's first.
+    """
+    doubled = (len(text) > 2 and text[-2] >= first_time for text in written)
+    joined = [token for text, twice in zip(written, doubled, strict=True) for token in text[: len(text) - twice]]
+    return joined[-most:]
+
+
+def _limit_length(settings: Any, model: WhisperForConditionalGeneration, prompt: int) -> None:
+    """Set how long this window's text may become.
+
+    Args:
+        settings: The generation config. Its `max_length` counts new tokens; the prompt of each window is added to it,
+            and stays in it for the next window, as in transformers.
+        prompt: Number of tokens before the new ones.
+    """
+    room = model.config.max_target_positions
+    if settings.max_new_tokens is None:
+        settings.max_length = min(settings.max_length + min(room // 2 - 1, prompt), room)
+    elif settings.max_new_tokens + prompt > room:
+        raise InputError(
+            f"`max_new_tokens` must be at most {room - prompt} behind {prompt} tokens of prompt and previous text, but "
+            f"is {settings.max_new_tokens}. Lower it, or shorten the prompt."
+        )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A decoding loop for `generate` that decodes nothing, and returns what `generate` has prepared."""
+
+    def __call__(
+        self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
+    ) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
+        return input_ids, inputs, generation_config
+
+
+def _prepare(
+    model: WhisperForConditionalGeneration, config: GenerationConfig, arguments: Mapping[str, Any]
+) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
+    """Let the `generate` of all models, not Whisper's own, prepare the decoding of one window."""
+    generate = cast(Any, GenerationMixin).generate
+    return generate(model, **arguments, generation_config=config, custom_generate=_Prepared())
+
+
+def _new_tokens(output: Any, prompt: int, settings: Any) -> list[int]:
+    """Return the new tokens of `decode_window`'s result with their end token, but without padding."""
+    ids: Tensor = output if isinstance(output, Tensor) else output.sequences
+    tokens: list[int] = ids[0, prompt:].tolist()
+    if tokens[-1] == settings.pad_token_id:
+        padding = tokens.count(settings.pad_token_id) - (settings.pad_token_id == settings.eos_token_id)
+        tokens = tokens[: len(tokens) - padding]
+    return tokens
+
+
+def _mean_logprob(scores: Sequence[Tensor], tokens: Sequence[int], temperature: float) -> float:
+    """Return the mean log-probability of the tokens, the end token included.
+
+    Args:
+        scores: (1, V) for each new token, the logits after all processors, which divide by the temperature.
+    """
+    logits = torch.stack(list(scores))[: len(tokens), 0]
+    chosen = torch.tensor(tokens[-len(logits) :], device=logits.device)
+    scaled = (logits * (temperature or 1)).float()
+    logprobs = scaled.log_softmax(-1).to(logits.dtype).gather(1, chosen[:, None])[:, 0].cpu()
+    return float(sum(logprobs) / len(chosen))  # summed in order, as in transformers: the last bit may decide
+
+
+@dataclass(frozen=True)
+class _Span:
+    """The tokens of one segment in a window's text, and its times in timestamp steps from the window's beginning."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+def _spans(tokens: Sequence[int], first_time: int, frames: int, stride: int) -> tuple[list[_Span], int]:
+    """Cut a window's text into segments at its pairs of timestamps.
+
+    Args:
+        frames: Number of frames of the recording in the window.
+        stride: Frames for each timestamp step.
+
+    Returns:
+        The segments, and by how many frames the next window begins later.
+    """
+    times = [token >= first_time for token in tokens]
+    cuts = [place for place, (one, other) in enumerate(pairwise(times), 1) if one and other]
+    if not cuts:  # the whole text is one segment, up to its last timestamp
+        # in single precision, as in transformers, because the result is rounded down
+        last = int(torch.tensor(frames) * FRAME_SECONDS / TIMESTAMP_SECONDS)
+        heard = [token for token in tokens if token >= first_time]
+        if heard and heard[-1] != first_time:
+            last = heard[-1] - first_time
+        return [_Span(0, len(tokens), 0, last)], frames
+    ends_alone = times[-2:] == [False, True]  # nothing is said after the last timestamp
+    # Else the text after the last pair is dropped: the window cut it off, so the next one begins with it. The pair's
+    # second timestamp stays, to show that there was a pair.
+    bounds = [0, *cuts, len(tokens)] if ends_alone else [0, *cuts[:-1], cuts[-1] + 1]
+    spans = [
+        _Span(begin, end, tokens[begin] - first_time, tokens[end - 1] - first_time) for begin, end in pairwise(bounds)
+    ]
+    if ends_alone:
+        return spans, frames
+    last = tokens[bounds[-1] - 2] - first_time
+    spans[-1] = _Span(spans[-1].begin, spans[-1].end, spans[-1].first, last)
+    return spans, last * stride
+
+
+def answer(model: WhisperForConditionalGeneration, request: Any) -> Tensor:
+    """Run the model for an `EncodeRequest` or a `LogitsRequest`."""
+    if isinstance(request, EncodeRequest):
+        return model.get_encoder()(request.features.to(model.dtype)).last_hidden_state
+    assert isinstance(request, LogitsRequest)
+    masked: dict[str, Tensor] = {}
+    if request.mask is not None:
+        positions = (request.mask.long().cumsum(-1) - 1).masked_fill(~request.mask, 0)
+        masked = {"decoder_attention_mask": request.mask, "decoder_position_ids": positions}
+    whole: Any = model
+    return whole(encoder_outputs=request.encoded, decoder_input_ids=request.ids, use_cache=False, **masked).logits
+
+
+def decode_alone(model: WhisperForConditionalGeneration, speculation: Speculation) -> DecodeWindow:
+    """Return a `decode_window` that decodes at once, and yields nothing."""
+
+    def decode(window: WindowCall) -> Iterator[Any]:
+        yield from ()
+        return speculation(model, window.input_ids, window.generation_config, **window.inputs)
+
+    return cast(DecodeWindow, decode)
+
+
+@torch.no_grad()
+def run(recording: Generator[Any, Any, LongFormResult], model: WhisperForConditionalGeneration) -> LongFormResult:
+    """Drive one recording to its end, and answer each of its requests alone."""
+    reply: Tensor | None = None
+    while True:
+        try:
+            request = recording.send(reply)
+        except StopIteration as end:
+            return end.value
+        reply = answer(model, request)
