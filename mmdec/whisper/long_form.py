@@ -41,6 +41,7 @@ from mmdec.errors import InputError
 from mmdec.generation.run import Speculation
 from mmdec.whisper.call import SOUND, compression_ratio
 from mmdec.whisper.target import LANGUAGE_CODES
+from mmdec.whisper.words import TokenAligner, WordBeginnings
 
 TIMESTAMP_SECONDS = 0.02  # from one timestamp token to the next
 FRAME_SECONDS = 0.01  # from one feature frame to the next
@@ -610,6 +611,23 @@ def _spans(tokens: Sequence[int], first_time: int, frames: int, stride: int) -> 
     last = tokens[bounds[-1] - 2] - first_time
     spans[-1] = _Span(spans[-1].begin, spans[-1].end, spans[-1].first, last)
     return spans, last * stride
+
+
+def align_tokens(model: WhisperForConditionalGeneration, begins: WordBeginnings) -> TimeTokens:
+    """Return a `time_tokens` that aligns tokens to attention and loudness.
+
+    Args:
+        begins: Called with token ids; returns for each whether it begins a word, None for a token without sound.
+    """
+    settings: Any = model.generation_config
+    layers, first_time = model.config.decoder_layers, settings.no_timestamps_token_id + 1
+
+    def times(output: Any, features: Tensor, prompt: int, frames: int | None) -> tuple[Tensor, Tensor]:
+        aligner = TokenAligner(layers, begins, lambda: features, first_time)
+        starts = aligner(output, settings.alignment_heads, num_frames=frames, num_input_ids=prompt)
+        return starts[0], output["token_seconds"][0]
+
+    return times
 
 
 def answer(model: WhisperForConditionalGeneration, request: Any) -> Tensor:
