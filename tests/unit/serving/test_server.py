@@ -178,7 +178,7 @@ def test_a_row_ends_within_a_round_when_its_client_leaves(engines: dict[str, Any
 
 def test_rows_that_are_read_again_end_together() -> None:
     class Waits:
-        gone = False
+        disconnected = False
 
     jobs = [Waits(), Waits(), Waits()]
     ends = DisconnectCriterion(jobs)  # type: ignore[arg-type] # of a job, it reads this alone
