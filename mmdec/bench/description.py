@@ -19,7 +19,7 @@ from mmdec.errors import InputError
 from mmdec.evaluation.description import PROMPT, DescriptionHarness, questions_of
 from mmdec.evaluation.harness import Log, Method, describe_measurement, no_log, parse_plan
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.tasks.batch import as_drafter
+from mmdec.tasks.loading import as_drafter
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
 from mmdec.vision.describe import AUTO

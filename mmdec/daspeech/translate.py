@@ -28,9 +28,9 @@ from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import path_text
 from mmdec.io import audio as sound
-from mmdec.tasks.batch import check_placement
 from mmdec.tasks.confidence import check_min_confidence, read_calibrations
 from mmdec.tasks.inputs import INAUDIBLE, SILENCE, Audio, AudioList, as_batch, peak, read_recording, with_notes
+from mmdec.tasks.loading import check_placement
 from mmdec.tasks.threads import with_threads
 
 __all__ = ["TranslateOptions", "Translation", "translate_speech"]

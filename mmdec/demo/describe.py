@@ -16,12 +16,12 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
+from mmdec.core.loop import Round
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.html import confidence_html, output_html, require, status
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
 from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
-from mmdec.tasks.batch import Round
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.vision.answer import Description, read_image, to_pil
 from mmdec.vision.describe import DEFAULT_MODEL, available_drafters, describe, load_vlm

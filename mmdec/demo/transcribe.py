@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from mmdec import InputError
+from mmdec.core.loop import Round
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import DECODERS, Tell
 from mmdec.demo.html import UNSURE_CONFIDENCE, confidence_html, error_sentence, output_html, status
@@ -31,7 +32,6 @@ from mmdec.demo.layout import (
     status_line,
 )
 from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
-from mmdec.tasks.batch import Round
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 from mmdec.whisper.transcribe import AUTO, load_transcriber, transcribe

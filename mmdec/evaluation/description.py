@@ -33,7 +33,9 @@ from mmdec.evaluation.harness import (
 )
 from mmdec.generation.run import DrafterChoice
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.tasks.batch import MAX_NEW_TOKENS, BatchError, as_drafter
+from mmdec.tasks.batch import BatchError
+from mmdec.tasks.generate_options import MAX_NEW_TOKENS
+from mmdec.tasks.loading import as_drafter
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import IMAGE

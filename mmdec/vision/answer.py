@@ -31,16 +31,10 @@ from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.familiar_pictures import FamiliarPictures
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.media import VisionOutput
-from mmdec.tasks.batch import (
-    RESERVED,
-    Usage,
-    check_reserved,
-    load_speculation,
-    renumber_rounds,
-    sets_length,
-    with_length,
-)
 from mmdec.tasks.confidence import Calibration, Evidence, confidence, evidence, read_calibrations
+from mmdec.tasks.generate_options import RESERVED, check_reserved, sets_length, with_length
+from mmdec.tasks.loading import load_speculation
+from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.types import Draft, Drafter, Plan
 
 OnText = Callable[[str], None]

@@ -22,8 +22,8 @@ from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions
 from mmdec.io.images import to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL
-from mmdec.tasks.batch import as_drafter, as_loaded
 from mmdec.tasks.confidence import Evidence, check_min_confidence, confidence_error
+from mmdec.tasks.loading import as_drafter, as_loaded
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import Description, DescriptionRequest, OnText, describe_batch
 from mmdec.vision.describe import (

@@ -28,16 +28,10 @@ from mmdec.generation.run import DecodingOptions, DrafterChoice
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.tasks import batch as call
-from mmdec.tasks.batch import (
-    MAX_BATCH,
-    ArgumentKind,
-    InputBatch,
-    TaskLoader,
-    as_drafter,
-    as_loaded,
-    find_drafter_folder,
-)
+from mmdec.tasks.batch import InputBatch
 from mmdec.tasks.confidence import check_min_confidence
+from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_drafter, as_loaded, find_drafter_folder
+from mmdec.tasks.options import MAX_BATCH
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import Description, DescriptionRequest, OnRound, OnText, describe_batch
 

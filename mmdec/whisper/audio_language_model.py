@@ -21,17 +21,10 @@ from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import option_names, rounds_of
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.tasks.batch import (
-    RESERVED,
-    Usage,
-    check_reserved,
-    length_errors,
-    load_speculation,
-    renumber_rounds,
-    sets_length,
-    with_length,
-)
 from mmdec.tasks.confidence import Calibration, confidence, evidence, read_calibrations
+from mmdec.tasks.generate_options import RESERVED, check_reserved, length_errors, sets_length, with_length
+from mmdec.tasks.loading import load_speculation
+from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.whisper.batches import TRANSCRIPT, ordered_reporter, silent_transcripts, timings
 from mmdec.whisper.request import TextOptions
 from mmdec.whisper.target import LANGUAGE_CODES

@@ -26,13 +26,13 @@ from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import option_names
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.io.audio.voice_activity import SpeechWindow, cut_at_pauses
-from mmdec.tasks.batch import Usage, renumber_rounds
 from mmdec.tasks.confidence import confidence, evidence
 from mmdec.tasks.inputs import describe_silence
+from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.whisper.batcher import PassBatcher
-from mmdec.whisper.call import can_use_eager_copy, compression_ratio
+from mmdec.whisper.caching_encoder import can_use_eager_copy
 from mmdec.whisper.checkpoint import LoadedWhisper
-from mmdec.whisper.request import TranscriptionRequest, UsageMeter, first_timestamp_token
+from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
 from mmdec.whisper.target import hide_generate_warnings, restore_attention
 from mmdec.whisper.transcript import (
     UNSPACED,
@@ -43,6 +43,7 @@ from mmdec.whisper.transcript import (
     word_beginnings,
     words_from_tokens,
 )
+from mmdec.whisper.window_decoder import WindowDecoder, compression_ratio
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
 ADVICE_CONFIDENCE = (
@@ -267,26 +268,35 @@ def _decode_batch(
     inputs = request.features(recordings)
     features = stopwatch.lap()
     speculation = request.speculation
-    listeners = (_wrap_callback(on_window), _wrap_callback(renumber_rounds(speculation.options.on_round, indices)))
-    begins = None
+    beginnings = None
     if request.timestamps == "word":
-        begins = partial(word_beginnings, decode=partial(request.whisper.tokenizer.decode, skip_special_tokens=True))
-    meter = UsageMeter(model, speculation, len(recordings), *listeners, request.margin, begins, together)
+        decode = partial(request.whisper.tokenizer.decode, skip_special_tokens=True)
+        beginnings = partial(word_beginnings, decode=decode)
+    decoder = WindowDecoder(
+        model,
+        speculation,
+        len(recordings),
+        on_window=_wrap_callback(on_window),
+        on_round=_wrap_callback(renumber_rounds(speculation.options.on_round, indices)),
+        margin=request.margin,
+        word_beginnings=beginnings,
+        together=together,
+    )
     arguments = request.arguments(indices, request.is_long(len(recordings[0])))
     stopwatch.lap()
-    meter.start()
-    output = _generate(request, meter, {**inputs, **arguments})
-    codes = _languages(request.whisper, meter.prompts)
+    output = _generate(request, decoder, {**inputs, **arguments})
+    codes = _languages(request.whisper, decoder.prompts)
     texts = [
         _segments(request, segments, code, len(samples) / SAMPLE_RATE)
         for segments, code, samples in zip(output["segments"], codes, recordings, strict=True)
     ]
-    counted = sum(sum(usage.seconds.values()) for usage in meter.usage)
+    usages = decoder.meter.usage
+    counted = sum(sum(usage.seconds.values()) for usage in usages)
     rest = (stopwatch.lap() - counted) / len(recordings)
     samples_read = sum(map(len, recordings))
     return [
         DecodedPiece(segments, code, usage, len(samples), features * len(samples) / samples_read, rest)
-        for segments, code, usage, samples in zip(texts, codes, meter.usage, recordings, strict=True)
+        for segments, code, usage, samples in zip(texts, codes, usages, recordings, strict=True)
     ]
 
 
@@ -320,14 +330,15 @@ def _transcript(request: TranscriptionRequest, decoded: DecodedPiece) -> Transcr
     )
 
 
-def _generate(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapping[str, Any]) -> Any:
-    """Call `generate` with these arguments, and `meter` as its decoding loop.
+def _generate(request: TranscriptionRequest, decoder: WindowDecoder, arguments: Mapping[str, Any]) -> Any:
+    """Call `generate` with these arguments, and `decoder` as its decoding loop.
 
     Raises:
         InputError: For an option that `generate` rejects; exceptions of the caller's callbacks are passed on unchanged.
     """
     try:
-        return meter.model.generate(**arguments, custom_generate=meter, monitor_progress=meter.window)
+        decoder.meter.start()
+        return decoder.model.generate(**arguments, custom_generate=decoder, monitor_progress=decoder.begin_window)
     except PASSED_ON:
         raise
     except _CallerError as error:
@@ -335,7 +346,7 @@ def _generate(request: TranscriptionRequest, meter: UsageMeter, arguments: Mappi
     except Exception as error:
         # transformers raises ValueError for rejected options, and any exception for wrong types, before the first
         # window
-        if isinstance(error, ValueError) or not meter.prompts:
+        if isinstance(error, ValueError) or not decoder.prompts:
             raise options_error(request.given, error, option_names(request.whisper.model)) from error
         raise
 

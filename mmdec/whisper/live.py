@@ -29,8 +29,8 @@ from mmdec.io.audio.pipe import BYTES, PipedSound, decode_samples, is_wav, looks
 from mmdec.io.audio.structure import AudioLoss
 from mmdec.io.audio.voice_activity import SpeechWindow, SpeechWindows, StreamResampler
 from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.tasks.batch import as_loaded, load_speculation
 from mmdec.tasks.inputs import integer_rate, split_channels, with_note
+from mmdec.tasks.loading import as_loaded, load_speculation
 from mmdec.tasks.threads import with_threads
 from mmdec.whisper.batches import transcribe_in_batches
 from mmdec.whisper.checkpoint import DEFAULT_MODEL

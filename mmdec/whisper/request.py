@@ -1,54 +1,35 @@
-"""Prepares a `transcribe` call for Whisper's `generate`: checks options, converts them to arguments, and runs the
-decoding loop.
-
-`UsageMeter` is the call's `custom_generate`. transformers' long-form code calls it once for each window and
-temperature; it runs the rounds and counts them. It must also know two things that happen elsewhere. First, the encoder
-runs earlier: a copy of the encoder, which remembers windows, measures its time. Second, transformers drops recordings
-that have ended, and decodes some recordings again at another temperature, but does not tell which. `monitor_progress`
-shows which recordings have ended. A comparison of the encoder's input features shows which are decoded again. (Row
-numbers cannot be passed along: for rows that it decodes again, transformers selects only features and prompts.)
-
-Limit: equal recordings in one batch have equal features. If sampling made their texts differ, and only one of these
-    recordings is decoded again, `UsageMeter` assumes the first one. Then the rounds, seconds and confidence of these
-    recordings may be exchanged; their texts and the batch's total are right.
-"""
+"""Checks the options of a `transcribe` call with a Whisper, and makes arguments of transformers' `generate` of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, WhisperForConditionalGeneration
+from transformers import WhisperForConditionalGeneration
 
 from mmdec.checks.arguments import show
-from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.loop import Round
-from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import shipped_folder
 from mmdec.generation.run import Speculation
 from mmdec.hub.find import model_folders
 from mmdec.io.audio import SAMPLE_RATE
-from mmdec.targets.registry import target_of
-from mmdec.tasks.batch import LENGTH_OPTIONS, RESERVED, Usage, check_reserved, sets_length
 from mmdec.tasks.confidence import Calibration, read_calibrations
-from mmdec.whisper.batcher import PassBatcher
-from mmdec.whisper.call import can_use_eager_copy, has_end_token, is_runaway, recording_features, with_caching_encoder
+from mmdec.tasks.generate_options import LENGTH_OPTIONS, RESERVED, check_reserved, sets_length
 from mmdec.whisper.checkpoint import LoadedWhisper
-from mmdec.whisper.target import LANGUAGE_CODES, WhisperTarget
-from mmdec.whisper.words import WordBeginnings, check_alignment, time_tokens
+from mmdec.whisper.features import recording_features
+from mmdec.whisper.target import LANGUAGE_CODES
+from mmdec.whisper.words import check_alignment
 
 Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
 FALLBACK_CALIBRATION_MODEL = (
     "whisper-base"  # the model whose calibration limits the confidence of models without a calibration
 )
-RUNAWAY_CHECK_TOKENS = 16  # number of new tokens between two checks whether the text repeats itself
 ENGLISH = "<|en|>"  # the language of a Whisper that has no tokens of languages
 TASKS = ("transcribe", "translate")
 MAX_TEMPERATURE = 100.0  # maximum temperature that is accepted
@@ -366,193 +347,3 @@ def can_translate(settings: Any) -> bool:
 
 def _multilingual(settings: Any) -> bool:
     return bool(getattr(settings, "is_multilingual", True)) and bool(getattr(settings, "lang_to_id", None))
-
-
-@final
-class UsageMeter:
-    """Runs the decoding rounds of one `generate` call and counts them, for each recording.
-
-    Use `meter.model.generate(..., custom_generate=meter, monitor_progress=meter.window)`.
-    """
-
-    def __init__(
-        self,
-        model: WhisperForConditionalGeneration,
-        speculation: Speculation,
-        recordings: int,
-        on_window: Callable[[Tensor], None] | None = None,
-        on_round: Callable[[Round], None] | None = None,
-        margin: float | None = None,
-        begins: WordBeginnings | None = None,
-        together: PassBatcher | None = None,
-    ) -> None:
-        """Initialize.
-
-        Args:
-            recordings: Batch size.
-            on_window: Called with the argument of `window`.
-            on_round: Called with each round; its rows are indices in the batch.
-            margin: Seconds that the encoder reads after the audio; None: up to 30 s in all.
-            begins: Function that tells which tokens begin a word, for word timestamps.
-            together: Lets several calls share decoder passes; None: no sharing.
-        """
-        once = with_caching_encoder(model, self._encoder_pass, can_use_eager_copy(model), margin, together)
-        self._target = target_of(model) if together is None else WhisperTarget(model, together)
-        self.model, self._encoding = once  # a model for this call alone, whose encoder is timed
-        if begins is not None:
-            time_tokens(self.model, begins, lambda: self._encoding.sound)
-        self.usage = [Usage() for _ in range(recordings)]
-        self.prompts: list[list[int]] = []  # token ids of each recording's prompt in the first window
-        self._model, self._speculation = model, speculation
-        self._on_window, self._on_round = on_window, on_round
-        self._first_time = first_timestamp_token(model)
-        self._stopwatch = Stopwatch(model.device)
-        self._recordings: Sequence[int] = range(recordings)  # indices in the batch of the rows that are decoded now
-        # whether the current window was not decoded yet; a window may be decoded again at other temperatures
-        self._begins = True
-        # for each recording, how many of its log-probabilities are from earlier windows
-        self._earlier = [0] * recordings
-        # for each recording, `Usage.cut` and `Usage.raisable` after earlier windows, and its tokens in this window
-        self._cut_before, self._tokens = [(0, True)] * recordings, [0] * recordings
-        self._room = 0  # tokens that the model can write behind the prompts of this window
-        self._rounds: dict[int, float] = {}  # recording -> its share of this window's rounds
-        self._encoder = 0.0  # seconds of the encoder that were not yet divided among recordings
-        self._encoded: Tensor = torch.empty(0)  # (b, mels, F), the encoder's last input: b rows of F frames
-        self._decoded: Tensor = torch.empty(0)  # the encoder's input in the last `__call__`, to recognise its rows
-
-    def start(self) -> None:
-        """Start the clock: time before `generate` is called does not count."""
-        self._stopwatch.lap()
-
-    def window(self, progress: Tensor) -> None:
-        """Start a window.
-
-        Args:
-            progress: (B, 2), for each of B recordings the current frame and the number of frames.
-        """
-        if not self.prompts:  # before the first window, the model only detects the language
-            self._share(decoder=self._stopwatch.lap() - self._encoder)
-        self._recordings = (progress[:, 0] < progress[:, 1]).nonzero()[:, 0].tolist()
-        self._begins = True
-        if self._on_window is not None:
-            self._on_window(progress)
-
-    def __call__(
-        self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-    ) -> Any:  # as `Speculation` returns it: ids or a dict
-        """Decode one window at one temperature.
-
-        Args:
-            input_ids: (b, P), prompts of P tokens of the b rows that are decoded. Returns what `generate` expects of a
-                `custom_generate`.
-        """
-        begins = self._begins
-        self._room = self._model.config.max_target_positions - input_ids.shape[1]
-        self._recordings = self._decoded_recordings()
-        for index in self._recordings:
-            if begins:
-                self._earlier[index] = len(self.usage[index].logprobs)
-                self._cut_before[index] = self.usage[index].cut, self.usage[index].raisable
-            # if a window is decoded again, drop the log-probabilities of its earlier text
-            self._restart(index)
-        if not self.prompts:
-            self.prompts = input_ids.tolist()
-        self._share()
-        self._rounds = {}
-        self._stopwatch.lap()
-        output, drafter = self._run(input_ids, generation_config, inputs, self._encoding.seconds)
-        if output is None:
-            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-            inputs |= {"encoder_outputs": self._encoding.whole(), CACHE_ARGUMENT: cache}
-            for index in self._recordings:
-                self._restart(index)
-            output, more = self._run(input_ids, generation_config, inputs, None)
-            drafter += more
-        self._share(decoder=self._stopwatch.lap() - self._encoder - drafter)
-        return output
-
-    def _run(
-        self, input_ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any], seconds: float | None
-    ) -> tuple[Any, float]:
-        """Run the rounds of one window.
-
-        Args:
-            input_ids: (b, P), prompts.
-            inputs: Further inputs of `generate`.
-            seconds: How much of the window the encoder read; None: all.
-
-        Returns:
-            (the output, the drafter's seconds). The output is None if the encoder read only a part of the window, and
-            the text does not end or repeats itself.
-        """
-        model = self._model  # the caller's model, which has the locks and statistics
-        run = self._speculation.begin(self._target, model, input_ids, config, **inputs)
-        drafter, tokens, looked = 0.0, list[int](), 0
-        for round_ in run.rounds:
-            drafter += self._count(round_)
-            if self._on_round is not None:
-                self._on_round(replace(round_, rows=[self._recordings[row] for row in round_.rows]))
-            tokens += [token for token in round_.tokens[0] if token < self._first_time]
-            if seconds is not None and len(tokens) >= looked + RUNAWAY_CHECK_TOKENS:
-                looked = len(tokens)
-                if is_runaway(tokens, seconds, model.config.vocab_size):
-                    return None, drafter
-        if seconds is not None and not has_end_token(tokens, config):
-            return None, drafter
-        return run.output(config), drafter
-
-    def _restart(self, index: int) -> None:
-        """Drop what was noted of a recording's text in this window, which is decoded now, perhaps again."""
-        del self.usage[index].logprobs[self._earlier[index] :]
-        self.usage[index].cut, self.usage[index].raisable = self._cut_before[index]
-        self._tokens[index] = 0
-
-    def _decoded_recordings(self) -> Sequence[int]:
-        """Return the recordings that are decoded now, as indices in the batch.
-
-        At the first decoding of a window these are all recordings of the window. Later only some are decoded again, at
-        a higher temperature; they are recognised by their features.
-        """
-        last, self._decoded = self._decoded, self._encoded
-        if self._begins:
-            self._begins = False
-            return self._recordings
-        # the rows are in the order of the recordings, so one pass over both finds all
-        recordings = iter(zip(self._recordings, last, strict=True))
-        return [next(index for index, before in recordings if torch.equal(before, row)) for row in self._encoded]
-
-    def _count(self, round_: Round) -> float:
-        """Add a round to the counts of its recordings. Returns the drafter's seconds."""
-        drafts = self._speculation.drafter_for(self._model) is not None
-        logprobs = (
-            [[0.0] * len(tokens) for tokens in round_.tokens] if round_.logprobs is None else round_.logprobs.tolist()
-        )
-        for index, (row, tokens, chosen) in enumerate(zip(round_.rows, round_.tokens, logprobs, strict=True)):
-            recording = self._recordings[row]
-            usage = self.usage[recording]
-            usage.count(round_, index, drafts)
-            self._tokens[recording] += len(tokens)
-            if any(round_.cut[index : index + 1]):
-                usage.note_cut(self._tokens[recording], self._tokens[recording] < self._room)
-            of_text = zip(tokens, chosen, strict=False)
-            usage.logprobs += [chance for token, chance in of_text if token < self._first_time]
-            self._rounds[recording] = self._rounds.get(recording, 0.0) + 1 / len(round_.rows)
-        return round_.drafter if drafts else 0.0
-
-    def _share(self, decoder: float = 0.0) -> None:
-        """Divide the seconds of a window among the recordings that were decoded: the encoder's seconds equally, the
-        decoder's by each recording's share of the rounds.
-
-        Args:
-            decoder: The decoder's seconds in this window.
-        """
-        rounds = sum(self._rounds.values())
-        for index in self._recordings:
-            self.usage[index].seconds["encoder"] += self._encoder / len(self._recordings)
-            part = self._rounds.get(index, 0.0) / rounds if rounds else 1 / len(self._recordings)
-            self.usage[index].seconds["decoder"] += decoder * part
-        self._encoder = 0.0
-
-    def _encoder_pass(self, features: Tensor, seconds: float) -> None:
-        self._encoder += seconds
-        self._encoded = features

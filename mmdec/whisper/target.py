@@ -36,7 +36,7 @@ from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
 from mmdec.targets.hf_target import model_name
 from mmdec.types import Context, Draft, Needs, Scores
 from mmdec.whisper.batcher import PassBatcher
-from mmdec.whisper.call import can_use_eager_copy, eager_copy
+from mmdec.whisper.caching_encoder import can_use_eager_copy, eager_copy
 from mmdec.whisper.decoder import FastDecoder, PassShare
 from mmdec.whisper.vocabulary import vocabulary_scores
 

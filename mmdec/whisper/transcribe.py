@@ -31,10 +31,11 @@ from mmdec.io.audio import Recording
 from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES as HEARD
 from mmdec.pretrained.audio_lm import LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES as AUDIO_FILES
-from mmdec.tasks.batch import MAX_BATCH, ArgumentKind, TaskLoader, as_loaded, load_speculation
-from mmdec.tasks.batch import as_drafter as language_model_drafter
 from mmdec.tasks.confidence import check_min_confidence
 from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_recording, with_note, with_notes
+from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded, load_speculation
+from mmdec.tasks.loading import as_drafter as language_model_drafter
+from mmdec.tasks.options import MAX_BATCH
 from mmdec.tasks.threads import with_threads
 from mmdec.whisper.audio_language_model import AudioLmRequest, transcribe_with_audio_lm
 from mmdec.whisper.batches import OnTranscript, Progress, transcribe_in_batches, transcribe_in_pieces

@@ -20,7 +20,7 @@ from docs.examples.toy_drafter import ToyDrafter
 from mmdec import cli
 from mmdec.drafters import registry
 from mmdec.pretrained.vlm import load_vlm
-from mmdec.tasks.batch import as_drafter
+from mmdec.tasks.loading import as_drafter
 from mmdec.vision.describe import available_drafters
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz

@@ -181,7 +181,7 @@ def test_wrong_calls_end_with_2_and_one_line(
 
 
 def test_a_cut_file_is_noted_or_refused(call, recordings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.tasks.batch.cut_note", lambda *_: "")  # texts of the tiny model are cut, too
+    monkeypatch.setattr("mmdec.tasks.usage.cut_note", lambda *_: "")  # texts of the tiny model are cut, too
     recordings[0].write_bytes(recordings[0].read_bytes()[:-6400])
     note = "the file ends at 0.3 s of 0.5 s"
     found = call(*recordings, "--json")
@@ -203,7 +203,7 @@ def test_fallback_options_are_accepted(call, recordings: list[Path]) -> None:
 def test_progress_stays_off_stdout_and_off_pipes(
     model: Path, recordings: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmdec.tasks.batch.cut_note", lambda *_: "")
+    monkeypatch.setattr("mmdec.tasks.usage.cut_note", lambda *_: "")
     command = ["transcribe", *map(str, recordings[:2]), "--json", "--device", "cpu", "--model", str(model)]
     result = CliRunner().invoke(cli.app, command)
     assert result.exit_code == 0, result.output

@@ -79,7 +79,7 @@ def test_a_field_that_is_not_known_is_refused(client: httpx.Client, path: str, n
 
 
 def test_a_cut_file_is_noted_or_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.tasks.batch.cut_note", lambda *_: "")  # texts of the tiny model are cut, too
+    monkeypatch.setattr("mmdec.tasks.usage.cut_note", lambda *_: "")  # texts of the tiny model are cut, too
     cut, note = wav(0.8)[:-6400], "the file ends at 0.6 s of 0.8 s"
     for path in (TRANSCRIBE, TRANSLATE):
         assert post(client, path, cut).json()["note"] == note

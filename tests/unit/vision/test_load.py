@@ -20,7 +20,7 @@ from mmdec.drafters.registry import draft_network, network_class
 from mmdec.errors import InputError
 from mmdec.hub.find import drafter_folder
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
-from mmdec.tasks.batch import as_drafter
+from mmdec.tasks.loading import as_drafter
 from mmdec.vision.describe import available_drafters
 from tests.support.pictures import QUESTION, pixels
 from tests.support.tiny_vlm_folder import QWEN_TEMPLATE, drafter_weights, llava, qwen, settings, write

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -13,15 +12,10 @@ import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
-from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions, Speculation, default_statistics
 from mmdec.whisper.long_form import (
-    EncodeRequest,
-    LogitsRequest,
     LongFormResult,
     TimeTokens,
-    WindowCall,
-    answer,
     decode_alone,
     run,
     transcribe_windows,

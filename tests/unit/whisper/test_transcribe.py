@@ -118,7 +118,7 @@ def test_silence_is_an_empty_transcript_with_a_note(
     whisper: LoadedWhisper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and in a list, short and long; the model would make up words. Others are as without it."""
-    monkeypatch.setattr("mmdec.tasks.batch.cut_note", lambda *_: "")  # texts of the tiny model are cut, too
+    monkeypatch.setattr("mmdec.tasks.usage.cut_note", lambda *_: "")  # texts of the tiny model are cut, too
     quiet = np.zeros(RATE, np.float32)
     empty = transcribe(quiet, model=whisper, timestamps="word", min_confidence=0.5)
     assert (empty.text, empty.tokens, empty.segments, empty.rounds, empty.seconds) == ("", [], [], 0, 1.0)
@@ -140,7 +140,7 @@ def test_silence_is_an_empty_transcript_with_a_note(
 def test_opposite_channels_give_the_text_of_one_and_a_note(
     whisper: LoadedWhisper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmdec.tasks.batch.cut_note", lambda *_: "")  # texts of the tiny model are cut, too
+    monkeypatch.setattr("mmdec.tasks.usage.cut_note", lambda *_: "")  # texts of the tiny model are cut, too
     voice = buzz(0.9)
     wanted = transcribe(voice, model=whisper, language="en")
     soundfile.write(tmp_path / "opposite.wav", np.stack([voice, -voice], 1), RATE, subtype="FLOAT")
@@ -193,7 +193,7 @@ def test_truncated_text_is_noted(
     whisper: LoadedWhisper, drafter: str | None, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whisper with random weights does not end its text by itself so soon."""
-    monkeypatch.setattr("mmdec.tasks.batch.CUT_CONFIDENCE", 0.0)
+    monkeypatch.setattr("mmdec.tasks.usage.CUT_CONFIDENCE", 0.0)
     for out in mmdec.transcribe(
         [buzz(0.7)] * count, sample_rate=RATE, model=whisper, drafter=drafter, max_new_tokens=5
     ):
@@ -224,7 +224,7 @@ def test_a_window_without_a_configured_length_has_room(loose: LoadedWhisper) -> 
 
 
 def test_a_default_length_limit_lowers_the_confidence(loose: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.tasks.batch.CUT_CONFIDENCE", 0.0)
+    monkeypatch.setattr("mmdec.tasks.usage.CUT_CONFIDENCE", 0.0)
     settings: Any = loose.model.generation_config
     settings.max_length, settings.max_new_tokens = None, 5
     out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=loose, drafter=None)
@@ -250,7 +250,7 @@ def test_the_note_on_a_cut_text_keeps_the_advice(whisper: LoadedWhisper, monkeyp
 
 
 def test_an_audio_language_model_has_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.tasks.batch.CUT_CONFIDENCE", 0.0)
+    monkeypatch.setattr("mmdec.tasks.usage.CUT_CONFIDENCE", 0.0)
     model = load_audio_lm(hearing_folders.write("Qwen2Audio", tmp_path / "heard"))
     settings: Any = model.model.generation_config
     asked = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=model, drafter=None, max_new_tokens=2)

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import mmdec
+from mmdec.core.loop import Round
 from mmdec.whisper.checkpoint import LoadedWhisper
-from mmdec.whisper.request import TextOptions, TranscriptionRequest, UsageMeter
+from mmdec.whisper.request import TextOptions, TranscriptionRequest
+from mmdec.whisper.window_decoder import WindowDecoder
 from tests.conftest import buzz
 from tests.unit.whisper.short_transcripts import transcribe
 
@@ -62,27 +64,27 @@ def test_reported_seconds_add_up(whisper: LoadedWhisper, monkeypatch: pytest.Mon
 
 
 def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
-    """`UsageMeter` is the `custom_generate`: nothing listens to the decoder."""
-    decoder, hooks = whisper.model.get_decoder(), list[int]()
-    transcribe(model=whisper, language="en", progress=lambda *_: hooks.append(len(decoder._forward_hooks)))
+    """The `custom_generate` reports its rounds: nothing listens to the decoder."""
+    network, hooks = whisper.model.get_decoder(), list[int]()
+    transcribe(model=whisper, language="en", progress=lambda *_: hooks.append(len(network._forward_hooks)))
     assert hooks
     assert set(hooks) == {0}
     speculation = mmdec.speculate("lookup", num_speculative_tokens=3)
-    meter = UsageMeter(whisper.model, speculation, 2)
+    decoder = WindowDecoder(whisper.model, speculation, 2)
     call = TranscriptionRequest.of(whisper, speculation, {}, 2, TextOptions(language="en"))
     samples = [torch.from_numpy(buzz(seconds)) for seconds in (1.7, 2.9)]
-    found: Any = meter.model.generate(
+    found: Any = decoder.model.generate(
         **call.features(samples),
         **call.arguments([0, 1], long=True),
-        custom_generate=meter,
-        monitor_progress=meter.window,
+        custom_generate=decoder,
+        monitor_progress=decoder.begin_window,
     )
-    for usage, segments in zip(meter.usage, found["segments"], strict=True):
+    for usage, segments in zip(decoder.meter.usage, found["segments"], strict=True):
         assert 1 < usage.prompts < usage.rounds
         assert usage.tokens_per_round == usage.later / (usage.rounds - usage.prompts) > 1
         assert usage.later + usage.prompts >= sum(len(one["tokens"]) for one in segments)
         assert min(usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")) > 0
-    assert meter.usage[0].prompts < meter.usage[1].prompts
+    assert decoder.meter.usage[0].prompts < decoder.meter.usage[1].prompts
 
 
 def test_equal_recordings_that_fall_back_have_equal_usage(whisper: LoadedWhisper) -> None:
@@ -96,17 +98,23 @@ def test_equal_recordings_that_fall_back_have_equal_usage(whisper: LoadedWhisper
     assert any(one.windows > 2 for one in wanted)  # else nothing was decoded again
 
 
-def test_sampled_recordings_usage_adds_up(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them may be decoded again and the other not; every decoding is counted."""
-    decoded, call = list[int](), UsageMeter.__call__
+def test_equal_recordings_that_were_sampled_count_their_own_texts(whisper: LoadedWhisper) -> None:
+    """One of them is decoded again and the other is not, though their features are the same."""
+    texts: list[list[list[int]]] = [[], []]  # the tokens of each decoding of each recording
+    rows = list[int]()  # number of rows in each decoding
 
-    def counted(meter: UsageMeter, model: Any, input_ids: torch.Tensor, **inputs: Any) -> Any:
-        decoded.append(len(input_ids))
-        return call(meter, model, input_ids, **inputs)
+    def hear(round_: Round) -> None:
+        if not round_.index:
+            rows.append(len(round_.rows))
+        for row, tokens in zip(round_.rows, round_.tokens, strict=True):
+            if not round_.index:
+                texts[row].append([])
+            texts[row][-1] += tokens
 
-    monkeypatch.setattr(UsageMeter, "__call__", counted)
     ladder: dict[str, Any] = {"temperature": (0.7, 0.8, 0.9), "logprob_threshold": -2.1, "max_new_tokens": None}
-    both = transcribe([buzz(1.2)] * 2, model=whisper, seed=1, **ladder)
-    assert 1 in decoded  # else both were decoded again each time
-    assert sum(one.windows for one in both) == sum(decoded)
-    assert all(one.windows for one in both)
+    both = transcribe([buzz(1.2)] * 2, model=whisper, seed=1, on_round=hear, **ladder)
+    assert 1 in rows  # else both were decoded again each time
+    assert [one.windows for one in both] == [len(each) for each in texts]
+    assert both[0].windows != both[1].windows
+    for one, decodings in zip(both, texts, strict=True):
+        assert str(one.tokens[-3:])[1:-1] in str(decodings[-1])

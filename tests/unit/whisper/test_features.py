@@ -12,16 +12,10 @@ from transformers import WhisperFeatureExtractor
 
 import mmdec
 from mmdec.whisper import live
-from mmdec.whisper.call import (
-    can_shorten,
-    context_frames,
-    encode,
-    has_end_token,
-    is_runaway,
-    recording_features,
-    with_caching_encoder,
-)
+from mmdec.whisper.caching_encoder import with_caching_encoder
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
+from mmdec.whisper.features import can_shorten, context_frames, encode, recording_features
+from mmdec.whisper.window_decoder import has_end_token, is_runaway
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 

@@ -1,0 +1,81 @@
+"""Options of transformers' `generate` that callers pass through a task: which are refused, and the maximum length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from mmdec.checks.arguments import show
+from mmdec.errors import InputError
+from mmdec.targets.decoder import DecoderTarget
+from mmdec.targets.registry import target_of
+from mmdec.targets.ropes import max_positions
+
+RESERVED = {  # option of `generate` that no task accepts -> the task's argument to use instead, or ""
+    "assistant_model": "drafter",
+    "custom_generate": "drafter",
+    "generation_config": "options",
+    "num_return_sequences": "",
+    "output_attentions": "",
+    "output_hidden_states": "",
+    "return_dict_in_generate": "",
+    "token_healing": "",
+    "tokenizer": "",
+}
+LENGTH_OPTIONS = ("max_new_tokens", "max_length")  # options of `generate` that limit a text's length
+# maximum number of new tokens of a text, if neither the caller nor the model's generation config sets one
+MAX_NEW_TOKENS = 512
+
+
+def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], otherwise: str) -> None:
+    """Raise InputError if the caller passed options of `generate` that the task sets itself.
+
+    Args:
+        options: What the caller passed.
+        reserved: Option -> the task's argument that sets it, or "" if there is none.
+        otherwise: Name of a call that accepts the option, for the message.
+    """
+    for name in options:
+        if name in reserved:
+            remedy = f"Use `{reserved[name]}`." if reserved[name] else f"Call `{otherwise}` for it."
+            raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
+
+
+def sets_length(options: Mapping[str, Any]) -> bool:
+    """Return whether options of `generate` limit the length of the text."""
+    return any(options.get(name) is not None for name in LENGTH_OPTIONS)
+
+
+def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """Return the options without those that are None.
+
+    `max_new_tokens` is added, unless the options limit the length or the model's generation config has it.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    config: Any = model.generation_config
+    if not sets_length(given) and config.max_new_tokens is None:
+        given["max_new_tokens"] = MAX_NEW_TOKENS
+    return given
+
+
+def length_errors(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, remedy: str) -> dict[int, InputError]:
+    """Return an error for each prompt that is longer than the model's maximum: row -> error.
+
+    Args:
+        inputs: Inputs of `generate`.
+        rule: Beginning of the message, in which `{most}` stands for the maximum.
+        remedy: Last sentence of the message.
+    """
+    most = max_positions(model.config.get_text_config(decoder=True))
+    # fast check: a prompt never needs more positions than it has tokens
+    if most is None or inputs["input_ids"].shape[1] <= most:
+        return {}
+    target = target_of(model)
+    assert isinstance(target, DecoderTarget)
+    return {
+        row: InputError(f"{rule.format(most=most)}, but takes {count}. {remedy}")
+        for row, count in enumerate(target.prompt_positions(inputs))
+        if count > most
+    }

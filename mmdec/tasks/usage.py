@@ -1,0 +1,113 @@
+"""What one input of a call costs: rounds, tokens, and its share of the batch's time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from mmdec.core.loop import Round
+from mmdec.core.summary import cut_note
+from mmdec.tasks.confidence import CUT_CONFIDENCE
+
+
+def renumber_rounds(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -> Callable[[Round], None] | None:
+    """Wrap the callback `on_round` for one batch, so that the rows of each round are indices in the whole call.
+
+    Args:
+        indices: Index in the call of each input of the batch.
+    """
+    if on_round is None:
+        return None
+    return lambda round_: on_round(replace(round_, rows=[indices[row] for row in round_.rows]))
+
+
+@dataclass
+class Usage:
+    """Counts of one input: its rounds and tokens, and its share of the batch's time."""
+
+    rounds: int = 0  # number of rounds, passes over prompts included
+    prompts: int = 0  # number of passes over prompts: one, or one for each window of a recording
+    later: int = 0  # number of tokens from the rounds after the prompt's pass, correction and bonus tokens included
+    drafted: int = 0  # number of tokens that the drafter proposed
+    accepted: int = 0  # number of drafted tokens that were accepted
+    tokens: list[int] = field(default_factory=list)  # ids of all new tokens
+    logprobs: list[float] = field(default_factory=list)  # ln P of the tokens from which the confidence is computed
+    cut: int = 0  # tokens after which the text, or one of its windows, was cut at the maximum length; 0: it was not
+    raisable: bool = True  # whether the model could have written more than `cut` tokens
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # stage of decoding -> seconds
+
+    def count(self, round_: Round, index: int, drafts: bool) -> None:
+        """Add one round.
+
+        Args:
+            index: The input's index among the rows of the round.
+            drafts: Whether there is a drafter.
+        """
+        tokens = round_.tokens[index]
+        self.rounds += 1
+        self.tokens += tokens
+        self.drafted += round_.drafted[index]
+        self.accepted += round_.accepted[index]
+        if round_.index:
+            self.later += len(tokens)
+        else:
+            self.prompts += 1
+        if drafts:  # without a drafter, these seconds are only the time that reading the clock takes
+            self.seconds["drafter"] += round_.drafter / len(round_.rows)
+
+    def clock(self, round_: Round, index: int, drafts: bool) -> None:
+        """Add one round of a language model: counts, log-probabilities, and the seconds of each stage.
+
+        Args:
+            index: The input's index among the rows of the round.
+            drafts: Whether there is a drafter.
+        """
+        self.count(round_, index, drafts)
+        if any(round_.cut[index : index + 1]):
+            self.note_cut(len(self.tokens))
+        if round_.logprobs is not None:
+            self.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
+        stage, seconds = ("decoder", round_.target) if round_.index else ("prompt", round_.target - round_.vision)
+        self.seconds[stage] += seconds / len(round_.rows)
+        self.seconds["core"] += round_.core / len(round_.rows)
+
+    def note_cut(self, tokens: int, raisable: bool = True) -> None:
+        """Note that the text, or one of its windows, was cut after this number of tokens. The longest window counts."""
+        if tokens > self.cut:
+            self.cut, self.raisable = tokens, raisable
+
+    def add(self, other: Usage) -> None:
+        """Add the counts and seconds of another part of the same input, such as a later window of a recording."""
+        for name in ("rounds", "prompts", "later", "drafted", "accepted", "tokens", "logprobs"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.note_cut(other.cut, other.raisable)
+        for stage, seconds in other.seconds.items():
+            self.seconds[stage] += seconds
+
+    @property
+    def finish_reason(self) -> str:
+        """Return "length" if the text was cut at the maximum length, else "stop"."""
+        return "length" if self.cut else "stop"
+
+    @property
+    def note(self) -> str:
+        """Return the note on a text that was cut; "" if it was not."""
+        return cut_note(self.cut, self.raisable)
+
+    def limit_confidence(self, sure: float, by_caller: bool) -> float:
+        """Return the confidence of the text, at most `CUT_CONFIDENCE` if it was cut at a length that the caller did not
+        set.
+
+        Args:
+            sure: The confidence of what was written.
+            by_caller: Whether the caller set the length, and so knows that the text may be cut.
+        """
+        return min(sure, CUT_CONFIDENCE) if self.cut and not by_caller else sure
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Return the mean number of tokens per round, without the passes over prompts; 1 if there were no other
+        rounds."""
+        later = self.rounds - self.prompts
+        return self.later / later if later else 1.0

@@ -1,0 +1,122 @@
+"""Whisper's input: the log-mel features of a recording, and the encoder's states of a part of them.
+
+For the provisional text of a stream, the encoder reads only the sound and a margin of silence, instead of always 30 s.
+This changes results, because the model was trained on windows of 30 s. The decoder needs some silence to end its text;
+without silence, the decoder repeats itself (`window_decoder` recognises such texts).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, pad
+from transformers import WhisperFeatureExtractor
+from transformers.activations import GELUActivation
+from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperEncoderLayer
+
+from mmdec.kernels.onednn import attention, linear
+from mmdec.targets.hf_target import has_hooks, plain_linear
+
+FRAMES = 100  # mel frames per second of audio
+CONTEXT_STEP_FRAMES = FRAMES  # the encoder reads multiples of this number of frames (1 s), so that few shapes occur
+BLOCK = 64  # the number of mel frames that are computed is a multiple of this number, so that few shapes occur
+
+
+def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate: int, long: bool) -> dict[str, Tensor]:
+    """Compute the same features of a recording as transformers' extractor, bit for bit.
+
+    Short recordings take a fifth of the extractor's time.
+
+    Frames of the silence that fills a window are all alike: they are not computed, but copied from the last computed
+    frame.
+
+    Args:
+        samples: (T,) of the recording, with `rate` samples a second.
+        long: Keep the whole recording, instead of one window.
+
+    Returns:
+        input_features (1, mels, F) and attention_mask (1, F), by name.
+    """
+    call = partial(extractor, sampling_rate=rate, return_tensors="pt", return_attention_mask=True)
+    if long:
+        return dict(call(samples.numpy(), padding="longest", truncation=False))
+    hop, window = extractor.hop_length, extractor.nb_max_frames
+    # Number of frames to compute. The last of them contains only silence, as do all later frames of the window.
+    computed = -(-(len(samples) + extractor.n_fft) // (hop * BLOCK)) * BLOCK
+    if computed >= window or extractor.dither or type(extractor) is not WhisperFeatureExtractor:
+        return dict(call(samples.numpy()))
+    sound = pad(samples, (0, computed * hop - len(samples)))
+    found = call(sound.numpy(), padding="longest", truncation=False)
+    heard, mask = found["input_features"], found["attention_mask"]
+    silence = heard[..., -1:].expand(*heard.shape[:-1], window - computed)
+    real = torch.arange(window)[None] * hop < len(samples)
+    return {"input_features": torch.cat([heard, silence], -1), "attention_mask": real.to(mask.dtype)}
+
+
+def context_frames(features: Tensor, margin: float) -> int:
+    """Return how many frames of a window to encode: up to `margin` seconds after its last sound, in whole seconds.
+
+    Frames at the end that equal the last frame are padding or digital silence.
+
+    Args:
+        features: (1, mels, T).
+    """
+    sounds = (features != features[..., -1:]).any(1)[0].nonzero()[:, 0]
+    heard = int(sounds[-1]) + 1 if len(sounds) else 0
+    return min(math.ceil((heard + margin * FRAMES) / CONTEXT_STEP_FRAMES) * CONTEXT_STEP_FRAMES, features.shape[-1])
+
+
+def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
+    """Return the encoder's states (B, frames / 2, H) of the first `frames` frames of features (B, mels, T).
+
+    transformers' layers are computed without the overhead of their `forward`; in float32 on a CPU, oneDNN computes
+    them.
+    """
+    x = gelu(encoder.conv1(features[..., :frames]))
+    x = gelu(encoder.conv2(x)).transpose(1, 2)
+    x = x + encoder.embed_positions.weight[: x.shape[1]]
+    for layer in encoder.layers:
+        if _stock(layer):
+            x = _through(layer, x)
+        else:
+            read = layer(x, None)
+            x = read[0] if isinstance(read, tuple) else read  # some versions of transformers return a tuple
+    return encoder.layer_norm(x)
+
+
+def _stock(layer: nn.Module) -> bool:
+    """Return whether a layer is transformers' own, without hooks, and uses "sdpa" attention."""
+    if type(layer) is not WhisperEncoderLayer or layer.training or has_hooks(layer):
+        return False
+    own: Any = layer.self_attn
+    if type(own) is not WhisperAttention or has_hooks(own):
+        return False
+    settings: Any = own.config
+    return settings._attn_implementation == "sdpa"
+
+
+def _through(layer: Any, x: Tensor) -> Tensor:
+    """Run one of transformers' own encoder layers over x (B, S, H)."""
+    own, y = layer.self_attn, layer.self_attn_layer_norm(x)
+    parts = (_linear(own.q_proj, y) * own.scaling, _linear(own.k_proj, y), _linear(own.v_proj, y))
+    heads = (part.unflatten(2, (own.num_heads, -1)).transpose(1, 2) for part in parts)
+    x = x + _linear(own.out_proj, attention(*heads).transpose(1, 2).flatten(2))
+    y = layer.final_layer_norm(x)
+    if type(layer.activation_fn) is GELUActivation and plain_linear(layer.fc1):
+        y = linear(y, layer.fc1.weight, layer.fc1.bias, "gelu")
+    else:
+        y = layer.activation_fn(layer.fc1(y))
+    return x + _linear(layer.fc2, y)
+
+
+def _linear(module: Any, x: Tensor) -> Tensor:
+    return linear(x, module.weight, module.bias) if plain_linear(module) else module(x)
+
+
+def can_shorten(encoder: nn.Module) -> bool:
+    """Return whether `encode` may replace the encoder's `forward`: only if no `forward` in the encoder was replaced."""
+    return not any("forward" in vars(module) for module in encoder.modules())
