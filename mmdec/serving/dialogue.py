@@ -15,7 +15,7 @@ from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions
 from mmdec.io.images import ImageSource, read_image
 from mmdec.pretrained.vlm import LoadedVlm
-from mmdec.tasks.batch import as_drafter
+from mmdec.tasks.loading import as_drafter
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import Description, DescriptionRequest, describe_batch
 from mmdec.vision.describe import (

@@ -39,8 +39,9 @@ from transformers.modeling_outputs import BaseModelOutput
 from mmdec.checks.arguments import show
 from mmdec.errors import InputError
 from mmdec.generation.run import Speculation
-from mmdec.whisper.call import SOUND, compression_ratio
+from mmdec.whisper.caching_encoder import SOUND
 from mmdec.whisper.target import LANGUAGE_CODES
+from mmdec.whisper.window_decoder import compression_ratio
 from mmdec.whisper.words import TokenAligner, WordBeginnings
 
 TIMESTAMP_SECONDS = 0.02  # from one timestamp token to the next
