@@ -9,10 +9,15 @@ import sys
 import tokenize
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_overloads
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import mmdec
 from mmdec import __version__
+from mmdec.daspeech.options import TranslateOptions
+from mmdec.tasks.options import option_help, options_of
+from mmdec.vision.options import DescribeOptions
+from mmdec.whisper.options import TranscribeOptions
 
 project = "mmdec"
 author = copyright = "the mmdec authors"
@@ -34,6 +39,11 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 90
 # Not warnings: a signature may name a type that has no page of its own, and Markdown is coloured as far as it can be.
 suppress_warnings = ["misc.highlighting_failure"]
+OPTIONS: dict[Any, Any] = {
+    mmdec.transcribe: TranscribeOptions,
+    mmdec.translate_speech: TranslateOptions,
+    mmdec.describe: DescribeOptions,
+}
 
 
 def fields_with_comments(cls: type) -> list[tuple[str, str]]:
@@ -74,10 +84,19 @@ def plain_docstring(app: Any, what: str, name: str, thing: Any, options: Any, li
             text = as_rest([comment])[0] if comment else ""
             lines.append(f"- ``{field}``" + (f": {text}" if text else ""))
         lines.append("")
-    if what == "function" and get_overloads(thing):  # whose signatures hide the options behind a TypedDict
-        named = [value for value in inspect.signature(thing).parameters.values() if value.kind is value.KEYWORD_ONLY]
-        defaults = ", ".join(f"``{value.name}={value.default!r}``" for value in named)
-        lines += [f"Options and their defaults: {defaults}.", ""]
+    if thing in OPTIONS:
+        lines += [
+            ".. list-table:: Options",
+            "   :header-rows: 1",
+            "",
+            "   * - option",
+            "     - default",
+            "     - meaning",
+        ]
+        for one in options_of(OPTIONS[thing]):
+            meaning = as_rest([option_help(OPTIONS[thing], one.name)])[0]
+            lines += [f"   * - ``{one.name}``", f"     - ``{one.default!r}``", f"     - {meaning}"]
+        lines.append("")
 
 
 def setup(app: Any) -> None:

@@ -42,6 +42,7 @@ from mmdec.daspeech.checkpoint_files import (
     write_json,
 )
 from mmdec.daspeech.model import DASpeech, DASpeechConfig
+from mmdec.daspeech.options import DEFAULT_MODEL as DEFAULT_MODEL  # `mmdec.hub` has it from here
 from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts, read_piece_translator, save_piece_translator
 from mmdec.daspeech.vocoder import OUR_MELS, HifiGanVocoder, MelKind, Vocoder
 from mmdec.errors import InputError
@@ -53,7 +54,6 @@ from mmdec.whisper.checkpoint import load_whisper_encoder
 from mmdec.whisper.encoder import WhisperEncoder
 
 ENCODER_KINDS = (WHISPER_KIND, "daspeech")  # values of `kind` for the models that `load_encoder` accepts
-DEFAULT_MODEL = "daspeech-everyday"
 LAYOUT = "phones"
 VOCODER_RULE = "a directory"
 # weights are divided into several files, because code hosts do not accept large files

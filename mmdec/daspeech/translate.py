@@ -11,12 +11,12 @@ from typing import Any, overload
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict, Unpack
 
-from mmdec.checks.arguments import check_switch, check_threads, show
+from mmdec.checks.arguments import check_switch, show
 from mmdec.checks.devices import check_device, check_dtype
 from mmdec.core.summary import format_result
-from mmdec.daspeech.checkpoint import DEFAULT_MODEL, VOCODER_RULE, read_parts, resolve
+from mmdec.daspeech.checkpoint import VOCODER_RULE, read_parts, resolve
+from mmdec.daspeech.options import DEFAULT_MODEL, TranslateOptions
 from mmdec.daspeech.translator import (
     OnPass,
     SpeechTranslator,
@@ -28,9 +28,10 @@ from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import path_text
 from mmdec.io import audio as sound
-from mmdec.tasks.confidence import check_min_confidence, read_calibrations
+from mmdec.tasks.confidence import read_calibrations
 from mmdec.tasks.inputs import INAUDIBLE, SILENCE, Audio, AudioList, as_batch, peak, read_recording, with_notes
 from mmdec.tasks.loading import check_placement
+from mmdec.tasks.options import with_options_of
 from mmdec.tasks.threads import with_threads
 
 __all__ = ["TranslateOptions", "Translation", "translate_speech"]
@@ -76,32 +77,9 @@ class Translation:
         return content | {"units": list(self.units), "timings": dict(self.timings)}
 
 
-class TranslateOptions(TypedDict, total=False):
-    """The keyword arguments of `translate_speech`."""
-
-    sample_rate: int | None
-    model: str | os.PathLike[str] | SpeechTranslator
-    strategy: str | None
-    verify: bool
-    device: str | torch.device | None
-    dtype: torch.dtype | str | None
-    threads: int | None
-    vocoder: str | os.PathLike[str] | None
-    min_confidence: float | None
-    strict: bool
-    on_pass: OnPass | None
-
-
 @overload
-def translate_speech(audio: Audio, **options: Unpack[TranslateOptions]) -> Translation: ...
-
-
-@overload
-def translate_speech(audio: AudioList, **options: Unpack[TranslateOptions]) -> list[Translation]: ...
-
-
 def translate_speech(
-    audio: Audio | Sequence[Audio],
+    audio: Audio,
     *,
     sample_rate: int | None = None,
     model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_MODEL,
@@ -114,7 +92,15 @@ def translate_speech(
     min_confidence: float | None = None,
     strict: bool = False,
     on_pass: OnPass | None = None,
-) -> Translation | list[Translation]:
+) -> Translation: ...
+
+
+@overload
+def translate_speech(audio: AudioList, **options: Any) -> list[Translation]: ...
+
+
+@with_options_of(TranslateOptions)
+def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translation | list[Translation]:
     """Translate French speech into English speech and text.
 
     Args:
@@ -141,20 +127,18 @@ def translate_speech(
         A `Translation`; for a list, a list of `Translation`s in the same order.
 
     Raises:
-        InputError: For a recording that cannot be translated, also if the model finds no phone or word piece in it; for
-            a list. BatchError, which holds the results of the accepted recordings.
+        InputError: For a recording that cannot be translated, or in which the model finds no phone or word piece.
+        BatchError: If some recordings of a list are rejected; it holds the results of the others.
     """
-    check_threads(threads)
-    least = check_min_confidence(min_confidence)
-    strict = check_switch("strict", strict)
-    strategy = resolve_strategy(strategy, verify)
-    batch = as_batch(audio, sample_rate)
-    batch.check_listener("on_pass", on_pass, "a function of a pass", "Translate them one by one.")
-    translator = as_translator(model, device, vocoder, dtype)
-    with with_threads(threads, *translator.networks):
-        recordings = batch.read(lambda given: read_recording(given, sample_rate, strict=strict))
+    chosen = TranslateOptions.of(options)
+    strategy = resolve_strategy(chosen.strategy, chosen.verify)
+    batch = as_batch(audio, chosen.sample_rate)
+    batch.check_listener("on_pass", chosen.on_pass, "a function of a pass", "Translate them one by one.")
+    translator = as_translator(chosen)
+    with with_threads(chosen.threads, *translator.networks):
+        recordings = batch.read(lambda given: read_recording(given, chosen.sample_rate, strict=chosen.strict))
         samples = [recording.samples for recording in recordings.values()]
-        translations = dict(zip(recordings, _translate(translator, samples, strategy, on_pass), strict=True))
+        translations = dict(zip(recordings, _translate(translator, samples, strategy, chosen.on_pass), strict=True))
         for index, translation in translations.items():
             if not translation.units:
                 batch.errors[index] = InputError(
@@ -162,7 +146,7 @@ def translate_speech(
                     f"{translation.seconds_source:.2f} seconds. Check the recording: its language, its level, its "
                     "noise."
                 )
-        return batch.finish(with_notes(translations, recordings), least)
+        return batch.finish(with_notes(translations, recordings), chosen.min_confidence)
 
 
 _translators = LoadedModels[SpeechTranslator]()
@@ -200,29 +184,22 @@ def load(
     )
 
 
-def as_translator(
-    model: str | os.PathLike[str] | SpeechTranslator,
-    device: str | torch.device | None,
-    vocoder: str | os.PathLike[str] | None,
-    dtype: torch.dtype | str | None = None,
-) -> SpeechTranslator:
-    """Convert the arguments of `translate_speech` to a translator.
-
-    Args:
-        model: A name, directory or hub id, which is loaded; or a loaded translator. For a loaded one, `vocoder` must be
-            None, and `device` and `dtype` must be None or those of the translator.
+def as_translator(options: TranslateOptions) -> SpeechTranslator:
+    """Return the translator of a call, which is loaded if it is given by name.
 
     Raises:
-        InputError: If these arguments do not fit, or the model cannot be loaded.
+        InputError: If the model cannot be loaded; if it is loaded, and `vocoder` is given, or `device` or `dtype` is
+            not the model's.
     """
+    model = options.model
     if not isinstance(model, SpeechTranslator):
-        return load(model, device, vocoder=vocoder, dtype=dtype)
-    if vocoder is not None:
+        return load(model, options.device, vocoder=options.vocoder, dtype=options.dtype)
+    if options.vocoder is not None:
         raise InputError(
-            f"`vocoder` must be left out with a loaded `model`, which has one, but is {show(vocoder)}. Give it to "
-            "`load`."
+            f"`vocoder` must be left out with a loaded `model`, which has one, but is {show(options.vocoder)}. Give it "
+            "to `load`."
         )
-    check_placement(model, device, dtype, "Leave it out, or load the model there.")
+    check_placement(model, options.device, options.dtype, "Leave it out, or load the model there.")
     return model
 
 

@@ -47,7 +47,8 @@ from mmdec.training.corpora.text_files import check_limit, evenly_spaced
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.text import Edits, character_edits, rate, ratio, word_edits
 from mmdec.whisper.checkpoint import DEFAULT_MODEL, MEDUSA, LoadedWhisper, load_whisper
-from mmdec.whisper.request import TextOptions, TranscriptionRequest
+from mmdec.whisper.options import TranscribeOptions
+from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.transcribe import transcribe
 
 
@@ -163,9 +164,8 @@ class TranscriptionHarness(Harness[Tensor]):
 
     def _request(self, recordings: int) -> TranscriptionRequest:
         plain = Speculation(DecodingOptions(drafter=None))
-        return TranscriptionRequest.of(
-            self.whisper, plain, self.options, recordings, TextOptions(language=self.language)
-        )
+        options = TranscribeOptions(language=self.language, generate=self.options)
+        return TranscriptionRequest.of(self.whisper, plain, options, recordings)
 
 
 ENGLISH = ("en", "english")

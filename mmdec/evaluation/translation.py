@@ -21,7 +21,7 @@ import torch
 
 from mmdec.checks.arguments import check_threads
 from mmdec.core.timing import Stopwatch
-from mmdec.daspeech.checkpoint import DEFAULT_MODEL
+from mmdec.daspeech.options import DEFAULT_MODEL
 from mmdec.daspeech.translate import load, translate_speech
 from mmdec.errors import InputError
 from mmdec.evaluation.harness import Log, describe_measurement, no_log

@@ -7,20 +7,16 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from jinja2 import TemplateError
-from typing_extensions import Unpack
 
 from mmdec.checks.arguments import show, suggesting_options
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
-from mmdec.generation.run import DecodingOptions
 from mmdec.io.images import ImageSource, read_image
 from mmdec.pretrained.vlm import LoadedVlm
-from mmdec.tasks.loading import as_drafter
+from mmdec.tasks.options import option_names
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import Description, DescriptionRequest, describe_batch
 from mmdec.vision.describe import (
-    AUTO,
-    DescribeOptions,
     Message,
     Question,
     check_images,
@@ -28,10 +24,10 @@ from mmdec.vision.describe import (
     prompt_errors,
     render_chat,
 )
+from mmdec.vision.options import DescribeOptions
 
 # maximum pixels of a picture from an untrusted client; a larger JPEG is decoded at a smaller size
 MAX_PIXELS = 8_000_000
-DECODING = ("rule", "num_speculative_tokens", "seed", "statistics", "on_round")
 
 
 @final
@@ -83,9 +79,7 @@ def _render_dialogue(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
     return text
 
 
-def answer_dialogues(
-    vlm: LoadedVlm, dialogues: Sequence[Dialogue], **options: Unpack[DescribeOptions]
-) -> list[Description]:
+def answer_dialogues(vlm: LoadedVlm, dialogues: Sequence[Dialogue], **options: Any) -> list[Description]:
     """Continue several dialogues as one batch.
 
     The answers equal those of `model.generate`.
@@ -100,12 +94,9 @@ def answer_dialogues(
     Raises:
         InputError: If an option is rejected.
     """
-    given: dict[str, Any] = {**options}
-    threads = given.pop("threads", None)
-    drafter = as_drafter(vlm, given.pop("drafter", AUTO))
-    decoding = DecodingOptions(drafter, **{name: given.pop(name) for name in DECODING if name in given})
-    request = DescriptionRequest.of(vlm, decoding, given)
-    with with_threads(threads, vlm.model), suggesting_options(DescribeOptions.__annotations__):
+    chosen = DescribeOptions.of(options)
+    request = DescriptionRequest.of(vlm, chosen)
+    with with_threads(chosen.threads, vlm.model), suggesting_options(option_names(DescribeOptions)):
         stopwatch = Stopwatch(vlm.model.device)
         questions = [dialogue.question for dialogue in dialogues]
         inputs: Mapping[str, Any] = model_inputs(vlm, [question.text for question in questions], questions)

@@ -20,11 +20,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, final
 
-from mmdec.checks.arguments import show
 from mmdec.checks.files import write_atomically
 from mmdec.checks.weights import lies_inside
 from mmdec.errors import InputError
@@ -154,15 +152,6 @@ def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: st
         return calibrations[kind](seen)
     name = next(name for name in seen if name.endswith("mean"))
     return math.exp(min(UNCERTAINTY_OFFSET - math.exp(seen[name]), 0.0))
-
-
-def check_min_confidence(value: float | None) -> float | None:
-    """Return the argument `min_confidence`; raise InputError unless it is None or a number in [0, 1]."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
-        raise InputError(f"`min_confidence` must be a number from 0 to 1, but is {show(value)}. Leave it out for none.")
-    return float(value)
 
 
 def confidence_error(value: float | None, least: float | None, what: str) -> InputError | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from transformers import PreTrainedModel, ProcessorMixin
@@ -27,6 +27,7 @@ from mmdec.pretrained.small_model import small_drafter
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
+from mmdec.tasks.options import GenerateOptions
 from mmdec.types import Drafter
 
 Loaded = TypeVar("Loaded")
@@ -56,43 +57,50 @@ class TaskLoader(Generic[Loaded]):
     integers: bool = False  # whether the dtype may be int8
 
 
-def as_loaded(
-    system: TaskLoader[Loaded],
-    model: str | os.PathLike[str] | PreTrainedModel | Loaded,
-    processor: ProcessorMixin | None,
-    device: str | torch.device | None,
-    dtype: torch.dtype | str | None,
-) -> Loaded:
-    """Convert the arguments of a public call to a loaded model with its processor.
+class ModelOptions(Protocol):
+    """The options of a call that choose its model."""
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def processor(self) -> ProcessorMixin | None: ...
+    @property
+    def device(self) -> str | torch.device | None: ...
+    @property
+    def dtype(self) -> torch.dtype | str | None: ...
+
+
+def as_loaded(loader: TaskLoader[Loaded], options: ModelOptions) -> Loaded:
+    """Return the model of a call, with its processor.
 
     Args:
-        model: A shipped name, a directory or a hub id (loaded once for each device and dtype), or a loaded model.
-        processor: The processor of a loaded model; otherwise None.
-        device: None: a GPU if there is one.
-        dtype: None: float32. For a loaded model, `device` and `dtype` must each be None or equal the model's.
+        options: `model` is a shipped name, a directory or a hub id (loaded once for each device and dtype), or a loaded
+            model. For a loaded model of transformers, `processor` is given; `device` and `dtype` are each None or the
+            model's.
 
     Raises:
         InputError: If there is no such model, files are damaged, the processor is missing, superfluous or another
             model's, or a loaded model has another device or dtype.
     """
-    wanted = check_dtype(dtype, system.integers)
+    model, processor = options.model, options.processor
+    wanted = check_dtype(options.dtype, loader.integers)
     if isinstance(model, (str, bytes, os.PathLike)):
         if processor is not None:
             raise InputError("`processor` must be left out for a `model` that is named, which has one, but is given.")
-        return system.load(model, device, wanted)
+        return loader.load(model, options.device, wanted)
     loaded: Any = model
-    if not isinstance(model, system.loaded):  # type: ignore[arg-type] # it is a class
+    if not isinstance(model, loader.loaded):  # type: ignore[arg-type] # it is a class
         for name, value, part, after in (
-            ("model", model, system.network, "a name, a directory, a hub id or {}"),
-            ("processor", processor, system.processor, "{} with a loaded `model`"),
+            ("model", model, loader.network, "a name, a directory, a hub id or {}"),
+            ("processor", processor, loader.processor, "{} with a loaded `model`"),
         ):
             if not isinstance(value, part.kind):
                 raise InputError(
                     f"`{name}` must be {after.format(part.rule)}, but is {show(value)}. Load it with "
                     f"`{part.loader}.from_pretrained`."
                 )
-        loaded = system.loaded(model, processor, source_folder(loaded))
-    check_placement(loaded.model, device, dtype)
+        loaded = loader.loaded(model, processor, source_folder(loaded))
+    check_placement(loaded.model, options.device, options.dtype)
     return loaded
 
 
@@ -107,6 +115,22 @@ def check_placement(model: Any, device: str | torch.device | None, dtype: Any, r
             f"`device` must be that of the loaded `model`, {model.device}, but is {show(str(device))}. {remedy}"
         )
     check_same_dtype(dtype, model.dtype)
+
+
+def decoding_options(options: GenerateOptions, drafter: DrafterChoice) -> DecodingOptions:
+    """Return the options of the decoding loop.
+
+    Args:
+        drafter: The call's drafter, as `Speculation` takes it.
+    """
+    return DecodingOptions(
+        drafter=drafter,
+        rule=options.rule,
+        num_speculative_tokens=options.num_speculative_tokens,
+        seed=options.seed,
+        statistics=options.statistics,
+        on_round=options.on_round,
+    )
 
 
 def load_speculation(options: DecodingOptions, model: PreTrainedModel, known: set[str] | None = None) -> Speculation:

@@ -12,7 +12,7 @@ statistics of its training pictures (`mmdec.pretrained.vlm`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any, final
@@ -25,7 +25,7 @@ from mmdec.core.loop import Round
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.wrapper import ForwardingDrafter
-from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.generation.run import Speculation
 from mmdec.generation.speculation import rounds_of
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.familiar_pictures import FamiliarPictures
@@ -33,12 +33,11 @@ from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.media import VisionOutput
 from mmdec.tasks.confidence import Calibration, Evidence, confidence, evidence, read_calibrations
 from mmdec.tasks.generate_options import RESERVED, check_reserved, sets_length, with_length
-from mmdec.tasks.loading import load_speculation
+from mmdec.tasks.loading import as_drafter, decoding_options, load_speculation
 from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.types import Draft, Drafter, Plan
+from mmdec.vision.options import DescribeOptions, OnText
 
-OnText = Callable[[str], None]
-OnRound = Callable[[Round], None]
 ANSWER = "answer"  # the kind of decoding in confidence.json
 STAGES = ("vision", "prompt", "decoder", "drafter", "core")
 RESERVED_HERE = {  # option of `generate` -> argument of `describe` that sets it, or "" if there is none
@@ -121,23 +120,19 @@ class DescriptionRequest:
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
 
     @classmethod
-    def of(
-        cls, vlm: LoadedVlm, decoding: DecodingOptions, options: Mapping[str, Any], on_text: OnText | None = None
-    ) -> DescriptionRequest:
+    def of(cls, vlm: LoadedVlm, options: DescribeOptions) -> DescriptionRequest:
         """Make a request, and check all that can be checked before an image is read.
 
         Args:
-            decoding: The drafter and the options of `Speculation`; its `on_round` is called with each round and its
-                text.
-            options: Arguments of `generate`.
-            on_text: Called with each accepted piece of text.
+            options: Those of the call; its `on_round` is called with each round and its text.
 
         Raises:
             InputError: If the drafter does not fit the model, or for options of `generate` that `describe` sets itself.
         """
+        decoding = decoding_options(options, as_drafter(vlm, options.drafter))
         speculation = load_speculation(decoding, vlm.model, vlm.checked)
-        check_reserved(options, RESERVED_HERE, "mmdec.generate")
-        return cls(vlm, speculation, options, on_text, read_calibrations(vlm.directory))
+        check_reserved(options.generate, RESERVED_HERE, "mmdec.generate")
+        return cls(vlm, speculation, options.generate, options.on_text, read_calibrations(vlm.directory))
 
     def rounds(self, inputs: Mapping[str, Any], speculation: Speculation) -> Iterator[Round]:
         """Decode one batch, and yield each round.

@@ -13,23 +13,19 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from typing_extensions import Unpack
 
-from mmdec.checks.arguments import check_callable, check_threads, suggesting_options
+from mmdec.checks.arguments import check_callable, suggesting_options
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
-from mmdec.generation.run import DecodingOptions
 from mmdec.io.images import to_pil
-from mmdec.pretrained.vlm import DEFAULT_MODEL
-from mmdec.tasks.confidence import Evidence, check_min_confidence, confidence_error
-from mmdec.tasks.loading import as_drafter, as_loaded
+from mmdec.tasks.confidence import Evidence, confidence_error
+from mmdec.tasks.loading import as_loaded
+from mmdec.tasks.options import option_names
 from mmdec.tasks.threads import with_threads
-from mmdec.vision.answer import Description, DescriptionRequest, OnText, describe_batch
+from mmdec.vision.answer import Description, DescriptionRequest, describe_batch
 from mmdec.vision.describe import (
-    AUTO,
     VLM,
-    DescribeOptions,
     Message,
     Pictures,
     Prompt,
@@ -41,6 +37,7 @@ from mmdec.vision.describe import (
     render_chat,
     user_message,
 )
+from mmdec.vision.options import DescribeOptions, OnText
 
 UNSUPPORTED_OPTIONS = ("batch_size", "on_text", "on_round")  # options of `describe` that `Chat` refuses
 
@@ -62,26 +59,14 @@ class Chat:
         InputError: If an option is rejected.
     """
 
-    def __init__(self, **options: Unpack[DescribeOptions]) -> None:
-        remaining: dict[str, Any] = {**options}
+    def __init__(self, **options: Any) -> None:
         for name in UNSUPPORTED_OPTIONS:
-            if name in remaining:
+            if name in options:
                 raise InputError(f"`{name}` must be left out, but is given: a chat asks one question at a time.")
-        self._threads = check_threads(remaining.pop("threads", None))
-        self._min_confidence = check_min_confidence(remaining.pop("min_confidence", None))
-        vlm = as_loaded(
-            VLM,
-            remaining.pop("model", DEFAULT_MODEL),
-            remaining.pop("processor", None),
-            remaining.pop("device", None),
-            remaining.pop("dtype", None),
-        )
-        names = ("rule", "num_speculative_tokens", "seed", "statistics")
-        decoding = DecodingOptions(
-            as_drafter(vlm, remaining.pop("drafter", AUTO)),
-            **{name: remaining.pop(name) for name in names if name in remaining},
-        )
-        self._request = DescriptionRequest.of(vlm, decoding, remaining)
+        chosen = DescribeOptions.of(options)
+        self._threads, self._min_confidence = chosen.threads, chosen.min_confidence
+        vlm = as_loaded(VLM, chosen)
+        self._request = DescriptionRequest.of(vlm, chosen)
         self._messages: list[Message] = []  # all questions and answers so far
         self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
         self._seen: Evidence = {}  # evidence of the last answer, which covers all pictures so far
@@ -132,7 +117,7 @@ class Chat:
                 raise error
             self._cache = None  # no cache while an answer is computed: after an interruption it would be incomplete
             request, shown = replace(self._request, on_text=on_text), len(self._pictures)
-            with suggesting_options(DescribeOptions.__annotations__.keys() - {*UNSUPPORTED_OPTIONS}):
+            with suggesting_options(option_names(DescribeOptions) - {*UNSUPPORTED_OPTIONS}):
                 (answer,) = describe_batch(request, inputs, [question.pictures], stopwatch.lap(), self._seen, shown)
             refusal = confidence_error(answer.confidence, self._min_confidence, question.argument)
             if refusal is not None:

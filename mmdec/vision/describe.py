@@ -7,33 +7,33 @@ questions into these inputs: the chat template writes the text, the processor ma
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast, overload
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, ProcessorMixin
-from typing_extensions import TypedDict, Unpack
 
-from mmdec.checks.arguments import check_callable, check_threads, check_whole, show, suggesting_options
+from mmdec.checks.arguments import show, suggesting_options
 from mmdec.checks.devices import PASSED_ON
 from mmdec.core.budget import Nodes
+from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
 from mmdec.errors import InputError
-from mmdec.generation.run import DecodingOptions, DrafterChoice
+from mmdec.generation.run import DrafterChoice
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.tasks import batch as call
 from mmdec.tasks.batch import InputBatch
-from mmdec.tasks.confidence import check_min_confidence
-from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_drafter, as_loaded, find_drafter_folder
-from mmdec.tasks.options import MAX_BATCH
+from mmdec.tasks.generate_options import length_errors
+from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded, find_drafter_folder
+from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
-from mmdec.vision.answer import Description, DescriptionRequest, OnRound, OnText, describe_batch
+from mmdec.vision.answer import Description, DescriptionRequest, describe_batch
+from mmdec.vision.options import DescribeOptions, Model, OnText
 
 __all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]
 
@@ -45,7 +45,6 @@ VLM = TaskLoader(
     ArgumentKind(PreTrainedModel, "a loaded model of transformers", "AutoModelForImageTextToText"),
     ArgumentKind(ProcessorMixin, "a processor of transformers", "AutoProcessor"),
 )
-Model = str | os.PathLike[str] | PreTrainedModel | LoadedVlm
 Picture = ImageSource | os.PathLike[str]
 Pictures = Picture | tuple[Picture, ...]  # all images of one question
 Prompt = str | tuple[str, ...]
@@ -145,7 +144,7 @@ def prompt_errors(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dic
         remedy: Last sentence of the message.
     """
     rule = "`prompt` must take at most the model's {most} positions, its pictures and the chat template included"
-    return call.length_errors(vlm.model, inputs, rule, remedy)
+    return length_errors(vlm.model, inputs, rule, remedy)
 
 
 def check_images(vlm: LoadedVlm, question: Question) -> None:
@@ -164,40 +163,10 @@ def check_images(vlm: LoadedVlm, question: Question) -> None:
         ) from error
 
 
-class DescribeOptions(TypedDict, total=False, extra_items=Any):
-    """The keyword arguments of `describe`; all other options go to transformers' `generate`."""
-
-    model: Model
-    processor: ProcessorMixin | None
-    drafter: DrafterChoice
-    batch_size: int
-    rule: RuleName | None
-    num_speculative_tokens: Nodes
-    seed: int | None
-    device: str | torch.device | None
-    dtype: torch.dtype | str | None
-    threads: int | None
-    on_text: OnText | None
-    on_round: OnRound | None
-    statistics: DecodingStatistics | None
-    min_confidence: float | None
-
-
-@overload
-def describe(image: Pictures, prompt: Prompt = ..., **options: Unpack[DescribeOptions]) -> Description: ...
-
-
 @overload
 def describe(
-    image: list[Pictures] | list[Picture] | list[tuple[Picture, ...]],
-    prompt: Prompt | list[str] | list[tuple[str, ...]] | list[Prompt] = ...,
-    **options: Unpack[DescribeOptions],
-) -> list[Description]: ...
-
-
-def describe(
-    image: Any,
-    prompt: Prompt | list[str] | list[tuple[str, ...]] | list[Prompt] = PROMPT,
+    image: Pictures,
+    prompt: Prompt = PROMPT,
     *,
     model: Model = DEFAULT_MODEL,
     processor: ProcessorMixin | None = None,
@@ -210,10 +179,24 @@ def describe(
     dtype: torch.dtype | str | None = None,
     threads: int | None = None,
     on_text: OnText | None = None,
-    on_round: OnRound | None = None,
+    on_round: Callable[[Round], None] | None = None,
     statistics: DecodingStatistics | None = None,
     min_confidence: float | None = None,
     **options: Any,
+) -> Description: ...
+
+
+@overload
+def describe(
+    image: list[Pictures] | list[Picture] | list[tuple[Picture, ...]],
+    prompt: Prompt | list[str] | list[tuple[str, ...]] | list[Prompt] = ...,
+    **options: Any,
+) -> list[Description]: ...
+
+
+@with_options_of(DescribeOptions)
+def describe(
+    image: Any, prompt: Prompt | list[str] | list[tuple[str, ...]] | list[Prompt] = PROMPT, **options: Any
 ) -> Description | list[Description]:
     """Ask a vision-language model about images: exactly the answer of `model.generate`, in fewer passes of the model.
 
@@ -252,29 +235,26 @@ def describe(
         A `Description`; for a list of images, a list of `Description`s in the same order.
 
     Raises:
-        InputError: If an argument or an image is rejected, or a prompt exceeds the model's maximum length; for a list.
-        BatchError, which holds the results of the accepted questions.
+        InputError: If an argument or an image is rejected, or a prompt exceeds the model's maximum length.
+        BatchError: If some questions of a list are rejected; it holds the results of the others.
     """
-    batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
-    check_threads(threads)
-    least = check_min_confidence(min_confidence)
+    chosen = DescribeOptions.of(options)
     batch = InputBatch(_questions(image, prompt), not isinstance(image, list), "images")
-    batch.check_listener("on_text", on_text, "a function of a piece of text", "Call `describe` for each of them.")
-    check_callable("on_round", on_round, "a function of a round")
-    vlm = as_loaded(VLM, model, processor, device, dtype)
-    chosen = as_drafter(vlm, drafter)
-    decoding = DecodingOptions(chosen, rule, num_speculative_tokens, seed, statistics, on_round)
-    request = DescriptionRequest.of(vlm, decoding, options, on_text)
+    batch.check_listener(
+        "on_text", chosen.on_text, "a function of a piece of text", "Call `describe` for each of them."
+    )
+    vlm = as_loaded(VLM, chosen)
+    request = DescriptionRequest.of(vlm, chosen)
 
     def read(given: tuple[Any, object]) -> Question:
         question = read_question(*given)
         return replace(question, text=render_chat(vlm, [user_message(question)]))
 
-    with with_threads(threads, vlm.model), suggesting_options(DescribeOptions.__annotations__):
+    with with_threads(chosen.threads, vlm.model), suggesting_options(option_names(DescribeOptions)):
         questions = batch.read(read)
-        descriptions = _in_batches(request, questions, batch_size, batch.errors)
+        descriptions = _in_batches(request, questions, chosen.batch_size, batch.errors)
         arguments = {index: question.argument for index, question in questions.items()}
-        return batch.finish(descriptions, least, arguments)
+        return batch.finish(descriptions, chosen.min_confidence, arguments)
 
 
 def read_question(images: Any, prompt: object) -> Question:

@@ -26,7 +26,7 @@ from mmdec.tasks.generate_options import RESERVED, check_reserved, length_errors
 from mmdec.tasks.loading import load_speculation
 from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.whisper.batches import TRANSCRIPT, ordered_reporter, silent_transcripts, timings
-from mmdec.whisper.request import TextOptions
+from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.target import LANGUAGE_CODES
 from mmdec.whisper.transcript import Transcript
 
@@ -68,52 +68,51 @@ class AudioLmRequest:
         cls,
         heard: LoadedAudioLm,
         decoding: DecodingOptions,
-        options: Mapping[str, Any],
+        options: TranscribeOptions,
         recordings: int,
-        spoken: TextOptions,
     ) -> AudioLmRequest:
         """Check the options of a call of `transcribe`.
 
         Args:
             heard: The audio language model with its processor.
             decoding: Options of decoding, with a drafter from `as_drafter`.
-            options: Further arguments of `generate`.
             recordings: Number of recordings.
-            spoken: Options about language and text.
 
         Raises:
             InputError: For an option that this model does not support.
         """
-        name = type(heard.model).__name__
+        name, generate = type(heard.model).__name__, options.generate
         whisper = "Leave it out, or use a Whisper."
+        if options.cut_at_pauses:
+            raise InputError(f"`cut_at_pauses` must be False for {name}, but is True. {whisper}")
         for argument, value, plain in (
-            ("timestamps", spoken.timestamps, None),
-            *((option, options.get(option), None) for option in WINDOW_OPTIONS),
+            ("timestamps", options.timestamps, None),
+            *((option, generate.get(option), None) for option in WINDOW_OPTIONS),
         ):
             if value is not plain:
                 raise InputError(f"`{argument}` must be None for {name}, but is {show(value)}. {whisper}")
-        if spoken.task not in (None, "transcribe"):
+        if options.task not in (None, "transcribe"):
             raise InputError(
-                f"`task` must be 'transcribe' for {name}, but is {show(spoken.task)}. Ask for it in `prompt`."
+                f"`task` must be 'transcribe' for {name}, but is {show(options.task)}. Ask for it in `prompt`."
             )
-        temperature = options.get("temperature")
+        temperature = generate.get("temperature")
         if isinstance(temperature, (list, tuple)):
             raise InputError(
                 f"`temperature` must be one number for {name}, but is {show(temperature)}. Leave it out for greedy "
                 "decoding."
             )
-        if spoken.prompt is not None and heard.requests and not heard.written:
-            raise InputError(f"`prompt` must be None for {name}, but is {show(spoken.prompt)}. Leave it out.")
-        prompt = spoken.prompt
+        if options.prompt is not None and heard.requests and not heard.written:
+            raise InputError(f"`prompt` must be None for {name}, but is {show(options.prompt)}. Leave it out.")
+        prompt = options.prompt
         if prompt is not None and not isinstance(prompt, str):
             raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
         check_reserved(
-            {key: value for key, value in options.items() if value is not None}, RESERVED_HERE, "mmdec.generate"
+            {key: value for key, value in generate.items() if value is not None}, RESERVED_HERE, "mmdec.generate"
         )
         speculation = load_speculation(decoding, heard.model, heard.checked)
-        languages = _languages(heard, spoken.language, recordings)
+        languages = _languages(heard, options.language, recordings)
         calibrations = read_calibrations(heard.directory)
-        return cls(heard, speculation, options, prompt if prompt and prompt.strip() else None, languages, calibrations)
+        return cls(heard, speculation, generate, prompt if prompt and prompt.strip() else None, languages, calibrations)
 
     def check(self, samples: Tensor) -> Tensor:
         """Return samples (T,); raise InputError if the model cannot take them."""

@@ -32,6 +32,7 @@ from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.whisper.batcher import PassBatcher
 from mmdec.whisper.caching_encoder import can_use_eager_copy
 from mmdec.whisper.checkpoint import LoadedWhisper
+from mmdec.whisper.options import OnTranscript, Progress
 from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
 from mmdec.whisper.target import hide_generate_warnings, restore_attention
 from mmdec.whisper.transcript import (
@@ -50,9 +51,7 @@ ADVICE_CONFIDENCE = (
     0.7  # below this confidence, the transcript's note recommends a model of more languages or a larger one
 )
 MULTILINGUAL = "openai/whisper-base"  # the model that the note recommends
-Progress = Callable[[float, float], None]  # called with (seconds of audio done, seconds of audio in total)
 NO_SPEECH_NOTE = "without a voice"  # text of the note for a long recording in which no speech was found
-OnTranscript = Callable[[int, Transcript], None]
 Languages = str | Sequence[str] | None
 
 

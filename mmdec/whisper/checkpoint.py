@@ -41,8 +41,8 @@ from mmdec.pretrained.language_model import GENERATION_FILE, read_network
 from mmdec.pretrained.plain_text import PlainText
 from mmdec.types import Drafter
 from mmdec.whisper.encoder import WhisperEncoder, WhisperEncoderConfig
+from mmdec.whisper.options import DEFAULT_MODEL
 
-DEFAULT_MODEL = "whisper-tiny.en"
 WHISPER_KIND = "whisper"  # transformers' model_type
 MEDUSA = "medusa"
 WHISPER_FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors")

@@ -12,31 +12,28 @@ import io
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, BinaryIO, TypeVar, cast, final
+from typing import Any, BinaryIO, final
 
 import numpy as np
 from torch import Tensor
-from typing_extensions import TypedDict, Unpack
 
-from mmdec.checks.arguments import check_choice, check_threads, show, suggesting_options
-from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.verify import RuleName
-from mmdec.drafters.registry import AUTO
+from mmdec.checks.arguments import check_choice, show, suggesting_options
 from mmdec.errors import InputError
-from mmdec.generation.run import DecodingOptions, DrafterChoice, Speculation
+from mmdec.generation.run import Speculation
 from mmdec.io.audio import SAMPLE_RATE, Mixer, check_rate
 from mmdec.io.audio.pipe import BYTES, PipedSound, decode_samples, is_wav, looks_like_a_file, stream_pieces, wav_stream
 from mmdec.io.audio.structure import AudioLoss
 from mmdec.io.audio.voice_activity import SpeechWindow, SpeechWindows, StreamResampler
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.inputs import integer_rate, split_channels, with_note
-from mmdec.tasks.loading import as_loaded, load_speculation
+from mmdec.tasks.loading import as_loaded, decoding_options, load_speculation
+from mmdec.tasks.options import option_names
 from mmdec.tasks.threads import with_threads
 from mmdec.whisper.batches import transcribe_in_batches
-from mmdec.whisper.checkpoint import DEFAULT_MODEL
 from mmdec.whisper.last_hypothesis import LastHypothesis
-from mmdec.whisper.request import TextOptions, Timestamps, TranscriptionRequest, first_timestamp_token
-from mmdec.whisper.transcribe import WHISPER, Model, as_drafter
+from mmdec.whisper.options import TranscribeOptions
+from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
+from mmdec.whisper.transcribe import WHISPER, as_drafter
 from mmdec.whisper.transcript import Segment, Transcript, shift_segment
 
 HEAD = 12  # number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
@@ -48,7 +45,6 @@ TIMESTAMPS_PER_SECOND = 50  # number of timestamp tokens per second of audio
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # in seconds: minimum and maximum of the argument `pause`
 LOUDEST = 8.0  # maximum absolute sample value, 1 is full scale; larger samples are rejected
 Chunk = np.ndarray | Tensor | bytes
-Taken = TypeVar("Taken")
 
 
 @dataclass(frozen=True)
@@ -76,29 +72,7 @@ class StreamUpdate:
         return [shift_segment(segment, self.start) for segment in self.transcript.segments]
 
 
-class StreamOptions(TypedDict, total=False, extra_items=Any):
-    """The keyword arguments of `transcribe_stream`; all other options go to transformers' `generate`."""
-
-    sample_rate: int
-    encoding: str
-    every: float | None
-    pause: float
-    model: Model
-    processor: Any
-    drafter: DrafterChoice
-    timestamps: Timestamps
-    language: str | None
-    task: str | None
-    prompt: str | None
-    rule: RuleName | None
-    seed: int | None
-    statistics: DecodingStatistics | None
-    device: Any
-    dtype: Any
-    threads: int | None
-
-
-def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions]) -> Iterator[StreamUpdate]:
+def transcribe_stream(chunks: Iterable[Chunk], **options: Any) -> Iterator[StreamUpdate]:
     """Transcribe sound while it arrives.
 
     Text is provisional while somebody speaks, and final after a pause, or when a window of 30 s is full. The final text
@@ -142,8 +116,8 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
 
 @final
 @dataclass(frozen=True)
-class StreamAudioOptions:
-    """The audio options of `transcribe_stream`.
+class StreamOptions:
+    """The options that `transcribe_stream` has and `transcribe` has not, or has another default for.
 
     Args:
         sample_rate: In Hz.
@@ -165,12 +139,19 @@ class StreamAudioOptions:
         _check_seconds("pause", self.pause, SHORTEST_PAUSE, LONGEST_PAUSE)
 
 
-def _pop_options(kind: type[Taken], options: dict[str, Any]) -> Taken:
-    """Make an object of the dataclass `kind` from those options that are its fields.
-
-    These options are removed from `options`.
-    """
-    return kind(**{one.name: options.pop(one.name) for one in fields(cast(Any, kind)) if one.name in options})
+STREAM_OPTIONS = tuple(one.name for one in fields(StreamOptions))
+# options of `transcribe` that a stream refuses
+UNSUPPORTED_OPTIONS = (
+    "batch_size",
+    "cut_at_pauses",
+    "min_confidence",
+    "num_speculative_tokens",
+    "on_round",
+    "on_transcript",
+    "progress",
+    "strict",
+)
+STREAM_NAMES = (option_names(TranscribeOptions) | {*STREAM_OPTIONS}) - {*UNSUPPORTED_OPTIONS}
 
 
 @final
@@ -178,7 +159,7 @@ class LiveTranscriber:
     """Transcribes a stream by method calls, as `transcribe_stream` does for an iterable: `feed` each chunk when it
     arrives, then `end`. Holds the open window and its texts."""
 
-    def __init__(self, **options: Unpack[StreamOptions]) -> None:
+    def __init__(self, **options: Any) -> None:
         """Load the model.
 
         Args:
@@ -187,23 +168,20 @@ class LiveTranscriber:
         Raises:
             InputError: If an option is rejected.
         """
-        left = dict[str, Any](options)
-        sound, spoken = _pop_options(StreamAudioOptions, left), _pop_options(TextOptions, left)
-        threads = left.pop("threads", None)
-        check_threads(threads)
-        device, dtype = left.pop("device", None), left.pop("dtype", None)
-        model = left.pop("model", DEFAULT_MODEL)
-        if isinstance(model, LoadedAudioLm):
+        for name in UNSUPPORTED_OPTIONS:
+            if name in options:
+                raise InputError(f"`{name}` must be left out, but is given: a stream is one recording.")
+        stream = StreamOptions(**{name: options.pop(name) for name in STREAM_OPTIONS if name in options})
+        chosen = TranscribeOptions.of(options)
+        if isinstance(chosen.model, LoadedAudioLm):
             raise InputError(
-                f"`model` must be a Whisper for sound that arrives, but is {type(model.model).__name__}. Transcribe "
-                "whole recordings with it."
+                "`model` must be a Whisper for sound that arrives, but is "
+                f"{type(chosen.model.model).__name__}. Transcribe whole recordings with it."
             )
-        whisper = as_loaded(WHISPER, model, left.pop("processor", None), device, dtype)
-        drafter = as_drafter(whisper, left.pop("drafter", AUTO))
-        rule, seed, statistics = (left.pop(name, None) for name in ("rule", "seed", "statistics"))
-        self._decoding = DecodingOptions(drafter, rule, None, seed, statistics)
+        whisper = as_loaded(WHISPER, chosen)
+        self._decoding = decoding_options(chosen, as_drafter(whisper, chosen.drafter))
         first = load_speculation(self._decoding, whisper.model)
-        self._request = request = TranscriptionRequest.of(whisper, first, left, 1, spoken)
+        self._request = request = TranscriptionRequest.of(whisper, first, chosen, 1)
         # options for provisional text: no word times, and less silence after the audio than up to 30 s; the shorter
         # silence hardly ever changes a token
         self._quick = replace(
@@ -211,15 +189,15 @@ class LiveTranscriber:
             margin=MARGIN,
             timestamps="segment" if request.timestamps == "word" else request.timestamps,
         )
-        self._threads, self._encoding = threads, sound.encoding
-        self._every = None if sound.every is None else round(sound.every * SAMPLE_RATE)
+        self._threads, self._encoding = chosen.threads, stream.encoding
+        self._every = None if stream.every is None else round(stream.every * SAMPLE_RATE)
         self._half = b""  # the first bytes of a sample of which the other bytes have not arrived yet
-        self._rate = integer_rate(sound.sample_rate)
+        self._rate = integer_rate(stream.sample_rate)
         self._mixer, self._channels = Mixer(self._rate), 1
         self._notes = list[str]()  # those of the mixers before
         self._noted = False  # whether a final update had a note about channels
         self._resampler = StreamResampler(self._rate)
-        self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples)
+        self._windows = SpeechWindows(stream.pause, whisper.extractor.n_samples)
         # the window as it was when it was last decoded; None: the open window was not decoded yet
         self._decoded: SpeechWindow | None = None
         # The transcript of `_decoded`, if it was made with the options of final text, so that it equals that of
@@ -348,7 +326,10 @@ class LiveTranscriber:
             drafter = LastHypothesis(last, older, self._ending(window, request, last[-1]))
             drafting = replace(self._decoding, drafter=drafter, num_speculative_tokens=MAX_DRAFT_CHAIN)
             request = replace(request, speculation=Speculation(drafting))
-        with with_threads(self._threads, request.whisper.model), suggesting_options(StreamOptions.__annotations__):
+        with (
+            with_threads(self._threads, request.whisper.model),
+            suggesting_options(STREAM_NAMES),
+        ):
             transcript = transcribe_in_batches(request, {0: request.check(window.samples)}, 1)[0]
         self._texts = [transcript.tokens, *(text for text in self._texts if text != transcript.tokens)][
             :MAX_PREVIOUS_TEXTS

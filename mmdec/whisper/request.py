@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -22,10 +22,10 @@ from mmdec.tasks.confidence import Calibration, read_calibrations
 from mmdec.tasks.generate_options import LENGTH_OPTIONS, RESERVED, check_reserved, sets_length
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.features import recording_features
+from mmdec.whisper.options import Timestamps, TranscribeOptions
 from mmdec.whisper.target import LANGUAGE_CODES
 from mmdec.whisper.words import check_alignment
 
-Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
 FALLBACK_CALIBRATION_MODEL = (
     "whisper-base"  # the model whose calibration limits the confidence of models without a calibration
@@ -69,24 +69,6 @@ def first_timestamp_token(model: WhisperForConditionalGeneration) -> int:
 
 @final
 @dataclass(frozen=True)
-class TextOptions:
-    """The options of `transcribe` about the text.
-
-    Args:
-        timestamps: None, "segment" or "word".
-        language: Name or code, or one for each recording; None: detect.
-        task: "transcribe" or "translate".
-        prompt: Text before the recording.
-    """
-
-    timestamps: Timestamps = None
-    language: str | Sequence[str] | None = None
-    task: str | None = "transcribe"
-    prompt: str | None = None
-
-
-@final
-@dataclass(frozen=True)
 class TranscriptionRequest:
     """The options of one call of `transcribe` with a Whisper; they apply to all of its recordings."""
 
@@ -108,23 +90,20 @@ class TranscriptionRequest:
         cls,
         whisper: LoadedWhisper,
         speculation: Speculation,
-        options: Mapping[str, Any],
+        options: TranscribeOptions,
         recordings: int,
-        spoken: TextOptions,
     ) -> TranscriptionRequest:
         """Check the options of a call of `transcribe`.
 
         Args:
             speculation: The decoding loop, with a drafter that fits the model.
-            options: Further arguments of `generate`.
             recordings: Number of recordings.
-            spoken: Options about language and text.
 
         Raises:
             InputError: For an option that this model does not support.
         """
         settings: Any = whisper.model.generation_config
-        timestamps, prompt = spoken.timestamps, spoken.prompt
+        timestamps, prompt = options.timestamps, options.prompt
         has_timestamps = first_timestamp_token(whisper.model) < whisper.model.config.vocab_size
         if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
             raise InputError(f'`timestamps` must be None, "segment" or "word", but is {show(timestamps)}. Choose one.')
@@ -134,22 +113,29 @@ class TranscriptionRequest:
             )
         if timestamps == "word":
             check_alignment(whisper.model)
-        chosen = _options(settings, options)
+        chosen = _options(settings, options.generate)
         if all(chosen.get(name) is None and getattr(settings, name, None) is None for name in LENGTH_OPTIONS):
             # transformers would cut at 20 tokens; stock Whispers name this number in their generation settings
             chosen["max_length"] = whisper.model.config.max_target_positions
-        chosen |= _task(settings, spoken.task)
+        chosen |= _task(settings, options.task)
         if prompt is not None and not isinstance(prompt, str):
             raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
         if prompt is not None and prompt.strip():
             chosen["prompt_ids"] = _prompt(whisper, prompt)
-        languages = _languages(settings, spoken.language, recordings)
+        languages = _languages(settings, options.language, recordings)
         calibrations = read_calibrations(whisper.directory) or read_calibrations(shipped_folder(whisper.model))
         doubts = {} if calibrations else read_calibrations(_home(FALLBACK_CALIBRATION_MODEL))
         return cls(
-            *(whisper, speculation, timestamps, languages, chosen, has_timestamps, tuple(options), calibrations),
+            whisper=whisper,
+            speculation=speculation,
+            timestamps=timestamps,
+            languages=languages,
+            options=chosen,
+            has_timestamps=has_timestamps,
+            given=tuple(options.generate),
+            calibrations=calibrations,
             doubts=doubts,
-            length_given=sets_length(options),
+            length_given=sets_length(options.generate),
         )
 
     def is_long(self, samples: int) -> bool:

@@ -14,33 +14,31 @@ from typing import Any, overload
 
 import torch
 from transformers import PreTrainedModel, ProcessorMixin, WhisperForConditionalGeneration, WhisperProcessor
-from typing_extensions import TypedDict, Unpack
 
-from mmdec.checks.arguments import check_callable, check_switch, check_threads, check_whole, suggesting_options
+from mmdec.checks.arguments import suggesting_options
 from mmdec.checks.devices import check_dtype
 from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO, drafter_entry, is_dotted
-from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter
-from mmdec.generation.run import DecodingOptions, DrafterChoice
+from mmdec.generation.run import DrafterChoice
 from mmdec.hub.find import drafter_by_name, find_model
 from mmdec.io.audio import Recording
 from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES as HEARD
 from mmdec.pretrained.audio_lm import LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES as AUDIO_FILES
-from mmdec.tasks.confidence import check_min_confidence
 from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_recording, with_note, with_notes
-from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded, load_speculation
+from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded, decoding_options, load_speculation
 from mmdec.tasks.loading import as_drafter as language_model_drafter
-from mmdec.tasks.options import MAX_BATCH
+from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
 from mmdec.whisper.audio_language_model import AudioLmRequest, transcribe_with_audio_lm
-from mmdec.whisper.batches import OnTranscript, Progress, transcribe_in_batches, transcribe_in_pieces
+from mmdec.whisper.batches import transcribe_in_batches, transcribe_in_pieces
 from mmdec.whisper.checkpoint import DEFAULT_MODEL, WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper
-from mmdec.whisper.request import TextOptions, Timestamps, TranscriptionRequest
+from mmdec.whisper.options import Model, OnTranscript, Progress, Timestamps, TranscribeOptions
+from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.transcript import Transcript
 
 __all__ = ["AUTO", "WHISPER_KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
@@ -63,46 +61,11 @@ AUDIO_LM = TaskLoader(
     ArgumentKind(PreTrainedModel, "a loaded model of transformers", "AutoModelForMultimodalLM"),
     ArgumentKind(ProcessorMixin, "a processor of transformers", "AutoProcessor"),
 )
-Model = str | os.PathLike[str] | PreTrainedModel | LoadedTranscriber
-
-
-class TranscribeOptions(TypedDict, total=False, extra_items=Any):
-    """The keyword arguments of `transcribe`; all other options go to transformers' `generate`."""
-
-    sample_rate: int | None
-    model: Model
-    processor: ProcessorMixin | None
-    drafter: DrafterChoice
-    timestamps: Timestamps
-    language: str | Sequence[str] | None
-    task: str | None
-    prompt: str | None
-    batch_size: int
-    cut_at_pauses: bool
-    strict: bool
-    rule: RuleName | None
-    num_speculative_tokens: Nodes
-    seed: int | None
-    device: str | torch.device | None
-    dtype: torch.dtype | str | None
-    threads: int | None
-    progress: Progress | None
-    on_transcript: OnTranscript | None
-    statistics: DecodingStatistics | None
-    min_confidence: float | None
-    on_round: Callable[[Round], None] | None
 
 
 @overload
-def transcribe(audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcript: ...
-
-
-@overload
-def transcribe(audio: AudioList, **options: Unpack[TranscribeOptions]) -> list[Transcript]: ...
-
-
 def transcribe(
-    audio: Audio | Sequence[Audio],
+    audio: Audio,
     *,
     sample_rate: int | None = None,
     model: Model = DEFAULT_MODEL,
@@ -127,7 +90,13 @@ def transcribe(
     min_confidence: float | None = None,
     on_round: Callable[[Round], None] | None = None,
     **options: Any,
-) -> Transcript | list[Transcript]:
+) -> Transcript: ...
+@overload
+def transcribe(audio: AudioList, **options: Any) -> list[Transcript]: ...
+
+
+@with_options_of(TranscribeOptions)
+def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | list[Transcript]:
     """Transcribe speech: exactly the text of `model.generate` with the same arguments, in fewer passes of the decoder.
 
     Args:
@@ -150,7 +119,7 @@ def transcribe(
         task: "transcribe" (default) or "translate" (into English).
         prompt: For a Whisper, text that might have come before the recording; default None: no text. For an audio
             language model, the request to transcribe or, for Qwen3-ASR, the context; default None: the request that the
-            model's processor writes. Default None: whole windows.
+            model's processor writes.
         batch_size: Number of recordings decoded together. Default 8. Recordings longer than one window (30 s) have
             batches of their own.
         cut_at_pauses: Recordings longer than one window are cut at pauses into pieces of up to 30 s. Each piece is
@@ -182,41 +151,34 @@ def transcribe(
         empty and has no confidence (None), and its `note` gives the reason. Times are those of the file's clock.
 
     Raises:
-        InputError: If an argument or a recording is rejected; for a list.
-        BatchError, which holds the results of the accepted recordings.
+        InputError: If an argument or a recording is rejected.
+        BatchError: If some recordings of a list are rejected; it holds the results of the others.
 
     References:
         Whisper (Radford et al. 2022); drafters name their own papers.
     """
-    batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
-    check_threads(threads)
-    least = check_min_confidence(min_confidence)
-    batch = as_batch(audio, sample_rate)
-    check_callable("progress", progress, "a function of the seconds done and all seconds")
-    check_callable("on_round", on_round, "a function of a round")
-    check_callable("on_transcript", on_transcript, "a function of an index and a transcript")
-    cut_at_pauses = check_switch("cut_at_pauses", cut_at_pauses)
-    strict = check_switch("strict", strict)
-    loaded: LoadedTranscriber = as_loaded(_system(model), model, processor, device, dtype)
-    decoding = DecodingOptions(as_drafter(loaded, drafter), rule, num_speculative_tokens, seed, statistics, on_round)
-    spoken = TextOptions(timestamps, language, task, prompt)
-    request = _request(loaded, decoding, options, len(batch), spoken, cut_at_pauses)
+    chosen = TranscribeOptions.of(options)
+    batch = as_batch(audio, chosen.sample_rate)
+    loaded: LoadedTranscriber = as_loaded(_loader(chosen.model), chosen)
+    request = _request(loaded, chosen, len(batch))
 
-    def read_one(given: Audio) -> Recording:
-        recording = read_recording(given, sample_rate, silence=True, strict=strict)
+    def read(given: Audio) -> Recording:
+        recording = read_recording(given, chosen.sample_rate, silence=True, strict=chosen.strict)
         return replace(recording, samples=request.check(recording.samples))
 
-    with with_threads(threads, loaded.model), suggesting_options(TranscribeOptions.__annotations__):
-        recordings = batch.read(read_one)
+    with with_threads(chosen.threads, loaded.model), suggesting_options(option_names(TranscribeOptions)):
+        recordings = batch.read(read)
         samples = {index: recording.samples for index, recording in recordings.items()}
-        on_noted = _with_notes_of(recordings, on_transcript)
+        on_transcript = _with_notes_of(recordings, chosen.on_transcript)
         if isinstance(request, AudioLmRequest):
-            transcripts = transcribe_with_audio_lm(request, samples, batch_size, progress, on_noted, batch.errors)
-        elif cut_at_pauses:
-            transcripts = transcribe_in_pieces(request, samples, batch_size, progress, on_noted)
+            transcripts = transcribe_with_audio_lm(
+                request, samples, chosen.batch_size, chosen.progress, on_transcript, batch.errors
+            )
+        elif chosen.cut_at_pauses:
+            transcripts = transcribe_in_pieces(request, samples, chosen.batch_size, chosen.progress, on_transcript)
         else:
-            transcripts = transcribe_in_batches(request, samples, batch_size, progress, on_noted)
-        return batch.finish(with_notes(transcripts, recordings), least)
+            transcripts = transcribe_in_batches(request, samples, chosen.batch_size, chosen.progress, on_transcript)
+        return batch.finish(with_notes(transcripts, recordings), chosen.min_confidence)
 
 
 def _with_notes_of(recordings: Mapping[int, Recording], on_transcript: OnTranscript | None) -> OnTranscript | None:
@@ -231,14 +193,9 @@ def _with_notes_of(recordings: Mapping[int, Recording], on_transcript: OnTranscr
 
 
 def _request(
-    loaded: LoadedTranscriber,
-    decoding: DecodingOptions,
-    options: Mapping[str, Any],
-    recordings: int,
-    spoken: TextOptions,
-    cut_at_pauses: bool,
+    loaded: LoadedTranscriber, options: TranscribeOptions, recordings: int
 ) -> TranscriptionRequest | AudioLmRequest:
-    """Check the options of a call, for a Whisper or an audio language model.
+    """Check the options of a call for its model, a Whisper or an audio language model.
 
     Args:
         recordings: Number of recordings.
@@ -246,17 +203,11 @@ def _request(
     Raises:
         InputError: For an option that the model does not support.
     """
-    with suggesting_options(TranscribeOptions.__annotations__):
+    decoding = decoding_options(options, as_drafter(loaded, options.drafter))
+    with suggesting_options(option_names(TranscribeOptions)):
         if isinstance(loaded, LoadedWhisper):
-            return TranscriptionRequest.of(
-                loaded, load_speculation(decoding, loaded.model), options, recordings, spoken
-            )
-        if cut_at_pauses:
-            raise InputError(
-                f"`cut_at_pauses` must be False for {type(loaded.model).__name__}, but is True. Leave it out, or use a "
-                "Whisper."
-            )
-        return AudioLmRequest.of(loaded, decoding, options, recordings, spoken)
+            return TranscriptionRequest.of(loaded, load_speculation(decoding, loaded.model), options, recordings)
+        return AudioLmRequest.of(loaded, decoding, options, recordings)
 
 
 def load_transcriber(
@@ -276,11 +227,11 @@ def load_transcriber(
     Raises:
         InputError: If there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
-    system = _system(model)
-    return system.load(model, device, check_dtype(dtype, system.integers))
+    loader = _loader(model)
+    return loader.load(model, device, check_dtype(dtype, loader.integers))
 
 
-def _system(model: object) -> TaskLoader[Any]:
+def _loader(model: object) -> TaskLoader[Any]:
     """Return how to load the model: as an audio language model or as a Whisper.
 
     Args:

@@ -14,8 +14,6 @@ import mmdec
 from mmdec.checks.devices import check_dtype, check_same_dtype, fastest_dtype
 from mmdec.cli.options import dtype_or_quick
 from mmdec.errors import InputError
-from mmdec.vision.describe import DescribeOptions
-from mmdec.whisper.live import StreamOptions
 from tests.conftest import RATE, buzz
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import write as write_vlm
@@ -149,8 +147,3 @@ def test_a_translator_refuses_double_precision(tiny_model: Path) -> None:
 def test_a_call_takes_a_dtype(name: str) -> None:
     """`generate` and `stream` take it among their options: `tests/unit/generation/test_speculation.py`."""
     assert inspect.signature(getattr(mmdec, name)).parameters["dtype"].default is None
-
-
-@pytest.mark.parametrize("options", [DescribeOptions, StreamOptions])
-def test_a_chat_and_a_stream_take_a_dtype(options: type) -> None:
-    assert "dtype" in options.__annotations__

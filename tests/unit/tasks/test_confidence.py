@@ -16,13 +16,13 @@ from mmdec.tasks.confidence import (
     FILE,
     UNCERTAINTY_OFFSET,
     Calibration,
-    check_min_confidence,
     confidence,
     confidence_error,
     evidence,
     read_calibrations,
     write_calibrations,
 )
+from mmdec.tasks.options import check_min_confidence
 from mmdec.whisper.batches import log_compression_ratio
 
 SAMPLES = Path(__file__).parents[3] / "data" / "samples"

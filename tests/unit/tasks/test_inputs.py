@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import struct
 from pathlib import Path
@@ -323,17 +322,6 @@ def test_an_endless_file_object_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 def test_errors_are_value_errors() -> None:
     assert issubclass(mmdec.InputError, mmdec.MmdecError)
     assert issubclass(mmdec.InputError, ValueError)
-
-
-def test_the_options_of_the_overloads_are_those_of_the_calls() -> None:
-    from mmdec.daspeech.translate import TranslateOptions
-    from mmdec.whisper.transcribe import TranscribeOptions
-
-    for call, options in ((mmdec.transcribe, TranscribeOptions), (mmdec.translate_speech, TranslateOptions)):
-        named = {name: one for name, one in inspect.signature(call).parameters.items() if one.kind is one.KEYWORD_ONLY}
-        assert {name: one.annotation for name, one in named.items()} == {
-            name: hint.__forward_arg__ for name, hint in options.__annotations__.items()
-        }
 
 
 @pytest.mark.parametrize("level", [1e-3, 0.1, 1.0])

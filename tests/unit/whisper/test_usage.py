@@ -10,7 +10,8 @@ import torch
 import mmdec
 from mmdec.core.loop import Round
 from mmdec.whisper.checkpoint import LoadedWhisper
-from mmdec.whisper.request import TextOptions, TranscriptionRequest
+from mmdec.whisper.options import TranscribeOptions
+from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.window_decoder import WindowDecoder
 from tests.conftest import buzz
 from tests.unit.whisper.short_transcripts import transcribe
@@ -71,7 +72,7 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
     assert set(hooks) == {0}
     speculation = mmdec.speculate("lookup", num_speculative_tokens=3)
     decoder = WindowDecoder(whisper.model, speculation, 2)
-    call = TranscriptionRequest.of(whisper, speculation, {}, 2, TextOptions(language="en"))
+    call = TranscriptionRequest.of(whisper, speculation, TranscribeOptions(language="en"), 2)
     samples = [torch.from_numpy(buzz(seconds)) for seconds in (1.7, 2.9)]
     found: Any = decoder.model.generate(
         **call.features(samples),

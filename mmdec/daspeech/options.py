@@ -1,0 +1,45 @@
+"""The options of `mmdec.translate_speech`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from mmdec.checks.arguments import check_switch
+from mmdec.tasks.options import STRICT_HELP, TaskOptions, option
+
+if TYPE_CHECKING:
+    import os
+
+    from mmdec.daspeech.translator import OnPass, SpeechTranslator
+
+DEFAULT_MODEL = "daspeech-everyday"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions(TaskOptions):
+    """The options of `mmdec.translate_speech`, checked as far as that needs no model."""
+
+    sample_rate: int | None = option(None, "Hz of samples; files name it themselves.")
+    model: str | os.PathLike[str] | SpeechTranslator = option(
+        DEFAULT_MODEL, "A shipped name, a directory, a Hugging Face id, or a loaded translator."
+    )
+    strategy: str | None = option(
+        None,
+        "How text is decoded: lookahead, greedy, viterbi, joint-viterbi or beam through the DAG; reranked (the best of "
+        "the DAG's texts); autoregressive; or verified (its output, in fewer passes). Default: what the model's "
+        "config.json says.",
+        str | None,
+        short="-s",
+    )
+    verify: bool = option(False, "The same as --strategy verified.", bool)
+    vocoder: str | os.PathLike[str] | None = option(
+        None, "HiFi-GAN weights: a directory or a Hugging Face id. Default: the model's own.", str | None
+    )
+    strict: bool = option(False, STRICT_HELP, bool)
+    on_pass: OnPass | None = option(None, "Called after each pass of the decoder; for one recording.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(strict=check_switch("strict", self.strict))

@@ -1,0 +1,44 @@
+"""The options of `mmdec.describe`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, final
+
+from mmdec.checks.arguments import check_whole
+from mmdec.tasks.options import MAX_BATCH, GenerateOptions, option
+
+if TYPE_CHECKING:
+    import os
+
+    from transformers import PreTrainedModel
+
+    from mmdec.generation.run import DrafterChoice
+    from mmdec.pretrained.vlm import LoadedVlm
+
+Model: TypeAlias = "str | os.PathLike[str] | PreTrainedModel | LoadedVlm"
+OnText = Callable[[str], None]
+DEFAULT_MODEL = "vlm-scenes"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class DescribeOptions(GenerateOptions):
+    """The options of `mmdec.describe`, checked as far as that needs no model."""
+
+    model: Model = option(DEFAULT_MODEL, "A shipped name, a directory, a Hugging Face id, or a loaded model.")
+    drafter: DrafterChoice = option(
+        "auto",
+        "eagle, msd, ... (where the model has their weights), lookup or recycling; a directory with a drafter's "
+        "weights; a class as package.module:Class; none (no drafts); or auto: the model's own, else lookup.",
+        str,
+        short="-d",
+    )
+    batch_size: int = option(8, "Questions in a batch.", int, metavar="N", least=1)
+    on_text: OnText | None = option(None, "Called with each accepted piece of the answer; for one question.")
+
+    def __post_init__(self) -> None:
+        batch_size = check_whole("batch_size", self.batch_size, 1, MAX_BATCH, "Leave it out for 8.")
+        super().__post_init__()
+        self._set(batch_size=batch_size)
