@@ -14,7 +14,7 @@ import typer
 
 from mmdec import InputError
 from mmdec.bench.report import BenchReport, BenchRun, load_run, merge_runs
-from mmdec.cli.jobs import SOUNDS, input_files
+from mmdec.cli.inputs import SOUNDS, input_files
 from mmdec.cli.options import (
     OWN_PROMPT,
     SPEECH_MODEL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,34 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdec import InputError, MmdecError
-from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import failure_message, json_text, printable
-from mmdec.cli.jobs import (
-    PICTURES,
-    CommandJobs,
-    Compare,
-    Comparer,
-    combine_files,
-    input_files,
-    loading,
-    output_paths,
-    print_note,
-    progress_bar,
-    try_write,
-)
+from mmdec.cli.compare import Compare, Comparer
+from mmdec.cli.inputs import IMAGE_FILES, combine_files, input_files, output_paths, try_write
+from mmdec.cli.jobs import CommandJobs, print_note
 from mmdec.cli.options import (
     VLM_MODEL,
     Device,
     Dtype,
     JsonLines,
-    MinConfidence,
     Model,
-    Threads,
     dtype_or_quick,
     silence_transformers,
+    with_option_groups,
 )
-from mmdec.cli.spread import SpreadOptions, Work, with_spread
+from mmdec.cli.progress import loading, progress_bar
+from mmdec.cli.spread import SpreadOptions, Work
 from mmdec.jobs.many import decode_each
+from mmdec.vision.options import DescribeOptions
 
 if TYPE_CHECKING:
     from mmdec.pretrained.vlm import LoadedVlm
@@ -54,24 +45,14 @@ Images = Annotated[
 Prompt = Annotated[str, typer.Option("--prompt", "-p", help="The question.")]
 Together = Annotated[bool, typer.Option("--together", help="One question over all pictures.")]
 Stream = Annotated[bool, typer.Option("--stream", help="Print text as it is accepted, picture by picture.")]
-DrafterName = Annotated[
-    str,
-    typer.Option(
-        "--drafter",
-        "-d",
-        help="eagle, msd, ... (where the model has their weights), lookup or recycling; a directory with a drafter's "
-        "weights; a class as package.module:Class; none (no drafts); or auto: the model's own, else lookup.",
-    ),
-]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="OUT", help="A directory; for one answer also a .txt or .json file."),
 ]
-BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Questions in a batch.")]
 NewTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens. Default: the model's.")]
 
 
-@with_spread
+@with_option_groups
 def describe(
     images: Images,
     prompt: Prompt = "Describe this image.",
@@ -80,14 +61,11 @@ def describe(
     stream: Stream = False,
     output: Output = None,
     model: Model = VLM_MODEL,
-    drafter: DrafterName = "auto",
     max_new_tokens: NewTokens = None,
-    batch_size: BatchSize = 8,
     device: Device = None,
     dtype: Dtype = None,
-    threads: Threads = None,
-    min_confidence: MinConfidence = None,
     compare: Compare = False,
+    options: DescribeOptions = DescribeOptions(),
     spread: SpreadOptions = SpreadOptions(),
 ) -> None:
     """Ask a vision-language model about pictures. A drafter makes it faster; the text stays the model's own.
@@ -97,24 +75,24 @@ def describe(
     if stream and (as_json or output is not None):
         raise InputError("`--stream` must be left out with `--json` and `--output`, but is given. Drop one of them.")
     suffix = ".json" if as_json or (output is not None and output.suffix.lower() == ".json") else ".txt"
-    check_threads(threads)
-    options: dict[str, Any] = {
-        "drafter": None if drafter == "none" else drafter,
-        "batch_size": 1 if stream or compare else batch_size,
-        "max_new_tokens": max_new_tokens,
-        "threads": threads,
-        "min_confidence": min_confidence,
-        **({"do_sample": False} if compare else {}),
-    }
+    drafter = options.drafter
+    generate = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+    options = replace(
+        options,
+        drafter=None if drafter == "none" else drafter,
+        batch_size=1 if stream or compare else options.batch_size,
+        generate={**generate, "do_sample": False} if compare else generate,
+    )
     if spread.has_many_inputs(images):
-        work = Work("describe", model, options=options | {"prompt": prompt}, device=device, dtype=dtype)
+        given = options.changed() | {"prompt": prompt}
+        work = Work("describe", model, options=given, device=device, dtype=dtype)
         refused = {"compare": compare, "stream": stream, "together": together}
-        return spread.run(work, images, output, ("image", PICTURES), refused)
-    files = input_files(images, "image", PICTURES, output)
+        return spread.run(work, images, output, IMAGE_FILES, refused)
+    files = input_files(images, IMAGE_FILES, output)
     questions = [combine_files(files)] if together else files
     targets = output_paths([file.path for file in files], output, (".txt", ".json"), suffix, len(questions))
     jobs = CommandJobs(questions, targets, model)
-    comparer = Comparer(compare, drafter, stream=stream)
+    comparer = Comparer(compare, str(drafter), stream=stream)
     with loading(model, quiet=as_json):
         from mmdec.pretrained.vlm import load_vlm
 
@@ -157,7 +135,7 @@ def _descriptions(
     questions: Sequence[Any],
     prompt: str,
     vlm: LoadedVlm,
-    options: dict[str, Any],
+    options: DescribeOptions,
     speaker: Callable[[Any], Callable[[str], None]] | None,
     comparer: Comparer,
 ) -> Iterator[Description | str]:
@@ -165,20 +143,19 @@ def _descriptions(
 
     Args:
         questions: The path of a picture, or a tuple of paths for one question about several pictures.
-        options: Keyword arguments of `mmdec.describe`.
         speaker: Takes an entry of `questions`, and returns the callback that prints its answer while it is decoded;
             None: decode in batches, and print nothing.
         comparer: For `--compare`, decodes each question without drafts, too.
     """
     from mmdec import describe
 
-    call = partial(describe, prompt=prompt, model=vlm, **options)
+    call = partial(describe, prompt=prompt, model=vlm, **options.changed())
     if speaker is not None:
         call([])  # an empty call only checks the arguments; later errors come from one picture
         for source in questions:
             yield _stream_answer(source, call, speaker)
         return
-    size = options["batch_size"]
+    size = options.batch_size
     with progress_bar(count=True) as progress:
         task = progress.add_task("pictures", total=len(questions))
         for start in range(0, len(questions), size):

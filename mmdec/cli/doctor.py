@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdec.checks.files import json_text, printable
-from mmdec.cli.jobs import loading
 from mmdec.cli.options import AsJson, Device, Dtype, Threads, dtype_or_quick, log
+from mmdec.cli.progress import loading
 
 if TYPE_CHECKING:
     from mmdec.doctor.doctor import Examination, Share, Trial

@@ -9,16 +9,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from mmdec import InputError
 from mmdec.checks.files import printable
+from mmdec.tasks.options import OptionInfo, TaskOptions, options_of
 
 if TYPE_CHECKING:
     import torch
@@ -63,14 +66,6 @@ Threads = Annotated[
 ]
 BenchThreads = Annotated[int, typer.Option("--threads", min=1, metavar="N", help="CPU threads.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object for each file, one on each line.")]
-MinConfidence = Annotated[
-    float | None,
-    typer.Option(min=0, max=1, metavar="P", help="Refuse outputs that are less likely to be right."),
-]
-Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Refuse damaged or cut-off files. Default: read the rest, and note what is missing."),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Limit = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Use only this many utterances, evenly spaced over the split.")
@@ -127,10 +122,15 @@ def language_or_none(language: str) -> str | None:
 
 
 def dtype_or_quick(dtype: str | None, device: str | None, integers: bool = False) -> torch.dtype:
-    """Convert the name of a dtype. None: bfloat16 if `device` is a GPU, else float32.
+    """Convert the name of a dtype.
 
-    device: None: a GPU if there is one. integers: allow int8, too.
-    Raises: InputError for another name.
+    Args:
+        dtype: None: bfloat16 if `device` is a GPU, else float32.
+        device: None: a GPU if there is one.
+        integers: Allow int8, too.
+
+    Raises:
+        InputError: For another name.
     """
     from mmdec.checks.devices import check_dtype, fastest_dtype
 
@@ -151,7 +151,6 @@ def log(line: str) -> None:
 
 
 STDOUT = "-"
-Options = TypeVar("Options")
 
 
 class Verb(TyperCommand):
@@ -240,7 +239,11 @@ def in_cli_syntax(message: str) -> str:
 
 def as_typed(message: str, params: Iterable[Any]) -> str:
     """Convert a message of the library to the syntax of the command line: `batch_size` becomes `--batch-size`, and
-    model="x" becomes --model x. params: the command's parameters."""
+    model="x" becomes --model x.
+
+    Args:
+        params: The command's parameters.
+    """
     for option in params:
         if isinstance(option, TyperOption) and option.name:
             typed = next(name for name in option.opts if name.startswith("--"))
@@ -269,30 +272,54 @@ def _given(option: str, value: str) -> str:
 
 
 def as_verb(example: str) -> dict[str, Any]:
-    """Return keyword arguments for typer's `command`. example: arguments of `mmdec`, shown at the end of the help."""
+    """Return keyword arguments for typer's `command`.
+
+    Args:
+        example: Arguments of `mmdec`, shown at the end of the help.
+    """
     return {"cls": Verb, "epilog": f"Example: mmdec {example}"}
 
 
-def with_options(
-    verb: Callable[..., Any], kind: type[Options], run: Callable[[Options, dict[str, Any]], None]
-) -> Callable[..., None]:
-    """Decorate a typer command: the annotated fields of the dataclass `kind` become options, too.
+def is_typed(context: typer.Context, name: str) -> bool:
+    """Return whether the user typed an option, perhaps with its default value."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
-    run: called instead of the command, with an object of `kind` and the values of the command's other options.
 
-    An argument `spread` of the command does not become an option: `run` passes it.
-    """
-    own = [option for name, option in signature(verb, eval_str=True).parameters.items() if name != "spread"]
-    options = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(kind, name), annotation=hint)
-        for name, hint in get_type_hints(kind, include_extras=True).items()
-        if get_origin(hint) is Annotated
-    ]
+def with_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a typer command: if the type of a parameter is a dataclass, its fields become options, and the command
+    gets an object of it."""
+    parameters = list(signature(verb, eval_str=True).parameters.values())
+    groups = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
+    options = {name: _group_options(kind) for name, kind in groups.items()}
 
     @wraps(verb)
     def command(**values: Any) -> None:
-        made = kind(**{option.name: values.pop(option.name) for option in options})
-        run(made, values)
+        made = {name: groups[name](**{one.name: values.pop(one.name) for one in options[name]}) for name in groups}
+        verb(**values, **made)
 
-    vars(command)["__signature__"] = Signature([*own, *options])  # typer reads the options from the signature
+    plain = [one for one in parameters if one.name not in groups]
+    # typer reads the options from the signature
+    vars(command)["__signature__"] = Signature([*plain, *chain.from_iterable(options.values())])
     return command
+
+
+def _group_options(kind: Any) -> list[Parameter]:
+    """Return the options of a dataclass: of a task's options, those that have a type on the command line; of another
+    dataclass, its fields whose annotations are typer's."""
+    if not issubclass(kind, TaskOptions):
+        hints = get_type_hints(kind, include_extras=True)
+        return [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(kind, name), annotation=hint)
+            for name, hint in hints.items()
+            if get_origin(hint) is Annotated
+        ]
+    options = []
+    for one in options_of(kind):
+        info: OptionInfo = one.metadata["option"]
+        if info.typed is not None:
+            names = [f"--{one.name.replace('_', '-')}", *filter(None, [info.short])]
+            shown = typer.Option(*names, help=info.help, min=info.least, max=info.most, metavar=info.metavar)
+            annotation = Annotated[info.typed, shown]
+            options.append(Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=annotation))
+    return options

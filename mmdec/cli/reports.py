@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +15,7 @@ import typer
 from mmdec import InputError
 from mmdec.bench.report import BenchReport, BenchRun, load_run, to_json
 from mmdec.checks.files import json_text, printable, write_atomically
-from mmdec.cli.options import STDOUT, with_options
+from mmdec.cli.options import STDOUT, with_option_groups
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -136,14 +138,18 @@ def reporting(verb: Callable[..., BenchReport | BenchRun]) -> Callable[..., None
     The exit code is 1 if a benchmark was left out.
     """
 
-    def deliver(to: Destinations, values: dict[str, Any]) -> None:
+    def command(to: Destinations, **values: Any) -> None:
         found = verb(**values)
         run = found if isinstance(found, BenchRun) else BenchRun((found,))
         to.deliver(run)
         if run.left_out:
             raise typer.Exit(1)
 
-    return with_options(verb, Destinations, deliver)
+    own = signature(verb, eval_str=True)
+    to = Parameter("to", Parameter.KEYWORD_ONLY, annotation=Destinations)
+    wraps(verb)(command)
+    vars(command)["__signature__"] = own.replace(parameters=[*own.parameters.values(), to])
+    return with_option_groups(command)
 
 
 def deliver_report(

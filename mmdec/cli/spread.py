@@ -16,12 +16,12 @@ import typer
 from mmdec import InputError
 from mmdec.checks.arguments import show
 from mmdec.checks.files import json_text
-from mmdec.cli.jobs import input_files, progress_bar
-from mmdec.cli.options import with_options
+from mmdec.cli.inputs import FileKind, input_files
+from mmdec.cli.progress import progress_bar
 from mmdec.jobs.manifest import SUFFIXES, Row, is_manifest, read_manifest
 from mmdec.jobs.many import COLUMNS, Work, run_locally
 
-__all__ = ["SpreadOptions", "Work", "with_spread"]
+__all__ = ["SpreadOptions", "Work"]
 
 PANEL = "Many inputs: a list (.tsv, .jsonl, .parquet) as the only input, --shard or --engine"
 Shard = Annotated[
@@ -71,14 +71,16 @@ class SpreadOptions:
         work: Work,
         inputs: Sequence[str | Path],
         output: Path | None,
-        files: tuple[str, Sequence[str]],
+        kind: FileKind,
         without: Mapping[str, Any],
     ) -> None:
         """Process all rows of the inputs that have no result yet. Exits with 1 if some failed.
 
-        work: the model, and what to do with each row. output: the folder of results.
-        files: the argument's name in errors, and the suffixes of the files to take from folders.
-        without: option name -> value, for options that are impossible here: a given one raises InputError.
+        Args:
+            work: The model, and what to do with each row.
+            output: The folder of results.
+            kind: The files to take from folders.
+            without: Option name -> value, for options that are impossible here: a given one raises InputError.
         """
         for name, value in without.items():
             if value:
@@ -86,7 +88,7 @@ class SpreadOptions:
         if output is None or (os.path.lexists(output) and not os.path.isdir(output)):
             raise InputError(f"`output` must be a folder for many inputs, but is {show(output)}. Name one.")
         shard, run = self._shard(), self._engine()
-        rows, base = _rows(work.verb, inputs, output, files)
+        rows, base = _rows(work.verb, inputs, output, kind)
         work = replace(work, output=Path(os.path.abspath(output)), base=base, table=self.table or "jsonl")
         work.begin(rows)
         todo, began, failed = work.unfinished_parts(rows, shard), time.monotonic(), 0
@@ -98,8 +100,8 @@ class SpreadOptions:
         failed = sum(1 for _ in work.failures(shard))
         seconds = time.monotonic() - began
         mine = len(rows) if shard == (1, 1) else sum(len(part) for _, part in work.parts(rows, shard))
-        told = {"rows": mine, "failed": failed, "done_now": left, "seconds": round(seconds, 3)}
-        print(json_text(told | {"results": str(output / "results")}))
+        summary = {"rows": mine, "failed": failed, "done_now": left, "seconds": round(seconds, 3)}
+        print(json_text(summary | {"results": str(output / "results")}))
         if failed:
             print(f"{failed} of {mine} rows failed: {output / 'failed'}", file=sys.stderr)
             raise typer.Exit(1)
@@ -125,26 +127,19 @@ class SpreadOptions:
         return partial(run_on_ray, workers=self.workers)
 
 
-def _rows(
-    verb: str, inputs: Sequence[str | Path], output: Path, files: tuple[str, Sequence[str]]
-) -> tuple[list[Row], str]:
+def _rows(verb: str, inputs: Sequence[str | Path], output: Path, kind: FileKind) -> tuple[list[Row], str]:
     """List the rows to process: those of a manifest, or one for each file.
 
     Args:
-        files: The argument's name in errors, and the suffixes to take from folders.
+        kind: The files to take from folders.
 
     Returns:
         The rows, and the folder that their relative paths start from.
     """
     if not any(is_manifest(name) for name in inputs):
-        found = input_files(inputs, *files, output)
+        found = input_files(inputs, kind, output)
         return [Row(index, file.name, refusal=file.refusal) for index, file in enumerate(found)], os.getcwd()
     if len(inputs) > 1:
         raise InputError(f"A list ({', '.join(SUFFIXES)}) must be the only input, but is one of {len(inputs)}.")
     path = Path(inputs[0])
     return read_manifest(path, COLUMNS[verb]), os.path.dirname(os.path.abspath(path))
-
-
-def with_spread(verb: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `SpreadOptions` to a typer command, which gets them as one argument, `spread`."""
-    return with_options(verb, SpreadOptions, lambda spread, values: verb(spread=spread, **values))

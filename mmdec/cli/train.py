@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from mmdec.checks.arguments import check_finite
-from mmdec.cli.jobs import progress_bar
 from mmdec.cli.options import OWN_PROMPT, AbsolutePaths, AsJson, Model, VerbGroup, as_verb, log
+from mmdec.cli.progress import progress_bar
 from mmdec.cli.reports import print_result
 
 app = typer.Typer(

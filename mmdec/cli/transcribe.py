@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, final
@@ -14,20 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 import typer
 
 from mmdec import InputError
-from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import json_text, printable
-from mmdec.cli.jobs import (
-    SOUNDS,
-    CommandJobs,
-    Compare,
-    Comparer,
-    input_files,
-    loading,
-    output_paths,
-    print_note,
-    progress_bar,
-    try_write,
-)
+from mmdec.cli.compare import Compare, Comparer
+from mmdec.cli.inputs import AUDIO_FILES, input_files, output_paths, try_write
+from mmdec.cli.jobs import CommandJobs, print_note
 from mmdec.cli.options import (
     STDOUT,
     WHISPER_MODEL,
@@ -35,15 +25,16 @@ from mmdec.cli.options import (
     Dtype,
     JsonLines,
     MaxNewTokens,
-    MinConfidence,
     Model,
-    Strict,
-    Threads,
     dtype_or_quick,
+    is_typed,
     silence_transformers,
+    with_option_groups,
 )
-from mmdec.cli.spread import SpreadOptions, Work, with_spread
+from mmdec.cli.progress import loading, progress_bar
+from mmdec.cli.spread import SpreadOptions, Work
 from mmdec.jobs.many import decode_each
+from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.transcript import FORMATS, SUBTITLES, format_clock, srt, vtt
 
 if TYPE_CHECKING:
@@ -58,6 +49,7 @@ FALLBACK = "Long recordings, and windows that are decoded again"
 CUT_BATCHES_PER_CALL = (
     8  # with --cut-at-pauses, batches of recordings in one call: more pieces then fill batches better
 )
+FILE_OPTIONS = ("batch_size", "min_confidence", "cut_at_pauses")  # options of the call that a stream refuses
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
 Inputs = Annotated[
@@ -68,6 +60,13 @@ Inputs = Annotated[
         "while it arrives; a wav stream, or samples of 16 kHz and 16 bit in one channel.",
     ),
 ]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="OUT", help="A directory; for one input also a .txt, .json, .srt or .vtt file."
+    ),
+]
+Format = Annotated[str | None, typer.Option("--format", "-f", help="Output format: text, json, srt or vtt.")]
 LIVE = "Sound from standard input (-)"
 Rate = Annotated[
     int | None,
@@ -91,37 +90,25 @@ Pause = Annotated[
     float | None,
     typer.Option(metavar="S", rich_help_panel=LIVE, help="Seconds of silence after which text is final. Default: 1."),
 ]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", metavar="OUT", help="A directory; for one input also a .txt, .json, .srt or .vtt file."
-    ),
-]
-Format = Annotated[str | None, typer.Option("--format", "-f", help="Output format: text, json, srt or vtt.")]
-Timestamps = Annotated[
-    str | None, typer.Option("--timestamps", "-t", help="segment or word. Default: segment for subtitles, else none.")
-]
-DrafterName = Annotated[
-    str,
-    typer.Option(
-        "--drafter",
-        "-d",
-        help="auto (one made for the model, else lookup), medusa, ctc, lookup or recycling; a directory with a "
-        "drafter's weights; a class as package.module:Class; or none (no drafts).",
-    ),
-]
-Language = Annotated[str | None, typer.Option("--language", "-l", help="A name or a code. Default: detected.")]
-Task = Annotated[str, typer.Option(help="transcribe, or translate (into English).")]
-Prompt = Annotated[str | None, typer.Option(help="Text before the recording: gives names and spelling.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, metavar="N", help="Recordings in a batch. Default: 8.")]
-CutAtPauses = Annotated[
-    bool,
-    typer.Option(
-        "--cut-at-pauses",
-        help="Cut long recordings at pauses, and transcribe the pieces of all recordings side by side, --batch-size at "
-        "a time: they share passes of the decoder. The stock model's windows are others.",
-    ),
-]
+
+
+@final
+@dataclass(frozen=True)
+class LiveOptions:
+    """The options of sound from standard input."""
+
+    rate: Rate = None
+    encoding: Encoding = None
+    every: Every = None
+    pause: Pause = None
+
+    @property
+    def stream(self) -> dict[str, float | None]:
+        """Return them as keyword arguments of `LiveTranscriber`."""
+        every = 1.0 if self.every is None else self.every or None
+        return {"every": every, "pause": 1.0 if self.pause is None else self.pause}
+
+
 Temperature = Annotated[
     list[float] | None,
     typer.Option(
@@ -160,36 +147,41 @@ Condition = Annotated[
 ]
 
 
-@with_spread
+@final
+@dataclass(frozen=True)
+class WindowOptions:
+    """The options of `generate` for windows."""
+
+    temperature: Temperature = None
+    logprob_threshold: LogprobThreshold = None
+    compression_ratio_threshold: CompressionThreshold = None
+    no_speech_threshold: NoSpeechThreshold = None
+    condition_on_prev_tokens: Condition = False
+    max_new_tokens: MaxNewTokens = None
+
+    @property
+    def generate(self) -> dict[str, Any]:
+        """Return those that are given, as keyword arguments of `generate`."""
+        given = {name: value for name, value in vars(self).items() if value is not None and value is not False}
+        if self.temperature:
+            given["temperature"] = self.temperature[0] if len(self.temperature) == 1 else tuple(self.temperature)
+        return given
+
+
+@with_option_groups
 def transcribe(
+    context: typer.Context,
     inputs: Inputs,
     output: Output = None,
     kind: Format = None,
     as_json: JsonLines = False,
-    timestamps: Timestamps = None,
     model: Model = WHISPER_MODEL,
-    drafter: DrafterName = "auto",
-    language: Language = None,
-    task: Task = "transcribe",
-    prompt: Prompt = None,
-    batch_size: BatchSize = None,
-    cut_at_pauses: CutAtPauses = False,
-    strict: Strict = False,
-    temperature: Temperature = None,
-    logprob_threshold: LogprobThreshold = None,
-    compression_ratio_threshold: CompressionThreshold = None,
-    no_speech_threshold: NoSpeechThreshold = None,
-    condition_on_prev_tokens: Condition = False,
-    max_new_tokens: MaxNewTokens = None,
-    rate: Rate = None,
-    encoding: Encoding = None,
-    every: Every = None,
-    pause: Pause = None,
     device: Device = None,
     dtype: Dtype = None,
-    threads: Threads = None,
-    min_confidence: MinConfidence = None,
     compare: Compare = False,
+    options: TranscribeOptions = TranscribeOptions(),
+    windows: WindowOptions = WindowOptions(),
+    live: LiveOptions = LiveOptions(),
     spread: SpreadOptions = SpreadOptions(),
 ) -> None:
     """Transcribe speech with a Whisper, or with a language model that hears. A drafter makes it faster; the text stays
@@ -200,35 +192,29 @@ def transcribe(
     If a file fails, the others are still transcribed. Failed files are listed, and the exit code is 1.
     """
     kind = _format(kind, output, as_json)
-    check_threads(threads)
-    options: dict[str, Any] = {
-        "drafter": None if drafter == "none" else drafter,
-        "timestamps": timestamps or ("segment" if kind in SUBTITLES else None),
-        "language": language,
-        "task": task,
-        "prompt": prompt,
-        "max_new_tokens": max_new_tokens,
-        "threads": threads,
-        "temperature": tuple(temperature) if temperature and len(temperature) > 1 else temperature and temperature[0],
-        "logprob_threshold": logprob_threshold,
-        "compression_ratio_threshold": compression_ratio_threshold,
-        "no_speech_threshold": no_speech_threshold,
-        "condition_on_prev_tokens": condition_on_prev_tokens or None,
+    drafter = options.drafter
+    options = replace(
+        options,
+        drafter=None if drafter == "none" else drafter,
+        timestamps=options.timestamps or ("segment" if kind in SUBTITLES else None),
+        batch_size=1 if compare else options.batch_size,
+        generate=windows.generate,
+    )
+    of_files = {
+        "output": output,
+        "compare": compare,
+        **{name: getattr(options, name) for name in FILE_OPTIONS if is_typed(context, name)},
+        **vars(spread),
     }
-    own = {"min_confidence": min_confidence, "cut_at_pauses": cut_at_pauses}
-    of_files = {"output": output, "compare": compare, "batch_size": batch_size, **own, **vars(spread)}
-    of_live = {"rate": rate, "encoding": encoding, "every": every, "pause": pause}
-    if check_live(inputs, of_files, of_live):
-        options |= {"every": 1.0 if every is None else every or None, "pause": 1.0 if pause is None else pause}
+    if check_live(inputs, of_files, vars(live)):
         whisper = _load(model, device, dtype, quiet=as_json)
-        return _live(whisper, kind, as_json, rate, encoding, options, strict)
-    options |= {"batch_size": 1 if compare else batch_size or 8, "strict": strict, **own}
+        return _live(whisper, kind, as_json, live, options)
     if spread.has_many_inputs(inputs):
         files = SUFFIXES[kind] if kind in SUBTITLES else ""
-        work = Work("transcribe", model, options=options, files=files, device=device, dtype=dtype)
-        return spread.run(work, inputs, output, ("audio", SOUNDS), {"compare": compare})
-    comparer = Comparer(compare, drafter, temperature=bool(temperature))
-    files = input_files(inputs, "audio", SOUNDS, output)
+        work = Work("transcribe", model, options=options.changed(), files=files, device=device, dtype=dtype)
+        return spread.run(work, inputs, output, AUDIO_FILES, {"compare": compare})
+    comparer = Comparer(compare, str(drafter), temperature=bool(windows.temperature))
+    files = input_files(inputs, AUDIO_FILES, output)
     targets = output_paths([file.path for file in files], output, tuple(SUFFIXES.values()), SUFFIXES[kind])
     jobs = CommandJobs(files, targets, model)
     whisper = _load(model, device, dtype, quiet=as_json)
@@ -266,17 +252,16 @@ def _load(model: str, device: str | None, dtype: str | None, quiet: bool) -> Loa
 
 
 def _transcripts(
-    inputs: Sequence[Path], whisper: LoadedTranscriber, options: dict[str, Any], comparer: Comparer
+    inputs: Sequence[Path], whisper: LoadedTranscriber, options: TranscribeOptions, comparer: Comparer
 ) -> Iterator[Transcript | str]:
     """Transcribe the inputs in batches, and yield for each, in order, its transcript or an error message.
 
     Args:
-        options: Keyword arguments of `mmdec.transcribe`.
         comparer: For `--compare`, decodes without drafts, too.
     """
     from mmdec import transcribe
 
-    size = options["batch_size"] * (CUT_BATCHES_PER_CALL if options["cut_at_pauses"] and not comparer.on else 1)
+    size = options.batch_size * (CUT_BATCHES_PER_CALL if options.cut_at_pauses and not comparer.on else 1)
     with progress_bar(count=False) as progress:
         for start in range(0, len(inputs), size):
             batch = list(inputs[start : start + size])
@@ -285,7 +270,7 @@ def _transcripts(
             def on_progress(done: float, total: float, task: TaskID = task) -> None:
                 progress.update(task, completed=done, total=total)
 
-            call = partial(transcribe, model=whisper, progress=on_progress, **options)
+            call = partial(transcribe, model=whisper, progress=on_progress, **options.changed())
             results = decode_each(batch, comparer.both(call))
             progress.remove_task(task)
             yield from results
@@ -350,9 +335,12 @@ ERASE = "\r\x1b[K"  # moves to the start of a terminal's line, and clears it
 def check_live(inputs: list[str], of_files: Mapping[str, object], of_live: Mapping[str, object]) -> bool:
     """Return whether the input is standard input.
 
-    of_files: name -> value of the options for files alone. of_live: the same for the options of standard input alone.
-        None or False: not given.
-    Raises: InputError if standard input is not the only input, or a given option does not fit the input.
+    Args:
+        of_files: Name -> value of the options for files alone; None or False: not given.
+        of_live: The same for the options of standard input alone.
+
+    Raises:
+        InputError: If standard input is not the only input, or a given option does not fit the input.
     """
     given, others = (
         [f"`--{name.replace('_', '-')}`" for name, value in options.items() if value is not None and value is not False]
@@ -372,15 +360,7 @@ def check_live(inputs: list[str], of_files: Mapping[str, object], of_live: Mappi
     return True
 
 
-def _live(
-    whisper: LoadedTranscriber,
-    kind: str,
-    as_json: bool,
-    rate: int | None,
-    encoding: str | None,
-    options: dict[str, Any],
-    strict: bool,
-) -> None:
+def _live(whisper: LoadedTranscriber, kind: str, as_json: bool, live: LiveOptions, options: TranscribeOptions) -> None:
     """Transcribe standard input and print the text.
 
     Samples and wav are transcribed while they arrive, another sound file at its end.
@@ -388,24 +368,24 @@ def _live(
     Args:
         kind: text, json, srt or vtt.
         as_json: Print each update as a line of JSON.
-        rate, encoding: Sample rate in Hz and encoding; if one of them is given, the input is samples without a header.
-        options: Keyword arguments of `LiveTranscriber`.
-        strict: Whether a sound file that is damaged or cut off is an error; after its text, if it is a wav stream.
+        live: If it has a rate or an encoding, the input is samples without a header.
+        options: `strict`: a sound file that is damaged or cut off is an error; after its text, if it is a wav stream.
     """
     from mmdec import transcribe
     from mmdec.io.audio.structure import AudioLoss
     from mmdec.whisper.live import LiveTranscriber, read_pipe
 
     loss, remarks = AudioLoss(), list[str]()
-    sound = read_pipe(sys.stdin.buffer, rate, encoding, loss, remarks)
+    sound = read_pipe(sys.stdin.buffer, live.rate, live.encoding, loss, remarks)
     if not isinstance(sound, tuple):
-        of_files = {name: value for name, value in options.items() if name not in ("every", "pause")}
-        result = transcribe(sound, model=whisper, strict=strict, **of_files)
+        result = transcribe(sound, model=whisper, **options.changed())
         print_note("standard input", result.note)
         print(_report(Path("-"), None, result, kind, as_json, False, {}), flush=True)
         return
     sample_rate, pieces = sound
-    transcriber = LiveTranscriber(sample_rate=sample_rate, model=whisper, **options)
+    transcriber = LiveTranscriber(
+        sample_rate=sample_rate, model=whisper, **live.stream, **replace(options, strict=False).changed()
+    )
     printer = Printer(kind, as_json)
     failure: InputError | None = None
     try:
@@ -419,7 +399,7 @@ def _live(
     note = "; ".join(filter(None, (loss.note, *remarks)))
     for update in transcriber.end(note):
         printer.show(update)
-    if loss.note and strict and failure is None:
+    if loss.note and options.strict and failure is None:
         failure = InputError(f"`audio` must be whole with `--strict`, but is not: {loss.note}. Send it again.")
     print_note("standard input", note)
     if not transcriber.seconds and failure is None:

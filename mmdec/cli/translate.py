@@ -5,57 +5,37 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import failure_message, json_text, printable
-from mmdec.cli.jobs import (
-    SOUNDS,
-    CommandJobs,
-    InputFile,
-    input_files,
-    loading,
-    output_paths,
-    print_note,
-    progress_bar,
-    write_error,
-)
+from mmdec.cli.inputs import AUDIO_FILES, InputFile, input_files, output_paths, write_error
+from mmdec.cli.jobs import CommandJobs, print_note
 from mmdec.cli.options import (
     SPEECH_MODEL,
     Device,
     Dtype,
     Inputs,
     JsonLines,
-    MinConfidence,
     Model,
-    Strict,
-    Threads,
     dtype_or_quick,
+    with_option_groups,
 )
-from mmdec.cli.spread import SpreadOptions, Work, with_spread
+from mmdec.cli.progress import loading, progress_bar
+from mmdec.cli.spread import SpreadOptions, Work
+from mmdec.daspeech.options import TranslateOptions
 
 if TYPE_CHECKING:
     from mmdec import Translation
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64")
 
-Strategy = Annotated[
-    str | None,
-    typer.Option(
-        "--strategy",
-        "-s",
-        help="How text is decoded: lookahead, greedy, viterbi, joint-viterbi or beam through the DAG; reranked (the "
-        "best of the DAG's texts); autoregressive; or verified (its output, in fewer passes). Default: what the "
-        "model's config.json says.",
-    ),
-]
 
-
-@with_spread
+@with_option_groups
 def translate(
     inputs: Inputs,
     output: Annotated[
@@ -67,19 +47,11 @@ def translate(
             help="A directory; for one input also a .wav, .flac, .ogg or .mp3 file. Default: no sound, the text alone.",
         ),
     ] = None,
-    strategy: Strategy = None,
-    verify: Annotated[bool, typer.Option("--verify", help="The same as --strategy verified.")] = False,
     model: Model = SPEECH_MODEL,
     as_json: JsonLines = False,
     device: Device = None,
     dtype: Dtype = None,
-    threads: Threads = None,
-    vocoder: Annotated[
-        str | None,
-        typer.Option(help="HiFi-GAN weights: a directory or a Hugging Face id. Default: the model's own."),
-    ] = None,
-    min_confidence: MinConfidence = None,
-    strict: Strict = False,
+    options: TranslateOptions = TranslateOptions(),
     spread: SpreadOptions = SpreadOptions(),
 ) -> None:
     """Translate French speech into English speech.
@@ -90,18 +62,24 @@ def translate(
         import mmdec
         from mmdec.daspeech.translate import load, resolve_strategy
 
-        strategy = resolve_strategy(strategy, verify)
-        check_threads(threads)
-        options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence}
-        options |= {"threads": threads, "strict": strict}
+        resolve_strategy(options.strategy, options.verify)
+        given = replace(options, vocoder=None).changed()  # the vocoder is loaded with the model
         if spread.has_many_inputs(inputs):
-            work = Work("translate", model, options=options, files=".wav", device=device, dtype=dtype, vocoder=vocoder)
-            return spread.run(work, inputs, output, ("audio", SOUNDS), {})
-        files = input_files(inputs, "audio", SOUNDS, output)
+            work = Work(
+                "translate",
+                model,
+                options=given,
+                files=".wav",
+                device=device,
+                dtype=dtype,
+                vocoder=options.vocoder and str(options.vocoder),
+            )
+            return spread.run(work, inputs, output, AUDIO_FILES, {})
+        files = input_files(inputs, AUDIO_FILES, output)
         targets = output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav")
         jobs = CommandJobs(files, targets, model)
-        translator = load(model, device, vocoder=vocoder, dtype=dtype_or_quick(dtype, device))
-    call = partial(mmdec.translate_speech, model=translator, **options)
+        translator = load(model, device, vocoder=options.vocoder, dtype=dtype_or_quick(dtype, device))
+    call = partial(mmdec.translate_speech, model=translator, **given)
     _translate_all(jobs, call, as_json)
     jobs.end()
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.checks import files
-from mmdec.cli import jobs as outputs
+from mmdec.cli import inputs as outputs
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.errors import InputError
 from mmdec.hub.publish import atomic_folder

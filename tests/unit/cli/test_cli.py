@@ -20,8 +20,7 @@ from typer.testing import CliRunner, Result
 
 import mmdec
 from mmdec import cli
-from mmdec.cli import jobs as outputs
-from mmdec.cli.jobs import PICTURES, SOUNDS, combine_files, input_files, output_paths
+from mmdec.cli.inputs import AUDIO_FILES, IMAGE_FILES, SOUNDS, combine_files, input_files, output_paths
 from mmdec.cli.options import Verb, VerbGroup, as_typed
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.daspeech.translator import STRATEGIES
@@ -134,7 +133,7 @@ def test_one_file_to_one_file(recordings: list[Path], tmp_path: Path, tiny_model
 
 
 def paths(inputs: list[Path], output: Path) -> list[Path]:
-    return outputs.output_paths(inputs, output, AUDIO_SUFFIXES, ".wav")
+    return output_paths(inputs, output, AUDIO_SUFFIXES, ".wav")
 
 
 def test_outputs_go_beside_their_inputs_or_into_the_folder(tmp_path: Path) -> None:
@@ -276,7 +275,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def names(folder: Path, output: Path | None = None) -> list[str]:
-    files = input_files([folder], "audio", SOUNDS, output)
+    files = input_files([folder], AUDIO_FILES, output)
     assert not any(file.refusal for file in files)
     return [file.path.relative_to(folder).as_posix() for file in files]
 
@@ -291,7 +290,7 @@ def test_outputs_are_not_read_as_inputs(folder: Path) -> None:
 
 
 def test_outputs_of_one_name_are_kept_apart(folder: Path) -> None:
-    files = input_files([folder], "audio", SOUNDS, None)
+    files = input_files([folder], AUDIO_FILES, None)
     made = output_paths([file.path for file in files], folder.parent / "out", (".txt",), ".txt")
     assert [path.name for path in made] == ["a.txt", "b.txt", "a-2.txt", "a-3.txt", "c.txt"]
 
@@ -307,14 +306,14 @@ def test_outputs_differ_where_the_file_system_ignores_capitals_or_unicode_forms(
 
 def test_named_files_keep_their_order(folder: Path) -> None:
     given = [folder / "b.wav", folder / "y", "nowhere.wav", folder / "notes.txt"]
-    files = input_files(given, "audio", SOUNDS, None)
+    files = input_files(given, AUDIO_FILES, None)
     assert [file.path.name for file in files] == ["b.wav", "a.mp3", "c.webm", "nowhere.wav", "notes.txt"]
     assert [bool(file.refusal) for file in files] == [False, False, False, True, False]
     assert "'nowhere.wav' does not exist" in files[3].refusal
 
 
 def test_a_folder_without_inputs_is_an_error(folder: Path) -> None:
-    (only,) = input_files([folder], "image", PICTURES, None)
+    (only,) = input_files([folder], IMAGE_FILES, None)
     assert only.refusal.startswith(
         f"`image` must be a file or hold some, but '{folder}' is a directory without any that"
     )
@@ -322,7 +321,7 @@ def test_a_folder_without_inputs_is_an_error(folder: Path) -> None:
 
 @pytest.mark.parametrize("address", ["https://example.org/a.png", "data:image/png;base64,aaaa"])
 def test_addresses_are_refused_as_files(address: str) -> None:
-    (only,) = input_files([address], "image", PICTURES, None)
+    (only,) = input_files([address], IMAGE_FILES, None)
     assert only.name == address
     assert "Download it first" in only.refusal
 
@@ -336,14 +335,14 @@ def test_a_folder_that_cannot_be_entered(folder: Path, monkeypatch: pytest.Monke
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", closed)
-    files = input_files([folder], "audio", SOUNDS, None)
+    files = input_files([folder], AUDIO_FILES, None)
     assert [file.name for file in files if file.refusal] == [str(folder / "x")]
     assert "(Permission denied)" in files[-1].refusal
     assert len(files) == 5
 
 
 def test_combined_files_are_one_input(folder: Path) -> None:
-    one = combine_files(input_files([folder / "b.wav", "x.png", "y.png"], "image", PICTURES, None))
+    one = combine_files(input_files([folder / "b.wav", "x.png", "y.png"], IMAGE_FILES, None))
     assert one.name == f"{folder / 'b.wav'}, x.png, y.png"
     assert "'x.png' does not exist" in one.refusal
 

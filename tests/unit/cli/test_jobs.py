@@ -23,8 +23,11 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
-from mmdec.cli import jobs
-from mmdec.cli.jobs import PROGRESS_INTERVAL, CommandJobs, Comparer, InputFile, loading, progress_bar, warn_of_unsure
+from mmdec.cli import progress
+from mmdec.cli.compare import Comparer
+from mmdec.cli.inputs import InputFile
+from mmdec.cli.jobs import CommandJobs, warn_of_unsure
+from mmdec.cli.progress import PROGRESS_INTERVAL, loading, progress_bar
 from mmdec.tasks.confidence import Calibration, write_calibrations
 from tests.conftest import RATE, buzz
 from tests.support import tiny_piece_translator as tiny_heard
@@ -199,7 +202,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def set_times(*seconds: float) -> None:
         times = iter(seconds)
-        monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: next(times)))
+        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
 
     return set_times
 
@@ -250,7 +253,7 @@ timers: list[Waiting] = []
 @pytest.fixture(autouse=True)
 def _own_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     timers.clear()
-    monkeypatch.setattr(jobs, "threading", SimpleNamespace(Timer=Waiting))
+    monkeypatch.setattr(progress, "threading", SimpleNamespace(Timer=Waiting))
 
 
 @pytest.mark.parametrize(("terminal", "quiet"), [(False, False), (False, True), (True, True)])
@@ -285,7 +288,7 @@ def test_a_failed_load_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_verb_announces_a_load_before_it_starts(call: str, tmp_path: Path) -> None:
     """At once, as it is asked to here: torch's import takes longer than a thread's beginning."""
     (tmp_path / "x.wav").touch()
-    code = "import sys\nfrom mmdec.cli import jobs, main\njobs.AFTER = 0\nmain()"
+    code = "import sys\nfrom mmdec.cli import main, progress\nprogress.LOADING_DELAY = 0\nmain()"
     command = [sys.executable, "-c", code, *call.split(), "--model", "nowhere"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with open_terminal() as (terminal, screen):

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchaudio import functional
 
-from mmdec.cli.jobs import SOUNDS
+from mmdec.cli.inputs import SOUNDS
 from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.io.audio import samples as audio_samples

@@ -1,0 +1,83 @@
+"""Tests the options of the public calls: each dataclass is the list from which signatures and commands are made."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, get_overloads
+
+import pytest
+import typer
+
+import mmdec
+from mmdec.cli import app
+from mmdec.cli import options as cli_options
+from mmdec.cli.options import VERBS
+from mmdec.daspeech.options import TranslateOptions
+from mmdec.pretrained import vlm
+from mmdec.tasks.options import GenerateOptions, OptionInfo, TaskOptions, options_of
+from mmdec.vision.options import DescribeOptions
+from mmdec.whisper.options import TranscribeOptions
+
+CALLS = [
+    (mmdec.transcribe, TranscribeOptions),
+    (mmdec.translate_speech, TranslateOptions),
+    (mmdec.describe, DescribeOptions),
+]
+
+
+@pytest.mark.parametrize(("call", "kind"), CALLS)
+def test_an_editor_and_help_see_the_fields_and_their_defaults(
+    call: Callable[..., Any], kind: type[TaskOptions]
+) -> None:
+    """An editor reads the first overload."""
+    for signature in (inspect.signature(call), inspect.signature(get_overloads(call)[0])):
+        named = [one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY]
+        assert {one.name: (one.annotation, one.default) for one in named} == {
+            one.name: (one.type, one.default) for one in options_of(kind)
+        }
+        further = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+        assert further is issubclass(kind, GenerateOptions)
+
+
+@pytest.mark.parametrize(("call", "kind"), CALLS)
+def test_the_command_line_has_their_defaults_and_help(call: Callable[..., Any], kind: type[TaskOptions]) -> None:
+    verbs: Any = typer.main.get_command(app)
+    typed = {one.name: one for one in verbs.commands[VERBS.get(call.__name__, call.__name__)].params}
+    for one in options_of(kind):
+        info: OptionInfo = one.metadata["option"]
+        if info.typed is not None:
+            shown = typed[one.name]
+            assert (shown.default or None, shown.help) == (one.default or None, info.help)
+            assert f"--{one.name.replace('_', '-')}" in shown.opts
+            assert set(shown.opts) >= {*filter(None, [info.short])}
+
+
+@pytest.mark.parametrize(("call", "kind"), CALLS)
+def test_the_docstring_explains_each_option(call: Callable[..., Any], kind: type[TaskOptions]) -> None:
+    lines = re.findall(r"^    ([\w, ]+): ", inspect.getdoc(call) or "", re.M)
+    assert {one.name for one in options_of(kind)} <= {name for line in lines for name in line.split(", ")}
+
+
+@pytest.mark.parametrize(("_", "kind"), CALLS)
+def test_changed_options_make_the_same_options_again(_: Any, kind: type[TaskOptions]) -> None:
+    assert kind().changed() == {}
+    given: dict[str, Any] = {"threads": 2, "min_confidence": 0.5}
+    if issubclass(kind, GenerateOptions):
+        given |= {"seed": 3, "temperature": 0.5}
+        assert kind.of(given).generate == {"temperature": 0.5}
+    assert kind.of(given).changed() == given
+    assert kind.of(kind.of(given).changed()) == kind.of(given)
+
+
+def test_an_unknown_option_of_a_call_without_generate_is_a_type_error() -> None:
+    call: Any = mmdec.translate_speech
+    with pytest.raises(TypeError, match="unexpected keyword argument 'beams'"):
+        call("speech.wav", beams=2)
+
+
+def test_the_default_models_are_those_of_the_command_line() -> None:
+    assert TranscribeOptions().model == cli_options.WHISPER_MODEL
+    assert TranslateOptions().model == cli_options.SPEECH_MODEL
+    assert DescribeOptions().model == cli_options.VLM_MODEL == vlm.DEFAULT_MODEL
