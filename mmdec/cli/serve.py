@@ -70,9 +70,9 @@ def serve(
     from mmdec.serving.server import ServerLimits
 
     limits = ServerLimits(requests, sessions, megabytes, seconds, tokens, wait, decoders=decoders)
-    placed = (device, dtype_or_quick(dtype, device, integers=True))
+    precision = dtype_or_quick(dtype, device, integers=True)
     with listening_sockets(host, port) as sockets:
-        server, names = make_server(models or [], secret, limits, batch_size, threads, placed, origins)
+        server, names = make_server(models or [], secret, limits, batch_size, threads, device, precision, origins)
         print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)
         server.run(sockets)
 

@@ -166,12 +166,13 @@ def make_server(
     limits: ServerLimits | None = None,
     rows: int = 8,
     threads: int | None = None,
-    placement: tuple[str | None, Any] = (None, None),
+    device: str | None = None,
+    dtype: Any = None,
     origins: Sequence[str] = (),
 ) -> tuple[uvicorn.Server, list[str]]:
     """Load models and make a server.
 
-    To start it, call its method `run` with the sockets of `bound`. It runs until it receives a signal to stop, then
+    To start it, call its method `run` with `listening_sockets`. It runs until it receives a signal to stop, then
     finishes the open requests.
 
     Args:
@@ -180,7 +181,7 @@ def make_server(
         limits: Limits on requests; None: the defaults.
         rows: Maximum batch size.
         threads: torch's CPU threads for decoding.
-        placement: (device, dtype) of the models.
+        device, dtype: Those of the models.
         origins: Web pages that may call the server from a browser, such as "https://example.org"; "*": all.
 
     Returns:
@@ -193,7 +194,7 @@ def make_server(
     options = EngineOptions(rows, threads, mmdec.DecodingStatistics())
     engines = dict[str, AnyEngine]()
     for model in names or MODELS:
-        name, engine = load_engine(model, options, *placement)
+        name, engine = load_engine(model, options, device, dtype)
         if name in engines:
             raise InputError(f"`models` must differ in their names, but two are called {name!r}. Rename a folder.")
         engines[name] = engine

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -21,7 +22,9 @@ from mmdec.serving.queue import DecodingStopped, DisconnectCriterion, Job
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.tasks.inputs import describe_silence
 from mmdec.vision.answer import ANSWER
+from mmdec.vision.options import DescribeOptions
 from mmdec.whisper.live import LiveTranscriber
+from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.request import can_translate
 from mmdec.whisper.transcribe import LoadedTranscriber
 
@@ -103,8 +106,12 @@ class TranscriptionEngine:
 
         Args:
             options: For `mmdec.transcribe`; an option that is None is left out.
+
+        Raises:
+            InputError: For a wrong option.
         """
-        chosen = {name: value for name, value in options.items() if value is not None}
+        given = {name: value for name, value in options.items() if value is not None}
+        chosen = TranscribeOptions.of(given).changed()
         if isinstance(self.loaded, LoadedAudioLm):  # without `do_sample`, the model's settings would decide it
             chosen["do_sample"] = "temperature" in chosen
         extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
@@ -196,10 +203,10 @@ class TranslationEngine:
             if jobs[0].disconnected:
                 raise DecodingStopped
 
-        given: dict[str, Any] = {"sample_rate": RATE, "model": self.translator, "threads": self._options.threads}
+        call = partial(mmdec.translate_speech, sample_rate=RATE, model=self.translator, threads=self._options.threads)
         if len(jobs) == 1:
-            return _results(lambda: [mmdec.translate_speech(jobs[0].payload, on_pass=check_connection, **given)])
-        return _results(lambda: mmdec.translate_speech([job.payload for job in jobs], **given))
+            return _results(lambda: [call(jobs[0].payload, on_pass=check_connection)])
+        return _results(lambda: call([job.payload for job in jobs]))
 
 
 @final
@@ -221,8 +228,12 @@ class AnswerEngine:
 
         Args:
             options: For `mmdec.describe`; an option that is None is left out.
+
+        Raises:
+            InputError: For a wrong option.
         """
-        chosen = {name: value for name, value in options.items() if value is not None}
+        given = {name: value for name, value in options.items() if value is not None}
+        chosen = DescribeOptions.of(given).changed()
         # random numbers depend on the row's index in the batch, so only a batch of one row gives the same answer for a
         # seed
         rows = 1 if "seed" in chosen else self._options.rows

@@ -21,6 +21,8 @@ from mmdec.serving.engines import TranscriptionEngine, TranslationEngine
 from mmdec.serving.queue import Job
 from mmdec.serving.server import ApiError, EventStream, Server, api_note, confidence_warning, server_of
 from mmdec.tasks.inputs import read_recording, with_note
+from mmdec.tasks.options import option_help
+from mmdec.whisper.options import TranscribeOptions
 
 NULL = ("", "null")  # how a form says null
 
@@ -47,9 +49,7 @@ TIMED = ("verbose_json", "srt", "vtt")
 SOUNDS = {"wav": "audio/wav", "flac": "audio/flac", "ogg": "audio/ogg", "mp3": "audio/mpeg"}
 Recording = Annotated[UploadFile, File(description="wav, flac, ogg, mp3; with PyAV also mp4, m4a, webm.")]
 Model = Annotated[str | None, Nullable, Form(description="One of /v1/models. Default: the first that can do this.")]
-Strict = Annotated[
-    bool | None, Nullable, Form(description="Refuse a file that is damaged or cut off. Default: the rest is read.")
-]
+Strict = Annotated[bool | None, Nullable, Form(description=option_help(TranscribeOptions, "strict"))]
 Temperature = Annotated[
     Annotated[float, Field(ge=0, le=1)] | None, Nullable, Form(description="0 is greedy, and the default.")
 ]
@@ -63,8 +63,8 @@ async def transcriptions(
     request: Request,
     file: Recording,
     model: Model = None,
-    language: Annotated[str | None, Nullable, Form(description="A code such as en. Default: detected.")] = None,
-    prompt: Annotated[str | None, Form(description="Text that might have come before.")] = None,
+    language: Annotated[str | None, Nullable, Form(description=option_help(TranscribeOptions, "language"))] = None,
+    prompt: Annotated[str | None, Form(description=option_help(TranscribeOptions, "prompt"))] = None,
     response_format: Format = None,
     temperature: Temperature = None,
     granularities: Granularities = None,

@@ -316,7 +316,7 @@ def test_counters_are_exported(engines: dict[str, Any]) -> None:
 def test_two_models_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(folder / "whisper", tmp_path / "whisper")
     with pytest.raises(mmdec.InputError, match="'whisper'"):
-        make_server([str(folder / "whisper"), str(other)], placement=("cpu", None))
+        make_server([str(folder / "whisper"), str(other)], device="cpu")
 
 
 def test_a_taken_port_is_refused_before_models_are_loaded(folder: Path, tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_taken_port_is_refused_before_models_are_loaded(folder: Path, tmp_path
         assert port in str(result.exception)
         assert "mmdec serves" not in result.output
     with listening_sockets("127.0.0.1", int(port)) as sockets:  # free again, and served
-        running, _ = make_server([str(folder / "whisper")], threads=1, placement=("cpu", None))
+        running, _ = make_server([str(folder / "whisper")], threads=1, device="cpu")
         thread = threading.Thread(target=running.run, args=(sockets,))
         thread.start()
         assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60, trust_env=False).status_code == 200
