@@ -215,7 +215,7 @@ class SpeechDataset(Dataset[Item]):
             text += [1, *self.text[number]]
         phones = mel = None
         if self.english is not None:
-            phones, mel = self.english.joined([self.spoken[number] for number in item], bool(self.pause))
+            phones, mel = self.english.join([self.spoken[number] for number in item], bool(self.pause))
         return Item(features, units, text, item, phones, mel)
 
 
