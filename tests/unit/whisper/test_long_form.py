@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Generator
+import re
+from collections.abc import Generator, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,17 +15,23 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
 from mmdec.generation.run import DecodingOptions, Speculation, default_statistics
+from mmdec.whisper.caching_encoder import with_caching_encoder
 from mmdec.whisper.long_form import (
     LongFormResult,
     TimeTokens,
+    WindowCall,
+    align_tokens,
+    answer,
     decode_alone,
     run,
     transcribe_windows,
 )
+from mmdec.whisper.words import time_tokens
 from tests.support.tiny_whisper import (
     NO_TIMESTAMPS,
     PREVIOUS,
     SOT,
+    TEXT,
     TIMESTAMPS,
     VOCABULARY,
     sound,
@@ -153,8 +161,119 @@ def fresh() -> None:
     default_statistics().clear()
 
 
-@pytest.mark.parametrize("number", range(60))
+@pytest.mark.parametrize("number", range(500 if os.environ.get("MMDEC_ALL") else 20))
 def test_segments_equal_those_of_generate(number: int) -> None:
     kind, windows, options = case(number)
     inputs = sound(1, windows, seed=number)
-    assert_same(found(network(kind), inputs, options), wanted(network(kind), inputs, options))
+    drafter = "lookup" if number % 2 else None
+    assert_same(found(network(kind), inputs, options, drafter), wanted(network(kind), inputs, options))
+
+
+LADDER: dict[str, Any] = {"temperature": (0.0, 0.4), "logprob_threshold": -0.3}
+
+
+def test_each_window_is_encoded_once() -> None:
+    """The language is detected, and some windows are decoded again: all with the states of one pass."""
+    model, requests = network("multilingual"), list[Any]()
+    decode = decode_alone(model, Speculation(DecodingOptions(None)))
+    result = run(watched(start(model, decode, sound(1, 3.4), LADDER), requests), model)
+    assert any(window.attempts > 1 for window in result.windows)
+    assert sum(isinstance(request, EncodeRequest) for request in requests) == len(result.windows)
+    assert sum(isinstance(request, LogitsRequest) for request in requests) == 1
+
+
+def test_silence_costs_a_pass_only_where_the_text_is_improbable() -> None:
+    model, requests = network("multilingual"), list[Any]()
+    decode = decode_alone(model, Speculation(DecodingOptions(None)))
+    options = {"language": "en", "logprob_threshold": -0.3, "no_speech_threshold": 1.0, "temperature": 0.0}
+    result = run(watched(start(model, decode, sound(1, 3.4), options), requests), model)
+    unsure = [window.avg_logprob is not None and window.avg_logprob < -0.3 for window in result.windows]
+    assert sum(unsure) > 0
+    assert sum(isinstance(request, LogitsRequest) for request in requests) == sum(unsure)
+    assert [window.no_speech_prob is not None for window in result.windows] == unsure
+
+
+def watched(recording: Generator[Any, Any, LongFormResult], requests: list[Any]) -> Generator[Any, Any, LongFormResult]:
+    """Pass requests and answers on, and note the requests."""
+    reply = None
+    while True:
+        try:
+            requests.append(recording.send(reply))
+        except StopIteration as end:
+            return end.value
+        reply = yield requests[-1]
+
+
+def test_recordings_that_take_turns_equal_those_alone() -> None:
+    """One thread drives four recordings, and answers one request of each in turn."""
+    model = network("multilingual")
+    speculation = Speculation(DecodingOptions("lookup"))
+
+    def patient(window: WindowCall) -> Generator[Any, Any, Any]:
+        assert (yield "a request of the decoding loop") == "its answer"
+        return (yield from decode_alone(model, speculation)(window))
+
+    recordings = [sound(1, 1 + number, seed=number) for number in range(4)]
+    options = {"condition_on_prev_tokens": True, "temperature": 0.0}
+    live = {number: start(model, patient, inputs, options) for number, inputs in enumerate(recordings)}
+    replies: dict[int, Any] = dict.fromkeys(live)
+    results = dict[int, LongFormResult]()
+    while live:
+        for number, recording in list(live.items()):
+            try:
+                request = recording.send(replies[number])
+            except StopIteration as end:
+                results[number] = end.value
+                del live[number]
+            else:
+                replies[number] = "its answer" if isinstance(request, str) else answer(model, request)
+    for number, inputs in enumerate(recordings):
+        assert_same(results[number], wanted(model, inputs, options))
+
+
+def test_words_are_timed_as_in_generate() -> None:
+    """`generate` times them by a method that is replaced; here it is an argument."""
+
+    def begins(tokens: Sequence[int]) -> list[bool | None]:
+        return [None if token >= TEXT else token % 3 > 0 for token in tokens]
+
+    model, inputs = network("multilingual"), sound(1, 2.2)
+    options = {"language": "en", "condition_on_prev_tokens": True}
+    speculation = Speculation(DecodingOptions("lookup"))
+    twin, encoding = with_caching_encoder(model, lambda *_: None)
+    time_tokens(twin, begins, lambda: encoding.sound)
+    asked: dict[str, Any] = {"return_token_timestamps": True, "return_segments": True, "custom_generate": speculation}
+    reference = twin.generate(**inputs, **options, **asked)
+    result = run(
+        transcribe_windows(
+            model,
+            inputs["input_features"],
+            decode_alone(model, speculation),
+            attention_mask=inputs["attention_mask"],
+            time_tokens=align_tokens(model, begins),
+            **options,
+        ),
+        model,
+    )
+    assert_same(result, reference)
+    for one, other in zip(result.segments, reference["segments"][0], strict=True):
+        assert one.token_seconds is not None
+        assert torch.equal(one.token_seconds, other["result"]["token_seconds"][slice(*other["idxs"])])
+
+
+@pytest.mark.parametrize(
+    ("kind", "windows", "options", "message"),
+    [
+        ("english", 1.0, {"language": "en"}, "`language` and `task` must be None"),
+        ("multilingual", 1.0, {"language": "xx"}, "`language` must be one that the model knows, but is 'xx'"),
+        ("multilingual", 1.0, {"task": "sing"}, "`task` must be one of translate, transcribe, but is 'sing'"),
+        ("multilingual", 2.0, {"return_timestamps": False}, "`return_timestamps` must be True"),
+        ("multilingual", 1.0, {"prompt_condition_type": "none"}, "`prompt_condition_type` must be one of"),
+        ("multilingual", 1.0, {"prompt_condition_type": "all-segments"}, "`condition_on_prev_tokens` must be True"),
+        ("multilingual", 1.0, {"no_speech_threshold": 0.6}, "`logprob_threshold` must be given"),
+        ("multilingual", 1.0, {"max_new_tokens": 64, "language": "en"}, "`max_new_tokens` must be at most 60 behind 4"),
+    ],
+)
+def test_refusals(kind: str, windows: float, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        found(network(kind), sound(1, windows), options)
