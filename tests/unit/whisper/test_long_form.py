@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
+from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions, Speculation, default_statistics
 from mmdec.whisper.caching_encoder import with_caching_encoder
 from mmdec.whisper.long_form import (
+    EncodeRequest,
+    LogitsRequest,
     LongFormResult,
     TimeTokens,
     WindowCall,
