@@ -145,6 +145,7 @@ class Budget:
         target_seconds: float,
         draft_seconds: float,
         starved: bool = False,
+        columns: int = 0,
     ) -> None:
         """Record the times and the accepted tokens of the round that `plan` planned last.
 
@@ -152,13 +153,15 @@ class Budget:
         accepted: each row's number of accepted nodes, root excluded.
         target_seconds: seconds of the target's pass. draft_seconds: seconds of the drafter; 0 if it was not called.
         starved: whether the thread waited for a free CPU. The seconds are then CPU time, else wall time.
+        columns: number of nodes that the pass computed for each row, padding included; 0: those of the largest draft.
         """
         if self._constant is not None:
             return
         with self._lock:
             self._measured.waited_for_cpu = starved
             target, chain, tree = self._curves(batch)
-            columns, plan, acceptance = max(draft_sizes), self._plan, self._acceptance
+            size, plan, acceptance = max(draft_sizes), self._plan, self._acceptance
+            columns = max(columns, size)
             target.add(columns, target_seconds)
             self._unplain = 0 if columns == 1 else self._unplain + 1
             tokens = 1 + sum(accepted) / len(accepted)
@@ -169,8 +172,8 @@ class Budget:
             acceptance.learn(plan, draft_sizes, depth, accepted, self._stops)
             draft = tree if plan.nodes > plan.depth else chain
             ending = self._stops and plan.nodes == plan.depth
-            levels = max(columns - 1, 1) if ending else plan.depth
-            if columns > 1 or not ending:
+            levels = max(size - 1, 1) if ending else plan.depth
+            if size > 1 or not ending:
                 draft.add(levels, draft_seconds)  # not for a chain that ended before its first node: it has no depth
             plain = self.plain_seconds(batch)
             cost = target.capped_estimate(columns, plain) + draft.pessimistic_estimate(levels)

@@ -6,7 +6,8 @@ decides which tokens are accepted, `budget.py` chooses draft sizes, and `drafter
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Protocol
@@ -16,10 +17,10 @@ from torch import Tensor
 
 from mmdec.core.drafter_runner import DrafterRunner
 from mmdec.core.sampling import Sequences
-from mmdec.core.timing import RoundTimer
+from mmdec.core.timing import RoundTimer, Stopwatch
 from mmdec.core.tree import bool_list, height, int_list, int_rows
 from mmdec.core.verify import Rule, verify
-from mmdec.types import Drafter, Needs, Plan, Target, TreeShape, Verdict
+from mmdec.types import Draft, Drafter, Needs, Plan, Target, TreeShape, Verdict
 
 
 class Planner(Protocol):
@@ -39,6 +40,8 @@ class Planner(Protocol):
         drafter: float,
         starved: bool,
         /,
+        *,
+        columns: int = 0,
     ) -> None:
         """Record a round.
 
@@ -50,6 +53,7 @@ class Planner(Protocol):
             target: Seconds in the target's pass.
             drafter: Seconds in the drafter.
             starved: Whether the thread waited for a free CPU; the seconds are then CPU time.
+            columns: Number of nodes that the pass computed for each row, if it was padded for other decodings.
         """
         ...
 
@@ -79,7 +83,39 @@ class Round:
     cut: list[bool] = field(default_factory=lambda: [], repr=False, compare=False)
 
 
-@torch.inference_mode()
+@dataclass(frozen=True, eq=False)
+class Prefill:
+    """Asks for the pass over a prompt: `target.prefill(inputs, needs)`."""
+
+    target: Target
+    inputs: Mapping[str, Any]
+    needs: Needs
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """Asks for the pass over a draft: `target.score(session, draft)`."""
+
+    target: Target
+    session: Any
+    draft: Draft
+
+
+@dataclass(frozen=True, eq=False)
+class PassResult:
+    """The answer to a `Prefill` or `Score`: what the target returned, and what the pass cost."""
+
+    value: Any
+    seconds: float  # wall-clock seconds of the pass
+    cpu_seconds: float
+    rows: int = 0  # number of rows that shared the pass; 0: only those that asked
+    columns: int = 0  # number of nodes that the pass computed for each row, padding included; 0: those of the draft
+
+
+# Asks for passes, which are answered by `send`, and yields rounds, which are not.
+Steps = Generator[Prefill | Score | Round, PassResult | None, None]
+
+
 def decode(
     target: Target,
     inputs: Mapping[str, Any],
@@ -106,57 +142,139 @@ def decode(
     Yields:
         Each round, until every row has ended.
     """
+    return run_alone(decode_steps(target, inputs, text, rule, drafter, budget, shape))
+
+
+def run_alone(steps: Steps) -> Iterator[Round]:
+    """Run the passes that one decoding asks for. Yields its rounds."""
+    try:
+        step = next(steps, None)
+        while step is not None:
+            if isinstance(step, Round):
+                yield step
+                step = next(steps, None)
+            else:
+                step = steps.send(run_pass(step))
+    finally:
+        steps.close()
+
+
+def watch(steps: Steps, on_round: Callable[[Round], None], at_end: Callable[[], None] = lambda: None) -> Steps:
+    """Relay a decoding's steps unchanged. Calls `on_round` before each round, and `at_end` after the last one."""
+    answer: Any = None
+    with closing(steps):
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                break
+            if isinstance(step, Round):
+                on_round(step)
+            answer = yield step
+        at_end()
+
+
+def run_pass(request: Prefill | Score) -> PassResult:
+    """Run one pass for one decoding."""
+    stopwatch = Stopwatch(request.target.device)
+    cpu = stopwatch.cpu_time()
+    with torch.inference_mode():
+        if isinstance(request, Prefill):
+            value: Any = request.target.prefill(request.inputs, request.needs)
+        else:
+            value = request.target.score(request.session, request.draft)
+    return PassResult(value, stopwatch.lap(), stopwatch.cpu_time() - cpu)
+
+
+@torch.inference_mode()
+def decode_steps(
+    target: Target,
+    inputs: Mapping[str, Any],
+    text: Sequences,
+    rule: Rule,
+    drafter: Drafter | None,
+    budget: Planner,
+    shape: TreeShape | None = None,
+) -> Steps:
+    """Decode as `decode` does, but ask for each pass of the target by yielding it, so that somebody else can run it
+    together with passes of other decodings.
+
+    Yields:
+        Each pass, which is answered by `send` with a `PassResult`; and each round, until every row has ended.
+    """
     device = target.device  # read once, because it is slow: the property searches all submodules of a large model
     timer, runner = RoundTimer(device), DrafterRunner(drafter, target.vocab_size)
-    session, context, draft, scores = target.prefill(inputs, drafter.needs if drafter else Needs())
-    timer.lap("target")
-    text.position_limits = None if context.room is None else int_list(context.room)
-    runner.start(replace(context, shape=shape))
-    timer.lap("drafter")
-    for index in count():
-        rows, sizes = text.live, int_list(draft.size)
-        verdict = verify(draft, scores, rule, text)
-        target.commit(session, verdict)
-        timer.lap("core")
-        runner.update(draft, scores, verdict)
+    result: Any = yield Prefill(target, inputs, drafter.needs if drafter else Needs())
+    timer.add("target", result.seconds, result.cpu_seconds)
+    session, context, draft, scores = result.value
+    try:
+        text.position_limits = None if context.room is None else int_list(context.room)
+        runner.start(replace(context, shape=shape))
         timer.lap("drafter")
+        for index in count():
+            rows, sizes = text.live, int_list(draft.size)
+            verdict = verify(draft, scores, rule, text)
+            target.commit(session, verdict)
+            timer.lap("core")
+            runner.update(draft, scores, verdict)
+            timer.lap("drafter")
 
-        roots, done = verdict.next, bool_list(verdict.done)
-        if any(done):
-            live = verdict.done.logical_not().nonzero()[:, 0]
-            roots = roots[live]
-            text.live = [row for row, ended in zip(rows, done, strict=True) if not ended]
-            if text.live:
-                target.select(session, live)
-                runner.select(live)
-        result = Round(
-            index,
-            rows,
-            tokens=[
-                row[:length] for row, length in zip(int_rows(verdict.tokens), int_list(verdict.lengths), strict=True)
-            ],
-            drafted=[size - 1 for size in sizes],
-            accepted=[sum(node > 0 for node in path) for path in int_rows(verdict.path)],
-            done=done,
-            logprobs=chosen_logprobs(scores.logits, verdict),
-            cut=[ended and text.is_cut(row) for row, ended in zip(rows, done, strict=True)],
-        )
-        timer.lap("core")
-        if index > 0:
-            budget.observe(len(rows), sizes, height(draft), result.accepted, *timer.round_costs())
-        elif context.media is not None:
-            result = replace(result, vision=context.media.vision_seconds, summaries=context.media.summaries)
-        yield replace(result, **timer.seconds)
-        if not text.live:
-            return
+            roots, done = verdict.next, bool_list(verdict.done)
+            if any(done):
+                live = verdict.done.logical_not().nonzero()[:, 0]
+                roots = roots[live]
+                text.live = [row for row, ended in zip(rows, done, strict=True) if not ended]
+                if text.live:
+                    target.select(session, live)
+                    runner.select(live)
+            round_ = Round(
+                index,
+                rows,
+                tokens=[
+                    row[:length]
+                    for row, length in zip(int_rows(verdict.tokens), int_list(verdict.lengths), strict=True)
+                ],
+                drafted=[size - 1 for size in sizes],
+                accepted=[sum(node > 0 for node in path) for path in int_rows(verdict.path)],
+                done=done,
+                logprobs=chosen_logprobs(scores.logits, verdict),
+                cut=[ended and text.is_cut(row) for row, ended in zip(rows, done, strict=True)],
+            )
+            timer.lap("core")
+            share = len(rows) / (result.rows or len(rows))
+            if index > 0:
+                seconds, drafting, starved = timer.round_costs()
+                padded = {} if result.columns <= max(sizes) else {"columns": result.columns}
+                budget.observe(
+                    max(result.rows, len(rows)),
+                    sizes,
+                    height(draft),
+                    round_.accepted,
+                    seconds,
+                    drafting / share,
+                    starved,
+                    **padded,
+                )
+            elif context.media is not None:
+                round_ = replace(round_, vision=context.media.vision_seconds, summaries=context.media.summaries)
+            spent = {**timer.seconds, "target": timer.seconds["target"] * share}
+            yield replace(round_, **spent)
+            if not text.live:
+                return
 
-        timer.start()
-        plan = rule.drafting_plan(budget.plan(len(text.live)), device)
-        timer.lap("core")
-        draft = runner.propose(roots, plan, [text.round_limit(row) for row in text.live])
-        timer.lap("drafter")
-        scores = target.score(session, draft)
-        timer.lap("target")
+            timer.start()
+            beside = max(result.rows - len(rows), 0)  # rows of other decodings in the last pass
+            plan = rule.drafting_plan(budget.plan(len(text.live) + beside), device)
+            timer.lap("core")
+            draft = runner.propose(roots, plan, [text.round_limit(row) for row in text.live])
+            timer.lap("drafter")
+            result = yield Score(target, session, draft)
+            timer.add("target", result.seconds, result.cpu_seconds)
+            scores = result.value
+    finally:
+        release = getattr(target, "release", None)
+        if release is not None:
+            release(session)
 
 
 def chosen_logprobs(logits: Tensor, verdict: Verdict) -> Tensor:

@@ -140,6 +140,13 @@ class RoundTimer:
         self._worked[stage] += cpu_time - self._cpu_time
         self._cpu_time = cpu_time
 
+    def add(self, stage: Literal["target", "drafter", "core"], seconds: float, cpu_seconds: float) -> None:
+        """Add a time that somebody else has measured to a stage. The time since the last lap is not counted."""
+        self._stopwatch.lap()
+        self._cpu_time = self._stopwatch.cpu_time()
+        self.seconds[stage] += seconds
+        self._worked[stage] += cpu_seconds
+
     def round_costs(self) -> tuple[float, float, bool]:
         """Return the target's and the drafter's seconds in this round, and whether the thread waited for a free CPU.
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast, final
 from weakref import WeakKeyDictionary
@@ -32,7 +33,7 @@ from mmdec.checks.arguments import (
 )
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Nodes, make_budget
-from mmdec.core.loop import Round, decode
+from mmdec.core.loop import Round, Steps, decode_steps, run_alone, watch
 from mmdec.core.sampling import KeyedSample, Sequences, most_probable, transformers_sample
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.verify import LOSSY_RULES, MatchRule, ResidualRule, Rule, RuleName, SamplingState, TypicalRule
@@ -125,14 +126,19 @@ class DecodingOptions:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A checked and prepared `generate` call. Iterating over `rounds` decodes."""
+    """A checked and prepared `generate` call. Iterating over `rounds` decodes; a scheduler runs `steps` instead."""
 
     text: Sequences  # the rows' prompts, new tokens and stopping criteria
-    rounds: Iterator[Round]
+    steps: Steps
     pad: int  # id of the token that pads shorter rows
     target: HfTarget
     inputs: Mapping[str, Any]  # the model's inputs by name
     results: OutputRecorder
+
+    @property
+    def rounds(self) -> Iterator[Round]:
+        """Return the rounds, which are decoded while they are iterated."""
+        return run_alone(self.steps)
 
     @property
     def rows(self) -> int:
@@ -274,13 +280,14 @@ class Speculation:
             drafter = ConversationTurn(drafter, target.name, cache)
         else:
             drop_chat_state(cache)
-        rounds = decode(target, inputs, text, rule, drafter, budget, shape)
+        steps = decode_steps(target, inputs, text, rule, drafter, budget, shape)
         if drafter is not None:
-            rounds = _warn_of_useless_drafts(rounds, drafter, model)
+            draft_counts = DraftCounts()
+            steps = watch(steps, draft_counts.add, partial(_warn_of_useless_drafts, draft_counts, drafter, model))
         pad = pad_token(generation_config)
         if keeps:
-            rounds = _extend_cache(rounds, target, inputs, text, pad)
-        return PreparedRun(text, rounds, pad, target, inputs, results)
+            steps = watch(steps, partial(_extend_cache, target, inputs, text, pad))
+        return PreparedRun(text, steps, pad, target, inputs, results)
 
     def _warn(self, faults: list[str]) -> None:
         """Warn about each of `faults`, the reasons why decoding is without drafts. This object warns about each reason
@@ -314,17 +321,30 @@ class Speculation:
         return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
 
 
-def _warn_of_useless_drafts(rounds: Iterator[Round], drafter: Drafter, model: PreTrainedModel) -> Iterator[Round]:
-    """Yield the rounds unchanged. After the last one, warn about drafts that brought nothing, once for each model and
-    reason."""
-    count = tried = drafted = accepted = rows = 0
-    for round_ in rounds:
+@dataclass
+class DraftCounts:
+    """Counts what the drafts of one call brought."""
+
+    rounds: int = 0  # rounds after the pass over the prompt
+    rounds_with_drafts: int = 0
+    rows: int = 0  # rows of all these rounds
+    drafted: int = 0
+    accepted: int = 0
+
+    def add(self, round_: Round) -> None:
         if round_.index:
-            count, rows, tried = count + 1, rows + len(round_.rows), tried + any(round_.drafted)
-            drafted, accepted = drafted + sum(round_.drafted), accepted + sum(round_.accepted)
-        yield round_
+            self.rounds += 1
+            self.rounds_with_drafts += any(round_.drafted)
+            self.rows += len(round_.rows)
+            self.drafted += sum(round_.drafted)
+            self.accepted += sum(round_.accepted)
+
+
+def _warn_of_useless_drafts(counts: DraftCounts, drafter: Drafter, model: PreTrainedModel) -> None:
+    """Warn about drafts that brought nothing, once for each model and reason."""
+    count, tried, drafted, accepted = counts.rounds, counts.rounds_with_drafts, counts.drafted, counts.accepted
     halved = model.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
-    if count < MIN_WARNING_ROUNDS or accepted > (LOW_ACCEPTANCE * rows if halved else 0):
+    if count < MIN_WARNING_ROUNDS or accepted > (LOW_ACCEPTANCE * counts.rows if halved else 0):
         return
     if isinstance(drafter, SELECTIVE) and tried < SELECTIVE_ROUNDS and not halved:
         return
@@ -344,15 +364,10 @@ def _warn_of_useless_drafts(rounds: Iterator[Round], drafter: Drafter, model: Pr
     warn_once(model, message, f"{drafter.name}: {reason}", stacklevel=3)
 
 
-def _extend_cache(
-    rounds: Iterator[Round], target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int
-) -> Iterator[Round]:
-    """Yield the rounds unchanged. After the last one, when all rows have ended, fill the caller's key-value cache as
-    `model.generate` would. pad: id of the padding token."""
-    for round_ in rounds:
-        if not text.live:
-            target.extend(inputs, text.padded_ids(pad))
-        yield round_
+def _extend_cache(target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int, round_: Round) -> None:
+    """Fill the caller's key-value cache as `model.generate` would, if `round_` was the last one."""
+    if not text.live:
+        target.extend(inputs, text.padded_ids(pad))
 
 
 def _folder(choice: str | os.PathLike[str]) -> Path | None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self, cast
 
@@ -39,6 +39,7 @@ from mmdec.targets.recurrent_cache import (
     copy_inference_states,
     has_states,
 )
+from mmdec.targets.shared_batch import SharedBatch
 from mmdec.targets.windows import Gaps, Window, Windows, full_cache, full_length_layer
 from mmdec.types import Context, Draft, MediaContext, Needs, Scores, Verdict
 
@@ -198,6 +199,30 @@ class DecoderSession:
     offsets: Tensor | None = None  # (3, B): position on each M-RoPE axis minus index in the text; None: one axis
     gaps: Gaps | None = None  # padding between a batch row's tokens, which sliding windows count; None: there is none
     reader: DraftReader | None = None  # the model copy that reads drafts if layers are recurrent; None: no layer is
+    shareable: bool = False  # whether the rows may move to a `SharedBatch`: nobody else reads the cache
+    batch: SharedBatch | None = None  # the batch that holds the rows; None: `cache` and `store` hold them
+    slots: list[int] = field(default_factory=list[int])  # [row]: the row's slot in `batch`
+
+    def take_rows(self) -> DecoderSession:
+        """Return the rows as another session, which alone may use them from then on."""
+        return replace(self, shareable=False, rows=copy.copy(self.rows))
+
+    def append(self, other: DecoderSession) -> None:
+        """Add the rows of another session of the same model behind the rows of this one."""
+        self.store.append(cast(Any, other.store))
+        self.rows.append(other.rows)
+        if self.offsets is not None and other.offsets is not None:
+            self.offsets = torch.cat([self.offsets, other.offsets], 1)
+
+    def remove_row(self, row: int) -> None:
+        """Remove a row. The last row takes its place."""
+        self.rows.remove(row)
+        if self.rows.ends:
+            self.store.remove(row, self.rows.width)
+        if self.offsets is not None:
+            offsets = self.offsets.clone()
+            offsets[:, row] = offsets[:, -1]
+            self.offsets = offsets[:, :-1]
 
 
 @dataclass(frozen=True)
@@ -272,17 +297,39 @@ class DecoderTarget(HfTarget):
         """Return each batch row's number of prompt positions, without running the model. inputs: those of `prefill`."""
         return inputs["attention_mask"].sum(1).tolist()
 
-    @torch.no_grad()
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[DecoderSession, Context, Draft, Scores]:
         """Run the model over the prompt, exactly as `generate` begins.
 
-        inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P); the cache, a
-            DynamicCache, empty or with the first tokens (then the mask's length must show whether the ids are the
-            whole text or only its new tokens). The cache is filled while decoding if there is one batch row without
-            padding between its tokens, else by `extend` at the end.
-        needs: what the drafter reads.
-        Returns: session (decoding state), context (what drafters read), draft (each row's last prompt token) and scores
-            (logits after it). Raises: InputError for wrong inputs.
+        Args:
+            inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P); the
+                cache, a DynamicCache, empty or with the first tokens (then the mask's length must show whether the ids
+                are the whole text or only its new tokens). The cache is filled while decoding if there is one batch
+                row without padding between its tokens, else by `extend` at the end.
+            needs: What the drafter reads.
+
+        Returns:
+            The session (decoding state), the context (what drafters read), the draft (each row's last prompt token)
+            and the scores (logits after it).
+
+        Raises:
+            InputError: For wrong inputs.
+        """
+        *_, prefilled = self.prefill_in_pieces(inputs, needs, None)
+        return prefilled
+
+    def prefill_in_pieces(
+        self, inputs: Mapping[str, Any], needs: Needs, size: int | None
+    ) -> Iterator[tuple[DecoderSession, Context, Draft, Scores] | None]:
+        """Run `prefill` in pieces, between which other passes may run.
+
+        Args:
+            inputs: As for `prefill`.
+            needs: What the drafter reads.
+            size: Maximum number of tokens of a piece; None: the whole prompt. Prompts with pictures or sound, with
+                padding between tokens, and those of models with recurrent layers are read whole.
+
+        Yields:
+            None after each piece but the last, then what `prefill` returns.
         """
         check_layers(needs, self.layers)
         if needs.memory:
@@ -298,10 +345,46 @@ class DecoderTarget(HfTarget):
             )
         own = self if reader is None else self._with(reader.model_after(cache))
         read = (*needs.layers, *[FIRST_LAYER_INPUTS] * needs.embeds)
-        scores = own._run(text.new_ids, text.mask_given, prompt.positions, cache, read, prompt.extra, last=True)
+        fresh, whole = text.new_ids.shape[1], reader is not None or prompt.extra or text.has_inner_padding
+        piece = fresh if size is None or whole else size
+        features = dict[int, list[Tensor]]()
+        logits = torch.empty(0)
+        for start in range(0, fresh, piece):
+            if start:
+                yield None
+            end = min(start + piece, fresh)
+            mask = text.mask_given
+            if mask is not None and end < fresh:
+                mask = mask[:, : mask.shape[1] - fresh + end]
+            with torch.no_grad():
+                scores = own._run(
+                    text.new_ids[:, start:end],
+                    mask,
+                    prompt.positions[:, :, start:end],
+                    cache,
+                    read,
+                    prompt.extra,
+                    last=True,
+                )
+            logits = scores.logits
+            for layer, states in scores.features.items():
+                features.setdefault(layer, []).append(states)
+        scores = Scores(
+            logits, {layer: parts[0] if len(parts) == 1 else torch.cat(parts, 1) for layer, parts in features.items()}
+        )
         gaps = Gaps.of(text.mask) if text.has_inner_padding and self.windows is not None else None
-        store = KVPool(cache) if reader is None else RecurrentCache(cache, len(text.ids), reader.steps)
-        session = DecoderSession(cache, store, text.rows(), needs.layers, prompt.offsets, gaps, reader)
+        with torch.no_grad():
+            store = KVPool(cache) if reader is None else RecurrentCache(cache, len(text.ids), reader.steps)
+        session = DecoderSession(
+            cache,
+            store,
+            text.rows(),
+            needs.layers,
+            prompt.offsets,
+            gaps,
+            reader,
+            shareable=not text.past and not getattr(text.cache, "_is_user_defined", False),
+        )
         if text.has_inner_padding:
             columns = [row.nonzero()[:, 0].tolist() for row in text.mask]
             session.store.commit(columns, session.rows.starts, session.rows.width)
@@ -309,7 +392,7 @@ class DecoderTarget(HfTarget):
             store_rope_offsets(text.cache, prompt.offsets, text.mask.shape[1])
         context = self._context(prompt, scores)
         last = {layer: states[:, -1:] for layer, states in context.features.items()}
-        return session, context, root_only(text.ids[:, -1]), Scores(scores.logits, last)
+        yield session, context, root_only(text.ids[:, -1]), Scores(scores.logits, last)
 
     @torch.no_grad()
     def read(self, inputs: Mapping[str, Any], needs: Needs) -> Context:
@@ -344,6 +427,8 @@ class DecoderTarget(HfTarget):
     @torch.no_grad()
     def score(self, session: DecoderSession, draft: Draft) -> Scores:
         """Run a pass over the draft. Returns logits and features after each node. Nodes stay cached until `commit`."""
+        if session.batch is not None:
+            return session.batch.score(self, [(session, draft)])[0]
         if isinstance(session.store, RecurrentCache):
             return session.store.score(draft, session.rows, partial(self._chain, session))
         return self._tree(session, draft)
@@ -396,14 +481,45 @@ class DecoderTarget(HfTarget):
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:
         """Keep the accepted nodes of the draft in the cache, and drop the other nodes. After the pass over the prompt,
         nothing changes."""
-        if isinstance(session.store, RecurrentCache):
-            session.store.accept(session.rows, verdict.path)
+        if session.batch is not None:
+            session.batch.commit(session, verdict.path)
         else:
-            keep_path(session.rows, session.store, verdict.path)
+            self.keep(session, verdict.path)
+
+    def keep(self, session: DecoderSession, path: Tensor) -> None:
+        """Keep the nodes `path` (B, A), padded with -1, of the draft that was scored last."""
+        if isinstance(session.store, RecurrentCache):
+            session.store.accept(session.rows, path)
+        else:
+            keep_path(session.rows, session.store, path)
+
+    def shares_passes(self, session: DecoderSession) -> bool:
+        """Return whether the rows of a session may be scored in one pass with those of other sessions."""
+        return session.batch is not None or (
+            session.shareable and session.gaps is None and not self.nodes_take_positions
+        )
+
+    @torch.no_grad()
+    def score_together(self, parts: Sequence[tuple[DecoderSession, Draft]]) -> list[Scores]:
+        """Score the drafts of several sessions in one pass. All must be such that `shares_passes` is true.
+
+        Returns:
+            The scores of each session, as `score` gives them.
+        """
+        batch = next((session.batch for session, _ in parts if session.batch is not None), None)
+        return (batch or SharedBatch(parts[0][0])).score(self, parts)
+
+    def release(self, session: DecoderSession) -> None:
+        """Forget a session whose call has ended or was cancelled."""
+        if session.batch is not None:
+            session.batch.release(session)
 
     @torch.no_grad()
     def select(self, session: DecoderSession, live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The other rows have ended."""
+        if session.batch is not None:
+            session.batch.select(session, live)
+            return
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
         if session.offsets is not None:

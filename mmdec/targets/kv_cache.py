@@ -131,8 +131,8 @@ class KVPool:
         self._layers = {
             index: weakref.ref(layer) for index, layer in enumerate(layers) if isinstance(layer, GrowingLayer)
         }
-        rows = next(iter(held))[0][0]
-        self._pools = self._allocate(rows, self.length + POOL_GRANULARITY)
+        self.rows: int = next(iter(held))[0][0]  # number of rows in use; the pools may have room for more
+        self._pools = self._allocate(self.rows, self.length + POOL_GRANULARITY)
         for pool, members in zip(self._pools, held.values(), strict=True):
             for member, (_, _, states) in enumerate(members):
                 pool[member, :, :, : self.length] = states
@@ -169,7 +169,7 @@ class KVPool:
         for layer in layers.values():
             layer.first = 0
         for spec, pool in zip(self._specs, self._pools, strict=True):
-            for states, (index, is_keys) in zip(pool[:, :, :, :length].unbind(0), spec.members, strict=True):
+            for states, (index, is_keys) in zip(pool[:, : self.rows, :, :length].unbind(0), spec.members, strict=True):
                 if index in layers:
                     layers[index].set_view(states, is_keys)
 
@@ -181,7 +181,7 @@ class KVPool:
             first accepted token moves; its other accepted tokens follow.
         """
         for pool in self._pools:
-            kv_gather(pool, columns, begins)
+            kv_gather(pool[:, : self.rows], columns, begins)
         self.crop(length)
 
     def select(self, rows: Tensor, length: int) -> None:
@@ -189,10 +189,41 @@ class KVPool:
         columns."""
         if self.encoder is not None:
             cast(DynamicCache, self.encoder).batch_select_indices(rows)
-        old = self._pools
-        self._pools = self._allocate(len(rows), length)
+        old, self.rows = self._pools, len(rows)
+        self._pools = self._allocate(self.rows, length)
         for before, pool in zip(old, self._pools, strict=True):
             pool[:, :, :, :length] = before[:, :, :, :length].index_select(1, rows.to(pool.device))
+        self._share_pools()
+        self.crop(length)
+
+    def append(self, other: KVPool) -> None:
+        """Add the rows of another pool of the same model behind the rows of this one.
+
+        The rows that are here already are copied only if the pool has no room left; it then grows by half.
+        """
+        first, self.rows = self.rows, self.rows + other.rows
+        capacity = self._pools[0].shape[1]
+        if self.rows > capacity or other.length > self.width:
+            old = self._pools
+            rows = max(self.rows, capacity + capacity // 2) if self.rows > capacity else capacity
+            self._pools = self._allocate(rows, max(other.length, self.length))
+            for before, pool in zip(old, self._pools, strict=True):
+                pool[:, :first, :, : self.length] = before[:, :first, :, : self.length]
+        length = max(self.length, other.length)
+        for source, pool in zip(other._pools, self._pools, strict=True):
+            pool[:, first : self.rows, :, : other.length] = source[:, : other.rows, :, : other.length]
+            # uninitialised memory may hold NaN, which a mask does not hide
+            pool[:, :first, :, self.length : length] = 0
+            pool[:, first : self.rows, :, other.length : length] = 0
+        self._share_pools()
+        self.crop(length)
+
+    def remove(self, row: int, length: int) -> None:
+        """Remove a row. The last row takes its place. length: number of columns that the remaining rows use."""
+        self.rows -= 1
+        if row < self.rows:
+            for pool in self._pools:
+                pool[:, row, :, :length] = pool[:, self.rows, :, :length]
         self._share_pools()
         self.crop(length)
 
@@ -206,7 +237,7 @@ class KVPool:
     def _share_pools(self) -> None:
         layers = dict(self._live_layers())
         for spec, pool in zip(self._specs, self._pools, strict=True):
-            for states, (index, is_keys) in zip(pool.unbind(0), spec.members, strict=True):
+            for states, (index, is_keys) in zip(pool[:, : self.rows].unbind(0), spec.members, strict=True):
                 if index in layers:
                     setattr(layers[index], "all_keys" if is_keys else "all_values", states)
 
@@ -324,6 +355,18 @@ class RowLayout:
         self.ends = [end + len(kept) for end, kept in zip(begins, columns, strict=True)]
         self.tree = 0
         return columns, begins
+
+    def append(self, other: RowLayout) -> None:
+        """Add the rows of another layout behind the rows of this one."""
+        self.starts = self.starts + other.starts
+        self.ends = self.ends + other.ends
+        self.shifts = self.shifts + other.shifts
+
+    def remove(self, row: int) -> None:
+        """Remove a row. The last row takes its place."""
+        for values in (self.starts, self.ends, self.shifts):
+            values[row] = values[-1]
+            values.pop()
 
     def select(self, live: Sequence[int]) -> None:
         """Keep only the batch rows with the indices `live`, in that order. The other rows have ended."""

@@ -108,6 +108,11 @@ class RecurrentStates(LinearAttentionLayer):
                     new = torch.where(whole.view(-1, *[1] * (new.ndim - 1)), new, recurrent[index])
                 self.recurrent_states[index] = new if any(kept) else recurrent[index]
 
+    def append(self, other: RecurrentStates) -> None:
+        """Add the states of another layer's rows behind those of this one."""
+        for held, more in ((self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)):
+            held.update({i: torch.cat([one, more[i]]) for i, one in held.items() if one is not None})
+
     def select(self, rows: Tensor) -> None:
         """Keep only the states of the batch rows with the indices `rows` (K,) int64, in that order."""
         for held in (self.conv_states, self.recurrent_states):
@@ -261,6 +266,25 @@ class RecurrentCache:
             layer.select(rows)
         if self.pool is not None:
             self.pool.select(rows, length)
+
+    def append(self, other: RecurrentCache) -> None:
+        """Add the rows of another cache of the same model behind the rows of this one."""
+        self.backlogs = self.backlogs + other.backlogs
+        for layer, more in zip(self.states, other.states, strict=True):
+            layer.append(more)
+        if self.pool is not None and other.pool is not None:
+            self.pool.append(other.pool)
+
+    def remove(self, row: int, length: int) -> None:
+        """Remove a row. The last row takes its place. length: number of columns that the remaining rows use."""
+        order = list(range(len(self.backlogs) - 1))
+        if row < len(order):
+            order[row] = len(order)
+        self.backlogs = [self.backlogs[each] for each in order]
+        for layer in self.states:
+            layer.select(torch.tensor(order))
+        if self.pool is not None:
+            self.pool.remove(row, length)
 
     def _catch_up(self, rows: RowLayout, run: Pass) -> None:
         """Read the beginnings of long backlogs (accepted tokens that the states do not include) in a pass without a

@@ -1,0 +1,236 @@
+"""Continuous batching: many decodings in one thread, which share the passes of their models.
+
+Each decoding is a generator (`mmdec.core.loop.decode_steps`) that asks for a pass and goes on with its result. In each
+step the scheduler collects the drafts that wait, has those of one model scored in one pass, and hands each decoding its
+scores. So a decoding joins at any round, and leaves at its end, without waiting for the others. A row's tokens do not
+depend on who sits beside it.
+
+A prompt is read between two rounds, one piece at each step, so that running rows wait for one piece at most. What does
+not fit into the limits (rows, tokens in caches) waits; requests of higher priority go first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, final
+
+import torch
+
+from mmdec.core.loop import PassResult, Prefill, Round, Score, Steps, run_pass
+from mmdec.core.timing import Stopwatch
+from mmdec.errors import InputError
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """What may run at the same time; the rest waits."""
+
+    rows: int = 8  # rows of all running decodings
+    tokens: int = 65_536  # tokens in all caches, counted as prompt and maximum length of each running row
+    prefill: int = 256  # tokens of a prompt that are read between two rounds of the running rows
+
+
+@final
+@dataclass(eq=False)
+class Task:
+    """A decoding in the scheduler: its generator, what it waits for, and how it ended."""
+
+    steps: Steps
+    rows: int
+    tokens: int
+    priority: int  # the lower, the earlier
+    on_round: Callable[[Round], None] | None
+    number: int
+    error: BaseException | None = None
+    done: bool = False
+    request: Prefill | Score | None = field(default=None, repr=False)
+    pieces: Iterator[Any] | None = field(default=None, repr=False)  # the pass over the prompt, while it is under way
+    spent: tuple[float, float] = (0.0, 0.0)  # wall-clock and CPU seconds of the prompt's pieces so far
+
+
+@final
+class Scheduler:
+    """Drives decodings in the thread that calls `step` or `run`."""
+
+    def __init__(self, limits: SchedulerLimits = SchedulerLimits()) -> None:
+        self.limits = limits
+        self.waiting: list[Task] = []
+        self.running: list[Task] = []
+        self._numbers = count()
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows that run."""
+        return sum(task.rows for task in self.running)
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens that the caches of running rows may come to hold."""
+        return sum(task.tokens for task in self.running)
+
+    def add(
+        self,
+        steps: Steps,
+        rows: int = 1,
+        tokens: int = 0,
+        priority: int = 0,
+        on_round: Callable[[Round], None] | None = None,
+    ) -> Task:
+        """Add a decoding. It starts in a later `step`, as soon as it fits.
+
+        Args:
+            steps: The decoding, not yet started.
+            rows: Number of its rows.
+            tokens: Number of tokens that its cache may come to hold, over all rows.
+            priority: Decodings of a lower number start first.
+            on_round: Called with each round. An exception that it raises ends this decoding alone.
+
+        Raises:
+            InputError: If the decoding could never fit.
+        """
+        if rows > self.limits.rows:
+            raise InputError(f"a request may have {self.limits.rows} rows, but has {rows}. Send fewer at a time.")
+        if tokens > self.limits.tokens:
+            raise InputError(
+                f"a request may take up {self.limits.tokens} tokens, prompt and answer together, but would take up "
+                f"{tokens}. Shorten the prompt or lower the maximum length."
+            )
+        task = Task(steps, rows, tokens, priority, on_round, next(self._numbers))
+        self.waiting.append(task)
+        return task
+
+    def cancel(self, task: Task) -> None:
+        """End a decoding now. Its rows leave before the next pass."""
+        self._end(task, None)
+
+    def run(self) -> None:
+        """Run all decodings to their ends. Errors of decodings are in `Task.error`."""
+        while self.step():
+            pass
+
+    def step(self) -> bool:
+        """Run one round: start what fits, read one piece of a prompt, score all drafts that wait.
+
+        Returns:
+            Whether there is more to do.
+        """
+        self._admit()
+        prefill = min(
+            (task for task in self.running if isinstance(task.request, Prefill)), key=_precedence, default=None
+        )
+        scored = [task for task in self.running if isinstance(task.request, Score)]
+        if prefill is not None:
+            self._prefill(prefill)
+        for group in _shared_passes(scored):
+            self._answer(group, lambda group=group: _score(group))
+        return bool(self.running or self.waiting)
+
+    def _admit(self) -> None:
+        """Start waiting decodings in the order of their priority, as long as the next one fits."""
+        self.waiting.sort(key=_precedence)
+        while self.waiting:
+            task = self.waiting[0]
+            if self.running and (
+                self.rows + task.rows > self.limits.rows or self.tokens + task.tokens > self.limits.tokens
+            ):
+                return
+            self.running.append(self.waiting.pop(0))
+            self._advance(task, None)
+
+    def _prefill(self, task: Task) -> None:
+        """Read one piece of a prompt."""
+        request: Any = task.request
+        if task.pieces is None:
+            pieces = getattr(request.target, "prefill_in_pieces", None)
+            if pieces is None:
+                self._answer([task], lambda: [run_pass(request)])
+                return
+            task.pieces = pieces(request.inputs, request.needs, self.limits.prefill)
+        stopwatch = Stopwatch(request.target.device)
+        cpu = stopwatch.cpu_time()
+        try:
+            with torch.inference_mode():
+                prefilled = next(task.pieces)
+        except Exception as error:
+            self._end(task, error)
+            return
+        seconds, cpu_seconds = task.spent
+        task.spent = seconds + stopwatch.lap(), cpu_seconds + stopwatch.cpu_time() - cpu
+        if prefilled is not None:
+            task.pieces = None
+            self._advance(task, PassResult(prefilled, *task.spent))
+
+    def _answer(self, tasks: Sequence[Task], run: Callable[[], Sequence[PassResult]]) -> None:
+        try:
+            results = run()
+        except Exception as error:
+            if len(tasks) == 1:
+                self._end(tasks[0], error)
+                return
+            for task in tasks:  # find out whose fault it was; the other decodings go on
+                self._answer([task], lambda task=task: _score([task]))
+            return
+        for task, result in zip(tasks, results, strict=True):
+            if not task.done:
+                self._advance(task, result)
+
+    def _advance(self, task: Task, result: PassResult | None) -> None:
+        """Continue a decoding until it asks for a pass or ends."""
+        try:
+            step = next(task.steps, None) if result is None else task.steps.send(result)
+            while isinstance(step, Round):
+                if task.on_round is not None:
+                    task.on_round(step)
+                if task.done:  # `on_round` has cancelled it
+                    return
+                step = next(task.steps, None)
+        except Exception as error:
+            self._end(task, error)
+            return
+        task.request = step
+        if step is None:
+            self._end(task, None)
+
+    def _end(self, task: Task, error: BaseException | None) -> None:
+        if task.done:
+            return
+        task.done, task.error, task.request = True, error, None
+        for tasks in (self.waiting, self.running):
+            if task in tasks:
+                tasks.remove(task)
+        if not getattr(task.steps, "gi_running", False):  # else it ends itself, after the callback that cancelled it
+            task.steps.close()
+
+
+def _precedence(task: Task) -> tuple[int, int]:
+    return task.priority, task.number
+
+
+def _shared_passes(tasks: Sequence[Task]) -> list[list[Task]]:
+    """Group the decodings whose drafts can be scored in one pass: those of the same model, if its target can."""
+    groups = defaultdict[Any, list[Task]](list)
+    for task in tasks:
+        request: Any = task.request
+        shares = getattr(request.target, "shares_passes", None)
+        alone = shares is None or not shares(request.session)
+        groups[id(task) if alone else request.target.model].append(task)
+    return list(groups.values())
+
+
+def _score(tasks: Sequence[Task]) -> list[PassResult]:
+    """Score the drafts of decodings that share a pass."""
+    requests: list[Any] = [task.request for task in tasks]
+    if len(requests) == 1:
+        return [run_pass(requests[0])]
+    target = requests[0].target
+    stopwatch = Stopwatch(target.device)
+    cpu = stopwatch.cpu_time()
+    with torch.inference_mode():
+        values = target.score_together([(request.session, request.draft) for request in requests])
+    seconds, cpu = stopwatch.lap(), stopwatch.cpu_time() - cpu
+    rows = sum(len(request.draft.tokens) for request in requests)
+    columns = max(request.draft.tokens.shape[1] for request in requests)
+    return [PassResult(value, seconds, cpu, rows, columns) for value in values]
