@@ -189,6 +189,14 @@ class Speculation:
         """Copy and pickle the options alone: a worker process makes drafters for its own model."""
         return Speculation, (self.options,)
 
+    def with_seed(self, seed: int | None) -> Speculation:
+        """Return the same loop, with the same drafters, for another seed."""
+        if seed == self.options.seed:
+            return self
+        other = object.__new__(Speculation)
+        other.__dict__ = {**vars(self), "options": replace(self.options, seed=seed)}
+        return other
+
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
         """Return the drafter for a target model, on the model's device and in its dtype; None for plain decoding."""
         if self._folder is None and not self._auto and self._of_model is None and not self.networks:

@@ -8,11 +8,11 @@ pass.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from mmdec.checks.devices import PASSED_ON, check_same_dtype
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
+from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import RuleName
@@ -41,6 +42,7 @@ from mmdec.generation.run import DecodingOptions, DrafterChoice, PreparedRun, Sp
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
 
+MAX_BATCH = 8  # rows of a list of prompts that are decoded at the same time, unless the caller says
 MAX_SEQUENCES = 1024  # maximum of `num_return_sequences`, the texts per prompt, so that memory is not exhausted
 # option that `model.generate` does not pass to a custom loop -> what to use instead, for the error message
 REPLACED_OPTIONS = {
@@ -91,6 +93,7 @@ class Generation:
         return format_result(what, rounds_line(len(self.rounds), self.tokens_per_round, self.lossless), seconds)
 
 
+@overload
 def generate(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
@@ -100,41 +103,127 @@ def generate(
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
     **options: Any,
-) -> Generation:
+) -> Generation: ...
+
+
+@overload
+def generate(
+    model: PreTrainedModel,
+    inputs: Collection[Tensor | Mapping[str, Any]],
+    drafter: DrafterChoice = "auto",
+    rule: RuleName | None = None,
+    num_speculative_tokens: Nodes = None,
+    seed: int | None = None,
+    statistics: DecodingStatistics | None = None,
+    max_batch: int = MAX_BATCH,
+    **options: Any,
+) -> list[Generation]: ...
+
+
+def generate(
+    model: PreTrainedModel,
+    inputs: Tensor | Mapping[str, Any] | Collection[Tensor | Mapping[str, Any]],
+    drafter: DrafterChoice = "auto",
+    rule: RuleName | None = None,
+    num_speculative_tokens: Nodes = None,
+    seed: int | None = None,
+    statistics: DecodingStatistics | None = None,
+    max_batch: int = MAX_BATCH,
+    **options: Any,
+) -> Generation | list[Generation]:
     """Call `model.generate(**inputs, **options)` with speculative decoding: the same output, in fewer passes of the
     model.
 
-    model: a loaded language or vision-language model of transformers.
-    inputs: token ids (B, P) int64, or a tokenizer's or processor's output.
-    drafter: a registered name ("lookup" or "recycling"), a folder or hub id of a drafter with weights,
-        "<model>/<drafter>" for a shipped one, a dotted path "package.module:Class", a smaller model (of another
-        vocabulary only if both models' folders hold tokenizers), an object that implements `mmdec.types.Drafter`, or
-        None for plain decoding. Default "auto": the first drafter in the model's folder, else one shipped for its
-        weights, else "lookup".
-    rule: how drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding. (Sampling
-        at batch 1 equals `model.generate` under the same `torch.manual_seed`; larger batches, or calls with a `seed`,
-        equal the same call without a drafter.) "residual" gives the model's own distribution and suits
-        drafters that sample, such as a smaller model. "typical" is LOSSY. Default None: "greedy" or "sampled", by
-        `do_sample`.
-    num_speculative_tokens: draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain
-        decoding. Default None: chosen in each round from measured times and acceptance.
-    seed: seed of the sampling. Default None: torch's own generator.
-    statistics: measurements of earlier calls, from which draft sizes are chosen; this call adds to them. Default None:
-        `mmdec.default_statistics()`.
-    options: any argument of `model.generate`, and `dtype`, which must be the model's dtype. In a batch, a logits
-        processor or stopping criterion of your own makes transformers' loop decode without drafts, with a warning. To
-        have drafts, set `mmdec_row_wise = True` on it, if its result for a row depends only on that row and its index.
-    Returns: a `Generation`: the sequences (B, L), and what happened in each round.
-    Raises: InputError for beam search, a cache that cannot be rolled back, a drafter that does not fit the model, or a
-        wrong argument.
-    Source: speculative decoding (Leviathan et al. 2023); for the rules' papers see `mmdec.core.verify`.
+    Args:
+        model: A loaded language or vision-language model of transformers.
+        inputs: Token ids (B, P) int64, or a tokenizer's or processor's output. Or a list of these: the prompts are then
+            decoded side by side, whatever their lengths, and the next one begins as soon as another has ended.
+        drafter: A registered name ("lookup" or "recycling"), a folder or hub id of a drafter with weights,
+            "<model>/<drafter>" for a shipped one, a dotted path "package.module:Class", a smaller model (of another
+            vocabulary only if both models' folders hold tokenizers), an object that implements
+            `mmdec.types.Drafter`, or None for plain decoding. "auto" is the first drafter in the model's folder, else
+            one shipped for its weights, else "lookup".
+        rule: How drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding.
+            (Sampling at batch 1 equals `model.generate` under the same `torch.manual_seed`; larger batches, or calls
+            with a `seed`, equal the same call without a drafter.) "residual" gives the model's own distribution and
+            suits drafters that sample, such as a smaller model. "typical" is LOSSY. None: "greedy" or "sampled", by
+            `do_sample`.
+        num_speculative_tokens: Draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain
+            decoding. None: chosen in each round from measured times and acceptance.
+        seed: Seed of the sampling. None: torch's own generator. Prompt i of a list is sampled with `seed + i`.
+        statistics: Measurements of earlier calls, from which draft sizes are chosen; this call adds to them. None:
+            `mmdec.default_statistics()`.
+        max_batch: Maximum number of rows that are decoded at the same time, for a list of prompts.
+        options: Any argument of `model.generate`, and `dtype`, which must be the model's dtype. In a batch, a logits
+            processor or stopping criterion of your own makes transformers' loop decode without drafts, with a warning.
+            To have drafts, set `mmdec_row_wise = True` on it, if its result for a row depends only on that row and its
+            index.
+
+    Returns:
+        A `Generation`: the sequences (B, L), and what happened in each round; for a list of prompts, one for each.
+
+    Raises:
+        InputError: For beam search, a cache that cannot be rolled back, a drafter that does not fit the model, or a
+            wrong argument.
+
+    References:
+        Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding; for the rules' papers see
+        `mmdec.core.verify`.
     """
     decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
     speculation = Speculation(decoding)
+    check_whole("max_batch", max_batch, 1, MAX_SEQUENCES, "It is the number of rows that are decoded at a time.")
+    if isinstance(inputs, Collection) and not isinstance(inputs, (Tensor, Mapping, str)):
+        with _reading(model, speculation):
+            return _generate_many(model, list(inputs), speculation, max_batch, options)
     with _reading(model, speculation):
         run = _begin(model, inputs, speculation, options)
         rounds = list(run.rounds)
     return Generation(run.sequences, rounds, decoding.lossless)
+
+
+def _generate_many(
+    model: PreTrainedModel,
+    prompts: Sequence[Tensor | Mapping[str, Any]],
+    speculation: Speculation,
+    max_batch: int,
+    options: Mapping[str, Any],
+) -> list[Generation]:
+    """Decode prompts side by side. Each begins as soon as there is room for its rows."""
+    seed = speculation.options.seed
+    if seed is None and speculation.options.rule != "greedy":
+        seed = int(torch.randint(2**31, ()))  # `torch.manual_seed` makes the output repeatable
+    scheduler = Scheduler(SchedulerLimits(rows=max_batch))
+    results = dict[int, Generation]()
+    running = dict[Task, tuple[int, PreparedRun, list[Round]]]()
+
+    def step() -> bool:
+        more = scheduler.step()
+        for task in [task for task in running if task.done]:
+            index, run, rounds = running.pop(task)
+            if task.error is not None:
+                raise task.error
+            results[index] = Generation(run.sequences, rounds, speculation.options.lossless)
+        return more
+
+    try:
+        for index, prompt in enumerate(prompts):
+            run = _begin(model, prompt, speculation.with_seed(None if seed is None else seed + index), options)
+            if isinstance(run, StockRun):  # transformers' own loop, which cannot be interrupted
+                rounds = list(run.rounds)
+                results[index] = Generation(run.sequences, rounds, speculation.options.lossless)
+                continue
+            while scheduler.running and scheduler.rows + run.rows > max_batch:
+                step()
+            rounds = list[Round]()
+            running[scheduler.add(run.steps, run.rows, on_round=rounds.append)] = index, run, rounds
+            step()
+        while step():
+            pass
+    finally:
+        for task in running:
+            scheduler.cancel(task)
+    return [results[index] for index in range(len(prompts))]
 
 
 def stream(

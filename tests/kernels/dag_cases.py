@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmdec.kernels.dag import dag_best_alignment, dag_marginal, dag_posterior
 from tests.kernels.interpreter import DEVICE  # before the kernels
-from tests.kernels.poisoned_memory import poisoned
+from tests.support.poisoned_memory import poisoned
 
 
 @dataclass(frozen=True)

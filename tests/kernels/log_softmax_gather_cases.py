@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.interpreter import DEVICE  # before the kernels
-from tests.kernels.poisoned_memory import poisoned
+from tests.support.poisoned_memory import poisoned
 
 # B, vertices, vocabulary, tokens, dtype
 CASES = {

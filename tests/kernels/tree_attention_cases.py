@@ -11,7 +11,7 @@ from torch import Tensor
 from mmdec.core.tree import ancestors
 from mmdec.kernels.tree_attention import tree_attention_reference, tree_mask
 from tests.kernels.interpreter import DEVICE  # before the kernels
-from tests.kernels.poisoned_memory import poisoned
+from tests.support.poisoned_memory import poisoned
 
 # nodes, columns, (start, end) of each row, heads, key heads, width of keys and of values, window, splits, dtype
 Case = tuple[int, int, list[tuple[int, int]], int, int, int, int, int | None, int, torch.dtype]

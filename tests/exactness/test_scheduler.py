@@ -1,0 +1,188 @@
+"""Decodings that share passes give the texts that they give alone, whoever joins and leaves, and whenever."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import mmdec
+from mmdec.core.loop import Round
+from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
+from mmdec.errors import InputError
+from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.generation.speculation import _begin
+from mmdec.targets.decoder import DecoderTarget
+from tests.support.families import model_of
+from tests.support.poisoned_memory import poisoned
+
+# attention alone; with windows in no layer; recurrent and convolutional states; learned positions; latent keys
+FAMILIES = (
+    "LlamaForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTNeoForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "Mamba2ForCausalLM",
+    "FalconH1ForCausalLM",
+    "Lfm2ForCausalLM",
+    "Qwen2ForCausalLM",
+)
+
+
+@dataclass
+class Request:
+    """A call of `generate`, and the text that it gives alone."""
+
+    model: PreTrainedModel
+    ids: Tensor
+    options: dict[str, Any]
+    decoding: DecodingOptions
+    rounds: list[Round] = field(default_factory=list)
+
+    def alone(self) -> list[list[int]]:
+        options = {"drafter": None, "seed": self.decoding.seed, **self.options}
+        return mmdec.generate(self.model, self.ids, **options).sequences.tolist()
+
+    def prepare(self) -> Any:
+        return _begin(self.model, self.ids, Speculation(self.decoding), self.options)
+
+
+def requests(model: PreTrainedModel, dice: random.Random, count: int) -> list[Request]:
+    made = list[Request]()
+    vocabulary = model.config.get_text_config().vocab_size
+    for number in range(count):
+        words = [dice.randrange(3, min(vocabulary, 60)) for _ in range(dice.randint(2, 20))]
+        words += words[: dice.randint(0, len(words))]
+        ids = torch.tensor([words, [dice.randrange(3, min(vocabulary, 60)) for _ in words]][: dice.choice([1, 1, 2])])
+        sampled = dice.random() < 0.3
+        options = {"max_new_tokens": dice.randint(1, 30), "do_sample": sampled}
+        drafter = dice.choice(["lookup", "recycling", None])
+        nodes = dice.choice([1, 3, 7, (7, 3)]) if drafter else None
+        decoding = DecodingOptions(drafter, None, nodes, seed=number if sampled else None)
+        made.append(Request(model, ids, options, decoding))
+    return made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("prefill", [5, 256])
+def test_rows_that_join_and_leave_keep_their_texts(family: str, prefill: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, dice = model_of(family), random.Random(prefill)
+    shared, score_together = list[int](), DecoderTarget.score_together
+
+    def counted(target: DecoderTarget, parts: Any) -> Any:
+        shared.append(len(parts))
+        return score_together(target, parts)
+
+    monkeypatch.setattr(DecoderTarget, "score_together", counted)
+    asked = requests(model, dice, 8)
+    wanted = [request.alone() for request in asked]
+    scheduler = Scheduler(SchedulerLimits(rows=5, prefill=prefill))
+    tasks, runs = list[Task](), [request.prepare() for request in asked]
+    waiting = list(zip(asked, runs, strict=True))
+    with poisoned():
+        while waiting or scheduler.running or scheduler.waiting:
+            while waiting and (dice.random() < 0.4 or not scheduler.running):
+                request, run = waiting.pop(0)
+                tasks.append(
+                    scheduler.add(run.steps, run.rows, priority=dice.randint(0, 2), on_round=request.rounds.append)
+                )
+            scheduler.step()
+    assert [task.error for task in tasks] == [None] * len(tasks)
+    assert [run.sequences.tolist() for run in runs] == wanted
+    # GPT-Neo takes a token's cache index as its position, so that its rows cannot move
+    assert bool(shared) == (family != "GPTNeoForCausalLM")
+
+
+def test_an_error_or_a_cancelled_request_leaves_its_neighbours_alone() -> None:
+    model = model_of("LlamaForCausalLM")
+    asked = requests(model, random.Random(3), 4)
+    for request in asked:
+        request.options["max_new_tokens"] = 24
+    wanted = [request.alone() for request in asked]
+    scheduler, runs = Scheduler(), [request.prepare() for request in asked]
+
+    def refuse(round_: Round) -> None:
+        if round_.index == 2:
+            raise RuntimeError("the callback of one request")
+
+    tasks = [
+        scheduler.add(run.steps, run.rows, on_round=refuse if number == 1 else None) for number, run in enumerate(runs)
+    ]
+    for _ in range(4):
+        scheduler.step()
+    scheduler.cancel(tasks[2])
+    assert [task.done for task in tasks] == [False, True, True, False]
+    scheduler.run()
+    assert str(tasks[1].error) == "the callback of one request"
+    assert [tasks[number].error for number in (0, 2, 3)] == [None] * 3
+    assert [runs[number].sequences.tolist() for number in (0, 3)] == [wanted[0], wanted[3]]
+
+
+def test_a_failing_pass_ends_the_request_at_fault() -> None:
+    """A processor of one request raises; it is called when its own scores are read, not in the shared pass."""
+    model = model_of("LlamaForCausalLM")
+    asked = requests(model, random.Random(4), 3)
+    wanted = [request.alone() for request in asked]
+
+    def fail(ids: Tensor, scores: Tensor) -> Tensor:
+        raise ValueError("the processor of one request")
+
+    asked[1].options["logits_processor"] = [fail]
+    scheduler, runs = Scheduler(), [request.prepare() for request in asked]
+    tasks = [scheduler.add(run.steps) for run in runs]
+    scheduler.run()
+    assert str(tasks[1].error) == "the processor of one request"
+    assert [runs[number].sequences.tolist() for number in (0, 2)] == [wanted[0], wanted[2]]
+
+
+def test_what_does_not_fit_waits_and_what_never_fits_is_refused() -> None:
+    model = model_of("LlamaForCausalLM")
+    scheduler = Scheduler(SchedulerLimits(rows=2, tokens=100))
+    runs = [request.prepare() for request in requests(model, random.Random(5), 4)]
+    with pytest.raises(InputError, match=r"may take up 100 tokens, .* but would take up 101"):
+        scheduler.add(runs[0].steps, tokens=101)
+    with pytest.raises(InputError, match="may have 2 rows, but has 3"):
+        scheduler.add(runs[0].steps, rows=3)
+    order = list[int]()
+    priorities = (1, 1, 0, 1)
+    for number, run in enumerate(runs):
+        scheduler.add(
+            run.steps,
+            tokens=60,
+            priority=priorities[number],
+            on_round=lambda round_, number=number: order.append(number) if not round_.index else None,
+        )
+    most = 0
+    while scheduler.step():
+        most = max(most, len(scheduler.running))
+    assert most == 1  # two of 60 tokens do not fit into 100
+    assert order == [2, 0, 1, 3]
+
+
+def test_a_list_of_prompts_gives_each_prompts_own_text() -> None:
+    model = model_of("LlamaForCausalLM")
+    prompts = [request.ids for request in requests(model, random.Random(6), 6)]
+    together = mmdec.generate(model, prompts, drafter="lookup", max_batch=3, max_new_tokens=12)
+    for prompt, generation in zip(prompts, together, strict=True):
+        alone = mmdec.generate(model, prompt, drafter=None, max_new_tokens=12)
+        assert generation.sequences.tolist() == alone.sequences.tolist()
+        assert generation.finish_reasons == alone.finish_reasons
+    sampled = mmdec.generate(model, prompts, drafter="lookup", max_batch=2, seed=5, do_sample=True, max_new_tokens=8)
+    for number, prompt in enumerate(prompts):
+        alone = mmdec.generate(model, prompt, drafter=None, seed=5 + number, do_sample=True, max_new_tokens=8)
+        assert sampled[number].sequences.tolist() == alone.sequences.tolist()
+
+
+def test_max_batch_holds_the_rows_of_each_prompt() -> None:
+    model = model_of("LlamaForCausalLM")
+    ids = torch.tensor([[5, 6, 7]] * 3)
+    with pytest.raises(InputError, match="3"):
+        mmdec.generate(model, [ids], max_batch=2, max_new_tokens=4)
+    with pytest.raises(InputError, match="`max_batch` must"):
+        mmdec.generate(model, [ids], max_batch=0, max_new_tokens=4)
+    assert mmdec.generate(model, [], max_new_tokens=4) == []
