@@ -246,7 +246,7 @@ def test_words_are_timed_as_in_generate() -> None:
     twin, encoding = with_caching_encoder(model, lambda *_: None)
     time_tokens(twin, begins, lambda: encoding.sound)
     asked: dict[str, Any] = {"return_token_timestamps": True, "return_segments": True, "custom_generate": speculation}
-    reference = twin.generate(**inputs, **options, **asked)
+    reference: Any = twin.generate(**inputs, **options, **asked)
     result = run(
         transcribe_windows(
             model,
