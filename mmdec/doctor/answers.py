@@ -73,13 +73,13 @@ def answer_prompt(
     fewer than `MIN_ANSWER_TOKENS` tokens.
 
     Args:
-        inputs: the target's inputs for the prompt, a batch of one.
-        drafter: speeds up the answer without changing it.
-        tokens: the most new tokens.
-        needs: what the pass must record.
+        inputs: The target's inputs for the prompt, a batch of one.
+        drafter: Speeds up the answer without changing it.
+        tokens: The most new tokens.
+        needs: What the pass must record.
 
     Raises:
-        InputError: for a prompt that leaves no room for an answer.
+        InputError: For a prompt that leaves no room for an answer.
     """
     model: Any = target.model
     begin = inputs["input_ids"].shape[1]
@@ -123,8 +123,10 @@ def _greedy(model: Any) -> dict[str, Any]:
 class Reader:
     """One way to run a draft network: the network, and two settings that its configuration does not have.
 
-    scale: factor on the text embeddings, for EAGLE-3.
-    late: "tokens" or "features": at each token, the network reads this input of the token before instead; "": neither.
+    Args:
+        scale: Factor on the text embeddings, for EAGLE-3.
+        late: "tokens" or "features": at each token, the network reads this input of the token before instead; "":
+            neither.
     """
 
     network: DraftNetwork
@@ -156,8 +158,8 @@ class Reader:
     def rows(self, text: OwnText) -> tuple[Tensor, Tensor, Tensor]:
         """Return the network's inputs at all L tokens of a text.
 
-        Returns: embeddings (L, H); the target's features (L, layers * channels of each); which tokens are visual, (L,)
-            bool.
+        Returns:
+            Embeddings (L, H); the target's features (L, layers * channels of each); which tokens are visual, (L,) bool.
         """
         whole = text.context
         visual = whole.visual[0]
@@ -176,7 +178,7 @@ class Reader:
         first root.
 
         Args:
-            prompted: those M inputs.
+            prompted: Those M inputs.
 
         Returns:
             (1, M), or (1 or 3, 1, M) with one row for each axis of M-RoPE; and the root's position.
@@ -203,8 +205,11 @@ class ScaledEmbedding(nn.Module):
 def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
     """Draft a chain after each root, which is a token of the answer, and compare it with the answer.
 
-    depth: length of the chains.
-    Returns: for each depth k from 1, (N + 1 - k,) bool: whether token k of each root's chain is right, if the drafter's
+    Args:
+        depth: Length of the chains.
+
+    Returns:
+        For each depth k from 1, (N + 1 - k,) bool: whether token k of each root's chain is right, if the drafter's
         input has the right tokens before it. There are fewer depths if the answer is shorter.
     """
     network, begin, count = reader.network, text.prompt, text.places
@@ -226,8 +231,9 @@ def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
 def _run_to_roots(reader: Reader, text: OwnText) -> tuple[PromptInput, Tensor, Tensor, KeyValues, Tensor]:
     """Run the network over a text.
 
-    Returns: the network's inputs for the prompt; the embeddings (L, H); the states (1, N, H) from which the first
-        tokens are drafted; keys and values of all tokens; the roots' positions (N,).
+    Returns:
+        The network's inputs for the prompt; the embeddings (L, H); the states (1, N, H) from which the first tokens are
+        drafted; keys and values of all tokens; the roots' positions (N,).
     """
     network, begin = reader.network, text.prompt
     embeds, features, visual = reader.rows(text)
@@ -253,7 +259,8 @@ def root_states(reader: Reader, text: OwnText) -> Tensor:
 def surprisals(reader: Reader, text: OwnText) -> Tensor:
     """Compute -log of the probability, in nats, that the drafter gives the text's next token.
 
-    Returns: (n,), for the n <= N places whose next token is in the draft vocabulary.
+    Returns:
+        (n,), for the n <= N places whose next token is in the draft vocabulary.
     """
     logits = reader.network.logits(root_states(reader, text), reader.output).float()
     tokens = reader.network.token_ids(torch.arange(logits.shape[-1], device=logits.device))
@@ -265,18 +272,26 @@ def surprisals(reader: Reader, text: OwnText) -> Tensor:
 def _next_inputs(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
     """Compute the draft network's input (n, H) at the next token of n drafted chains.
 
-    embeds: (n, H) embeddings of the tokens. hidden: (n, H), the network's output at the tokens before them. carry: what
-        the network has stored of the prompt for later tokens (`Prompted.carry`).
+    Args:
+        embeds: (n, H) embeddings of the tokens.
+        hidden: (n, H), the network's output at the tokens before them.
+        carry: What the network has stored of the prompt for later tokens (`PromptInput.carry`).
     """
     return reader.network.drafted_input(embeds, hidden, carry, lambda token: reader.table(token) * reader.scale)
 
 
 def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
-    """Build the attention mask of the drafted chains at one step: token number `step` of each of n chains sees the
-    prompt, the answer up to the chain's root, and the chain's own tokens. Returns: additive (1, 1, n, S), over the S
-    tokens so far.
+    """Build the attention mask of the drafted chains at one step.
 
-    prompt, count: numbers of the network's inputs for the prompt and for the answer. states: gives dtype and device.
+    Token number `step` of each of n chains sees the prompt, the answer up to the chain's root, and the chain's tokens.
+
+    Args:
+        prompt: Number of the network's inputs for the prompt.
+        count: Number of the network's inputs for the answer.
+        states: Gives dtype and device.
+
+    Returns:
+        Additive (1, 1, n, S), over the S tokens so far.
     """
     device, size = states.device, count - step
     roots = torch.arange(size, device=device)[:, None]
@@ -290,7 +305,8 @@ def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
 def chain_rounds(right: Sequence[Tensor], length: int) -> int:
     """Count the rounds that decoding an answer takes with chains of `length` tokens.
 
-    right[k]: bool for each root, whether token k + 1 of its chain is right.
+    Args:
+        right: `right[k]`: Bool for each root, whether token k + 1 of its chain is right.
     """
     lists = [depth.tolist() for depth in right]
     count = len(lists[0])
@@ -327,7 +343,12 @@ BEGINNINGS = (  # for models without a chat template, which continue a text
 
 @dataclass(frozen=True)
 class DoctorPrompt:
-    """One prompt. system: the system message; "": none. images: the files of its pictures."""
+    """One prompt.
+
+    Args:
+        system: The system message; "": none.
+        images: The files of its pictures.
+    """
 
     text: str
     system: str = ""
@@ -341,8 +362,11 @@ PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 def load_target(
     model: str | os.PathLike[str], device: str | torch.device | None = None, dtype: torch.dtype = torch.float32
 ) -> Model:
-    """Load a language model with its tokenizer, or a model that reads images with its processor. model: name, folder or
-    hub id."""
+    """Load a language model with its tokenizer, or a model that reads images with its processor.
+
+    Args:
+        model: Name, folder or hub id.
+    """
     folder = find_model(model, None, LANGUAGE_MODEL_FILES)
     sees = reads_images(folder) and any((folder / name).is_file() for name in PROCESSORS)
     if is_language_model(folder) and not sees:
@@ -361,13 +385,14 @@ def built_in_prompts(chat: bool) -> list[DoctorPrompt]:
 def read_prompts(path: Path, limit: int | None) -> list[DoctorPrompt]:
     """Read the prompts of a file: .txt with one on each line, or .jsonl or .json of chats.
 
-    Args:
-        limit: take this many, evenly spaced; None: all.
-
     A chat gives one prompt: its system message and first question. Later turns hold answers that are not the target's.
 
+    Args:
+        path: The file.
+        limit: Take this many, evenly spaced; None: all.
+
     Raises:
-        InputError: for a file in none of these formats, naming the line or row.
+        InputError: For a file in none of these formats, naming the line or row.
     """
     return [
         DoctorPrompt(chat.turns[0][0], str(chat.notes.get(SYSTEM, "")), chat.images)
@@ -381,9 +406,13 @@ def has_template(model: Model) -> bool:
 
 
 def make_inputs(model: Model, asked: DoctorPrompt, template: bool) -> dict[str, Any]:
-    """Make the model's inputs for a prompt, a batch of one. template: whether the chat template is applied.
+    """Make the model's inputs for a prompt, a batch of one.
 
-    Raises: InputError if the prompt has pictures, but the model cannot read pictures.
+    Args:
+        template: Whether the chat template is applied.
+
+    Raises:
+        InputError: If the prompt has pictures, but the model cannot read pictures.
     """
     if isinstance(model, LoadedVlm):
         return _vision_inputs(model, asked, template)

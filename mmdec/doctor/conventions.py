@@ -34,7 +34,12 @@ CONVERT = "Convert the folder with `mmdec convert drafter`. "
 
 @dataclass(frozen=True)
 class Remedy:
-    """How to correct a checkpoint folder. config: dotted key of config.json -> its new value. text: what else to do."""
+    """How to correct a checkpoint folder.
+
+    Args:
+        config: Dotted key of config.json -> its new value.
+        text: What else to do.
+    """
 
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     text: str = ""
@@ -67,7 +72,11 @@ class CheckpointFolder:
 
     @classmethod
     def of(cls, path: Path) -> CheckpointFolder:
-        """Read config.json and the tensors' names of a drafter's folder. Raises InputError for a damaged folder."""
+        """Read config.json and the tensors' names of a drafter's folder.
+
+        Raises:
+            InputError: For a damaged folder.
+        """
         return cls(path, read_settings(path / "config.json", "drafter"), tensor_names(path, "drafter"))
 
     @property
@@ -80,8 +89,9 @@ class CheckpointFolder:
     def set(self, own: Mapping[str, Any], published: Mapping[str, Any] | None) -> Remedy:
         """Make the correction of a checkpoint folder that sets fields of its config.json.
 
-        own: dotted key -> value, in mmdec's format. published: the same fields in published formats; None: published
-            formats have no such key.
+        Args:
+            own: Dotted key -> value, in mmdec's format.
+            published: The same fields in published formats; None: published formats have no such key.
         """
         if self.layout == OWN:
             return Remedy(own)
@@ -124,8 +134,8 @@ def reconfigure(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = No
     """Build a network that shares the weights of `network`, but has another configuration.
 
     Args:
-        tensors: weights, by name, that replace the network's, or that only the new configuration has. changes: fields
-            of the configuration that differ.
+        tensors: Weights, by name, that replace the network's, or that only the new configuration has.
+        changes: Fields of the configuration that differ.
     """
     with torch.device("meta"):
         changed = type(network)(replace(network.config, **changes))
@@ -135,8 +145,13 @@ def reconfigure(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = No
 
 
 def variants(reader: Reader, folder: CheckpointFolder, model: PreTrainedModel, pictures: bool) -> Iterator[Variant]:
-    """Yield all variants of how the network is run, each with one setting changed. reader: how the network is run now.
-    model: the target. pictures: whether any prompt has pictures."""
+    """Yield all variants of how the network is run, each with one setting changed.
+
+    Args:
+        reader: How the network is run now.
+        model: The target.
+        pictures: Whether any prompt has pictures.
+    """
     target: Any = model.config.get_text_config(decoder=True)
     yield from _layers(reader, folder, target.num_hidden_layers)
     yield from _switches(reader, folder)
@@ -151,7 +166,10 @@ def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
     words.
 
     The choices are: all layers one higher, all layers one lower, and EAGLE-3's default layers. The layers that are read
-        now are left out. depth: the target's number of layers.
+    now are left out.
+
+    Args:
+        depth: The target's number of layers.
     """
     layers = reader.layers
     found = {tuple(layer + step for layer in layers): name for step, name in ((1, "one higher"), (-1, "one lower"))}
@@ -170,8 +188,10 @@ def other_layers(
 ) -> Variant:
     """Make the variant in which the network reads the hidden states of other layers of the target.
 
-    ids: indices of these layers. name: description of the choice in words. tries: among how many choices a search has
-        found it.
+    Args:
+        ids: Indices of these layers.
+        name: Description of the choice in words.
+        tries: Among how many choices a search has found it.
     """
     key = reader.network.conventions().layer_ids
     published = None if key is None else {key: [layer + 1 for layer in ids]}
@@ -274,9 +294,9 @@ def other_base(reader: Reader, folder: CheckpointFolder, theta: float, name: str
     """Make the variant with another base of rotary positions (RoPE).
 
     Args:
-        theta: the base.
-        name: where the base is from.
-        tries: among how many choices a search has found it.
+        theta: The base.
+        name: Where the base is from.
+        tries: Among how many choices a search has found it.
     """
     remedy = folder.set({"rope_theta": theta}, {folder.base(): theta})
     now, mended = f"{reader.network.config.rope_theta:g}", _reconfigure_reader(reader, rope_theta=theta)

@@ -73,7 +73,8 @@ class Share:
 class Trial:
     """How the share of accepted tokens changes if one setting of how a draft network is run is changed.
 
-    verdict: "off": the share rises, so apply `remedy`; "worse": it falls; else "no measurable effect".
+    Args:
+        verdict: "off": the share rises, so apply `remedy`; "worse": it falls; else "no measurable effect".
     """
 
     convention: str
@@ -136,18 +137,18 @@ def examine(
     """Examine a drafter on its target's greedy answers.
 
     Args:
-        drafter: the drafter's folder, name or hub id, as for `load_drafter`.
-        model: the loaded target.
-        prompts: the target answers them.
-        template: whether prompts go through the chat template, if the model has one.
-        tokens: the most tokens of an answer.
-        log: receives lines of progress.
+        drafter: The drafter's folder, name or hub id, as for `load_drafter`.
+        model: The loaded target.
+        prompts: The target answers them.
+        template: Whether prompts go through the chat template, if the model has one.
+        tokens: The most tokens of an answer.
+        log: Receives lines of progress.
 
     Returns:
-        the `Examination`.
+        The `Examination`.
 
     Raises:
-        InputError: for a drafter that does not fit, for a model of speech, and if no prompt gets an answer.
+        InputError: For a drafter that does not fit, for a model of speech, and if no prompt gets an answer.
     """
     target = target_of(model.model)
     if not isinstance(target, DecoderTarget):
@@ -243,7 +244,7 @@ def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial
     target gives its token similar probabilities.
 
     Args:
-        pairs: for some prompts, the text as the prompts are given, and one with the template left out or applied.
+        pairs: For some prompts, the text as the prompts are given, and one with the template left out or applied.
     """
     sides = [list(side) for side in zip(*pairs, strict=True)]
     right = [_first_token_hits(reader, side) for side in sides]
@@ -272,8 +273,12 @@ def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial
 def _rounds(
     model: PreTrainedModel, drafter: Drafter, reader: Reader | None, texts: Sequence[OwnText]
 ) -> tuple[list[TokensPerRound], list[float]]:
-    """Measure tokens a round of chains and trees, and acceptance by depth. reader: runs the drafter's network, so that
-    chains are counted without decoding; None: everything is decoded, and acceptance by depth is not measured."""
+    """Measure tokens a round of chains and trees, and acceptance by depth.
+
+    Args:
+        reader: Runs the drafter's network, so that chains are counted without decoding; None: everything is decoded,
+            and acceptance by depth is not measured.
+    """
     places = sum(text.places for text in texts)
 
     def decoded(nodes: int, depth: int) -> TokensPerRound:
@@ -302,12 +307,12 @@ def find_remedies(
     """Find the settings in which a network is run otherwise than in its training, one after another.
 
     Args:
-        reader: runs the network as its folder says.
-        model: the target.
-        texts: only layers that they recorded are tried.
+        reader: Runs the network as its folder says.
+        model: The target.
+        texts: Only layers that they recorded are tried.
 
     Returns:
-        the findings, in order; other changes, tried on top; the changed reader (`reader` if the LM head is wrong).
+        The findings, in order; other changes, tried on top; the changed reader (`reader` if the LM head is wrong).
     """
     findings, done, given = list[Trial](), set[str](), reader
     pictures, recorded = any(_has_pictures(text) for text in texts), texts[0].context.features.keys()
@@ -349,8 +354,12 @@ def _find_wrong_head(reader: Reader, texts: Sequence[OwnText]) -> Trial | None:
 
 
 def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Trial:
-    """Measure a variant. now[i][k]: (n,) bool, whether token k + 1 of text i's chains is right without the variant.
-    count: number of all variants that are tried, for Bonferroni's interval."""
+    """Measure a variant.
+
+    Args:
+        now: `now[i][k]`: (n,) bool, whether token k + 1 of text i's chains is right without the variant.
+        count: Number of all variants that are tried, for Bonferroni's interval.
+    """
     before = [_hits_at_depth(right, variant.depth) for right in now]
     after = [_hits_at_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
     differences = [y - x for x, y in zip(before, after, strict=True)]
@@ -374,13 +383,20 @@ def _first_token_hits(reader: Reader, texts: Sequence[OwnText]) -> list[np.ndarr
 
 
 def _hits_at_depth(right: Sequence[Tensor], depth: int) -> np.ndarray:
-    """Return (n,): 1 for each chain whose token at `depth` is right, else 0. right[k]: (n,) bool, of token k + 1."""
+    """Return (n,): 1 for each chain whose token at `depth` is right, else 0.
+
+    Args:
+        right: `right[k]`: (n,) bool, of token k + 1.
+    """
     return right[depth - 1].numpy().astype(float) if depth <= len(right) else np.empty(0)
 
 
 def acceptance_by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
     """Compute for each depth, from 1, the share of right tokens among chains whose earlier tokens are all right.
-    right[i][k]: (n,) bool, whether token k + 1 of each chain of text i is right."""
+
+    Args:
+        right: `right[i][k]`: (n,) bool, whether token k + 1 of each chain of text i is right.
+    """
     shares = []
     for depth in range(CHAINS[-1]):
         hits = tries = 0
@@ -396,16 +412,24 @@ def acceptance_by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
 
 
 def accepted_share(right: Sequence[np.ndarray]) -> Share:
-    """Compute the share of places that are right, with its interval. right: for each text (n,), 1 or 0."""
+    """Compute the share of places that are right, with its interval.
+
+    Args:
+        right: For each text (n,), 1 or 0.
+    """
     found = mean_share(right)
     return Share(found.value, max(found.low, 0.0), min(found.high, 1.0))
 
 
 def mean_share(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
-    """Compute the mean over all places, with its interval. values: (n,) of each text. level: 1 minus the coverage.
+    """Compute the mean over all places, with its interval.
 
     Texts, or blocks of places if there are few texts, count as independent: linearised variance of a ratio of sums,
     Student's t. The interval is no narrower than if all places were independent: a few texts may agree by chance.
+
+    Args:
+        values: (n,) of each text.
+        level: 1 minus the coverage.
     """
     parts = [text for text in values if len(text)]
     if len(parts) < FEW:
@@ -424,7 +448,11 @@ def mean_share(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
 
 
 def student_t_quantile(chance: float, freedom: int) -> float:
-    """Compute a quantile of Student's t with `freedom` degrees of freedom. Source: Abramowitz and Stegun, 26.7.5."""
+    """Compute a quantile of Student's t with `freedom` degrees of freedom.
+
+    References:
+        Abramowitz and Stegun, 26.7.5.
+    """
     z = NormalDist().inv_cdf(chance)
     terms = (
         z,
@@ -436,7 +464,11 @@ def student_t_quantile(chance: float, freedom: int) -> float:
 
 
 def verdict(gain: float, certain: Share) -> str:
-    """Return "off", "worse" or "no measurable effect". certain: the gain with an interval for all tried changes."""
+    """Return "off", "worse" or "no measurable effect".
+
+    Args:
+        certain: The gain with an interval for all tried changes.
+    """
     if gain >= MIN_GAIN and certain.low > 0:
         return OFF
     return WORSE if gain <= -MIN_GAIN and certain.high < 0 else NOTHING
@@ -455,8 +487,11 @@ def matched_gain(
 ) -> tuple[Share, Share]:
     """Compute the gain of other texts over ours at places of similar confidence, with a 95 % and with a 99 % interval.
 
-    ours, others: (N,) for each prompt's text, 1 where the first drafted token is right, else 0. sure, sure_of: the
-    target's confidence at the places of `ours` and of `others`. The intervals are the jackknife's over prompts.
+    Args:
+        ours: (N,) for each prompt's text, 1 where the first drafted token is right, else 0.
+        others: The same for the other texts.
+        sure: The target's confidence at the places of `ours`.
+        sure_of: The target's confidence at the places of `others`.
     """
     pooled = np.concatenate([*sure, *sure_of])
     edges = np.quantile(pooled, np.arange(1, STRATA) / STRATA)

@@ -60,8 +60,8 @@ def search_variants(
     variants.
 
     Args:
-        model: the target.
-        texts: the target's answers; layers are searched only if the texts hold all layers' features.
+        model: The target.
+        texts: The target's answers; layers are searched only if the texts hold all layers' features.
     """
     mean = sum(text.places for text in texts) / len(texts)
     some = evenly_spaced(texts, math.ceil(PLACES / mean))
@@ -76,8 +76,13 @@ def _surprisals(reader: Reader, texts: Sequence[OwnText]) -> np.ndarray:
 
 
 def _best_base(reader: Reader, folder: CheckpointFolder, target: object, texts: Sequence[OwnText]) -> Iterator[Variant]:
-    """Yield the variant whose base of rotary positions has the least surprise. It is one of `BASES`, or a base between
-    two of them if that base is better by two standard errors. target: the target's text config."""
+    """Yield the variant whose base of rotary positions has the least surprise.
+
+    It is one of `BASES`, or a base between two of them if that base is better by two standard errors.
+
+    Args:
+        target: The target's text config.
+    """
     network, now = reader.network, reader.network.config.rope_theta
     costs: dict[float, np.ndarray] = {}
 
@@ -106,8 +111,13 @@ def _best_base(reader: Reader, folder: CheckpointFolder, target: object, texts: 
 
 
 def _best_layers(reader: Reader, folder: CheckpointFolder, depth: int, texts: Sequence[OwnText]) -> Iterator[Variant]:
-    """Yield the variant whose layers have the least surprise. The search begins at the best known rule, and changes one
-    layer at a time. depth: the target's number of layers."""
+    """Yield the variant whose layers have the least surprise.
+
+    The search begins at the best known rule, and changes one layer at a time.
+
+    Args:
+        depth: The target's number of layers.
+    """
     recorded = texts[0].context.features.keys()
     if reader.network.conventions().layer_ids is None or min(reader.layers) < 0 or not recorded >= {*range(depth)}:
         return
@@ -135,8 +145,10 @@ def fit_head(reader: Reader, texts: Sequence[OwnText]) -> tuple[list[np.ndarray]
     """Compare the network's own LM head with a head that is fitted to its states on the other half of the texts.
 
     The fitted head is a ridge regression on the tokens in its dual form: one system with as many equations as places.
-    Returns: for each text (N,), 1 where the first drafted token is right, else 0: with the network's own head, and with
-        the fitted head. None for a network without a head of its own, and for a single text.
+
+    Returns:
+        For each text (N,), 1 where the first drafted token is right, else 0: with the network's own head, and with the
+        fitted head. None for a network without a head of its own, and for a single text.
     """
     if reader.network.own_head is None or len(texts) < 2:
         return None
@@ -151,8 +163,11 @@ def fit_head(reader: Reader, texts: Sequence[OwnText]) -> tuple[list[np.ndarray]
 
 
 def _fit(states: Sequence[Tensor], answers: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """Fit a ridge regression from the texts' states (N, H) to their tokens (N,). Returns a function from states (n, H)
-    to tokens (n,)."""
+    """Fit a ridge regression from the texts' states (N, H) to their tokens (N,).
+
+    Returns:
+        A function from states (n, H) to tokens (n,).
+    """
     x, y = torch.cat([*states]), torch.cat([*answers])
     kept = torch.tensor(evenly_spaced(range(len(x)), FITTED), device=x.device)
     x, (tokens, index) = x[kept], y[kept].unique(return_inverse=True)

@@ -1,2 +1,5 @@
-"""Drafters: objects that propose token trees, one file each. A drafter never accepts tokens and never imports a
-target."""
+"""Drafters: objects that propose trees of tokens.
+
+A drafter is a file or, with its network, checkpoint and training, a folder. It never accepts tokens and never imports a
+target.
+"""

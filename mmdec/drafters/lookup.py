@@ -6,7 +6,8 @@ new token takes constant time.
 
 How well a match predicts depends on its length and on the text. So each batch row counts how often the token after a
 match was also the text's next token, in the prompt and in the new text. A chain is not drafted if its first token is
-too unlikely (`Plan.threshold`) or if too few of its tokens are expected to be accepted (`Plan.least`).
+too unlikely (`Plan.threshold`) or if too few of its tokens are expected to be accepted
+(`Plan.min_expected_accepted`).
 """
 
 from __future__ import annotations
@@ -62,8 +63,11 @@ class NgramIndex:
                 table[value] = (end, ends[0] if ends else 0)
 
     def _longest(self) -> tuple[int, int]:
-        """Find the longest n-gram at the end of the text that occurred before. Returns: its length, and the position
-        after its latest earlier occurrence; (0, 0) if there is none."""
+        """Find the longest n-gram at the end of the text that occurred before.
+
+        Returns:
+            Its length, and the position after its latest earlier occurrence; (0, 0) if there is none.
+        """
         for n in range(min(len(self._heads), len(self.text)), 0, -1):
             at = self._last[n - 1][self._hashes[n - 1]][1]
             if at:
@@ -72,7 +76,10 @@ class NgramIndex:
 
     def chance(self, shortest: int) -> float:
         """Return the chance that the longest present match predicts the next token correctly, from the counts so far.
-        Returns 0 if there is no match of at least `shortest` tokens."""
+
+        Returns:
+            0 if there is no match of at least `shortest` tokens.
+        """
         n, _ = self._longest()
         return self._right[n - 1] / self._told[n - 1] if n >= shortest else 0.0
 
@@ -80,7 +87,10 @@ class NgramIndex:
         """Return, for each of `length` copied tokens, the chance that it and all tokens before it are right.
 
         If a copied token is right, the match has become one token longer; so the next token has the chance of a match
-        of that length. Returns [] if there is no match of at least `shortest` tokens.
+        of that length.
+
+        Returns:
+            [] if there is no match of at least `shortest` tokens.
         """
         n, _ = self._longest()
         found, alive = list[float](), 1.0
@@ -113,13 +123,18 @@ class NgramIndex:
 @drafter("lookup")
 @final
 class Lookup:
-    """A drafter that copies from the prompt, from the encoder's input ids and from the new text. It has no weights,
-    fits every target and takes microseconds."""
+    """A drafter that copies from the prompt, from the encoder's input ids and from the new text.
+
+    It has no weights, fits every target and takes microseconds.
+
+    Args:
+        max_ngram: Longest n-gram, in tokens, that counts as a match.
+        min_ngram: Shortest n-gram, in tokens, that counts as a match.
+    """
 
     needs = Needs(may_stop_early=True)
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
-        """max_ngram, min_ngram: longest and shortest n-gram, in tokens, that counts as a match."""
         if min_ngram < 1:
             raise InputError(f"`min_ngram` must be at least 1, but is {min_ngram}. Use 1 for a match of one token.")
         if max_ngram < min_ngram:
@@ -160,8 +175,11 @@ class Lookup:
         memory[:] = [memory[index] for index in live.tolist()]
 
     def _tree(self, row: NgramIndex, plan: Plan) -> tuple[list[int], list[int]]:
-        """Draft a tree of copies for one batch row: after the longest match, and after shorter ones. Returns: tokens
-        and parents' indices of the nodes below the root; parent 0 is the root."""
+        """Draft a tree of copies for one batch row: after the longest match, and after shorter ones.
+
+        Returns:
+            Tokens and parents' indices of the nodes below the root; parent 0 is the root.
+        """
         depth = min(plan.depth, plan.nodes)
         matches = row.matches(self._shortest)[: 1 if plan.nodes <= depth else None]
         return merge_chains([row.copy(at, depth) for at in matches], plan.nodes)

@@ -66,13 +66,18 @@ class NetworkAdapter:
 @drafter("mtp", of_model=True, note="MTP: the model's own native head.")
 @final
 class Mtp:
-    """A drafter that uses the model's native head for multi-token prediction. It holds weights only; the state of a
-    `generate` call is in `MtpState`."""
+    """A drafter that uses the model's native head for multi-token prediction.
+
+    It holds weights only; the state of a `generate` call is in `MtpState`.
+
+    Args:
+        head: Transformers' `MtpModel` with one layer.
+        width: Maximum nodes of a tree level that get children.
+    """
 
     needs = Needs(layers=(-1,))
 
     def __init__(self, head: Any, width: int = DEFAULT_TREE_WIDTH) -> None:
-        """head: transformers' `MtpModel` with one layer. width: maximum nodes of a tree level that get children."""
         self.head, self.width = head.eval(), width
         self.embedding: nn.Module = head.embed_tokens
         self.network: Any = NetworkAdapter(head.shared_head.out_features)
@@ -81,8 +86,9 @@ class Mtp:
     def of(cls, model: PreTrainedModel) -> Mtp:
         """Load the head from the checkpoint that the model was loaded from.
 
-        Raises: InputError if transformers knows no head of this model, if the model has several, or if the head's
-            weights are not in the checkpoint.
+        Raises:
+            InputError: If transformers knows no head of this model, if the model has several, or if the head's weights
+                are not in the checkpoint.
         """
         config = model.config.get_text_config(decoder=True)
         count = getattr(config, "num_mtp_layers", None)
@@ -166,8 +172,11 @@ class Mtp:
         return self.head.shared_head(hidden)
 
     def _take_in(self, memory: MtpState) -> Tensor:
-        """Run the MTP head over the accepted tokens that it has not processed yet. Returns the head's hidden state (B,
-        1, H) at the last token of each batch row."""
+        """Run the MTP head over the accepted tokens that it has not processed yet.
+
+        Returns:
+            The head's hidden state (B, 1, H) at the last token of each batch row.
+        """
         if memory.drafted:
             memory.cache.crop(-memory.drafted)
             memory.drafted = 0
@@ -188,9 +197,14 @@ class Mtp:
     def run(self, memory: MtpState, tokens: Tensor, features: Tensor, positions: Tensor, sees: Tensor) -> Tensor:
         """Run the head over n tokens in each batch row, and add their keys and values to the cache.
 
-        tokens, positions: (B, n), token ids and position ids. features: (B, n, H), hidden states at the tokens before.
-        sees: (B, n, S + n) bool, which of the S cached and n new positions each token sees.
-        Returns: the head's hidden states (B, n, H).
+        Args:
+            tokens: (B, n), token ids.
+            positions: (B, n), position ids.
+            features: (B, n, H), hidden states at the tokens before.
+            sees: (B, n, S + n) bool, which of the S cached and n new positions each token sees.
+
+        Returns:
+            The head's hidden states (B, n, H).
         """
         embeds = self.embedding(tokens)
         mask = torch.zeros(sees.shape, dtype=embeds.dtype, device=embeds.device).masked_fill(~sees, -math.inf)
@@ -212,10 +226,15 @@ class MtpLevels(Levels):
         self.seen: Tensor | None = None  # (B, n, T) bool: which of the draft's T nodes the newest level's n nodes see
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """Run the head over one level of n nodes. Returns their hidden states (B, n, H).
+        """Run the head over one level of n nodes.
 
-        tokens: (B, n), the nodes' tokens. features: (B, n, H), hidden states of their parents. above: (B, n), indices
-            of the parents in the level above; None for children of the root.
+        Args:
+            tokens: (B, n), the nodes' tokens.
+            features: (B, n, H), hidden states of their parents.
+            above: (B, n), indices of the parents in the level above; None for children of the root.
+
+        Returns:
+            Their hidden states (B, n, H).
         """
         drafter, memory = cast(Mtp, self.drafter), cast(MtpState, self.memory)
         rows, size = tokens.shape

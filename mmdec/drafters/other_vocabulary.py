@@ -43,18 +43,24 @@ class OtherVocabularyState:
 
 @final
 class OtherVocabulary:
-    """A drafter that uses a small model with another tokenizer. It drafts chains, and reads text only, without special
-    tokens. It holds both tokenizers and the small model."""
+    """A drafter that uses a small model with another tokenizer.
+
+    It drafts chains, and reads text only, without special tokens. It holds both tokenizers and the small model.
+
+    Args:
+        model: The small model, as a `Target`.
+        tokenizer: The small model's tokenizer, of transformers.
+        target_tokenizer: The target's tokenizer, of transformers.
+        positions: Maximum number of tokens that the small model can read; None: unlimited.
+        size: The target's vocabulary size.
+
+    Raises:
+        InputError: If the tokenizer does not belong to the small model.
+    """
 
     def __init__(
         self, model: Target, tokenizer: Any, target_tokenizer: Any, positions: int | None = None, size: int = 2**31
     ) -> None:
-        """model: the small model, as a `Target`. tokenizer, target_tokenizer: transformers' tokenizers of the small
-        model and of the target. positions: maximum number of tokens that the small model can read; None: unlimited.
-        size: the target's vocabulary size.
-
-        Raises: InputError if the tokenizer does not belong to the small model.
-        """
         if len(tokenizer) > model.vocab_size:
             raise InputError(
                 f"`drafter` must have a tokenizer of at most {model.vocab_size} tokens, but its tokenizer has "
@@ -128,7 +134,7 @@ class OtherVocabulary:
         is refilled.
 
         Args:
-            read: each row's text as the small model's tokens.
+            read: Each row's text as the small model's tokens.
 
         Returns:
             False if the cache was refilled more than `RESTARTS` times; then drafting ends.
@@ -156,13 +162,13 @@ class OtherVocabulary:
         """Continue the rows' texts greedily with the small model.
 
         Args:
-            read: each row's text as the small model's tokens.
-            able: which rows to continue.
-            steps: maximum new tokens.
-            threshold: stop when the probability of the continuations, averaged over these rows, falls below this.
+            read: Each row's text as the small model's tokens.
+            able: Which rows to continue.
+            steps: Maximum new tokens.
+            threshold: Stop when the probability of the continuations, averaged over these rows, falls below this.
 
         Returns:
-            each row's new tokens.
+            Each row's new tokens.
         """
         added: list[list[int]] = [[] for _ in read]
         chances, going = [0.0] * len(read), list(able)
@@ -195,8 +201,10 @@ class OtherVocabulary:
     def _to_target_tokens(self, text: list[int], ids: list[int], new: list[int]) -> list[int]:
         """Return the target's tokens for a continuation; [] if a token would span the text's end.
 
-        text: the target's tokens so far. ids: the same text as the small model's tokens. new: the small model's tokens
-            of the continuation.
+        Args:
+            text: The target's tokens so far.
+            ids: The same text as the small model's tokens.
+            new: The small model's tokens of the continuation.
         """
         before = self._decode(self._tokenizer, ids)
         after = self._decode(self._tokenizer, ids + new).rstrip(UNDECODED)

@@ -8,7 +8,7 @@ An addition: if the last two or three tokens occurred before, the text after the
 SAM-Decoding, Hu et al. 2024). This happens if such copies have been right more often than best successors. How often
 copies and best successors were right is counted over the prompt and the new text. Successors are counted in groups, by
 the lead of the best logit over the second best. A chain ends where its next token is too unlikely (`Plan.threshold`). A
-chain is left out if too few of its tokens are expected to be accepted (`Plan.least`).
+chain is left out if too few of its tokens are expected to be accepted (`Plan.min_expected_accepted`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,11 @@ class Successors:
         return self._right[group] / self._told[group]
 
     def count(self, token: int, successor: int) -> None:
-        """Record whether the token's best successor was right. successor: the token that followed in the text."""
+        """Record whether the token's best successor was right.
+
+        Args:
+            successor: The token that followed in the text.
+        """
         if best := self.of(token)[:1]:
             group = self._groups.get(token, PROMPT)
             self._told[group] = FADE * self._told[group] + 1
@@ -80,8 +84,11 @@ class Successors:
         return successors
 
     def best(self, root: int, depth: int) -> tuple[list[int], list[float]]:
-        """Follow the best successors from `root` on, at most `depth` tokens. Returns: the tokens, and for each of them
-        the chance that it and all tokens before it are right."""
+        """Follow the best successors from `root` on, at most `depth` tokens.
+
+        Returns:
+            The tokens, and for each of them the chance that it and all tokens before it are right.
+        """
         chain, chances, alive = list[int](), list[float](), 1.0
         while len(chain) < depth and (best := self.of(root)[:1]):
             alive *= self.chance(root)
@@ -91,8 +98,11 @@ class Successors:
         return chain, chances
 
     def replace(self, token: int, successors: list[int], lead: float) -> None:
-        """Replace a token's successors. lead: the target's logit of the first successor minus that of the second, in
-        nats."""
+        """Replace a token's successors.
+
+        Args:
+            lead: The target's logit of the first successor minus that of the second, in nats.
+        """
         self._seen[token] = successors
         self._groups[token] = bisect(LEADS, lead)
 
@@ -103,14 +113,18 @@ class Successors:
 @drafter("recycling")
 @final
 class Recycling:
-    """A drafter that proposes trees of tokens that the target found likely after the same token earlier. It has no
-    weights; it may hold initial successors."""
+    """A drafter that proposes trees of tokens that the target found likely after the same token earlier.
+
+    It has no weights; it may hold initial successors.
+
+    Args:
+        warm: (V, 8) int64, initial successors (likely next tokens) of each token, the best first, -1 for none. None:
+            tokens begin without successors.
+    """
 
     needs = Needs(may_stop_early=True)
 
     def __init__(self, warm: Tensor | None = None) -> None:
-        """warm: (V, 8) int64, initial successors (likely next tokens) of each token, the best first, -1 for none. None:
-        tokens begin without successors."""
         if warm is not None and (warm.ndim != 2 or warm.shape[1] != MAX_SUCCESSORS or warm.is_floating_point()):
             raise InputError(
                 f"`warm` must be a (V, {MAX_SUCCESSORS}) matrix of token ids, but is {tuple(warm.shape)} {warm.dtype}. "
@@ -193,17 +207,20 @@ class Recycling:
 
 
 def _first(best: list[int], successors: list[int]) -> list[int]:
-    """Return the successors with one token moved to the front. best: a list of that token; [] leaves the order
-    unchanged."""
+    """Return the successors with one token moved to the front.
+
+    Args:
+        best: A list of that token; [] leaves the order unchanged.
+    """
     return [*best, *(token for token in successors if token not in best)]
 
 
 def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
     """Return how much of a chain to draft: up to the first token whose chance is below `plan.threshold`; [] if fewer
-    than `plan.least` tokens are expected to be accepted.
+    than `plan.min_expected_accepted` tokens are expected to be accepted.
 
     Args:
-        chances: for each token, the chance that it and all tokens before it are right.
+        chances: For each token, the chance that it and all tokens before it are right.
     """
     chances = [chance for chance in chances[: len(chain)] if chance >= plan.threshold]
     return chain[: len(chances)] if sum(chances) >= plan.min_expected_accepted else []
@@ -213,7 +230,8 @@ def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
 def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
     """Return the `nodes` likeliest nodes of a tree of successors, at most `depth` deep, the likeliest first.
 
-    Returns: for each node, the ranks along its path from the root; rank k is a token's k-th best successor, from 0.
+    Returns:
+        For each node, the ranks along its path from the root; rank k is a token's k-th best successor, from 0.
     """
     total = sum((rank + 1) ** -DECAY for rank in range(MAX_SUCCESSORS))
     chances = [HIT * (rank + 1) ** -DECAY / total for rank in range(MAX_SUCCESSORS)]

@@ -86,8 +86,8 @@ def drafter(
 
     Args:
         name: The name in `BUILT_IN`.
-        of_model: True: the class method `of(model)` makes the drafter from the loaded target model. False: the class
-            is called without arguments, unless there is a `loader`.
+        of_model: True: the class method `of(model)` makes the drafter from the loaded target model. False: the class is
+            called without arguments, unless there is a `loader`.
         loader: For a drafter with weights: dotted path of a function (folder: Path, model) -> drafter.
         published: Module that recognises the drafter's published folders.
         auto: Whether drafter="auto" and the demo look for a folder with its weights next to a model.
@@ -146,15 +146,19 @@ def register_drafter(
 
     A second call with the same name replaces the first.
 
-    name: letters, digits, "_" and "-"; not the name of a built-in drafter.
-    factory: a class or function without arguments that makes the drafter, or its dotted path "package.module:Class".
-    loader: for a drafter with weights: a function (folder: Path, model) -> drafter, or its dotted path. The folder's
-        config.json holds {"system": name}.
-    auto: whether drafter="auto" and the demo look for this drafter's folder next to a language model, with or without
-        images, after the built-in drafters. Default False. Needs `loader`.
-    note: one line on how it drafts, which the demo shows. Default "".
-    Raises: InputError if the name is malformed or built in, if neither `factory` nor `loader` is given, if one of them
-        is neither callable nor a dotted path, or if `auto` is given without `loader`.
+    Args:
+        name: Letters, digits, "_" and "-"; not the name of a built-in drafter.
+        factory: A class or function without arguments that makes the drafter, or its dotted path
+            "package.module:Class".
+        loader: For a drafter with weights: a function (folder: Path, model) -> drafter, or its dotted path. The
+            folder's config.json holds {"system": name}.
+        auto: Whether drafter="auto" and the demo look for this drafter's folder next to a language model, with or
+            without images, after the built-in drafters. Default False. Needs `loader`.
+        note: One line on how it drafts, which the demo shows. Default "".
+
+    Raises:
+        InputError: If the name is malformed or built in, if neither `factory` nor `loader` is given, if one of them is
+            neither callable nor a dotted path, or if `auto` is given without `loader`.
     """
     if not _is_text(name) or not NAME.fullmatch(name):
         raise InputError(f"`name` must be letters, digits, _ and -, but is {show(name)}. Choose a short name.")
@@ -218,10 +222,10 @@ def network_class(system: str) -> type[DraftNetwork]:
     """Return the network class of a built-in drafter. The attribute `config_class` is the class of its configuration.
 
     Args:
-        system: name of a drafter with weights, such as "eagle"; not "medusa" or "ctc".
+        system: Name of a drafter with weights, such as "eagle"; not "medusa" or "ctc".
 
     Raises:
-        InputError: for any other name.
+        InputError: For any other name.
     """
     entry = _built_in(system) if system in BUILT_IN else None
     if entry is None or entry.network is None:
@@ -233,9 +237,12 @@ def network_class(system: str) -> type[DraftNetwork]:
 def make_drafter(name: str) -> Drafter:
     """Make a drafter from a registered name or a dotted path.
 
-    name: a registered name, or "package.module:Class" of a class that needs no arguments.
-    Raises: InputError if a drafter of this name needs a folder or a loaded model, if there is no such drafter, or if
-        its class needs arguments.
+    Args:
+        name: A registered name, or "package.module:Class" of a class that needs no arguments.
+
+    Raises:
+        InputError: If a drafter of this name needs a folder or a loaded model, if there is no such drafter, or if its
+            class needs arguments.
     """
     entry = drafter_entry(name)
     if entry is not None and entry.of_model is not None:
@@ -278,8 +285,14 @@ def is_dotted(text: str) -> bool:
 
 
 def import_dotted(path: str, argument: str = "drafter") -> Any:
-    """Import the object at the dotted path "package.module:Class". Raises InputError if that fails. argument: name of
-    the caller's argument, for the error message."""
+    """Import the object at the dotted path "package.module:Class".
+
+    Args:
+        argument: Name of the caller's argument, for the error message.
+
+    Raises:
+        InputError: If that fails.
+    """
     module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)

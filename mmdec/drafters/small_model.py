@@ -81,11 +81,25 @@ class SmallModelState:
 
 @final
 class SmallModel:
-    """A drafter that uses a small model with the target's vocabulary. It holds the small model only; the state of a
-    `generate` call is in `SmallModelState`.
+    """A drafter that uses a small model with the target's vocabulary.
+
+    It holds the small model only; the state of a `generate` call is in `SmallModelState`.
 
     Placeholders of images or sound that the small model cannot read are left out of its input. It drafts nothing beyond
     its maximum number of positions, after a token outside its vocabulary, or if it needs encoder states and has none.
+
+    Args:
+        model: The small model, as a `Target`.
+        width: Maximum nodes of a tree level that get children.
+        memory: Whether the small model reads hidden states of an encoder: the target's encoder, or its own.
+        positions: Its maximum number of positions; None: unlimited.
+        images: Whether it reads the images of the target's prompt.
+        columns: Whether it needs a separate position id for each node of a tree; it then drafts chains only.
+        encode: Its own encoder: input features -> hidden states, or None if it cannot read the features. Used if the
+            target's hidden states have another size.
+
+    Raises:
+        InputError: If `width` is below 1.
     """
 
     def __init__(
@@ -98,15 +112,6 @@ class SmallModel:
         columns: bool = False,
         encode: Callable[[Tensor], Tensor | None] | None = None,
     ) -> None:
-        """model: the small model, as a `Target`. width: maximum nodes of a tree level that get children.
-        memory: whether the small model reads hidden states of an encoder: the target's encoder, or its own.
-        positions: its maximum number of positions; None: unlimited.
-        images: whether it reads the images of the target's prompt.
-        columns: whether it needs a separate position id for each node of a tree; it then drafts chains only.
-        encode: its own encoder: input features -> hidden states, or None if it cannot read the features. Used if the
-            target's hidden states have another size.
-        Raises: InputError if `width` is below 1.
-        """
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self._model, self._width, self._positions, self._images = model, width, positions, images
@@ -142,8 +147,13 @@ class SmallModel:
             )
 
     def start(self, context: Context) -> SmallModelState:
-        """Run the small model over the prompt. Returns the drafter's state. If the small model cannot read the prompt,
-        nothing is drafted in this `generate` call."""
+        """Run the small model over the prompt.
+
+        If the small model cannot read the prompt, nothing is drafted in this `generate` call.
+
+        Returns:
+            The drafter's state.
+        """
         if self._images:
             try:
                 memory = self._run_prompt(context, context.mask, (context.media and context.media.inputs) or {})
@@ -154,8 +164,14 @@ class SmallModel:
         return self._run_prompt(context, context.text_mask, {}) or SmallModelState(None, [[] for _ in context.tokens])
 
     def _run_prompt(self, context: Context, mask: Tensor, images: Mapping[str, Any]) -> SmallModelState | None:
-        """Run the small model over the prompt tokens where `mask` (B, P) is True. images: the processor's outputs for
-        images, or empty. Returns None if the small model cannot read the prompt."""
+        """Run the small model over the prompt tokens where `mask` (B, P) is True.
+
+        Args:
+            images: The processor's outputs for images, or empty.
+
+        Returns:
+            None if the small model cannot read the prompt.
+        """
         lengths, tokens = mask.sum(1).tolist(), context.tokens.masked_fill(~mask, 0)
         # a decoder that reads an encoder counts padding as positions, too
         encoder = context.encoder
@@ -259,8 +275,11 @@ class SmallModel:
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 
     def _ingest(self, memory: SmallModelState) -> Tensor:
-        """Run the small model over the accepted tokens that its cache lacks. Returns the logits (B, 1, V) after the
-        last one."""
+        """Run the small model over the accepted tokens that its cache lacks.
+
+        Returns:
+            The logits (B, 1, V) after the last one.
+        """
         firsts = torch.tensor([row[0] for row in memory.pending], device=self._model.device)
         logits = self._model.score(memory.session, chain_drafts(firsts, [row[1:] for row in memory.pending])).logits
         memory.scored = [{(node, token): node + 1 for node, token in enumerate(row[1:])} for row in memory.pending]
@@ -275,12 +294,17 @@ class SmallModel:
         expanded: list[list[int]],
         frontier: list[list[int]],
     ) -> Tensor:
-        """Run the small model over all nodes so far that get children. First it removes the nodes of the previous pass
-        from the cache; accepted text stays.
+        """Run the small model over all nodes so far that get children.
 
-        roots: (B,), each batch row's last token. expanded: for each row, the nodes to process. frontier: for each row,
-            the newest level's nodes, the last of `expanded`.
-        Returns: logits (B, L, V) after the L nodes of the frontier.
+        First it removes the nodes of the previous pass from the cache; accepted text stays.
+
+        Args:
+            roots: (B,), each batch row's last token.
+            expanded: For each row, the nodes to process.
+            frontier: For each row, the newest level's nodes, the last of `expanded`.
+
+        Returns:
+            Logits (B, L, V) after the L nodes of the frontier.
         """
         self._commit(memory, [list(range(len(row) - 1)) for row in memory.pending])
         memory.pending = [row[-1:] for row in memory.pending]
@@ -305,8 +329,13 @@ class SmallModel:
 
 
 def keep_columns(model: Target, session: Any, paths: list[list[int]]) -> None:
-    """Keep the cache entries of the last pass's nodes `paths[r]` in row r, and drop those of its other nodes. An empty
-    path keeps none, not even the root. session: the model's decoding state, which holds the cache."""
+    """Keep the cache entries of the last pass's nodes `paths[r]` in row r, and drop those of its other nodes.
+
+    An empty path keeps none, not even the root.
+
+    Args:
+        session: The model's decoding state, which holds the cache.
+    """
     width = max(1, *map(len, paths))
     path = torch.tensor([row + [-1] * (width - len(row)) for row in paths], device=model.device)
     none = torch.zeros_like(path[:, 0])
@@ -317,11 +346,11 @@ def _best(trees: list[GrowingTree], frontier: list[list[int]], logits: Tensor, w
     """Add the `width` likeliest children of each node of the newest level to the trees.
 
     Args:
-        frontier: for each batch row, the newest level's nodes.
+        frontier: For each batch row, the newest level's nodes.
         logits: (B, L, V), after these nodes.
 
     Returns:
-        for each row, the `width` new nodes with the highest log-probability of the path.
+        For each row, the `width` new nodes with the highest log-probability of the path.
     """
     top = logits.float().topk(min(width, logits.shape[-1]), dim=-1)
     # at most 0: by rounding, a child could otherwise be likelier than its parent
@@ -344,15 +373,20 @@ def draw_children(
     counts: list[int],
     generator: torch.Generator | None,
 ) -> list[list[int]]:
-    """Sample children of the newest level's nodes without replacement, and add them to the trees. Children go to the
-    nodes where acceptance is likeliest.
+    """Sample children of the newest level's nodes without replacement, and add them to the trees.
+
+    Children go to the nodes where acceptance is likeliest.
 
     Sorting p / Exp(1) gives a sequence of draws without replacement. Whether a node gets one more child depends only on
     its earlier children.
 
-    frontier: for each batch row, the newest level's nodes. probs: (B, L, V), distributions of their children. counts:
-        for each row, how many children to add in all.
-    Returns: for each row, the new nodes.
+    Args:
+        frontier: For each batch row, the newest level's nodes.
+        probs: (B, L, V), distributions of their children.
+        counts: For each row, how many children to add in all.
+
+    Returns:
+        For each row, the new nodes.
     """
     most = min(max(counts), probs.shape[-1])
     noise = torch.empty_like(probs).exponential_(generator=generator)
@@ -381,11 +415,15 @@ def draw_children(
 def child_distributions(
     probs: Tensor, columns: list[dict[int, int]], chosen: list[list[int]], vocab_size: int
 ) -> Tensor:
-    """Return the distributions (B, N, vocab_size) from which the children of the drafted nodes were sampled; 0 for
-    nodes without children.
+    """Return the distributions (B, N, vocab_size) from which the drafted nodes' children were sampled.
 
-    probs: (B, M, V), all distributions. columns: for each row: node -> its index among the M. chosen: for each row, the
-        drafted nodes without the root. vocab_size: the target's, at least V; the rest is 0.
+    Nodes without children have 0.
+
+    Args:
+        probs: (B, M, V), all distributions.
+        columns: For each row: node -> its index among the M.
+        chosen: For each row, the drafted nodes without the root.
+        vocab_size: The target's, at least V; the rest is 0.
     """
     batch, count, size = probs.shape
     padded = torch.nn.functional.pad(probs, (0, max(vocab_size - size, 0), 0, 1))

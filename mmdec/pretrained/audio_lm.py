@@ -51,8 +51,12 @@ class LoadedAudioLm:
     checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that passed the check for this model
 
     def __post_init__(self) -> None:
-        """Check the processor. Raises InputError if it belongs to another model, expects a sample rate other than 16
-        kHz, or has no chat template (Voxtral needs none)."""
+        """Check the processor.
+
+        Raises:
+            InputError: If it belongs to another model, expects a sample rate other than 16 kHz, or has no chat template
+                (Voxtral needs none).
+        """
         template = not type(self.model).__name__.startswith(VOXTRAL)
         check_processor(self.model, self.processor, "audio", f"Use one of {', '.join(AUDIO_FAMILY_NAMES)}.", template)
         rate = getattr(self.extractor, "sampling_rate", SAMPLE_RATE)
@@ -99,7 +103,11 @@ class LoadedAudioLm:
         return "tokenize" in self.requests
 
     def check(self, samples: Tensor) -> Tensor:
-        """Return the samples (T,). Raises InputError if they are longer than `most_seconds`."""
+        """Return the samples (T,).
+
+        Raises:
+            InputError: If they are longer than `max_seconds`.
+        """
         most, seconds = self.max_seconds, len(samples) / SAMPLE_RATE
         if most is not None and seconds > most:
             raise InputError(
@@ -109,10 +117,15 @@ class LoadedAudioLm:
         return samples
 
     def _texts(self, prompt: str | None, named: Mapping[str, Any], count: int) -> list[str]:
-        """Write the prompt of each recording as text, with one placeholder for the audio. Returns: the prompts.
+        """Write the prompt of each recording as text, with one placeholder for the audio.
 
-        prompt: the instruction; None: the processor's own, else `REQUEST`. named: {"language": the language of each
-            recording}, or {} if the model shall detect the languages. count: number of recordings.
+        Args:
+            prompt: The instruction; None: the processor's own, else `DEFAULT_INSTRUCTION`.
+            named: {"language": the language of each recording}, or {} if the model shall detect the languages.
+            count: Number of recordings.
+
+        Returns:
+            The prompts.
         """
         processor: Any = self.processor
         asked, mark = prompt or DEFAULT_INSTRUCTION, processor.audio_token
@@ -144,11 +157,16 @@ class LoadedAudioLm:
     def inputs(
         self, recordings: Sequence[Tensor], prompt: str | None = None, languages: Sequence[str | None] | None = None
     ) -> dict[str, Any]:
-        """Make the inputs with which `generate` transcribes recordings (T,). Prompts are padded on the left.
+        """Make the inputs with which `generate` transcribes recordings (T,).
 
-        prompt: the instruction; None: the processor's own, else `REQUEST`. languages: each recording's language (None:
-            the model detects it); None: the model detects all languages.
-        Raises: InputError if the processor rejects a recording.
+        Prompts are padded on the left.
+
+        Args:
+            prompt: The instruction; None: the processor's own, else `DEFAULT_INSTRUCTION`.
+            languages: Each recording's language (None: the model detects it); None: the model detects all languages.
+
+        Raises:
+            InputError: If the processor rejects a recording.
         """
         processor: Any = self.processor
         sounds, begin = [samples.numpy() for samples in recordings], self.tokenizer.bos_token
@@ -198,12 +216,18 @@ def load_audio_lm(
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LoadedAudioLm:
-    """Load an audio language model. It is loaded once for each folder, device and dtype; later calls return the same
-    object.
+    """Load an audio language model.
 
-    model: a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of the weights.
-    Raises: InputError if there is no such model, a package that its processor needs is missing, or its files are
-        damaged, not safetensors, or outside its folder.
+    It is loaded once for each folder, device and dtype; later calls return the same object.
+
+    Args:
+        model: A directory or a hub id.
+        device: None: a GPU if there is one, else the CPU.
+        dtype: Dtype of the weights.
+
+    Raises:
+        InputError: If there is no such model, a package that its processor needs is missing, or its files are damaged,
+            not safetensors, or outside its folder.
     """
     directory = find_model(model, None, LANGUAGE_MODEL_FILES)
     name, checked = audio_family(directory), check_device(device)

@@ -59,18 +59,23 @@ def load_drafter(
     Load the drafter once and pass it to `generate`, `stream`, `speculate`, `transcribe` or `describe`. The drafter
     holds weights only, so several calls may share it.
 
-    folder: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). The folder may be in
-        mmdec's own format (its config.json has the drafter's name, {"system": "medusa", ...}), or in a published one:
-        EAGLE-1, -2 and -3, P-EAGLE, DFlash, MSD, ViSpec, Medusa. It may also hold a smaller language model, whose
-        tokenizer may differ from the target's.
-    model: the loaded target model.
-    argument: the name of `folder` in error messages. Default "folder".
-    revision: branch, tag or commit of a hub id. Default: the main branch.
-    token: access token for a private or gated hub id. Default: that of `hf auth login`.
-    tokenizer: the target's tokenizer; it is needed if the drafter is a smaller model with another vocabulary. Default
-        None: the one in the target's folder.
-    Returns: the drafter.
-    Raises: InputError if the folder holds no drafter, a file is damaged, or the drafter belongs to another model.
+    Args:
+        folder: A directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). The folder may be
+            in mmdec's own format (its config.json has the drafter's name, {"system": "medusa", ...}), or in a published
+            one: EAGLE-1, -2 and -3, P-EAGLE, DFlash, MSD, ViSpec, Medusa. It may also hold a smaller language model,
+            whose tokenizer may differ from the target's.
+        model: The loaded target model.
+        argument: The name of `folder` in error messages. Default "folder".
+        revision: Branch, tag or commit of a hub id. Default: the main branch.
+        token: Access token for a private or gated hub id. Default: that of `hf auth login`.
+        tokenizer: The target's tokenizer; it is needed if the drafter is a smaller model with another vocabulary.
+            Default None: the one in the target's folder.
+
+    Returns:
+        The drafter.
+
+    Raises:
+        InputError: If the folder holds no drafter, a file is damaged, or the drafter belongs to another model.
     """
     fetching = {name: value for name, value in (("revision", revision), ("token", token)) if value is not None}
     path = drafter_by_name(folder, argument, fetching) or check_path(argument, folder, "Name the drafter's folder.")
@@ -117,11 +122,17 @@ def _entry_loader(entry: Entry, argument: str) -> Loader:
 
 
 def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, card: str | None = None) -> Path:
-    """Write the folder of a draft network: config.json, model.safetensors and the model card. If writing fails, no
-    folder is left.
+    """Write the folder of a draft network: config.json, model.safetensors and the model card.
 
-    network: a draft network. directory: the new folder. card: text of README.md.
-    Raises: InputError if the directory exists and is not empty.
+    If writing fails, no folder is left.
+
+    Args:
+        network: A draft network.
+        directory: The new folder.
+        card: Text of README.md.
+
+    Raises:
+        InputError: If the directory exists and is not empty.
     """
     target = new_folder(directory)
     with atomic_folder(target) as fresh:
@@ -142,11 +153,14 @@ def convert(
 ) -> Path:
     """Load a published draft network and save it in mmdec's format.
 
-    source: a folder in a published format. (`mmdec.load_drafter` accepts such a folder without conversion, too.)
-    directory: the new folder, written atomically.
-    system: the drafter's name; needed for an EAGLE whose target reads images, because its files look like an MSD's.
-    vocab_size: the target's vocabulary size, if the target's embedding was enlarged after the drafter's training.
-    Raises: InputError for DSpark, FLASH and any other format that is not supported.
+    Args:
+        source: A folder in a published format. (`mmdec.load_drafter` accepts such a folder without conversion, too).
+        directory: The new folder, written atomically.
+        system: The drafter's name; needed for an EAGLE whose target reads images, because its files look like an MSD's.
+        vocab_size: The target's vocabulary size, if the target's embedding was enlarged after the drafter's training.
+
+    Raises:
+        InputError: For DSpark, FLASH and any other format that is not supported.
     """
     folder = Path(source)
     if not (folder / CONFIG_FILE).is_file():
@@ -162,11 +176,15 @@ def convert(
 
 
 def read_network(directory: str | os.PathLike[str], target_tokens: int | None = None) -> DraftNetwork:
-    """Load a draft network on the CPU, without its target. A network in mmdec's format is loaded in float32, a
-    published network in the file's precision.
+    """Load a draft network on the CPU, without its target.
 
-    target_tokens: the target's vocabulary size, for a published folder that does not contain this number.
-    Raises: InputError if the folder holds no draft network, or a file is damaged.
+    A network in mmdec's format is loaded in float32, a published network in the file's precision.
+
+    Args:
+        target_tokens: The target's vocabulary size, for a published folder that does not contain this number.
+
+    Raises:
+        InputError: If the folder holds no draft network, or a file is damaged.
     """
     folder = check_path("directory", directory, "Name a folder.")
     file = folder / CONFIG_FILE
@@ -194,8 +212,9 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
 def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> DraftNetwork:
     """Load a draft network for a target model, on the target's device and in the target's precision.
 
-    Raises: InputError if a file is damaged, or the network belongs to another model (with other channels, tokens or
-        layers).
+    Raises:
+        InputError: If a file is damaged, or the network belongs to another model (with other channels, tokens or
+            layers).
     """
     shape = model.config.get_text_config(decoder=True)
     network = read_network(directory, shape.vocab_size)
@@ -256,7 +275,11 @@ def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> 
 
 
 def published_card(network: DraftNetwork, folder: Path) -> str:
-    """Return the text of the model card for a published network. folder: the folder that the network was read from."""
+    """Return the text of the model card for a published network.
+
+    Args:
+        folder: The folder that the network was read from.
+    """
     config, entry = network.config, drafter_entry(network.system)
     name = network.system if entry is None else entry.note.partition(":")[0]
     text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "
@@ -266,7 +289,11 @@ def published_card(network: DraftNetwork, folder: Path) -> str:
 
 
 def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:
-    """Return the text of a model card, which names the target. reads_images: whether the target reads images."""
+    """Return the text of a model card, which names the target.
+
+    Args:
+        reads_images: Whether the target reads images.
+    """
     config = network.config
     count = sum(weight.numel() for weight in network.parameters())
     text = (

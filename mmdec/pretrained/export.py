@@ -46,15 +46,20 @@ def export_drafter(
 ) -> Path:
     """Write a drafter's folder for other engines.
 
-    source: a drafter's folder in mmdec's or a published format, a hub id, or "<model>/<drafter>" for a shipped one.
-    directory: the new folder. If writing fails, no folder is left.
-    to: "speculators" (vLLM, mlx-vlm) or "flat" (SGLang, llama.cpp).
-    model: the target: a directory, a shipped name or a hub id. Default: the one that the drafter was trained for.
-    num_speculative_tokens: number of tokens that an engine drafts in a round; only for "speculators". Default: 3; for a
-        DFlash, as many as its block drafts.
-    Returns: the folder.
-    Raises: InputError if no engine reads the network, if the format cannot describe it, or if the network belongs to
-        another target.
+    Args:
+        source: A drafter's folder in mmdec's or a published format, a hub id, or "<model>/<drafter>" for a shipped one.
+        directory: The new folder. If writing fails, no folder is left.
+        to: "speculators" (vLLM, mlx-vlm) or "flat" (SGLang, llama.cpp).
+        model: The target: a directory, a shipped name or a hub id. Default: the one that the drafter was trained for.
+        num_speculative_tokens: Number of tokens that an engine drafts in a round; only for "speculators". Default: 3;
+            for a DFlash, as many as its block drafts.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: If no engine reads the network, if the format cannot describe it, or if the network belongs to
+            another target.
     """
     if to not in LAYOUTS:
         raise InputError(f"`to` must be one of {', '.join(LAYOUTS)}, but is {to!r:.60}. Choose one.")
@@ -94,8 +99,14 @@ def export_drafter(
 
 
 def _find_target(network: DraftNetwork, model: str | os.PathLike[str] | None) -> ExportTarget:
-    """Find the target model and check its sizes. model: a directory, shipped name or hub id; None: the model that the
-    network was trained for. Raises InputError if the model is not found or does not fit the network."""
+    """Find the target model and check its sizes.
+
+    Args:
+        model: A directory, shipped name or hub id; None: the model that the network was trained for.
+
+    Raises:
+        InputError: If the model is not found or does not fit the network.
+    """
     named = os.fspath(model) if model is not None else network.config.target
     known = named and (Path(named).is_dir() or named in shipped_names(None) or HUB_ID.fullmatch(named))
     if model is None and not known:

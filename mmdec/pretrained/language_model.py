@@ -57,9 +57,14 @@ def load_language_model(
 ) -> LoadedLanguageModel:
     """Load a language model and its tokenizer.
 
-    model: a directory or hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of the weights.
-        fetching: options of huggingface_hub's `snapshot_download`.
-    Raises: InputError if there is no such model, its files are damaged or not safetensors, or it has no tokenizer.
+    Args:
+        model: A directory or hub id.
+        device: None: a GPU if there is one, else the CPU.
+        dtype: Dtype of the weights.
+        fetching: Options of huggingface_hub's `snapshot_download`.
+
+    Raises:
+        InputError: If there is no such model, its files are damaged or not safetensors, or it has no tokenizer.
     """
     directory = find_model(model, None, LANGUAGE_MODEL_FILES, fetching)
     torch_device = check_device(device)
@@ -81,8 +86,11 @@ def is_language_model(directory: Path) -> bool:
 
 
 def read_language_model(directory: Path, argument: str = "model") -> PreTrainedModel:
-    """Load the language model in a directory, in float32 on the CPU. Raises InputError for damaged files, and for
-    another kind of model."""
+    """Load the language model in a directory, in float32 on the CPU.
+
+    Raises:
+        InputError: For damaged files, and for another kind of model.
+    """
     config_type = config_class(directory)
     if config_type is None or config_type not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise InputError(
@@ -98,8 +106,13 @@ def read_network(
 ) -> PreTrainedModel:
     """Load the model in a folder, in float32 on the CPU, in evaluation mode.
 
-    config_type, network: transformers' classes of configuration and model. what: the kind of model in words, for
-        errors. Raises: InputError if a file is damaged.
+    Args:
+        config_type: Class of the configuration in transformers.
+        network: Class of the model in transformers.
+        what: The kind of model in words, for errors.
+
+    Raises:
+        InputError: If a file is damaged.
     """
     settings = read_settings(directory / "config.json", argument)
     with report_damage(f"`{argument}` must be a whole {what}, but '{directory}' is damaged or of another version"):
@@ -114,7 +127,11 @@ def read_network(
 
 
 def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer of a model's folder; None if there is none. Raises InputError if it is damaged."""
+    """Return the tokenizer of a model's folder; None if there is none.
+
+    Raises:
+        InputError: If it is damaged.
+    """
     if directory is None or not any((directory / name).is_file() for name in TOKENIZER_MARKERS):
         return None
     with report_damage(f"`model` must have a whole tokenizer, but that in '{directory}' is damaged"):

@@ -32,10 +32,13 @@ class PlainText:
 
     Special are the added tokens that the tokenizer calls so, those that the chat template writes, and the placeholders
     of the processor.
+
+    Args:
+        tokenizer: Of the model.
+        processor: Of the model; None: it has none, and all added tokens are special.
     """
 
     def __init__(self, tokenizer: Any, processor: Any = None) -> None:
-        """tokenizer: of the model. processor: of the model; None: it has none, and all added tokens are special."""
         self._tokenizer, self._processor = tokenizer, processor
         self._reader: Any = None  # made at the first text with a special token, because large tokenizers take seconds
         self._spelt: dict[str, bool] = {}  # special token -> whether text cannot have it
@@ -54,11 +57,15 @@ class PlainText:
         }
 
     def hide(self, texts: Sequence[str], argument: str = "prompt") -> list[str]:
-        """Return a caller's texts with the special tokens in them hidden, from template and processor alike. Texts may
-        stand behind each other in the prompt, so tokens that only all of them together spell are hidden, too.
+        """Return a caller's texts with the special tokens in them hidden, from template and processor alike.
 
-        argument: the name of the texts, for the message. Raises: InputError for a token that this tokenizer cannot read
-            as text.
+        Texts may stand behind each other in the prompt, so tokens that only all of them together spell are hidden, too.
+
+        Args:
+            argument: The name of the texts, for the message.
+
+        Raises:
+            InputError: For a token that this tokenizer cannot read as text.
         """
 
         def hidden(found: re.Match[str]) -> str:
@@ -85,7 +92,11 @@ class PlainText:
         return text.translate(self._restored)
 
     def encode(self, text: str) -> list[int]:
-        """Return a caller's text as token ids, without any special token. Raises InputError as `hide` does."""
+        """Return a caller's text as token ids, without any special token.
+
+        Raises:
+            InputError: As `hide` does.
+        """
         return self.reader(self.hide([text]), add_special_tokens=False)["input_ids"][0]
 
     @property

@@ -37,8 +37,11 @@ MAX_FOREIGN_SHARE = 0.01
 
 
 def small_target(network: PreTrainedModel) -> HfTarget:
-    """Wrap the smaller model in an `HfTarget`, which computes its forward passes. Raises InputError if this kind of
-    model cannot draft."""
+    """Wrap the smaller model in an `HfTarget`, which computes its forward passes.
+
+    Raises:
+        InputError: If this kind of model cannot draft.
+    """
     try:
         return target_of(network)
     except InputError as error:
@@ -50,10 +53,17 @@ def small_drafter(
 ) -> Drafter:
     """Make a drafter from a smaller model.
 
-    network: the smaller model. model: the target model. tokenizer, target_tokenizer: the tokenizers of both. Default
-        None: those in the folders that the models were loaded from.
-    Returns: a `SmallModel`, or an `OtherVocabulary` if the tokenizers differ.
-    Raises: InputError if the vocabularies do not fit and a tokenizer is missing.
+    Args:
+        network: The smaller model.
+        model: The target model.
+        tokenizer: The small model's tokenizer. Default None: the one in the folder that it was loaded from.
+        target_tokenizer: The target's tokenizer. Default None: the one in the folder that it was loaded from.
+
+    Returns:
+        A `SmallModel`, or an `OtherVocabulary` if the tokenizers differ.
+
+    Raises:
+        InputError: If the vocabularies do not fit and a tokenizer is missing.
     """
     small, size = small_target(network), model.config.get_text_config(decoder=True).vocab_size
     if not small.reads_encoder:
@@ -76,9 +86,10 @@ def small_drafter(
 def load_small_model(folder: Path, model: PreTrainedModel, target_tokenizer: Any = None) -> Drafter:
     """Load a smaller model from a folder and make it a drafter, on the target's device and in its precision.
 
-    folder: holds a language model; for an encoder-decoder target, one of the target's own class.
-    model: the target. target_tokenizer: the target's tokenizer; None: the one in the folder that the target was loaded
-        from.
+    Args:
+        folder: Holds a language model; for an encoder-decoder target, one of the target's own class.
+        model: The target.
+        target_tokenizer: The target's tokenizer; None: the one in the folder that the target was loaded from.
     """
     network: Any
     config_type = config_class(folder)
@@ -109,10 +120,14 @@ def _read_tokenizer(folder: Path | None, source: str) -> Any:
 
 
 def _differ(network: PreTrainedModel, model: PreTrainedModel, own: Any, theirs: Any) -> bool:
-    """Return whether the vocabularies differ: more than the share `FOREIGN` of the small model's tokens have another
-    id, or none, in the target's vocabulary.
+    """Return whether the vocabularies differ.
 
-    own, theirs: the small model's and the target's tokenizer.
+    They do if more than the share `MAX_FOREIGN_SHARE` of the small model's tokens have another id, or none, in the
+    target's vocabulary.
+
+    Args:
+        own: The small model's tokenizer.
+        theirs: The target's tokenizer.
     """
     with _lock:
         known = _known.setdefault(network, WeakKeyDictionary())

@@ -70,7 +70,11 @@ class LoadedVlm:
     familiar: FamiliarPictures | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Check the processor. Raises InputError if it belongs to another model or has no chat template."""
+        """Check the processor.
+
+        Raises:
+            InputError: If it belongs to another model or has no chat template.
+        """
         check_processor(self.model, self.processor, "image", "Use a LLaVA or a Qwen-VL.")
 
     @property
@@ -92,8 +96,10 @@ class LoadedVlm:
 def check_processor(model: PreTrainedModel, processor: Any, kind: str, remedy: str, template: bool = True) -> None:
     """Raise InputError if the processor belongs to another model or has no chat template.
 
-    kind: what the model reads: "image" or "audio". remedy: which models to use, for the message. template: whether a
-        chat template is required.
+    Args:
+        kind: What the model reads: "image" or "audio".
+        remedy: Which models to use, for the message.
+        template: Whether a chat template is required.
     """
     token: int | None = getattr(model.config, f"{kind}_token_id", None)
     mark: str | None = getattr(processor, f"{kind}_token", None)
@@ -146,12 +152,17 @@ def load_vlm(
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LoadedVlm:
-    """Load a vision-language model. It is loaded once for each folder, device and dtype; later calls return the same
-    object.
+    """Load a vision-language model.
 
-    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of
-        the weights.
-    Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
+    It is loaded once for each folder, device and dtype; later calls return the same object.
+
+    Args:
+        model: A shipped name, a directory or a hub id.
+        device: None: a GPU if there is one, else the CPU.
+        dtype: Dtype of the weights.
+
+    Raises:
+        InputError: If there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
     directory = find_model(model, SHIPPED_MODEL_TYPE, VLM_FILES)
     torch_device = check_device(device)
@@ -160,8 +171,11 @@ def load_vlm(
 
 
 def read_model(directory: Path) -> PreTrainedModel:
-    """Load the model in a directory, in float32 on the CPU. Raises InputError if files are damaged or outside the
-    directory."""
+    """Load the model in a directory, in float32 on the CPU.
+
+    Raises:
+        InputError: If files are damaged or outside the directory.
+    """
     return read_network(directory, *_types(directory), "vision-language model")
 
 
@@ -185,10 +199,12 @@ def reads_images(directory: Path) -> bool:
 
 
 def read_processor(directory: Path) -> ProcessorMixin:
-    """Load the processor in a directory. If torchvision is missing, the processor is loaded without its video
-    processor, where possible.
+    """Load the processor in a directory.
 
-    Raises: InputError if the processor is damaged, or needs a package that is not installed.
+    If torchvision is missing, the processor is loaded without its video processor, where possible.
+
+    Raises:
+        InputError: If the processor is damaged, or needs a package that is not installed.
     """
     with report_damage(
         f"`model` must have a whole tokenizer and image processor, but those in '{directory}' are damaged"

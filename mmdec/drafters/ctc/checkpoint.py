@@ -43,9 +43,10 @@ SYSTEM = "ctc"
 class CtcTokenIds:
     """The ids of the model's tokens that the drafter needs.
 
-    base: the model's name. languages: ids of the tokens of the languages that the head was trained for; empty: all
-        languages.
-    refused: ids of prompt tokens with which nothing is drafted, such as a task whose text is in another language.
+    Args:
+        base: The model's name.
+        languages: Ids of the tokens of the languages that the head was trained for; empty: all languages.
+        refused: Ids of prompt tokens with which nothing is drafted, such as a task whose text is in another language.
     """
 
     first_time: int  # id of the timestamp token <|0.00|>
@@ -71,10 +72,10 @@ def save_ctc(
     """Write the folder of a CTC head that drafts. If writing fails, no folder is left.
 
     Args:
-        head: the trained head.
-        pieces: the head's vocabulary.
-        tokens: the model's token ids.
-        trained: the head's training data in words, for the model card.
+        head: The trained head.
+        pieces: The head's vocabulary.
+        tokens: The model's token ids.
+        trained: The head's training data in words, for the model card.
     """
     target = new_folder(directory)
     with atomic_folder(target) as fresh:
@@ -93,7 +94,8 @@ def save_ctc(
 def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
     """Load a CTC drafter for a model, on the model's device and in the model's precision.
 
-    Raises: InputError if the folder is damaged, or the head belongs to another model (with other channels or tokens).
+    Raises:
+        InputError: If the folder is damaged, or the head belongs to another model (with other channels or tokens).
     """
     head, pieces, tokens = read_ctc(directory)
     shape: Any = getattr(model, "config", None)
@@ -111,8 +113,14 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
 
 
 def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, CtcTokenIds]:
-    """Read the folder of a CTC head. Returns: the head in float32 on the CPU, its vocabulary, and the model's token
-    ids. Raises InputError if the folder is damaged."""
+    """Read the folder of a CTC head.
+
+    Returns:
+        The head in float32 on the CPU, its vocabulary, and the model's token ids.
+
+    Raises:
+        InputError: If the folder is damaged.
+    """
     folder = check_path("directory", directory, "Name a folder.")
     config = read_settings(folder / "config.json", "directory")
     if config.get("system") != SYSTEM:

@@ -43,15 +43,18 @@ SILENCE_STATES = (
 
 @final
 class Alignment:
-    """The Viterbi alignment of the accepted pieces (subwords of the CTC head) to the frames of an audio window. It
-    grows piece by piece.
+    """The Viterbi alignment of the accepted pieces (subwords of the CTC head) to the frames of an audio window.
+
+    It grows piece by piece.
 
     Scores are log-probabilities (nats) relative to the head's best path, whose score is 0. Entry f of an array is the
     score over frames 0 .. f - 1. Adding a piece takes time linear in the number of frames.
+
+    Args:
+        logprobs: (F, V), for each of F frames the CTC head's log-probability of each of V pieces (subwords).
     """
 
     def __init__(self, logprobs: np.ndarray) -> None:
-        """logprobs: (F, V), for each of F frames the CTC head's log-probability of each of V pieces (subwords)."""
         best = logprobs.max(1, keepdims=True)
         self._costs = np.maximum(logprobs - best, -MAX_FRAME_COST)
         self._silent = self._sums(BLANK)
@@ -99,8 +102,9 @@ class Alignment:
     def pieces_from(self, place: int, most: int) -> list[tuple[int, int, float]]:
         """Return the pieces of the head's best path from the frame `place` on, at most `most`.
 
-        Returns: for each piece: its number, its first frame, and the estimated chance that it is right. The chance is
-            the piece's probability at its first frame times the lowest probability of the blanks before it, or its
+        Returns:
+            For each piece: its number, its first frame, and the estimated chance that it is right. The chance is the
+            piece's probability at its first frame times the lowest probability of the blanks before it, or its
             probability at a later frame if that is higher.
         """
         found: list[tuple[int, int, float]] = []
@@ -138,8 +142,10 @@ def state_lengths(states: Tensor, sound: Tensor | None) -> list[int]:
     """Return for each batch row how many encoder states the head reads: the states of the sound and of 3 s of silence
     after the sound.
 
-    states: (B, S, D). sound: (B, mels, T), the encoder's input features; frames at the end that equal the last frame
-        are padding. None: all states are read.
+    Args:
+        states: (B, S, D).
+        sound: (B, mels, T), the encoder's input features; frames at the end that equal the last frame are padding.
+            None: all states are read.
     """
     size = states.shape[1]
     if sound is None:
@@ -159,8 +165,19 @@ class CtcState:
 @drafter("ctc", loader="mmdec.drafters.ctc.checkpoint:load_ctc", auto=True, speech=True)
 @final
 class Ctc:
-    """A drafter that proposes the transcript of a CTC head. It holds the head and its settings; the state of a
-    `generate` call is in `CtcState`."""
+    """A drafter that proposes the transcript of a CTC head.
+
+    It holds the head and its settings; the state of a `generate` call is in `CtcState`.
+
+    Args:
+        head: Reads the encoder's states.
+        pieces: The head's vocabulary of subwords, and how these become tokens.
+        first_time: Id of the timestamp token of 0 seconds.
+        end: Id of the end-of-text token.
+        languages: Ids of the language tokens that the head knows. Rows whose prompt has none of them get no drafts.
+            Empty: the drafter drafts in every language.
+        refused: Ids of prompt tokens with which a row gets no drafts, such as a task whose text is in another language.
+    """
 
     needs = Needs(memory=True, may_stop_early=True)
 
@@ -173,12 +190,6 @@ class Ctc:
         languages: Sequence[int] = (),
         refused: Sequence[int] = (),
     ) -> None:
-        """head: reads the encoder's states. pieces: the head's vocabulary of subwords, and how these become tokens.
-        first_time: id of the timestamp token of 0 seconds. end: id of the end-of-text token.
-        languages: ids of the language tokens that the head knows. Rows whose prompt has none of them get no drafts.
-            Empty: the drafter drafts in every language.
-        refused: ids of prompt tokens with which a row gets no drafts, such as a task whose text is in another language.
-        """
         if head.config.pieces != len(pieces):
             raise InputError(
                 f"`pieces` must be the {head.config.pieces} that the head writes, but are {len(pieces)}. Use its own."
@@ -212,7 +223,11 @@ class Ctc:
         return self.refused.isdisjoint(prompt) and (not self.languages or not self.languages.isdisjoint(prompt))
 
     def start(self, context: Context) -> CtcState:
-        """Run the head over the encoder's states of the rows that it knows. Returns the drafter's state."""
+        """Run the head over the encoder's states of the rows that it knows.
+
+        Returns:
+            The drafter's state.
+        """
         return CtcState(self.begin(context, [at for at, row in enumerate(context.tokens.tolist()) if self.knows(row)]))
 
     def begin(self, context: Context, known: Sequence[int]) -> list[CtcRow]:
@@ -247,9 +262,13 @@ class Ctc:
 
     @torch.inference_mode()
     def _listen(self, states: Tensor, read: Sequence[int]) -> list[np.ndarray]:
-        """Run the head over states (B, S, D). read: for each batch row, how many of its first states are read.
+        """Run the head over states (B, S, D).
 
-        Returns: for each row, log-probabilities (F, V) of V pieces at F frames.
+        Args:
+            read: For each batch row, how many of its first states are read.
+
+        Returns:
+            For each row, log-probabilities (F, V) of V pieces at F frames.
         """
         weight = self.head.output.weight
         lengths = torch.tensor(read, device=weight.device)
@@ -260,8 +279,9 @@ class Ctc:
     def chain(self, row: CtcRow, depth: int, threshold: float) -> list[int]:
         """Align the row's newly accepted tokens, then draft at most `depth` tokens after them.
 
-        threshold: the draft ends before the first token that is less likely than this to be right together with all
-            tokens before it.
+        Args:
+            threshold: The draft ends before the first token that is less likely than this to be right together with all
+                tokens before it.
         """
         alignment = row.alignment
         if alignment is None:
@@ -288,7 +308,8 @@ class Ctc:
     def _continuation(self, row: CtcRow, alignment: Alignment, depth: int) -> list[tuple[int, float]]:
         """Return the transcript's tokens after the accepted text, timestamps and end token included.
 
-        Returns: for each token: its id, and the chance that it is right if all tokens before it are right.
+        Returns:
+            For each token: its id, and the chance that it is right if all tokens before it are right.
         """
         most, place = 3 * depth + 3, alignment.place()
         heard = alignment.pieces_from(place, most)
@@ -344,10 +365,10 @@ class Ctc:
         """Merge pieces into the model's tokens.
 
         Args:
-            heard: for each piece: its number, its first frame, and the chance that it is right.
+            heard: For each piece: its number, its first frame, and the chance that it is right.
 
         Returns:
-            for each token: its id, and its chance, the product of the chances of its pieces.
+            For each token: its id, and its chance, the product of the chances of its pieces.
         """
         texts = [self.pieces.bytes(piece) for piece, _, _ in heard]
         ends = np.cumsum([len(text) for text in texts]).tolist()
@@ -365,12 +386,15 @@ class Ctc:
 
 @final
 class CtcByLanguage:
-    """Several CTC heads for one model: each row of the batch is drafted by the head that knows the row's language."""
+    """Several CTC heads for one model: each row of the batch is drafted by the head that knows the row's language.
+
+    Args:
+        heads: At least one, the preferred one first.
+    """
 
     needs = Ctc.needs
 
     def __init__(self, heads: Sequence[Ctc]) -> None:
-        """heads: at least one, the preferred one first."""
         self.heads = list(heads)
 
     @property
@@ -384,7 +408,11 @@ class CtcByLanguage:
             head.check(target)
 
     def start(self, context: Context) -> CtcState:
-        """Run over each row the first head that knows its language. Returns the drafter's state."""
+        """Run over each row the first head that knows its language.
+
+        Returns:
+            The drafter's state.
+        """
         prompts = context.tokens.tolist()
         chosen = [next((head for head in self.heads if head.knows(row)), None) for row in prompts]
         begun = [head.begin(context, [at for at, one in enumerate(chosen) if one is head]) for head in self.heads]

@@ -39,8 +39,8 @@ class CtcHeadConfig:
 class CtcHead(nn.Module):
     """Computes logits of V pieces at each frame, from the states of an encoder.
 
-    forward: states (B, S, D), lengths (B,), numbers of states. Returns: logits (B, ceil(S / stride), V); lengths (B,),
-        numbers of frames.
+    The forward pass takes states (B, S, D) and lengths (B,), numbers of states. It returns logits
+    (B, ceil(S / stride), V) and lengths (B,), numbers of frames.
     """
 
     def __init__(self, config: CtcHeadConfig) -> None:
@@ -57,9 +57,14 @@ class CtcHead(nn.Module):
         return self.output(hidden), lengths
 
     def hidden(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply all layers except the output layer. states: (B, S, D) of the encoder. lengths: (B,), numbers of states.
+        """Apply all layers except the output layer.
 
-        Returns: the hidden states of the frames (B, ceil(S / stride), d); lengths (B,), numbers of frames.
+        Args:
+            states: (B, S, D) of the encoder.
+            lengths: (B,), numbers of states.
+
+        Returns:
+            The hidden states of the frames (B, ceil(S / stride), d); lengths (B,), numbers of frames.
         """
         x = self.norm(states) * lengths_to_mask(lengths, states.shape[1])[..., None]
         x = self.entry(x.transpose(1, 2)).transpose(1, 2)
@@ -89,8 +94,15 @@ class ConvolutionBlock(nn.Module):
 
 
 def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
-    """Convert CTC frames to text: merge equal neighbours, then drop blanks. best: (B, N), the best piece id of each
-    frame. lengths: (B,), numbers of frames. Returns: the piece ids of each row."""
+    """Convert CTC frames to text: merge equal neighbours, then drop blanks.
+
+    Args:
+        best: (B, N), the best piece id of each frame.
+        lengths: (B,), numbers of frames.
+
+    Returns:
+        The piece ids of each row.
+    """
     rows = []
     for row, count in zip(best.tolist(), lengths.tolist(), strict=True):
         kept = [piece for at, piece in enumerate(row[:count]) if at == 0 or piece != row[at - 1]]
@@ -118,11 +130,13 @@ class CtcTranscripts:
 
 def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> CtcTranscripts:
     """Transcribe logits (B, F, V) of F frames greedily: take the best piece of each frame, merge equal neighbours, drop
-    blanks. lengths: (B,), numbers of frames.
+    blanks.
 
-    best: K, number of pieces at each position of the transcript: the chosen piece and its most probable alternatives.
-        Their weights are mean probabilities over the frames that were merged (without the blank), scaled to sum to 1 at
-        each position.
+    Args:
+        lengths: (B,), numbers of frames.
+        best: K, number of pieces at each position of the transcript: the chosen piece and its most probable
+            alternatives. Their weights are mean probabilities over the frames that were merged (without the blank),
+            scaled to sum to 1 at each position.
     """
     likely, paths = logits.float().log_softmax(-1).max(-1)
     real = lengths_to_mask(lengths.to(logits.device), logits.shape[1])
@@ -151,7 +165,11 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> CtcTranscript
 
 def pad_places(rows: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Stack the rows' pieces (N, K), weights (N, K) and frames (N,), padded with 0 to the longest row (at least 1
-    position). Returns: (B, N, K), (B, N, K), (B, N)."""
+    position).
+
+    Returns:
+        (B, N, K), (B, N, K), (B, N).
+    """
     size = max(1, *(len(frames) for _, _, frames in rows))
     pieces, weights, frames = (
         torch.stack([F.pad(part, (0, 0) * (part.dim() - 1) + (0, size - len(part))) for part in parts])

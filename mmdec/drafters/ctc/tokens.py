@@ -30,8 +30,9 @@ _PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
 class Merges:
     """A byte-level BPE tokenizer that works on token ids.
 
-    rows: (left, right, merged token) of each merge, in order of priority. alphabet: token id of each of the 256 bytes;
-        -1 for a byte without a token.
+    Args:
+        rows: (left, right, merged token) of each merge, in order of priority.
+        alphabet: Token id of each of the 256 bytes; -1 for a byte without a token.
     """
 
     def __init__(self, rows: Sequence[Sequence[int]], alphabet: Sequence[int]) -> None:
@@ -49,7 +50,11 @@ class Merges:
 
     @classmethod
     def of(cls, model: dict[str, Any]) -> Merges:
-        """Make the BPE from a tokenizer's JSON. model: its entry "model"."""
+        """Make the BPE from a tokenizer's JSON.
+
+        Args:
+            model: Its entry "model".
+        """
         numbers: dict[str, int] = model["vocab"]
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         rows = [(numbers[left], numbers[right], numbers[left + right]) for left, right in pairs]
@@ -65,7 +70,11 @@ class Merges:
         return self._bytes[token]
 
     def tokens(self, text: bytes) -> list[int]:
-        """Tokenise a text (UTF-8) as the model's tokenizer does. Returns: token ids."""
+        """Tokenise a text (UTF-8) as the model's tokenizer does.
+
+        Returns:
+            Token ids.
+        """
         words = _WORD.findall(text.decode("utf-8", "surrogateescape"))
         return [token for word in words for token in self.words(word.encode("utf-8", "surrogateescape"))]
 
@@ -81,11 +90,16 @@ class Merges:
 
 
 def frequent_tokens(texts: Iterable[Sequence[int]], merges: Merges, count: int, least: int = 3) -> list[int]:
-    """Choose the tokens of a small vocabulary. Returns: their ids, ascending.
+    """Choose the tokens of a small vocabulary.
 
-    texts: token ids of each text. count: maximum number of tokens, at least 256. least: minimum number of occurrences,
-        alone or as a part of rarer tokens.
-    The most frequent tokens are chosen, and the tokens of single bytes that are needed to compose the others.
+    Args:
+        texts: Token ids of each text.
+        count: Maximum number of tokens, at least 256.
+        least: Minimum number of occurrences, alone or as a part of rarer tokens. The most frequent tokens are chosen,
+            and the tokens of single bytes that are needed to compose the others.
+
+    Returns:
+        Their ids, ascending.
     """
     seen = Counter(token for text in texts for token in text if token in merges)
     bound = least
@@ -100,7 +114,7 @@ def _select_frequent(left: Counter[int], bound: int, merges: Merges) -> list[int
     it is visited.
 
     Args:
-        left: token -> number of occurrences; it is changed.
+        left: Token -> number of occurrences; it is changed.
     """
     for _, _, token in reversed(merges.rows):
         times = left.get(token, 0)
@@ -113,8 +127,11 @@ def _select_frequent(left: Counter[int], bound: int, merges: Merges) -> list[int
 
 @final
 class TokenPieces:
-    """Converts the model's tokens to pieces of the small vocabulary and back. kept: ids of the tokens that are pieces;
-    in this order they get the piece ids `FIRST`, `FIRST` + 1, ..."""
+    """Converts the model's tokens to pieces of the small vocabulary and back.
+
+    Args:
+        kept: Ids of the tokens that are pieces; in this order they get the piece ids `FIRST`, `FIRST` + 1, ...
+    """
 
     def __init__(self, merges: Merges, kept: Sequence[int]) -> None:
         self.merges, self.kept = merges, list(kept)
@@ -139,8 +156,11 @@ class TokenPieces:
         return self.merges.bytes(self.kept[piece - FIRST]) if piece >= FIRST else b""
 
     def _of_token(self, token: int) -> tuple[int, ...]:
-        """Split a token into pieces of the small vocabulary. Returns their ids; [] for special tokens and for bytes
-        that the vocabulary lacks."""
+        """Split a token into pieces of the small vocabulary.
+
+        Returns:
+            Their ids; [] for special tokens and for bytes that the vocabulary lacks.
+        """
         number = self._numbers.get(token)
         if number is not None:
             return (number,)

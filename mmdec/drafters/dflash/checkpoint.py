@@ -84,8 +84,11 @@ def read_published(
 
 
 def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
-    """Return the fields of DFlash's configuration. vocab_size: the target's vocabulary size; None: the size in the
-    folder."""
+    """Return the fields of DFlash's configuration.
+
+    Args:
+        vocab_size: The target's vocabulary size; None: the size in the folder.
+    """
     state, described, settings = checkpoint.state, checkpoint.config, published_settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     # the default of transformers' class for Muse Glimmer
@@ -140,8 +143,11 @@ def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
 
 
 def _layers(checkpoint: Checkpoint, options: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indices of the target layers whose outputs a DFlash reads; () for the default layers. options: the
-    settings, including those of `dflash_config`."""
+    """Return the indices of the target layers whose outputs a DFlash reads; () for the default layers.
+
+    Args:
+        options: The settings, including those of `dflash_config`.
+    """
     name = "aux_hidden_state_layer_ids" if "speculators_model_type" in checkpoint.config else "target_layer_ids"
     least, ids = int(name.startswith("aux")), options.get(name)
     if ids is None and not least:

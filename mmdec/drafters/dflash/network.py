@@ -48,7 +48,8 @@ MAX_BLOCK_SIZE = 64
 class DFlashConfig(LayeredConfig):
     """Sizes and options of a DFlash network.
 
-    layers: indices of the target's layers whose features are read; (): those that `spread_layers` chooses.
+    Args:
+        layers: Indices of the target's layers whose features are read; (): those that `spread_layers` chooses.
     """
 
     MIN_LAYERS: ClassVar[int] = 0
@@ -170,13 +171,25 @@ class DFlash(LayeredNetwork):
         return next(iter(context.features.values()))[..., :0]  # they are not read
 
     def embed_block(self, tokens: Tensor, embedding: nn.Module) -> Tensor:
-        """Embed the tokens (B, b) of blocks. Returns: (B, b, H). embedding: the target's embedding module, or the
-        network's own."""
+        """Embed the tokens (B, b) of blocks.
+
+        Args:
+            embedding: The target's embedding module, or the network's own.
+
+        Returns:
+            (B, b, H).
+        """
         return looked_up(tokens, cast(Tensor, embedding.weight)) if self.config.plain_embedding else embedding(tokens)
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Compute a token's state (..., H) from the target's features (..., k * H) of this token. Each layer projects
-        its key and value from this state. embeds, carry: not used; other draft networks need them."""
+        """Compute a token's state (..., H) from the target's features (..., k * H) of this token.
+
+        Each layer projects its key and value from this state.
+
+        Args:
+            embeds: Not used; other draft networks need it.
+            carry: Not used; other draft networks need it.
+        """
         return self.hidden_norm(linear(features, self.fc.weight, self.fc.bias))
 
     def extend_cache(
@@ -196,7 +209,8 @@ class DFlash(LayeredNetwork):
     def draft_at_once(self, drafter: NetworkDrafter, memory: DraftState, roots: Tensor, depth: int) -> Tensor:
         """Cache the queued tokens' features, then process a block of each batch row's last token and mask tokens.
 
-        Returns: hidden states (B, K, H), one for each depth that a block drafts.
+        Returns:
+            Hidden states (B, K, H), one for each depth that a block drafts.
         """
         cache, config = memory.cache, self.config
         drafter.extend_cache(memory, drafter.catch_up(memory))
@@ -212,8 +226,12 @@ class DFlash(LayeredNetwork):
         return states[:, -config.drafts :]
 
     def context(self, states: Tensor, positions: Tensor, index: int) -> KeyValues:
-        """Compute the keys and values (B, h, n, d) of layer `index`. states: (B, n, H), from `fuse`. positions: (B,
-        n)."""
+        """Compute the keys and values (B, h, n, d) of layer `index`.
+
+        Args:
+            states: (B, n, H), from `fuse`.
+            positions: (B, n).
+        """
         attention, heads = self._layer(index).self_attn, (self.config.num_key_value_heads, self.config.head_dim)
         keys, values = (
             linear(states, part.weight, part.bias).unflatten(-1, heads).transpose(1, 2)
@@ -224,7 +242,10 @@ class DFlash(LayeredNetwork):
         return keys * cosines + keys.roll(self.config.head_dim // 2, -1) * sines, values
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Compute logits (..., `vocabulary`) from a block's hidden states (..., H). output: the target's LM head, which
-        is used if the network has no LM head."""
+        """Compute logits (..., `vocabulary`) from a block's hidden states (..., H).
+
+        Args:
+            output: The target's LM head, which is used if the network has no LM head.
+        """
         normed = apply_rms_norm(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(normed, self.lm_head.weight) if self.config.own_head else super().logits(normed, output)

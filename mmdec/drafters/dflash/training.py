@@ -32,12 +32,15 @@ from mmdec.types import Needs
 
 @final
 class DFlashModule(DraftModule):
-    """Trains DFlash. The paper's settings are `anchors` 512, `unroll_decay` 0.78 and `noise` 0. Unlike in the paper,
-    the loss compares with the target's distributions, not with the answer's tokens.
+    """Trains DFlash.
 
-    anchors: maximum number of roots that are drawn from an answer in a training step. `unroll_decay` is the loss weight
-    of a drafted token relative to the one before it, exp(-1 / 4) in the paper. The mask token is the target's padding
-    token unless `network` names one.
+    The paper's settings are `anchors` 512, `unroll_decay` 0.78 and `noise` 0. Unlike in the paper, the loss compares
+    with the target's distributions, not with the answer's tokens. `unroll_decay` is the loss weight of a drafted token
+    relative to the one before it, exp(-1 / 4) in the paper. The mask token is the target's padding token unless
+    `network` names one.
+
+    Args:
+        anchors: Maximum number of roots that are drawn from an answer in a training step.
     """
 
     system: ClassVar[str] = "dflash"
@@ -77,8 +80,8 @@ class DFlashModule(DraftModule):
     def steps(self, columns: UnrollInputs, texts: list[TargetFeatures], count: int) -> list[Tensor]:
         """Draft up to `count` tokens after each answer token.
 
-        Returns: for each depth s from 0, the network's final states (B, N - s, H). State c predicts answer token
-            c + s + 1.
+        Returns:
+            For each depth s from 0, the network's final states (B, N - s, H). State c predicts answer token c + s + 1.
         """
         length = columns.mask.shape[1]
         roots = torch.arange(length, device=columns.mask.device).expand_as(columns.mask)
@@ -92,7 +95,7 @@ class DFlashModule(DraftModule):
             roots: (B, R), indices of these tokens in the answers; -1 for none.
 
         Returns:
-            final states (B, R, K, H), after the norm, one for each of the K tokens that a block drafts.
+            Final states (B, R, K, H), after the norm, one for each of the K tokens that a block drafts.
         """
         network = cast(DFlash, self.network)
         answers = pad_sequence([torch.tensor(text.answer[:-1]) for text in texts], batch_first=True).to(roots.device)
@@ -132,15 +135,22 @@ class DFlashModule(DraftModule):
     def _compare_tokens(self, hidden: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
         """Compare the distributions of the drafter's states `hidden` (P, H) and the target's, `expected` (P, H).
 
-        Returns: the cross-entropies (P,); and (P,) 1 where both have the same likeliest token, else 0.
+        Returns:
+            The cross-entropies (P,); and (P,) 1 where both have the same likeliest token, else 0.
         """
         drafted, wanted = self.teacher.logits(hidden), self.teacher.logits(expected)
         return token_loss(drafted, wanted), (drafted.argmax(-1) == wanted.argmax(-1)).to(drafted.dtype)
 
 
 def draw_roots(lengths: Tensor, most: int) -> Tensor:
-    """Draw up to `most` tokens of each answer at random, as roots of blocks. lengths: (B,), number of tokens to draw
-    from. Returns: indices (B, R) int64, ascending; -1 at the end of rows with fewer roots."""
+    """Draw up to `most` tokens of each answer at random, as roots of blocks.
+
+    Args:
+        lengths: (B,), number of tokens to draw from.
+
+    Returns:
+        Indices (B, R) int64, ascending; -1 at the end of rows with fewer roots.
+    """
     width = int(lengths.max())
     outside = torch.arange(width, device=lengths.device) >= lengths[:, None]
     order = torch.rand(outside.shape, device=lengths.device).masked_fill(outside, 2.0).argsort(1)[:, : min(most, width)]
@@ -151,9 +161,12 @@ def draw_roots(lengths: Tensor, most: int) -> Tensor:
 def block_states(network: DFlash, columns: UnrollInputs, roots: Tensor, block: Tensor) -> Tensor:
     """Run the network over blocks that begin at answer tokens.
 
-    roots: (B, R), indices of the blocks' first tokens in the answers; -1 for none. block: (B, R * b, H), embeddings of
-        the blocks' tokens, b for each block.
-    Returns: final states (B, R, K, H), after the norm, one for each of K drafted tokens; undefined at a root of -1.
+    Args:
+        roots: (B, R), indices of the blocks' first tokens in the answers; -1 for none.
+        block: (B, R * b, H), embeddings of the blocks' tokens, b for each block.
+
+    Returns:
+        Final states (B, R, K, H), after the norm, one for each of K drafted tokens; undefined at a root of -1.
     """
     size, at = network.config.block_size, roots.clamp(min=0)
     # A block attends to the target's features before its root. `UnrollInputs` stores the feature of a token under the
@@ -177,9 +190,15 @@ def block_attention(queries: Tensor, context: KeyValues, own: KeyValues, mask: T
     """Compute the attention of R blocks of b tokens each: to the target's features, and within each block in both
     directions.
 
-    queries: (B, heads, R * b, d). context: keys and values (B, h, S, d) of S features. own: keys and values (B, h,
-        R * b, d) of the blocks. mask: additive (B, 1, 1, R, S), which features each block sees. size: b.
-    Returns: (B, heads, R * b, d).
+    Args:
+        queries: (B, heads, R * b, d).
+        context: Keys and values (B, h, S, d) of S features.
+        own: Keys and values (B, h, R * b, d) of the blocks.
+        mask: Additive (B, 1, 1, R, S), which features each block sees.
+        size: b.
+
+    Returns:
+        (B, heads, R * b, d).
     """
     groups, count = context[0].shape[1], mask.shape[3]
     # queries: (B, h, heads / h, R, b, d); the blocks' keys and values: (B, h, 1, R, b, d)

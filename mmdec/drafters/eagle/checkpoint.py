@@ -74,7 +74,11 @@ def read_published(
 
 
 def check_no_system(system: str | None, name: str) -> None:
-    """Raise InputError if the caller gives `system` for a format that says itself what it is. name: the format's."""
+    """Raise InputError if the caller gives `system` for a format that says itself what it is.
+
+    Args:
+        name: The format's.
+    """
     if system is not None:
         raise InputError(f"`system` must be left out for {name}'s checkpoint, but is {system!r}. Leave it out.")
 
@@ -99,8 +103,13 @@ def _eagle(checkpoint: Checkpoint, system: str | None, vocab_size: int | None) -
 def build_network(
     name: str, sizes: dict[str, Any], state: Mapping[str, Tensor], checkpoint: Checkpoint
 ) -> DraftNetwork:
-    """Make a draft network and load its weights, in the file's precision. name: the drafter's name. sizes: fields of
-    the network's configuration. state: tensors by name."""
+    """Make a draft network and load its weights, in the file's precision.
+
+    Args:
+        name: The drafter's name.
+        sizes: Fields of the network's configuration.
+        state: Tensors by name.
+    """
     kind = network_class(name)
     network = build_with_weights(
         lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder
@@ -109,7 +118,11 @@ def build_network(
 
 
 def _system(checkpoint: Checkpoint) -> System:
-    """Return mmdec's name of the drafter. Raises InputError, which says why, for a format that is not supported."""
+    """Return mmdec's name of the drafter.
+
+    Raises:
+        InputError: For a format that is not supported; the message says why.
+    """
     state = checkpoint.state
     rule = "hold an EAGLE, MSD or ViSpec network"
     if "fc_gate.weight" in state or "A" in state:
@@ -161,8 +174,14 @@ def attention_sizes(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict
 def read_rope(
     checkpoint: Checkpoint, settings: Mapping[str, Any], kinds: tuple[str, ...]
 ) -> tuple[float, dict[str, Any]]:
-    """Return the base of the rotary positions (RoPE), and their scaling settings. kinds: the supported RoPE types.
-    Raises InputError for another type."""
+    """Return the base of the rotary positions (RoPE), and their scaling settings.
+
+    Args:
+        kinds: The supported RoPE types.
+
+    Raises:
+        InputError: For another type.
+    """
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
     if kind not in kinds:
@@ -195,8 +214,11 @@ def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
-    """Make an EAGLE-3 or P-EAGLE network from a flat config or from speculators'. vocab_size: the target's vocabulary
-    size; None: the size in the folder."""
+    """Make an EAGLE-3 or P-EAGLE network from a flat config or from speculators'.
+
+    Args:
+        vocab_size: The target's vocabulary size; None: the size in the folder.
+    """
     state = {
         re.sub(r"^midlayer\.", FIRST_LAYER, name.removeprefix("model.")): value
         for name, value in checkpoint.state.items()
@@ -208,8 +230,11 @@ def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
 
 
 def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
-    """Return the fields of EAGLE-3's configuration. vocab_size: the target's vocabulary size; None: the size in the
-    folder."""
+    """Return the fields of EAGLE-3's configuration.
+
+    Args:
+        vocab_size: The target's vocabulary size; None: the size in the folder.
+    """
     state, described, settings = checkpoint.state, checkpoint.config, published_settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     target = described.get("target_hidden_size") or size
@@ -275,8 +300,11 @@ def count_layers(state: Mapping[str, Tensor]) -> int:
 
 
 def check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any], others: tuple[str, ...] = ()) -> None:
-    """Raise InputError unless the decoder layer is Llama's or Qwen3's, with attention over all tokens (no sliding
-    window). others: further values of `model_type` that are allowed."""
+    """Raise InputError unless the decoder layer is Llama's or Qwen3's, without a sliding window.
+
+    Args:
+        others: Further values of `model_type` that are allowed.
+    """
     for name, fits, rule in (
         ("hidden_act", settings.get("hidden_act", "silu") == "silu", "silu"),
         ("layer_types", "sliding_attention" not in (settings.get("layer_types") or ()), "full attention in all layers"),
@@ -294,10 +322,14 @@ def check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any], others: tup
 
 
 def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, tensor: str) -> bool:
-    """Return whether the network has a certain norm. flag: the config's option for this norm. tensor: name of the
-    norm's weights.
+    """Return whether the network has a certain norm.
 
-    Raises: InputError if the option and the weights contradict each other.
+    Args:
+        flag: The config's option for this norm.
+        tensor: Name of the norm's weights.
+
+    Raises:
+        InputError: If the option and the weights contradict each other.
     """
     holds = tensor in checkpoint.state
     if flag in options and bool(options[flag]) != holds:
@@ -332,10 +364,10 @@ def with_vocabulary_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> 
     and `t2d`. If both vocabularies are the same, the tables are left out.
 
     Args:
-        sizes: fields of the configuration.
+        sizes: Fields of the configuration.
 
     Raises:
-        InputError: if the tables are missing, or contradict each other.
+        InputError: If the tables are missing, or contradict each other.
     """
     state, drafted, total = checkpoint.state, sizes["draft_vocab_size"], sizes["vocab_size"]
     own = torch.arange(drafted)

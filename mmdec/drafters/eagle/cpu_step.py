@@ -67,20 +67,30 @@ class ColumnStep(TokenStep):
 
     @abstractmethod
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
-        """Run the network on one token. Returns: hidden (H,), valid until the next call.
+        """Run the network on one token.
 
-        feature: (H,), feature of the previous token. position: the token's position id. keys, values: (1, h, S, d), the
-            cache up to this token, whose own key and value are written to the last entry.
+        Args:
+            feature: (H,), feature of the previous token.
+            position: The token's position id.
+            keys: (1, h, S, d), the cache up to this token, whose own key and value are written to the last entry.
+            values: Of the same shape as `keys`.
+
+        Returns:
+            Hidden (H,), valid until the next call.
         """
 
 
 @final
 class LayerStep:
-    """Runs the single layer of a draft network, without its input norm, on one token of one row. Holds weights and
-    buffers."""
+    """Runs the single layer of a draft network, without its input norm, on one token of one row.
+
+    Holds weights and buffers.
+
+    Args:
+        packed: The network's concatenated weights, from `DraftNetwork.packed`.
+    """
 
     def __init__(self, network: DraftNetwork, packed: PackedWeights) -> None:
-        """packed: the network's concatenated weights, from `DraftNetwork.packed`."""
         config, layer = network.config, cast(Any, network.layers[0])
         self.network, self.config = network, config
         self.attention, self.bias = packed.attention, packed.bias
@@ -98,12 +108,18 @@ class LayerStep:
         self.queries = torch.from_numpy(self.turned)[None, : config.num_attention_heads, None]
 
     def __call__(self, read: Tensor, position: int, keys: Tensor, values: Tensor) -> Vector:
-        """Run the layer on one token. Returns: hidden (H,), valid until the next call.
+        """Run the layer on one token.
 
         The caller writes the residual into the buffer `states` before the call, which overwrites it.
-        read: input of the query, key and value projections: (H,), or (2 H,) in EAGLE-3. position: the token's position
-            id. keys, values: (1, h, S, d), the cache up to this token, whose own key and value are written to the last
-            entry.
+
+        Args:
+            read: Input of the query, key and value projections: (H,), or (2 H,) in EAGLE-3.
+            position: The token's position id.
+            keys: (1, h, S, d), the cache up to this token, whose own key and value are written to the last entry.
+            values: Of the same shape as `keys`.
+
+        Returns:
+            Hidden (H,), valid until the next call.
         """
         config = self.config
         dim, heads = config.head_dim, config.num_attention_heads
@@ -131,19 +147,30 @@ class LayerStep:
         return more
 
     def norm(self, x: Vector, weight: Vector) -> Tensor:
-        """Return the RMS norm of x (H,), valid until the next call. weight: (H,), the norm's."""
+        """Return the RMS norm of x (H,), valid until the next call.
+
+        Args:
+            weight: (H,), the norm's.
+        """
         normed, result = self.normed
         self.norm_into(x, weight, result)
         return normed
 
     def norm_into(self, x: Vector, weight: Vector, result: Vector) -> None:
-        """Write the RMS norm of x (H,) into `result` (H,). weight: (H,), the norm's."""
+        """Write the RMS norm of x (H,) into `result` (H,).
+
+        Args:
+            weight: (H,), the norm's.
+        """
         np.multiply(x, weight, out=result)
         result *= 1.0 / math.sqrt(float(x.dot(x)) / len(x) + self.config.rms_norm_eps)
 
     def _rotate(self, own: Vector, position: int) -> None:
-        """Apply rotary positions to the queries and keys of one token, and write them to the buffer `turned`. own: the
-        token's queries, keys and values, (heads + 2 * key-value heads, channels of a head)."""
+        """Apply rotary positions to the queries and keys of one token, and write them to the buffer `turned`.
+
+        Args:
+            own: The token's queries, keys and values, (heads + 2 * key-value heads, channels of a head).
+        """
         if position >= len(self.cosines):
             self.cosines, self.sines = rotations(self.network, position + 1)
         turned, half, sine = self.turned, self.config.head_dim // 2, self.sines[position]
@@ -155,7 +182,14 @@ class LayerStep:
 
 @final
 class DraftStep(ColumnStep):
-    """Runs a draft network and an LM head on one token of one row at a time. Holds weights and buffers."""
+    """Runs a draft network and an LM head on one token of one row at a time.
+
+    Holds weights and buffers.
+
+    Args:
+        packed: The network's concatenated weights, from `DraftNetwork.packed`.
+        fused: (weight (H, 2 H), bias (H,)) from `EagleInputNetwork.fused_weights`.
+    """
 
     def __init__(
         self,
@@ -165,8 +199,6 @@ class DraftStep(ColumnStep):
         embedding: Tensor,
         output: nn.Linear,
     ) -> None:
-        """packed: the network's concatenated weights, from `DraftNetwork.packed`. fused: (weight (H, 2 H), bias (H,))
-        from `EagleInputNetwork.fused_weights`."""
         super().__init__(embedding, output)
         self.fused, self.layer, self.joined = fused, LayerStep(network, packed), buffer(2 * network.config.hidden_size)
         own: Any = network.layers[0]
@@ -181,12 +213,19 @@ class DraftStep(ColumnStep):
         embedding: nn.Module,
         output: nn.Linear,
     ) -> DraftStep | None:
-        """Make the fast path for a network. Returns None if it would be slower or give other results.
+        """Make the fast path for a network.
 
         None is returned for a large network, a GPU, another precision than float32, a norm in `fuse`, a subclass that
         overrides a method of the layer, and an embedding that does more than look up rows.
-        packed: the network's concatenated weights, or None. carry: further input of `fuse`. embedding, output:
-            embedding and LM head.
+
+        Args:
+            packed: The network's concatenated weights, or None.
+            carry: Further input of `fuse`.
+            embedding: The target's embedding (`model.get_input_embeddings()`).
+            output: The target's LM head (`model.get_output_embeddings()`).
+
+        Returns:
+            None if it would be slower or give other results.
         """
         if packed is None or not plain(embedding, packed.attention, output.weight):
             return None
@@ -206,11 +245,15 @@ class DraftStep(ColumnStep):
 
 @final
 class Eagle3Step(ColumnStep):
-    """Runs EAGLE-3's network, if it has one layer, and its LM head on one token of one row at a time. Holds weights and
-    buffers."""
+    """Runs EAGLE-3's network, if it has one layer, and its LM head on one token of one row at a time.
+
+    Holds weights and buffers.
+
+    Args:
+        packed: The network's concatenated weights, from `Eagle3.packed`.
+    """
 
     def __init__(self, network: Eagle3, packed: PackedWeights, embedding: Tensor) -> None:
-        """packed: the network's concatenated weights, from `Eagle3.packed`."""
         super().__init__(embedding, network.lm_head)
         config, own = network.config, cast(Any, network.layers[0])
         self.layer, self.joined = LayerStep(network, packed), buffer(2 * config.hidden_size)
@@ -225,8 +268,12 @@ class Eagle3Step(ColumnStep):
 
     @classmethod
     def of(cls, network: Eagle3, packed: PackedWeights | None, embedding: nn.Module) -> Eagle3Step | None:
-        """Make the fast path for a network. Returns None if it would be slower or give other results: for a large
-        network, a GPU, another precision than float32, or options that it does not implement."""
+        """Make the fast path for a network.
+
+        Returns:
+            None if it would be slower or give other results: for a large network, a GPU, another precision than
+            float32, or options that it does not implement.
+        """
         config = network.config
         if config.qk_norm or config.output_bias or config.mask_token is not None:
             return None
@@ -291,6 +338,10 @@ def silu(x: Vector, result: Vector) -> None:
 
 
 def buffer(size: int) -> tuple[Tensor, Vector]:
-    """Allocate `size` float32 numbers. Returns: a tensor and a NumPy array that share the memory."""
+    """Allocate `size` float32 numbers.
+
+    Returns:
+        A tensor and a NumPy array that share the memory.
+    """
     array = np.zeros(size, np.float32)
     return torch.from_numpy(array), array

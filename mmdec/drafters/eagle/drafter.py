@@ -39,18 +39,23 @@ DEFAULT_TREE_WIDTH = 10  # maximum nodes of a tree level that get children; EAGL
 
 @final
 class NetworkDrafter:
-    """A drafter that uses a draft network, the target's embedding and its LM head. It holds weights only; the state of
-    a `generate` call is in `DraftState`."""
+    """A drafter that uses a draft network, the target's embedding and its LM head.
+
+    It holds weights only; the state of a `generate` call is in `DraftState`.
+
+    Args:
+        network: The draft network.
+        embedding: The target's embedding (`model.get_input_embeddings()`).
+        output: The target's LM head (`model.get_output_embeddings()`).
+        width: Maximum nodes of a tree level that get children.
+
+    Raises:
+        InputError: If `output` does not fit the network, or `width` is below 1.
+    """
 
     def __init__(
         self, network: DraftNetwork, embedding: nn.Module, output: nn.Linear, width: int = DEFAULT_TREE_WIDTH
     ) -> None:
-        """network: the draft network. embedding, output: the target's embedding and LM head
-        (`model.get_input_embeddings()`, `model.get_output_embeddings()`). width: maximum nodes of a tree level that get
-        children.
-
-        Raises: InputError if `output` does not fit the network, or `width` is below 1.
-        """
         config = network.config
         if tuple(output.weight.shape) != (config.vocab_size, config.target_size):
             raise InputError(
@@ -160,13 +165,19 @@ class NetworkDrafter:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def process_pending(self, memory: DraftState) -> RootState:
-        """Run the draft network over the accepted tokens in the queue, and cache their keys and values. Returns the
-        network's state at the last token of each batch row."""
+        """Run the draft network over the accepted tokens in the queue, and cache their keys and values.
+
+        Returns:
+            The network's state at the last token of each batch row.
+        """
         return self.root_state(memory, self.catch_up(memory))
 
     def root_state(self, memory: DraftState, part: PendingTokens) -> RootState:
-        """Run the network over the accepted tokens in `part`, which `catch_up` returned. Returns the network's state at
-        the last token of each batch row."""
+        """Run the network over the accepted tokens in `part`, which `catch_up` returned.
+
+        Returns:
+            The network's state at the last token of each batch row.
+        """
         states, queries = self.extend_cache(memory, part)
         counts, features = part.counts, part.features
         if min(counts) == states.shape[1]:
@@ -176,8 +187,11 @@ class NetworkDrafter:
         return RootState(states[rows, last][:, None], queries[rows, :, last][:, :, None], features[rows, last][:, None])
 
     def catch_up(self, memory: DraftState) -> PendingTokens:
-        """Run the network over the queued tokens up to the end of the newest prompt. Returns the tokens accepted after
-        this prompt, which are not processed yet."""
+        """Run the network over the queued tokens up to the end of the newest prompt.
+
+        Returns:
+            The tokens accepted after this prompt, which are not processed yet.
+        """
         if memory.packed is None:
             memory.packed = self.network.packed()
         groups = [list(parts) for _, parts in groupby(memory.queue, lambda part: isinstance(part, PendingPrompt))]
@@ -188,8 +202,11 @@ class NetworkDrafter:
         return _concat_pending(groups[-1])
 
     def extend_cache(self, memory: DraftState, part: PendingPrompt | PendingTokens) -> tuple[Tensor, Tensor]:
-        """Run the network over the tokens in `part`, and accept them in the cache. Returns the last layer's input
-        (B, n, H) and queries (B, heads, n, d)."""
+        """Run the network over the tokens in `part`, and accept them in the cache.
+
+        Returns:
+            The last layer's input (B, n, H) and queries (B, heads, n, d).
+        """
         if isinstance(part, PendingPrompt):
             states, positions, counts = self._prompt(memory, part)
         else:

@@ -35,8 +35,13 @@ class EagleInputNetwork(DraftNetwork):
         self.layers = nn.ModuleList([DecoderLayer(config)])
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Compute the layer's input at position t. embeds: (..., H), embedding of token t + 1. features: (..., k * H),
-        of token t. carry: for ViSpec, the global vector of the last image."""
+        """Compute the layer's input at position t.
+
+        Args:
+            embeds: (..., H), embedding of token t + 1.
+            features: (..., k * H), of token t.
+            carry: For ViSpec, the global vector of the last image.
+        """
         joined = torch.cat([embeds, features], -1)
         if self.config.fc_norm:
             joined = self.fc_norm(joined)
@@ -45,7 +50,8 @@ class EagleInputNetwork(DraftNetwork):
     def fused_weights(self, carry: Any = None) -> KeyValues | None:
         """Write `follow` as one linear map of [embedding; the network's last output].
 
-        Returns: weight (H, 2 H) and bias (H,); None if `fuse` is not linear.
+        Returns:
+            Weight (H, 2 H) and bias (H,); None if `fuse` is not linear.
         """
         if self.config.fc_norm:
             return None

@@ -90,8 +90,9 @@ class LayeredConfig(DraftConfig):
 class Eagle3Config(LayeredConfig):
     """Sizes and options of an EAGLE-3 or P-EAGLE network.
 
-    layers: indices of the target's layers whose features are read; empty: the three that `default_layers` chooses.
-        fc_norm: whether each of these features has its own norm before fc.
+    Args:
+        layers: Indices of the target's layers whose features are read; empty: the three that `default_layers` chooses.
+            fc_norm: whether each of these features has its own norm before fc.
     """
 
     MIN_LAYERS: ClassVar[int] = 0
@@ -207,8 +208,13 @@ class LayeredNetwork(DraftNetwork):
     config: Any  # a `LayeredConfig`; each subclass declares its own class
 
     def build_layers(self, own: LayeredConfig, inputs: int, qk_norm: bool, output_bias: bool) -> None:
-        """Create the decoder layers. inputs: input channels of the first layer's attention; 0: H. qk_norm: whether
-        queries and keys are normalised, as in Qwen3. output_bias: whether attention's output projection has a bias."""
+        """Create the decoder layers.
+
+        Args:
+            inputs: Input channels of the first layer's attention; 0: H.
+            qk_norm: Whether queries and keys are normalised, as in Qwen3.
+            output_bias: Whether attention's output projection has a bias.
+        """
         count, self.qk_norm = own.num_hidden_layers, qk_norm
         self.layers = nn.ModuleList([DecoderLayer(own, 0 if index else inputs) for index in range(count)])
         for layer in self.layers:
@@ -291,13 +297,21 @@ class Eagle3(LayeredNetwork):
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, joined))
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Compute the first layer's input (..., 2 H) at position t. embeds: (..., H), embedding of token t + 1.
-        features: (..., k * Ht), the target's features of token t, which fc maps to H channels.
-        carry: only for ViSpec, not used."""
+        """Compute the first layer's input (..., 2 H) at position t.
+
+        Args:
+            embeds: (..., H), embedding of token t + 1.
+            features: (..., k * Ht), the target's features of token t, which fc maps to H channels.
+            carry: Only for ViSpec, not used.
+        """
         return torch.cat([embeds, self.fuse_features(features)], -1)
 
     def fuse_features(self, features: Tensor) -> Tensor:
-        """Apply fc and its norms to the target's features (..., k * Ht). Returns: (..., H)."""
+        """Apply fc and its norms to the target's features (..., k * Ht).
+
+        Returns:
+            (..., H).
+        """
         if self.config.norm_before_fc:
             features = self.input_norm(features)
         elif self.config.fc_norm:
@@ -307,8 +321,13 @@ class Eagle3(LayeredNetwork):
         return linear(features, self.fc.weight, self.fc.bias)
 
     def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
-        """Compute the first layer's input (..., 2 H) at drafted tokens. embeds: (..., H), their embeddings. hidden:
-        (..., H), the network's output at the token before each. carry: only for ViSpec, not used."""
+        """Compute the first layer's input (..., 2 H) at drafted tokens.
+
+        Args:
+            embeds: (..., H), their embeddings.
+            hidden: (..., H), the network's output at the token before each.
+            carry: Only for ViSpec, not used.
+        """
         return torch.cat([embeds, hidden], -1)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
@@ -319,7 +338,7 @@ class Eagle3(LayeredNetwork):
             embeds: (L, H).
             features: (L, k * Ht).
             visual: (L,) bool, True at visual tokens.
-            carry: only for ViSpec, not used.
+            carry: Only for ViSpec, not used.
         """
         prompted = super().prompt(embeds, features, visual)
         if self.config.pictures != "dropped":
@@ -333,8 +352,11 @@ class Eagle3(LayeredNetwork):
         return hidden
 
     def masked_input(self, embed: Tensor) -> Tensor:
-        """Compute the first layer's input (2 H,) at P-EAGLE's added positions, where no token is known. embed: (H,),
-        embedding of `mask_token`."""
+        """Compute the first layer's input (2 H,) at P-EAGLE's added positions, where no token is known.
+
+        Args:
+            embed: (H,), embedding of `mask_token`.
+        """
         return torch.cat([embed, self.fuse_features(self.mask_hidden[0, 0])], -1)
 
     @property
@@ -399,11 +421,13 @@ class Eagle3(LayeredNetwork):
         return self.masked_input(embedding(torch.tensor(mask, device=embeds.device))).expand(len(embeds), -1)
 
     def draft_at_once(self, drafter: NetworkDrafter, memory: DraftState, roots: Tensor, depth: int) -> Tensor | None:
-        """Run P-EAGLE: one pass over the queued tokens, and over `depth` - 1 positions without tokens after them. Only
-        the queued tokens stay in the cache.
+        """Run P-EAGLE: one pass over the queued tokens, and over `depth` - 1 positions without tokens after them.
 
-        Returns: hidden states (B, depth, H): at each batch row's last token, and at the positions without tokens. None
-            for EAGLE-3.
+        Only the queued tokens stay in the cache.
+
+        Returns:
+            Hidden states (B, depth, H): at each batch row's last token, and at the positions without tokens. None for
+            EAGLE-3.
         """
         if self.config.mask_token is None:
             return None
@@ -464,18 +488,23 @@ class Eagle3(LayeredNetwork):
     def after_attention(
         self, states: Tensor, mixed: Tensor, packed: PackedWeights | None = None, index: int = 0
     ) -> Tensor:
-        """Compute the rest of layer `index`, after attention. With `norm_output`, the last layer's output is
-        normalised.
+        """Compute the rest of layer `index`, after attention.
 
-        states: (B, n, H) or in the first layer (B, n, 2 H), the layer's input. mixed: (B, heads, n, d), attention's
-            output.
+        With `norm_output`, the last layer's output is normalised.
+
+        Args:
+            states: (B, n, H) or in the first layer (B, n, 2 H), the layer's input.
+            mixed: (B, heads, n, d), attention's output.
         """
         hidden = super().after_attention(states, mixed, packed, index)
         return self.norm(hidden) if self.config.norm_output and index + 1 == self.depth else hidden
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Compute logits (..., `vocabulary`) from hidden states (..., H) by the network's own LM head. output: the
-        target's LM head, which this network does not need."""
+        """Compute logits (..., `vocabulary`) from hidden states (..., H) by the network's own LM head.
+
+        Args:
+            output: The target's LM head, which this network does not need.
+        """
         if not self.config.norm_output:
             hidden = apply_rms_norm(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(hidden, self.lm_head.weight)
@@ -485,10 +514,15 @@ class Eagle3(LayeredNetwork):
     ) -> tuple[Tensor, KeyValues]:
         """Run all layers.
 
-        states: (B, n, 2 H). positions: (B, n), or (3, B, n) for M-RoPE. past: keys and values of S earlier positions,
-            those of all layers concatenated along the heads: (B, layers * h, S, d). mask: additive (B, 1, n, S + n);
-            None: causal.
-        Returns: hidden (B, n, H); keys and values of the n positions, in the same form as `past`.
+        Args:
+            states: (B, n, 2 H).
+            positions: (B, n), or (3, B, n) for M-RoPE.
+            past: Keys and values of S earlier positions, those of all layers concatenated along the heads: (B, layers *
+                h, S, d).
+            mask: Additive (B, 1, n, S + n); None: causal.
+
+        Returns:
+            Hidden (B, n, H); keys and values of the n positions, in the same form as `past`.
         """
         pairs: list[KeyValues] = []
         for index in range(self.depth):
@@ -501,8 +535,12 @@ class Eagle3(LayeredNetwork):
         return states, (keys, values)
 
     def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> KeyValues:
-        """Return cosines and signed sines (B, 1, n, d) of rotary positions. positions: (B, n), or (3, B, n) for M-RoPE;
-        then `mrope_section` says which of the three axes rotates each frequency."""
+        """Return cosines and signed sines (B, 1, n, d) of rotary positions.
+
+        Args:
+            positions: (B, n), or (3, B, n) for M-RoPE; then `mrope_section` says which of the three axes rotates each
+                frequency.
+        """
         if isinstance(positions, int) or positions.dim() == 2:
             return super().rotations(positions, dtype, device)
         axes = self._axes(device)  # shape (d,)

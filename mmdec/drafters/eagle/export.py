@@ -129,7 +129,9 @@ def _layer_settings(network: Eagle3, served: ExportTarget) -> dict[str, Any]:
 def refuse_features(to: str, faults: Mapping[str, bool]) -> None:
     """Raise InputError if the network has a feature that the format cannot describe.
 
-    to: the format's name. faults: description of a feature -> whether the network has it.
+    Args:
+        to: The format's name.
+        faults: Description of a feature -> whether the network has it.
     """
     for fault, present in faults.items():
         if present:
@@ -161,7 +163,7 @@ def speculators_settings(
         state: Its tensors by name.
         layer: The result of `layer_settings`.
         served: The target.
-        kind: speculators' name of the drafter.
+        kind: Speculators' name of the drafter.
         name: The drafter's name in speculators' classes.
         count: Number of tokens that the engine drafts in a round.
         fields: The drafter's own fields.

@@ -47,11 +47,17 @@ class DraftCache:
         return self._uneven is not None
 
     def write(self, keys: Tensor, values: Tensor, counts: Sequence[int], layer: int) -> KeyValues:
-        """Write one layer's keys and values of new positions after each batch row's accepted ones. `accept` must
-        follow.
+        """Write one layer's keys and values of new positions after each batch row's accepted ones.
 
-        keys, values: (B, h, n, d). counts: [r]: how many of the n positions are written for row r.
-        Returns: the layer's keys and values (B, h, W, d); W is the length of the longest row, new positions included.
+        `accept` must follow.
+
+        Args:
+            keys: (B, h, n, d).
+            values: Of the same shape as `keys`.
+            counts: [r]: how many of the n positions are written for row r.
+
+        Returns:
+            The layer's keys and values (B, h, W, d); W is the length of the longest row, new positions included.
         """
         lengths, width, size = self.lengths, self.width, keys.shape[2]
         self._reserve(keys, width + size)
@@ -88,7 +94,8 @@ class DraftCache:
     def draft(self, keys: Tensor, values: Tensor, offset: int, layer: int = 0) -> KeyValues:
         """Write one layer's keys and values (B, h, n, d) of a draft, `offset` positions after the accepted ones.
 
-        Returns: the layer's keys and values (B, h, width + offset + n, d).
+        Returns:
+            The layer's keys and values (B, h, width + offset + n, d).
         """
         begin = self.width + offset
         end = begin + keys.shape[2]
@@ -105,7 +112,7 @@ class DraftCache:
             like: (B, h, n, d), gives shape and dtype while the cache is empty.
 
         Returns:
-            keys and values (B, h, width + columns, d); the last `columns` positions are free.
+            Keys and values (B, h, width + columns, d); the last `columns` positions are free.
         """
         self._reserve(self._keys if like is None else like, self.width + columns)
         end = self.width + columns
@@ -153,8 +160,11 @@ class DraftCache:
         return self._keys.narrow(1, layer * heads, heads), self._values.narrow(1, layer * heads, heads)
 
     def _reserve(self, like: Tensor, columns: int) -> None:
-        """Enlarge the cache to at least `columns` positions. like: (B, h, n, d), gives shape and dtype of a new cache
-        tensor."""
+        """Enlarge the cache to at least `columns` positions.
+
+        Args:
+            like: (B, h, n, d), gives shape and dtype of a new cache tensor.
+        """
         capacity = self._keys.shape[2] if self._keys.dim() == 4 else 0
         if columns <= capacity:
             return
@@ -206,8 +216,12 @@ class PendingTokens:
 
     @classmethod
     def of(cls, features: Tensor, verdict: Verdict, counts: list[int]) -> PendingTokens:
-        """Select the accepted path. features: (B, N, k * H), target states at a draft's nodes. counts: number of new
-        tokens of each batch row."""
+        """Select the accepted path.
+
+        Args:
+            features: (B, N, k * H), target states at a draft's nodes.
+            counts: Number of new tokens of each batch row.
+        """
         path = verdict.path
         if len(path) == 1 < features.shape[1]:
             features = features.index_select(1, path[0].clamp(min=0))
@@ -273,5 +287,9 @@ class RootState:
     features: Tensor  # (B, 1, k * H), hidden states of k target layers at the token before
 
     def hidden(self, network: DraftNetwork, cache: DraftCache, packed: PackedWeights | None = None) -> Tensor:
-        """Return the draft network's hidden state (B, 1, H) at this token. packed: packed weights for a faster pass."""
+        """Return the draft network's hidden state (B, 1, H) at this token.
+
+        Args:
+            packed: Packed weights for a faster pass.
+        """
         return network.attend(self.states, self.queries, *cache.accepted(), packed, network.depth - 1)

@@ -27,13 +27,16 @@ VisualToken = Literal["next", "own"]
 
 @dataclass(frozen=True)
 class MsdConfig(DraftConfig):
-    """Sizes and options of an MSD network. The published network for Qwen2-VL has `input_norm` and `attention_bias`,
-    the published network for LLaVA has neither.
+    """Sizes and options of an MSD network.
 
-    visual_token: "next": position t is visual if token t + 1 is visual, and holds the embedding of token t + 1, as in
-        the published code. "own": position t is visual if token t is visual, and holds the embedding of token t (not in
-        the paper); the position before an image reads the first text token after the image, which no other position
-        would read.
+    The published network for Qwen2-VL has `input_norm` and `attention_bias`, the published network for LLaVA has
+    neither.
+
+    Args:
+        visual_token: "next": position t is visual if token t + 1 is visual, and holds the embedding of token t + 1, as
+            in the published code. "own": position t is visual if token t is visual, and holds the embedding of token t
+            (not in the paper); the position before an image reads the first text token after the image, which no other
+            position would read.
     """
 
     visual_token: VisualToken = "next"
@@ -69,8 +72,13 @@ class MsdNetwork(EagleInputNetwork):
         )
 
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
-        """Compute the layer's input (B, L - 1, H) for whole rows. embeds: (B, L, H). features: (B, L, k * H). visual:
-        (B, L) bool, True at visual tokens."""
+        """Compute the layer's input (B, L - 1, H) for whole rows.
+
+        Args:
+            embeds: (B, L, H).
+            features: (B, L, k * H).
+            visual: (B, L) bool, True at visual tokens.
+        """
         if visual is None or not bool(visual.any()):
             return super().inputs(embeds, features)
         following = embeds[:, 1:]
@@ -82,10 +90,12 @@ class MsdNetwork(EagleInputNetwork):
 
 
 def next_text(visual: Tensor) -> Tensor:
-    """Find for each token the index of the first text token at or after this token, (B, L) int64. visual: (B, L) bool,
-    True at visual tokens.
+    """Find for each token the index of the first text token at or after this token, (B, L) int64.
 
     A visual token without a later text token gets its own index.
+
+    Args:
+        visual: (B, L) bool, True at visual tokens.
     """
     length = visual.shape[1]
     columns = torch.arange(length, device=visual.device).expand_as(visual)

@@ -138,8 +138,12 @@ class DraftConfig:
 
     @classmethod
     def like(cls, model: Any, **changes: Any) -> Self:
-        """Make a configuration with the layer sizes of a model. model: the configuration of the target's text model.
-        changes: values of other fields."""
+        """Make a configuration with the layer sizes of a model.
+
+        Args:
+            model: The configuration of the target's text model.
+            changes: Values of other fields.
+        """
         # the layers of Gemma 4 differ in size: use the sizes of the first layer
         if getattr(model, "is_heterogeneous", False):
             model = model.per_layer_config[0]
@@ -200,7 +204,11 @@ class RMSNorm(nn.Module):
 
 
 def apply_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Apply an RMS norm to x (..., H). weight: (H,), or (k, H) for x (..., k, H)."""
+    """Apply an RMS norm to x (..., H).
+
+    Args:
+        weight: (H,), or (k, H) for x (..., k, H).
+    """
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
         # this takes half the time of torch's `rms_norm`
         squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
@@ -213,7 +221,11 @@ def apply_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class Attention(nn.Module):
-    """The projections of grouped-query attention. inputs: number of input channels; default H."""
+    """The projections of grouped-query attention.
+
+    Args:
+        inputs: Number of input channels; default H.
+    """
 
     def __init__(self, config: DraftConfig, inputs: int = 0) -> None:
         super().__init__()
@@ -236,7 +248,11 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """The weights of one decoder layer, named as in Llama. inputs: number of input channels of attention; default H."""
+    """The weights of one decoder layer, named as in Llama.
+
+    Args:
+        inputs: Number of input channels of attention; default H.
+    """
 
     def __init__(self, config: DraftConfig, inputs: int = 0) -> None:
         super().__init__()
@@ -429,7 +445,11 @@ class DraftNetwork(nn.Module, ABC):
         return self.config.vocab_size
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Compute logits (..., `vocabulary`) from hidden (..., H). output: the target's LM head."""
+        """Compute logits (..., `vocabulary`) from hidden (..., H).
+
+        Args:
+            output: The target's LM head.
+        """
         return linear(hidden, output.weight, output.bias)
 
     @property
@@ -452,8 +472,13 @@ class DraftNetwork(nn.Module, ABC):
         return wide
 
     def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
-        """Compute the layer's input at drafted tokens. embeds: (..., H), their embeddings. hidden: (..., H), the
-        network's output at the token before each. carry: for ViSpec, the global vector of the last image."""
+        """Compute the layer's input at drafted tokens.
+
+        Args:
+            embeds: (..., H), their embeddings.
+            hidden: (..., H), the network's output at the token before each.
+            carry: For ViSpec, the global vector of the last image.
+        """
         return self.fuse(embeds, self.feature(hidden), carry)
 
     def drafted_input(
@@ -481,11 +506,15 @@ class DraftNetwork(nn.Module, ABC):
         return self.fuse(embeds[:, 1:], features[:, :-1])
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
-        """Compute the layer's input for the prompt of one row, without padding. The last token has no input: it would
-        need the next token.
+        """Compute the layer's input for the prompt of one row, without padding.
 
-        embeds: (L, H). features: (L, k * H). visual: (L,) bool, True at visual tokens. carry: from an earlier turn of
-            the chat; for ViSpec, the global vector of the last image.
+        The last token has no input: it would need the next token.
+
+        Args:
+            embeds: (L, H).
+            features: (L, k * H).
+            visual: (L,) bool, True at visual tokens.
+            carry: From an earlier turn of the chat; for ViSpec, the global vector of the last image.
         """
         states = self.inputs(embeds[None], features[None], visual[None])[0]
         return PromptInput(states, torch.arange(len(states), device=states.device))
@@ -495,10 +524,15 @@ class DraftNetwork(nn.Module, ABC):
     ) -> tuple[Tensor, KeyValues]:
         """Run the layer.
 
-        states: (B, n, H). positions: (B, n). past: keys and values (B, h, S, d) of S earlier positions. mask: additive
-            (B, 1, n, S + n); None: causal.
-        Returns: hidden (B, n, H), which is the LM head's input and the feature for the next position; keys and values
-            of the n positions.
+        Args:
+            states: (B, n, H).
+            positions: (B, n).
+            past: Keys and values (B, h, S, d) of S earlier positions.
+            mask: Additive (B, 1, n, S + n); None: causal.
+
+        Returns:
+            Hidden (B, n, H), which is the LM head's input and the feature for the next position; keys and values of the
+            n positions.
         """
         queries, keys, values = self.project(states, positions)
         pair = keys, values
@@ -532,8 +566,13 @@ class DraftNetwork(nn.Module, ABC):
         return PackedWeights(torch.cat([part.weight for part in parts]), bias, gate_up)
 
     def read(self, states: Tensor, index: int, packed: PackedWeights | None = None) -> Tensor:
-        """Compute the input of the query, key and value projections of layer `index`. Here it is the layer's input (B,
-        n, H), normalised if there is an input norm. packed: the result of `packed`, or None."""
+        """Compute the input of the query, key and value projections of layer `index`.
+
+        Here it is the layer's input (B, n, H), normalised if there is an input norm.
+
+        Args:
+            packed: The result of `packed`, or None.
+        """
         return self._layer(index).input_layernorm(states) if self.config.input_norm else states
 
     def residual(self, states: Tensor, index: int) -> Tensor:
@@ -550,8 +589,10 @@ class DraftNetwork(nn.Module, ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries, keys and values (B, heads, n, d), with rotary positions applied to queries and keys.
 
-        states: (B, n, H), the input of layer `index`. positions: (B, n), or one number for all. packed: the result of
-            `packed`, or None.
+        Args:
+            states: (B, n, H), the input of layer `index`.
+            positions: (B, n), or one number for all.
+            packed: The result of `packed`, or None.
         """
         config = self.config
         states = self.read(states, index, packed)
@@ -578,10 +619,18 @@ class DraftNetwork(nn.Module, ABC):
         packed: PackedWeights | None = None,
         index: int = 0,
     ) -> Tensor:
-        """Compute the rest of layer `index`, after `project`. Returns: hidden (B, n, H).
+        """Compute the rest of layer `index`, after `project`.
 
-        states: (B, n, H), the layer's input. queries: (B, heads, n, d). keys, values: (B, h, S + n, d). mask: additive
-            (B, 1, n, S + n); None: causal. packed: the result of `packed`, or None.
+        Args:
+            states: (B, n, H), the layer's input.
+            queries: (B, heads, n, d).
+            keys: (B, h, S + n, d).
+            values: Of the same shape as `keys`.
+            mask: Additive (B, 1, n, S + n); None: causal.
+            packed: The result of `packed`, or None.
+
+        Returns:
+            Hidden (B, n, H).
         """
         size, width = queries.shape[2], keys.shape[2]
         if mask is None and 1 < size < width:
@@ -600,8 +649,16 @@ class DraftNetwork(nn.Module, ABC):
     def after_attention(
         self, states: Tensor, mixed: Tensor, packed: PackedWeights | None = None, index: int = 0
     ) -> Tensor:
-        """Compute the rest of layer `index`, after attention. Returns: hidden (B, n, H). states: (B, n, H), the layer's
-        input. mixed: (B, heads, n, d), attention's output. packed: the result of `packed`, or None."""
+        """Compute the rest of layer `index`, after attention.
+
+        Args:
+            states: (B, n, H), the layer's input.
+            mixed: (B, heads, n, d), attention's output.
+            packed: The result of `packed`, or None.
+
+        Returns:
+            Hidden (B, n, H).
+        """
         layer = self._layer(index)
         o_proj = layer.self_attn.o_proj
         states = self.residual(states, index) + linear(mixed.transpose(1, 2).flatten(2), o_proj.weight, o_proj.bias)
@@ -660,8 +717,11 @@ def positions_from(starts: Sequence[int], size: int, device: torch.device) -> Te
 
 
 def scaled_frequencies(config: DraftConfig, scaling: dict[str, Any], device: torch.device) -> tuple[Tensor, float]:
-    """Compute the frequencies (d / 2,) and the factor of a scaled RoPE with transformers. scaling: the RoPE's
-    `rope_parameters`."""
+    """Compute the frequencies (d / 2,) and the factor of a scaled RoPE with transformers.
+
+    Args:
+        scaling: The RoPE's `rope_parameters`.
+    """
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -62,19 +62,28 @@ class QuestionGate(nn.Module):
         self.hidden, self.out = nn.Linear(embeds + features, inner), nn.Linear(inner, choices)
 
     def forward(self, question: Tensor, feature: Tensor) -> Tensor:
-        """Compute logits (..., C) of the C choices. question: (..., E), mean embedding of the question's tokens.
-        feature: (..., F), the target's features at the question's last token."""
+        """Compute logits (..., C) of the C choices.
+
+        Args:
+            question: (..., E), mean embedding of the question's tokens.
+            feature: (..., F), the target's features at the question's last token.
+        """
         return self.out(nn.functional.silu(self.hidden(torch.cat([question, feature], -1))))
 
 
 def choose_compressor(logits: Tensor, temperature: float, training: bool) -> tuple[int, Tensor | None]:
-    """Choose one of C compressors by logits (C,). Returns: its index; and in training a factor of value 1, else None.
-    The caller multiplies the output by the factor, through which the gate gets its gradient.
+    """Choose one of C compressors by logits (C,).
 
     Evaluation takes the best choice. Training samples with Gumbel noise and uses a straight-through gradient. The
     choices' outputs differ in length and cannot be averaged. So the gradient is that of the chosen output times its
     softmax probability (not in the paper, which gives no formula). "text-only" has no output, so it gives no gradient.
-    temperature: of the softmax in training.
+
+    Args:
+        temperature: Of the softmax in training.
+
+    Returns:
+        Its index; and in training a factor of value 1, else None. The caller multiplies the output by the factor,
+        through which the gate gets its gradient.
     """
     if not training:
         return int(logits.argmax()), None
@@ -86,10 +95,25 @@ def choose_compressor(logits: Tensor, temperature: float, training: bool) -> tup
 
 @final
 class ElasticCompressor(nn.Module):
-    """Compresses images with several compressors, in one of three variants. Holds the compressors.
+    """Compresses images with several compressors, in one of three variants.
+
+    Holds the compressors.
 
     "select": the gate chooses one compressor. "weighted": the outputs of prune, pool and conv, at the same ratio, are
     averaged with weights from the gate. "concat": the outputs of prune, pool, conv and resampler are concatenated.
+
+    Args:
+        sizes: (J, H), channels before and after fc.
+        variant: "select", "weighted" or "concat".
+        choices: Names of the compressors for "select".
+        ratios: Tokens per output of prune, pool and conv; the defaults are the paper's; "weighted" needs three equal
+            ratios (3 in the paper).
+        resampler: Its number of queries and of attention heads.
+        grid: Rows and columns of an image's tokens.
+        pruning: Which tokens prune keeps, "random" or "strided".
+        depthwise: True: the convolution has one filter per channel and is applied before fc. False: the convolution has
+            H x H x ratio weights and is applied after fc to all tokens, which takes three quarters of EAGLE's time for
+            an image. (The paper says "vanilla").
     """
 
     def __init__(
@@ -104,16 +128,6 @@ class ElasticCompressor(nn.Module):
         pruning: Pruning = "random",
         depthwise: bool = True,
     ) -> None:
-        """sizes: (J, H), channels before and after fc. variant: "select", "weighted" or "concat". choices: names of the
-        compressors for "select".
-        ratios: tokens per output of prune, pool and conv; the defaults are the paper's; "weighted" needs three equal
-            ratios (3 in the paper).
-        resampler: its number of queries and of attention heads. grid: rows and columns of an image's tokens. pruning:
-            which tokens prune keeps, "random" or "strided".
-        depthwise: True: the convolution has one filter per channel and is applied before fc. False: the convolution has
-            H x H x ratio weights and is applied after fc to all tokens, which takes three quarters of EAGLE's time for
-            an image. (The paper says "vanilla".)
-        """
         super().__init__()
         self.variant: Variant = variant
         self.choices = (
@@ -145,13 +159,17 @@ class ElasticCompressor(nn.Module):
     def forward(
         self, joined: Tensor, fc: Fc, weights: Tensor | None = None, choice: int = 0, matrix: Tensor | None = None
     ) -> CompressedImage:
-        """Compress one image. Returns: states with ascending, distinct positions. An image with fewer tokens than
-        outputs is not compressed.
+        """Compress one image.
 
-        joined: (V, J), [embedding; feature] of each visual token. fc: a function from (..., J) to (..., H). matrix:
-            weight (H, J) of `fc` if `fc` is affine, else None.
-        weights: (C,), the gate's softmax, for "weighted". choice: index of the compressor that the gate chose, for
-            "select".
+        Args:
+            joined: (V, J), [embedding; feature] of each visual token.
+            fc: A function from (..., J) to (..., H).
+            matrix: Weight (H, J) of `fc` if `fc` is affine, else None.
+            weights: (C,), the gate's softmax, for "weighted".
+            choice: Index of the compressor that the gate chose, for "select".
+
+        Returns:
+            States with ascending, distinct positions. An image with fewer tokens than outputs is not compressed.
         """
         if self.variant == "select":
             compressed = self._part(self.choices[choice], joined, fc, matrix)
@@ -262,10 +280,14 @@ class SpecVLM(EagleInputNetwork):
     def gate_logits(self, embeds: Tensor, features: Tensor, question: Tensor) -> Tensor:
         """Compute the gate's logits (C,) for one row.
 
-        embeds: (L, H). features: (L, k * H). question: (L,) bool, True at the question's tokens; if there are none, all
-            tokens are used.
-        The paper has no loss on the logits; training may add such a loss. Raises: InputError if the network has no
-        gate.
+        Args:
+            embeds: (L, H).
+            features: (L, k * H).
+            question: (L,) bool, True at the question's tokens; if there are none, all tokens are used. The paper has no
+                loss on the logits; training may add such a loss.
+
+        Raises:
+            InputError: If the network has no gate.
         """
         if self.gate is None:
             raise InputError("`compressors` must be two or more for a gate, but there is one. Name more of them.")
@@ -281,7 +303,7 @@ class SpecVLM(EagleInputNetwork):
             embeds: (L, H).
             features: (L, k * H).
             visual: (L,) bool, True at visual tokens.
-            carry: only for ViSpec, not used.
+            carry: Only for ViSpec, not used.
         """
         config = cast(SpecVLMConfig, self.config)
         joined = torch.cat([embeds[1:], features[:-1]], -1)  # shape (L - 1, J)
@@ -315,18 +337,27 @@ class SpecVLM(EagleInputNetwork):
 
 
 def question_mask(visual: Tensor) -> Tensor:
-    """Find the question's tokens: the text after the first image, or all text if there is no image. visual: (L,) bool,
-    True at visual tokens. Returns: (L,) bool."""
+    """Find the question's tokens: the text after the first image, or all text if there is no image.
+
+    Args:
+        visual: (L,) bool, True at visual tokens.
+
+    Returns:
+        (L,) bool.
+    """
     after = visual.cumsum(0) > 0
     return ~visual & after if bool(visual.any()) else ~visual
 
 
 def expected_kept_share(logits: Tensor, config: SpecVLMConfig, length: int) -> Tensor:
-    """Compute the expected share of visual tokens that compression keeps, given the gate's logits (C,). Returns: a
-    scalar in [0, 1].
+    """Compute the expected share of visual tokens that compression keeps, given the gate's logits (C,).
 
-    length: number of visual tokens. Training may add the share to the loss as a cost (not in the paper, whose ratios
-        are fixed).
+    Args:
+        length: Number of visual tokens. Training may add the share to the loss as a cost (not in the paper, whose
+            ratios are fixed).
+
+    Returns:
+        A scalar in [0, 1].
     """
     if config.variant == "weighted":  # its three compressors have the same ratio
         return logits.new_tensor(1 / config.mixed_ratio)

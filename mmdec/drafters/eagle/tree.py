@@ -60,9 +60,13 @@ class Levels:
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
         """Run the network over one level of n nodes.
 
-        tokens: (B, n), the nodes' tokens. features: (B, n, H), hidden states of their parents. above: (B, n), indices
-            of the parents in the level above; None for children of the root.
-        Returns: the nodes' hidden states (B, n, H).
+        Args:
+            tokens: (B, n), the nodes' tokens.
+            features: (B, n, H), hidden states of their parents.
+            above: (B, n), indices of the parents in the level above; None for children of the root.
+
+        Returns:
+            The nodes' hidden states (B, n, H).
         """
         network, cache, memory = self.drafter.network, self.memory.cache, self.memory
         rows, size = tokens.shape
@@ -91,12 +95,16 @@ class Levels:
         return states
 
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
-        """Draft a chain of the likeliest tokens in each batch row. All rows get chains of the same length, because the
-        target processes the same number of tokens in every row.
+        """Draft a chain of the likeliest tokens in each batch row.
 
-        roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
-        depth: maximum tokens. threshold: the chain ends after the first token whose estimated chance to be accepted
-            together with all tokens before it, averaged over the rows, is below this; 0: it never ends early.
+        All rows get chains of the same length, because the target processes the same number of tokens in every row.
+
+        Args:
+            roots: (B,), each row's last token.
+            hidden: (B, 1, H), the network's hidden state at this token.
+            depth: Maximum tokens.
+            threshold: The chain ends after the first token whose estimated chance to be accepted together with all
+                tokens before it, averaged over the rows, is below this; 0: it never ends early.
         """
         step = self.memory.step
         if isinstance(step, ColumnStep) and len(roots) == 1 and step.reads(hidden):
@@ -118,8 +126,14 @@ class Levels:
         return Draft(drafted, parents.contiguous(), torch.full_like(roots, len(tokens) + 1))
 
     def follow(self, token: int, feature: Vector) -> Vector:
-        """Run the network over one token of a chain, for a single row. feature: (H,), hidden state of the token before.
-        Returns the token's hidden state (H,)."""
+        """Run the network over one token of a chain, for a single row.
+
+        Args:
+            feature: (H,), hidden state of the token before.
+
+        Returns:
+            The token's hidden state (H,).
+        """
         step = self.memory.step
         assert isinstance(step, ColumnStep)
         self.level += 1
@@ -159,8 +173,11 @@ class Levels:
         )
 
     def _best(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and token ids (B, n, width) of the likeliest children of n nodes. hidden: (B, n, H),
-        the nodes' hidden states."""
+        """Return log-probabilities and token ids (B, n, width) of the likeliest children of n nodes.
+
+        Args:
+            hidden: (B, n, H), the nodes' hidden states.
+        """
         values, drafted = _best(self.drafter.logits(hidden), width)
         return values, self.drafter.network.token_ids(drafted)
 
@@ -212,17 +229,24 @@ class Levels:
 
 @final
 class BlockLevels(Levels):
-    """Grows one draft from hidden states that one pass has computed for all depths (P-EAGLE, DFlash). It holds these
-    states. The distribution at a depth does not depend on the tokens above it."""
+    """Grows one draft from hidden states that one pass has computed for all depths (P-EAGLE, DFlash).
+
+    It holds these states. The distribution at a depth does not depend on the tokens above it.
+
+    Args:
+        hidden: (B, K, H), one state for each depth.
+    """
 
     def __init__(self, drafter: Grower, memory: DraftState, hidden: Tensor) -> None:
-        """hidden: (B, K, H), one state for each depth."""
         super().__init__(drafter, memory)
         self.hidden = hidden
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """Return the next level's hidden states (B, n, H), which are the same for all n nodes. tokens: (B, n); only its
-        shape is read."""
+        """Return the next level's hidden states (B, n, H), which are the same for all n nodes.
+
+        Args:
+            tokens: (B, n); only its shape is read.
+        """
         self.level += 1
         return self.hidden[:, self.level : self.level + 1].expand(-1, tokens.shape[1], -1)
 
@@ -239,8 +263,13 @@ class BlockLevels(Levels):
         return chain_drafts(roots, int_rows(tokens))
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Draft the `plan.nodes` nodes whose paths have the highest products of probabilities (DDTree). Each depth
-        offers its `width` likeliest tokens. hidden: not read."""
+        """Draft the `plan.nodes` nodes whose paths have the highest products of probabilities (DDTree).
+
+        Each depth offers its `width` likeliest tokens.
+
+        Args:
+            hidden: Not read.
+        """
         width = min(self.drafter.width, plan.nodes, self.drafter.network.vocabulary)
         values, tokens = self._best(self.hidden[:, : plan.depth], width)
         rows = zip(values.double().exp().tolist(), tokens.tolist(), strict=True)
@@ -252,7 +281,9 @@ def _tree_of_ranks(
 ) -> tuple[list[int], list[int]]:
     """Return tokens and parents' indices of the `nodes` likeliest nodes of one batch row; parent 0 is the root.
 
-    chances, ids: [depth][rank], probability and token id of the k-th best token (rank k).
+    Args:
+        chances: [depth][rank], probability of the k-th best token (rank k).
+        ids: [depth][rank], id of that token.
     """
     paths = sorted(likeliest_paths(chances, nodes))
     index = {(): 0} | {path: node for node, path in enumerate(paths, 1)}
@@ -269,10 +300,14 @@ def draft_chain(
 ) -> Draft:
     """Draft a chain of the likeliest tokens for a single row, token by token, on NumPy arrays.
 
-    step: faster code for the LM head. roots: (1,), the last token. feature: (H,), hidden state at this token.
-    depth: maximum tokens. threshold: the chain ends after the first token whose chance to be accepted together with all
-        tokens before it is below this.
-    follow: called with a token and the hidden state before it; returns the hidden state (H,) at the token.
+    Args:
+        step: Faster code for the LM head.
+        roots: (1,), the last token.
+        feature: (H,), hidden state at this token.
+        depth: Maximum tokens.
+        threshold: The chain ends after the first token whose chance to be accepted together with all tokens before it
+            is below this.
+        follow: Called with a token and the hidden state before it; returns the hidden state (H,) at the token.
     """
     chance, tokens = 1.0, list[int]()
     while True:
@@ -288,7 +323,11 @@ def draft_chain(
 
 
 def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and ids (B, n, width) of the likeliest tokens, likeliest first. logits: (B, n, V)."""
+    """Return log-probabilities and ids (B, n, width) of the likeliest tokens, likeliest first.
+
+    Args:
+        logits: (B, n, V).
+    """
     chances = logits.log_softmax(-1).clamp_(max=0.0)  # rounding could make a child likelier than its parent
     if logits.shape[-1] < LARGE_VOCABULARY:
         best = chances.topk(width)

@@ -68,8 +68,13 @@ class ViSpec(EagleInputNetwork):
                 self.img_fc.bias.zero_()
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Compute the layer's input at position t. embeds: (..., H), embedding of token t + 1. features: (..., H), of
-        token t. carry: the global vector (H,) of the latest image, broadcastable to the features; None: no image."""
+        """Compute the layer's input at position t.
+
+        Args:
+            embeds: (..., H), embedding of token t + 1.
+            features: (..., H), of token t.
+            carry: The global vector (H,) of the latest image, broadcastable to the features; None: no image.
+        """
         weight, bias, size = self.img_fc.weight, self.img_fc.bias, self.config.hidden_size
         mixed = linear(features, weight[:, :size], bias)
         if carry is not None:
@@ -79,8 +84,11 @@ class ViSpec(EagleInputNetwork):
     def fused_weights(self, carry: Any = None) -> tuple[Tensor, Tensor] | None:
         """Multiply `img_fc` and `fc` into one linear map of [embedding; the network's last output].
 
-        Returns: weight (H, 2 H) and bias (H,); None if the map is not linear. carry: the global vector (H,) of the
-            latest image, or None.
+        Args:
+            carry: The global vector (H,) of the latest image, or None.
+
+        Returns:
+            Weight (H, 2 H) and bias (H,); None if the map is not linear.
         """
         joined = super().fused_weights()
         if joined is None:
@@ -95,8 +103,11 @@ class ViSpec(EagleInputNetwork):
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
         """Compute the layer's input for the prompt of one row, without padding; images are compressed.
 
-        embeds: (L, H). features: (L, H). visual: (L,) bool, True at visual tokens. carry: the global vector (H,) of the
-            last image in earlier turns of the chat; None: there is none.
+        Args:
+            embeds: (L, H).
+            features: (L, H).
+            visual: (L,) bool, True at visual tokens.
+            carry: The global vector (H,) of the last image in earlier turns of the chat; None: there is none.
         """
         following, images = embeds[1:], spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]

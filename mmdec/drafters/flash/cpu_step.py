@@ -25,16 +25,19 @@ MASKED = 512  # number of further entries that a new mask gets, so that it is no
 
 @final
 class SlotStep(TokenStep):
-    """Runs FLASH's network and an LM head for one row. Each token has slots 0, 1, ...; slot i drafts the (i + 1)-th
-    token after it. Holds weights and buffers.
+    """Runs FLASH's network and an LM head for one row.
+
+    Each token has slots 0, 1, ...; slot i drafts the (i + 1)-th token after it. Holds weights and buffers.
 
     Slot 1 of a token has the position of the next token and attends to the same tokens as the next token would, so
     slots are treated as further tokens. New accepted tokens and the slots of the last token share one product for
     queries, keys and values. The rest of the layer is computed for the slots only.
+
+    Args:
+        packed: The network's concatenated weights, from `DraftNetwork.packed`.
     """
 
     def __init__(self, network: FlashNetwork, packed: PackedWeights, embedding: Tensor, output: nn.Linear) -> None:
-        """packed: the network's concatenated weights, from `DraftNetwork.packed`."""
         super().__init__(embedding, output)
         config, layer = network.config, cast(Any, network.layers[0])
         self.network, self.config, self.slots = network, config, network.slots
@@ -65,8 +68,12 @@ class SlotStep(TokenStep):
     def of(
         cls, network: FlashNetwork, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear
     ) -> SlotStep | None:
-        """Make the fast path for a network. Returns None if it would be slower or give other results: for a large
-        network, a GPU, another precision than float32, or an embedding that does more than look up rows."""
+        """Make the fast path for a network.
+
+        Returns:
+            None if it would be slower or give other results: for a large network, a GPU, another precision than
+            float32, or an embedding that does more than look up rows.
+        """
         if packed is None or not plain(embedding, packed.attention, output.weight):
             return None
         return cls(network, packed, cast(nn.Embedding, embedding).weight, output)
@@ -74,12 +81,18 @@ class SlotStep(TokenStep):
     def block(
         self, tokens: Sequence[int], features: Vector, position: int, count: int, keys: Tensor, values: Tensor
     ) -> Vector:
-        """Process n new accepted tokens and the first `count` slots of the last token. Returns: the slots' states
-        (count, H), before `refine_slot`.
+        """Process n new accepted tokens and the first `count` slots of the last token.
 
-        tokens: their ids. features: (n, H). position: position id of the first token.
-        keys, values: (1, h, S, d), the cache; the last n + count - 1 entries are written: those of the n tokens, then
-            of the slots 1, 2, ...
+        Args:
+            tokens: Their ids.
+            features: (n, H).
+            position: Position id of the first token.
+            keys: (1, h, S, d), the cache; the last n + count - 1 entries are written: those of the n tokens, then of
+                the slots 1, 2, ...
+            values: Of the same shape as `keys`.
+
+        Returns:
+            The slots' states (count, H), before `refine_slot`.
         """
         config, size = self.config, self.config.hidden_size
         heads, dim = config.num_attention_heads, config.head_dim
@@ -111,7 +124,10 @@ class SlotStep(TokenStep):
 
     def refine_slot(self, slot: Vector, preceding: Vector, index: int) -> Vector:
         """Correct the state `slot` (H,) of slot number `index` (from 1) by the tokens that the slots before it drafted.
-        preceding: (H,), the sum of these tokens' embeddings."""
+
+        Args:
+            preceding: (H,), the sum of these tokens' embeddings.
+        """
         if not self.refiners:
             return slot
         (down, down_bias), (up, up_bias) = self.refiners[index - 1]
@@ -121,8 +137,12 @@ class SlotStep(TokenStep):
         return slot + torch.addmv(up_bias, up, inner).numpy()
 
     def _fuse(self, tokens: Sequence[int], features: Vector) -> Vector:
-        """Compute the layer's input (n, H), as `FlashNetwork.fuse` does. tokens: n ids. features: (n, H), of the tokens
-        before them."""
+        """Compute the layer's input (n, H), as `FlashNetwork.fuse` does.
+
+        Args:
+            tokens: N ids.
+            features: (n, H), of the tokens before them.
+        """
         size = self.config.hidden_size
         joined = np.empty((len(tokens), 2 * size), np.float32)
         joined[:, size:] = features
@@ -133,7 +153,11 @@ class SlotStep(TokenStep):
         return _gated(_product(joined, self.fused, self.fused_bias))
 
     def _norm(self, x: Vector, weight: Vector) -> Vector:
-        """Apply an RMS norm to x (n, C). weight: (C,), the norm's."""
+        """Apply an RMS norm to x (n, C).
+
+        Args:
+            weight: (C,), the norm's.
+        """
         normed = x * x
         scale = np.add.reduce(normed, 1, keepdims=True)
         scale *= 1.0 / x.shape[1]
@@ -166,13 +190,21 @@ class SlotStep(TokenStep):
 
 
 def _product(rows: Vector, weight: Tensor, bias: Tensor | None = None) -> Vector:
-    """Multiply rows (n, I) by weight (I, O), and add the bias (O,) if there is one. Returns: (n, O)."""
+    """Multiply rows (n, I) by weight (I, O), and add the bias (O,) if there is one.
+
+    Returns:
+        (n, O).
+    """
     given = torch.from_numpy(rows)
     return (torch.mm(given, weight) if bias is None else torch.addmm(bias, given, weight)).numpy()
 
 
 def _gated(both: Vector) -> Vector:
-    """Compute SiLU(gate) * up, (n, I). both: (n, 2 I), gate and up concatenated."""
+    """Compute SiLU(gate) * up, (n, I).
+
+    Args:
+        both: (n, 2 I), gate and up concatenated.
+    """
     size = both.shape[1] // 2
     gate = F.silu(torch.from_numpy(both[:, :size])).numpy()
     gate *= both[:, size:]

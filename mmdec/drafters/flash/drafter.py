@@ -30,8 +30,20 @@ from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
 
 @final
 class Flash:
-    """A drafter that uses FLASH's head, the target's embedding and its LM head. It holds weights only; the state of a
-    `generate` call is in `DraftState`."""
+    """A drafter that uses FLASH's head, the target's embedding and its LM head.
+
+    It holds weights only; the state of a `generate` call is in `DraftState`.
+
+    Args:
+        network: FLASH's head.
+        embedding: The target's embedding (`model.get_input_embeddings()`).
+        output: The target's LM head (`model.get_output_embeddings()`).
+        width: Maximum nodes of a tree level that get children.
+        tree: Whether to draft trees (True) or chains; None: the network's configuration decides.
+
+    Raises:
+        InputError: If `output` does not fit the network, or `width` is below 1.
+    """
 
     def __init__(
         self,
@@ -41,11 +53,6 @@ class Flash:
         width: int = DEFAULT_TREE_WIDTH,
         tree: bool | None = None,
     ) -> None:
-        """network: FLASH's head. embedding, output: the target's embedding and LM head.
-        width: maximum nodes of a tree level that get children.
-        tree: whether to draft trees (True) or chains; None: the network's configuration decides.
-        Raises: InputError if `output` does not fit the network, or `width` is below 1.
-        """
         self._columns = NetworkDrafter(network, embedding, output, width)
         self.network: FlashNetwork = network
         self.embedding, self.width, self.needs = embedding, width, self._columns.needs
@@ -104,16 +111,26 @@ class Flash:
         return slots.tree(roots, slots.first, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the target's LM head to hidden states (..., H). Returns logits (..., V)."""
+        """Apply the target's LM head to hidden states (..., H).
+
+        Returns:
+            Logits (..., V).
+        """
         return self._columns.logits(hidden)
 
 
 class SlotLevels(Levels):
-    """Grows one draft from slots. The nodes of each level are predicted from the next slot, refined by the tokens on
-    the path to the node. A block is the k slots of one pass."""
+    """Grows one draft from slots.
+
+    The nodes of each level are predicted from the next slot, refined by the tokens on the path to the node. A block is
+    the k slots of one pass.
+
+    Args:
+        last: The head's state at each batch row's last token.
+        depth: Maximum depth of the draft.
+    """
 
     def __init__(self, drafter: Flash, memory: DraftState, last: RootState, depth: int) -> None:
-        """last: the head's state at each batch row's last token. depth: maximum depth of the draft."""
         super().__init__(drafter, memory)
         self.head, self.depth, self.device = drafter.network, depth, last.states.device
         # (B, n, H): for each node of the newest level, the sum of the embeddings on its path since the block began
@@ -132,8 +149,10 @@ class SlotLevels(Levels):
 
         A chain that has used all slots of a block continues with those of a new block.
 
-        tokens: (B, n), the nodes' tokens. features: (B, n, H), hidden states that predicted them. above: (B, n),
-            indices of the nodes' parents in the level above; None: the parent is the root.
+        Args:
+            tokens: (B, n), the nodes' tokens.
+            features: (B, n, H), hidden states that predicted them.
+            above: (B, n), indices of the nodes' parents in the level above; None: the parent is the root.
         """
         self.level += 1
         index = self.level - self.done
@@ -151,8 +170,11 @@ class SlotLevels(Levels):
         return self.head.refine_slot(self.slots[:, index : index + 1].expand_as(preceding), preceding, index)
 
     def _next_block(self) -> Tensor:
-        """Begin a new block: process the tokens drafted so far, and compute new slots after the last one. Returns the
-        first slot, a hidden state (B, 1, H)."""
+        """Begin a new block: process the tokens drafted so far, and compute new slots after the last one.
+
+        Returns:
+            The first slot, a hidden state (B, 1, H).
+        """
         # tokens (B, k) of this block, and the features (B, k, H) that they were predicted from
         tokens, features = (torch.cat(parts, 1) for parts in zip(*self.path, strict=True))
         states = self.head.fuse(self.drafter.embedding(tokens), features)
@@ -166,9 +188,13 @@ class SlotLevels(Levels):
     def _pass(self, states: Tensor, queries: Tensor, features: Tensor) -> Tensor:
         """Compute the slots after a token whose keys and values are cached.
 
-        states, queries: (B, 1, H), (B, heads, 1, d): input and queries of the head's layer at the token. features: (B,
-            1, H), hidden state before the token.
-        Returns: slots (B, k', H), as many as the draft's depth needs.
+        Args:
+            states: (B, 1, H), input of the head's layer at the token.
+            queries: (B, heads, 1, d), queries of the head's layer at the token.
+            features: (B, 1, H), hidden state before the token.
+
+        Returns:
+            Slots (B, k', H), as many as the draft's depth needs.
         """
         cache, config = self.memory.cache, self.head.config
         count = min(self.head.slots, self.depth - self.done)
@@ -192,11 +218,16 @@ class SlotLevels(Levels):
 
 
 class SlotChain:
-    """Grows a chain from FLASH's slots for a single row, on NumPy arrays. It computes what `SlotLevels` does, in less
-    time."""
+    """Grows a chain from FLASH's slots for a single row, on NumPy arrays.
+
+    It computes what `SlotLevels` does, in less time.
+
+    Args:
+        waiting: Accepted tokens to process first.
+        depth: Maximum depth of the draft.
+    """
 
     def __init__(self, step: SlotStep, memory: DraftState, waiting: PendingTokens, depth: int) -> None:
-        """waiting: accepted tokens to process first. depth: maximum depth of the draft."""
         self.step, self.memory, self.depth = step, memory, depth
         # done: number of tokens that earlier blocks drafted; offset: number of tokens processed after the accepted ones
         self.done, self.offset = 0, 0
@@ -212,8 +243,11 @@ class SlotChain:
         return self.slots[0]
 
     def follow(self, token: int, feature: Vector) -> Vector:
-        """Return the hidden state (H,) that predicts the token after `token`. feature: (H,), the state that predicted
-        `token`."""
+        """Return the hidden state (H,) that predicts the token after `token`.
+
+        Args:
+            feature: (H,), the state that predicted `token`.
+        """
         self.path.append((token, feature))
         index = len(self.path)
         if index == self.step.slots:
@@ -226,7 +260,11 @@ class SlotChain:
         return self.step.refine_slot(self.slots[index], self.preceding, index)
 
     def _pass(self, tokens: Sequence[int], features: Vector) -> Vector:
-        """Process n tokens with the features (n, H) before them. Returns the slots (k', H) after the last token."""
+        """Process n tokens with the features (n, H) before them.
+
+        Returns:
+            The slots (k', H) after the last token.
+        """
         count = min(self.step.slots, self.depth - self.done)
         keys, values = self.memory.cache.room(self.offset + len(tokens) + count - 1, self.step.column)
         position = self.memory.positions[0] + self.offset

@@ -69,8 +69,11 @@ class Refiner(nn.Module):
         nn.init.zeros_(self.up.bias)
 
     def forward(self, slot: Tensor, preceding: Tensor) -> Tensor:
-        """Correct the states (..., H) of one slot. preceding: (..., H), the sum of the embeddings of the tokens that
-        earlier slots drafted."""
+        """Correct the states (..., H) of one slot.
+
+        Args:
+            preceding: (..., H), the sum of the embeddings of the tokens that earlier slots drafted.
+        """
         return slot + self.up(silu(self.down(torch.cat([preceding, slot], -1))))
 
 
@@ -107,8 +110,13 @@ class FlashNetwork(DraftNetwork):
         return cast(FlashConfig, self.config).slots
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Compute the layer's input (..., H) at a text position t. embeds: (..., H), embedding of token t + 1.
-        features: (..., H), of token t. carry: only for ViSpec, not used."""
+        """Compute the layer's input (..., H) at a text position t.
+
+        Args:
+            embeds: (..., H), embedding of token t + 1.
+            features: (..., H), of token t.
+            carry: Only for ViSpec, not used.
+        """
         joined = torch.cat([embeds, features], -1)
         if self.config.fc_norm:
             joined = self.fc_norm(joined)
@@ -123,7 +131,7 @@ class FlashNetwork(DraftNetwork):
             embeds: (L, H).
             features: (L, H).
             visual: (L,) bool, True at visual tokens.
-            carry: only for ViSpec, not used.
+            carry: Only for ViSpec, not used.
         """
         images = spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
@@ -148,8 +156,15 @@ class FlashNetwork(DraftNetwork):
         return states[..., None, :] + pad(self.slot_embeddings, (0, 0, 1, 0))
 
     def finish(self, hidden: Tensor, features: Tensor) -> Tensor:
-        """Apply the residual gate: add the positions' features, scaled, to each slot. hidden: (..., n, H), the layer's
-        output at the first n slots. features: (..., H). Returns: (..., n, H), before refinement."""
+        """Apply the residual gate: add the positions' features, scaled, to each slot.
+
+        Args:
+            hidden: (..., n, H), the layer's output at the first n slots.
+            features: (..., H).
+
+        Returns:
+            (..., n, H), before refinement.
+        """
         return hidden + self.residual_gate[: hidden.shape[-2], None] * features[..., None, :]
 
     def refine_slot(self, slot: Tensor, preceding: Tensor, index: int) -> Tensor:

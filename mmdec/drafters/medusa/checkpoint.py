@@ -69,11 +69,15 @@ def save_heads(
     ranks: Sequence[Sequence[float]] | None = None,
     place: Path | None = None,
 ) -> Path:
-    """Write a folder of Medusa heads. If writing fails, no folder is left.
+    """Write a folder of Medusa heads.
 
-    heads: the trained heads. ranks: ranks[k][r] is the measured probability that the r-th most probable token of head k
-        is right; the first draft trees are made from these probabilities. None: not measured.
-    place: path of the folder in the example of the model card; None: the subfolder `medusa` of the model's folder.
+    If writing fails, no folder is left.
+
+    Args:
+        heads: The trained heads.
+        ranks: ranks[k][r] is the measured probability that the r-th most probable token of head k is right; the first
+            draft trees are made from these probabilities. None: not measured.
+        place: Path of the folder in the example of the model card; None: the subfolder `medusa` of the model's folder.
     """
     target = new_folder(directory)
     with atomic_folder(target) as fresh:
@@ -85,10 +89,13 @@ def save_heads(
 
 
 def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Medusa:
-    """Load Medusa heads as a drafter for a model, on the model's device and in its precision. directory: a folder in
-    mmdec's or a published format.
+    """Load Medusa heads as a drafter for a model, on the model's device and in its precision.
 
-    Raises: InputError if the heads belong to another model (with other channels, tokens or mels).
+    Args:
+        directory: A folder in mmdec's or a published format.
+
+    Raises:
+        InputError: If the heads belong to another model (with other channels, tokens or mels).
     """
     folder = check_path("directory", directory, "Name a folder.")
     output: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
@@ -183,10 +190,14 @@ def _card(config: MedusaConfig, place: Path | None) -> str:
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """Load published Medusa heads and save them in mmdec's format. Returns: `directory`.
+    """Load published Medusa heads and save them in mmdec's format.
 
-    source: a directory with config.json and safetensors (one file, or several with an index); for the heads of a
-        language model also medusa_lm_head.pt, from which only tensors are read.
+    Args:
+        source: A directory with config.json and safetensors (one file, or several with an index); for the heads of a
+            language model also medusa_lm_head.pt, from which only tensors are read.
+
+    Returns:
+        `directory`.
     """
     folder = Path(source)
     if not (folder / "config.json").is_file():
@@ -196,7 +207,11 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 
 
 def _published_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Load published heads in float32. argument: name of the caller's argument, for errors."""
+    """Load published heads in float32.
+
+    Args:
+        argument: Name of the caller's argument, for errors.
+    """
     if any(TEXT.fullmatch(name) for name in tensor_names(folder, argument)):
         return _text_heads(folder, argument)
     return _whisper_heads(folder, argument)

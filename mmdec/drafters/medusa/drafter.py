@@ -63,17 +63,23 @@ class MedusaState:
 )
 @final
 class Medusa:
-    """A drafter that uses Medusa heads. It holds weights only; the state of a `generate` call is in `MedusaState`.
+    """A drafter that uses Medusa heads.
+
+    It holds weights only; the state of a `generate` call is in `MedusaState`.
 
     Trees are chosen by `Context.shape`, which counts how often each head's first, second, ... token was right.
+
+    Args:
+        heads: The trained heads.
+        output: The target's LM head; heads without an output layer use it.
+        ranks: [head][rank], measured chance that the head's k-th best token (rank k) is right; it has the weight of 20
+            observations. None: default values.
+
+    Raises:
+        InputError: If `output` or `ranks` do not fit the heads.
     """
 
     def __init__(self, heads: MedusaHeads, output: nn.Linear, ranks: Sequence[Sequence[float]] | None = None) -> None:
-        """heads: the trained heads. output: the target's LM head; heads without an output layer use it.
-        ranks: [head][rank], measured chance that the head's k-th best token (rank k) is right; it has the weight of 20
-            observations. None: default values.
-        Raises: InputError if `output` or `ranks` do not fit the heads.
-        """
         config = heads.config
         if tuple(output.weight.shape) != (config.vocab_size, config.hidden_size):
             raise InputError(
@@ -174,15 +180,22 @@ class Medusa:
             block.pending = [block.pending[row] for row in live.tolist()]
 
     def _logits(self, memory: MedusaState, hidden: Tensor, depth: int) -> Tensor:
-        """Return the logits (B, depth, V) of the first `depth` heads. hidden: (B, H)."""
+        """Return the logits (B, depth, V) of the first `depth` heads.
+
+        Args:
+            hidden: (B, H).
+        """
         rows = depth * hidden.shape[1]
         weight, bias = (part[:rows] for part in memory.heads)
         moved = linear(hidden, weight, bias).view(len(hidden), depth, -1)
         return self.heads.tokens(hidden[:, None] + silu(moved), self.output.weight)
 
     def _run_block(self, block: Block) -> Tensor:
-        """Run Medusa-Block's extra layer over the states that it has not processed yet. Returns the layer's output (B,
-        H) at the last position of each batch row."""
+        """Run Medusa-Block's extra layer over the states that it has not processed yet.
+
+        Returns:
+            The layer's output (B, H) at the last position of each batch row.
+        """
         layer = self.heads.block
         assert isinstance(layer, DecoderLayer)
         fresh = [torch.cat(parts) for parts in block.pending]
@@ -209,7 +222,11 @@ class Medusa:
 
 def _learn(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) -> None:
     """Compare the heads' proposals with the accepted tokens, and count in `shape` which rank was right at each depth.
-    ranked: [row][head][rank], the tokens that the heads proposed. verdict: the accepted tokens."""
+
+    Args:
+        ranked: [row][head][rank], the tokens that the heads proposed.
+        verdict: The accepted tokens.
+    """
     for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
         for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
             shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)

@@ -84,8 +84,14 @@ class Attention(nn.Module):
         return self._split(self.k_proj(states)), self._split(self.v_proj(states))
 
     def forward(self, x: Tensor, pair: KeyValues, mask: Tensor | None) -> Tensor:
-        """Apply attention from x (B, T, H) to keys and values from `pair`. mask: (B, 1, T, S) bool, True where x
-        attends; None: everywhere. Returns: (B, T, H)."""
+        """Apply attention from x (B, T, H) to keys and values from `pair`.
+
+        Args:
+            mask: (B, 1, T, S) bool, True where x attends; None: everywhere.
+
+        Returns:
+            (B, T, H).
+        """
         out = scaled_dot_product_attention(self._split(self.q_proj(x)), *pair, attn_mask=mask)
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
@@ -112,10 +118,15 @@ class DecoderLayer(nn.Module):
         return self.self_attn.pair(self.self_attn_layer_norm(x))
 
     def forward(self, x: Tensor, own: KeyValues, memory: KeyValues, mask: Tensor | None) -> Tensor:
-        """Apply the layer to x (B, T, H). Returns: (B, T, H).
+        """Apply the layer to x (B, T, H).
 
-        own: keys and values of the P positions so far, x included. memory: keys and values of the encoder's states.
+        Args:
+            own: Keys and values of the P positions so far, x included.
+            memory: Keys and values of the encoder's states.
             mask: (B, 1, T, P) bool, True where x attends to a position; None: everywhere.
+
+        Returns:
+            (B, T, H).
         """
         x = x + self.self_attn(self.self_attn_layer_norm(x), own, mask)
         x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), memory, None)
@@ -137,11 +148,14 @@ class MedusaHeads(nn.Module):
         self.outputs = nn.ModuleList(nn.Linear(size, config.vocab_size, bias=False) for _ in range(matrices))
 
     def forward(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
-        """Apply all heads at all positions, for training. Returns: (B, T, K, H), to be multiplied with the output
-        matrix.
+        """Apply all heads at all positions, for training.
 
-        hidden: (B, T, H), the decoder's last states, without left padding. states: (B, S, H) of the encoder, for
-            Medusa-Block.
+        Args:
+            hidden: (B, T, H), the decoder's last states, without left padding.
+            states: (B, S, H) of the encoder, for Medusa-Block.
+
+        Returns:
+            (B, T, K, H), to be multiplied with the output matrix.
         """
         return self.read(self.through(hidden, states), len(self.heads))
 
@@ -162,18 +176,32 @@ class MedusaHeads(nn.Module):
         return self.block(hidden, self.block.pair(hidden), memory, mask)
 
     def read(self, hidden: Tensor, count: int) -> Tensor:
-        """Apply the first `count` heads. hidden: (..., H), the heads' input from `through`. Returns: (..., count, H),
-        before the output matrix."""
+        """Apply the first `count` heads.
+
+        Args:
+            hidden: (..., H), the heads' input from `through`.
+
+        Returns:
+            (..., count, H), before the output matrix.
+        """
         return torch.stack([self.heads[k](hidden) for k in range(count)], -2)
 
     def logits(self, hidden: Tensor, count: int, output: Tensor) -> Tensor:
-        """Compute the logits (..., count, V) of the first `count` heads. hidden: (..., H), the heads' input from
-        `through`. output: the model's output matrix (V, H), used unless each head has its own."""
+        """Compute the logits (..., count, V) of the first `count` heads.
+
+        Args:
+            hidden: (..., H), the heads' input from `through`.
+            output: The model's output matrix (V, H), used unless each head has its own.
+        """
         return self.tokens(self.read(hidden, count), output)
 
     def tokens(self, read: Tensor, output: Tensor) -> Tensor:
-        """Compute logits (..., count, V) from the heads' outputs. read: (..., count, H), these outputs. output: the
-        model's output matrix (V, H), used unless each head has its own."""
+        """Compute logits (..., count, V) from the heads' outputs.
+
+        Args:
+            read: (..., count, H), these outputs.
+            output: The model's output matrix (V, H), used unless each head has its own.
+        """
         if not self.config.own_outputs:
             return linear(read, output)
         return torch.stack([self.outputs[k](read[..., k, :]) for k in range(read.shape[-2])], -2)

@@ -23,8 +23,11 @@ class AudioPromptBuilder:
         self.audio_lm, self.tokenizer = audio_lm, audio_lm.tokenizer
 
     def __call__(self, sample: Sample) -> Inputs:
-        """Return the input tensors of one recording, with batch size 1. Raises InputError if the recording is longer
-        than the processor accepts."""
+        """Return the input tensors of one recording, with batch size 1.
+
+        Raises:
+            InputError: If the recording is longer than the processor accepts.
+        """
         assert sample.sound is not None
         return self.audio_lm.inputs([self.audio_lm.check(sample.sound.samples())])
 

@@ -181,7 +181,11 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _stack_carries(carries: Sequence[Tensor | None]) -> Tensor | None:
     """Stack the vectors that ViSpec-like networks compute from each prompt for later positions: (B, 1, H), zeros for a
-    prompt without one. Returns None if no prompt has one."""
+    prompt without one.
+
+    Returns:
+        None if no prompt has one.
+    """
     first = next((carry for carry in carries if carry is not None), None)
     if first is None:
         return None
@@ -189,8 +193,11 @@ def _stack_carries(carries: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _stack_positions(positions: Sequence[Tensor]) -> Tensor:
-    """Pad and stack the position ids of B texts, (axes, n) each. Returns (B, longest), or (axes, B, longest) for
-    several axes."""
+    """Pad and stack the position ids of B texts, (axes, n) each.
+
+    Returns:
+        (B, longest), or (axes, B, longest) for several axes.
+    """
     padded = pad_sequence([own.t() for own in positions], batch_first=True).permute(2, 0, 1)
     return padded if len(padded) > 1 else padded[0]
 

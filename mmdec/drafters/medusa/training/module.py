@@ -341,8 +341,11 @@ class MedusaModule(DrafterModule):
         return losses, ranks
 
     def _frequent(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Restrict the output matrix (V, H) to the frequent tokens and the targets (P, K). Returns: its rows (v, H),
-        and the targets as indices of these rows; -1 stays."""
+        """Restrict the output matrix (V, H) to the frequent tokens and the targets (P, K).
+
+        Returns:
+            Its rows (v, H), and the targets as indices of these rows; -1 stays.
+        """
         frequent = [token for token, _ in self.counts.most_common(self.options.vocabulary)]
         ids = torch.cat([targets[targets >= 0].cpu(), torch.tensor(frequent, dtype=torch.long)]).unique()
         ids = ids.to(output.device)
