@@ -249,15 +249,15 @@ class Drafter(Protocol):
         """Read the prompt and return the drafter's state for this generate() call."""
         ...
 
-    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: Any, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree below each root (B,), within the plan. It may have fewer nodes than planned, or none."""
         ...
 
-    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Update the drafter's state after a round. Called after every round: also after rounds without a draft, after
         rounds in which another drafter drafted, and after the prompt's pass."""
         ...
 
-    def select(self, memory: Any, live: Tensor) -> None:
+    def select(self, state: Any, live: Tensor) -> None:
         """Keep only the rows with the indices `live` (K,) int64, in that order. The others have ended."""
         ...

@@ -18,13 +18,13 @@ class ToyDrafter:
         """Every target will do."""
 
     def start(self, context: Context) -> list[list[int]]:
-        """The memory of a run: each row's text, padding left out."""
+        """Return the state of a run: each row's text, padding left out."""
         return [tokens[kept].tolist() for tokens, kept in zip(context.tokens, context.mask, strict=True)]
 
-    def propose(self, memory: list[list[int]], roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: list[list[int]], roots: Tensor, plan: Plan) -> Draft:
         """One chain below each root, at most plan.depth long."""
         tails = []
-        for text in memory:
+        for text in state:
             following, token, tail = dict(pairwise(text)), text[-1], list[int]()
             while token in following and len(tail) < min(plan.depth, plan.nodes):
                 token = following[token]
@@ -32,11 +32,11 @@ class ToyDrafter:
             tails.append(tail)
         return chain_drafts(roots, tails)
 
-    def update(self, memory: list[list[int]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: list[list[int]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """The round's new tokens; the last of them is the next root."""
-        for text, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+        for text, tokens, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             text += tokens[:length]
 
-    def select(self, memory: list[list[int]], live: Tensor) -> None:
+    def select(self, state: list[list[int]], live: Tensor) -> None:
         """Rows that have ended leave the batch."""
-        memory[:] = [memory[row] for row in live.tolist()]
+        state[:] = [state[row] for row in live.tolist()]

@@ -318,14 +318,14 @@ class DepthRecorder(ForwardingDrafter):
         self._reached: Counter[int] = Counter()  # depth in the drafted tree -> number of drafts with a node there
         self._accepted: Counter[int] = Counter()
 
-    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         rows = zip(int_rows(draft.parents), int_list(draft.size), int_rows(verdict.path), strict=True)
         for parents, size, path in rows:
             for depth in range(1, max(depths(parents[:size])) + 1):
                 self._reached[depth] += 1
             for depth in range(1, sum(node > 0 for node in path) + 1):
                 self._accepted[depth] += 1
-        super().update(memory, draft, scores, verdict)
+        super().update(state, draft, scores, verdict)
 
     def shares(self) -> list[float]:
         """Return one share for each depth 1, 2, ...: drafts accepted to this depth / drafts that have a node there."""

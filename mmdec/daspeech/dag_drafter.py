@@ -139,9 +139,9 @@ class DagDrafter:
             for unit in units[:length]:
                 state.alpha = state.after(state.alpha @ state.links, unit)
 
-    def select(self, memory: list[RowState], live: Tensor) -> None:
+    def select(self, state: list[RowState], live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
-        memory[:] = [memory[row] for row in live.tolist()]
+        state[:] = [state[row] for row in live.tolist()]
 
 
 def _two(chances: np.ndarray) -> tuple[int, int]:

@@ -155,24 +155,24 @@ class Lookup:
             prompts = [[*own, *source, *own] for own, source in zip(prompts, context.source, strict=True)]
         return [NgramIndex(prompt, self._longest) for prompt in prompts]
 
-    def propose(self, memory: list[NgramIndex], roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: list[NgramIndex], roots: Tensor, plan: Plan) -> Draft:
         """Draft the text after the longest match, if it is likely enough to be accepted. If the plan allows a tree,
         also draft the texts after shorter matches, as branches."""
         if plan.threshold:
-            chances = [row.chances(self._shortest, plan.depth) for row in memory]
+            chances = [row.chances(self._shortest, plan.depth) for row in state]
             first, expected = sum(own[0] for own in chances if own), sum(map(sum, chances))
-            if first < plan.threshold * len(memory) or expected < plan.min_expected_accepted * len(memory):
-                return trees_from_lists(roots, [([], [])] * len(memory))
-        return trees_from_lists(roots, [self._tree(row, plan) for row in memory])
+            if first < plan.threshold * len(state) or expected < plan.min_expected_accepted * len(state):
+                return trees_from_lists(roots, [([], [])] * len(state))
+        return trees_from_lists(roots, [self._tree(row, plan) for row in state])
 
-    def update(self, memory: list[NgramIndex], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: list[NgramIndex], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Append the new tokens of this round to each batch row's text."""
-        for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+        for row, tokens, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 row.add(token)
 
-    def select(self, memory: list[NgramIndex], live: Tensor) -> None:
-        memory[:] = [memory[index] for index in live.tolist()]
+    def select(self, state: list[NgramIndex], live: Tensor) -> None:
+        state[:] = [state[index] for index in live.tolist()]
 
     def _tree(self, row: NgramIndex, plan: Plan) -> tuple[list[int], list[int]]:
         """Draft a tree of copies for one batch row: after the longest match, and after shorter ones.

@@ -136,31 +136,31 @@ class Mtp:
         fresh = features.shape[1]
         mask, tokens = context.mask[:, -fresh:], context.tokens[:, -fresh:]
         seen = mask.new_zeros(len(mask), 0)
-        memory = MtpState(DynamicCache(), seen, torch.full_like(tokens[:, 0], context.past + 1))
+        state = MtpState(DynamicCache(), seen, torch.full_like(tokens[:, 0], context.past + 1))
         # The target's hidden state at the last prompt token is read together with the first generated token, which
         # `update` brings.
-        memory.queue.append((tokens[:, 1:], features[:, :-1], mask[:, :-1]))
-        return memory
+        state.queue.append((tokens[:, 1:], features[:, :-1], mask[:, :-1]))
+        return state
 
-    def update(self, memory: MtpState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: MtpState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens and the target's hidden states. The head processes them before the next draft."""
         part = PendingTokens.of(scores.features[-1], verdict, verdict.lengths.tolist())
         exists = torch.arange(part.tokens.shape[1], device=part.tokens.device) < verdict.lengths[:, None]
-        memory.queue.append((part.tokens, part.features, exists))
+        state.queue.append((part.tokens, part.features, exists))
 
-    def select(self, memory: MtpState, live: Tensor) -> None:
-        if memory.seen.shape[1]:
-            memory.cache.batch_select_indices(live)
-        memory.seen, memory.positions = memory.seen[live], memory.positions[live]
-        memory.queue = [(tokens[live], features[live], exists[live]) for tokens, features, exists in memory.queue]
+    def select(self, state: MtpState, live: Tensor) -> None:
+        if state.seen.shape[1]:
+            state.cache.batch_select_indices(live)
+        state.seen, state.positions = state.seen[live], state.positions[live]
+        state.queue = [(tokens[live], features[live], exists[live]) for tokens, features, exists in state.queue]
 
-    def propose(self, memory: MtpState, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: MtpState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return root_only(roots)
-        hidden = self._take_in(memory)
-        levels = MtpLevels(self, memory)
+        hidden = self._take_in(state)
+        levels = MtpLevels(self, state)
         if plan.temperature is not None:
             return levels.sampled_tree(roots, hidden, plan)
         if plan.nodes <= plan.depth:
@@ -171,30 +171,30 @@ class Mtp:
         """Return logits (..., V) of hidden states (..., H), by the target's LM head."""
         return self.head.shared_head(hidden)
 
-    def _take_in(self, memory: MtpState) -> Tensor:
+    def _take_in(self, state: MtpState) -> Tensor:
         """Run the MTP head over the accepted tokens that it has not processed yet.
 
         Returns:
             The head's hidden state (B, 1, H) at the last token of each batch row.
         """
-        if memory.drafted:
-            memory.cache.crop(-memory.drafted)
-            memory.drafted = 0
-        tokens, features, exists = (torch.cat(parts, 1) for parts in zip(*memory.queue, strict=True))
-        memory.queue = []
-        positions = memory.positions[:, None] + exists.cumsum(1) - 1
-        memory.positions = memory.positions + exists.sum(1)
+        if state.drafted:
+            state.cache.crop(-state.drafted)
+            state.drafted = 0
+        tokens, features, exists = (torch.cat(parts, 1) for parts in zip(*state.queue, strict=True))
+        state.queue = []
+        positions = state.positions[:, None] + exists.cumsum(1) - 1
+        state.positions = state.positions + exists.sum(1)
         rows, size = tokens.shape
         own = torch.ones(size, size, dtype=torch.bool, device=tokens.device)
         # let each padding position see itself, because a softmax over no position is NaN
         sees = (own.tril() & exists[:, None]) | own.triu().tril()
-        sees = torch.cat([memory.seen[:, None].expand(-1, size, -1), sees], 2)
-        memory.seen = torch.cat([memory.seen, exists], 1)
-        hidden = self.run(memory, tokens, features, positions, sees)
+        sees = torch.cat([state.seen[:, None].expand(-1, size, -1), sees], 2)
+        state.seen = torch.cat([state.seen, exists], 1)
+        hidden = self.run(state, tokens, features, positions, sees)
         last = (exists * torch.arange(size, device=tokens.device)).argmax(1)
         return hidden[torch.arange(rows, device=tokens.device), last][:, None]
 
-    def run(self, memory: MtpState, tokens: Tensor, features: Tensor, positions: Tensor, sees: Tensor) -> Tensor:
+    def run(self, state: MtpState, tokens: Tensor, features: Tensor, positions: Tensor, sees: Tensor) -> Tensor:
         """Run the head over n tokens in each batch row, and add their keys and values to the cache.
 
         Args:
@@ -214,15 +214,15 @@ class Mtp:
             position_embeddings=self.head.rotary_emb(embeds, position_ids=positions.clamp(min=0)),
             attention_mask=mask[:, None],
             position_ids=positions.clamp(min=0),
-            **{CACHE_ARGUMENT: memory.cache},
+            **{CACHE_ARGUMENT: state.cache},
         )
 
 
 class MtpLevels(Levels):
     """Grows one draft with the MTP head, which is run once for each level of the tree."""
 
-    def __init__(self, drafter: Mtp, memory: MtpState) -> None:
-        super().__init__(cast(Any, drafter), cast(Any, memory))
+    def __init__(self, drafter: Mtp, state: MtpState) -> None:
+        super().__init__(cast(Any, drafter), cast(Any, state))
         self.seen: Tensor | None = None  # (B, n, T) bool: which of the draft's T nodes the newest level's n nodes see
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
@@ -236,7 +236,7 @@ class MtpLevels(Levels):
         Returns:
             Their hidden states (B, n, H).
         """
-        drafter, memory = cast(Mtp, self.drafter), cast(MtpState, self.memory)
+        drafter, state = cast(Mtp, self.drafter), cast(MtpState, self.state)
         rows, size = tokens.shape
         own = torch.eye(size, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
         if self.seen is not None:
@@ -244,8 +244,8 @@ class MtpLevels(Levels):
             before = self.seen.gather(1, above[..., None].expand(-1, -1, self.seen.shape[2]))
             own = torch.cat([before, own], 2)
         self.seen = own
-        sees = torch.cat([memory.seen[:, None].expand(-1, size, -1), own], 2)
-        positions = (memory.positions + self.level)[:, None].expand(-1, size)
+        sees = torch.cat([state.seen[:, None].expand(-1, size, -1), own], 2)
+        positions = (state.positions + self.level)[:, None].expand(-1, size)
         self.level, self.offset = self.level + 1, self.offset + size
-        memory.drafted = self.offset
-        return drafter.run(memory, tokens, features, positions, sees)
+        state.drafted = self.offset
+        return drafter.run(state, tokens, features, positions, sees)

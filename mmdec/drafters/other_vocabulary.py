@@ -89,25 +89,25 @@ class OtherVocabulary:
             [[token for token, kept in zip(tokens, row, strict=True) if kept] for tokens, row in rows]
         )
 
-    def update(self, memory: OtherVocabularyState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: OtherVocabularyState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Append the new tokens of this round to the rows' texts."""
-        for text, tokens, length in zip(memory.texts, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+        for text, tokens, length in zip(state.texts, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             text += tokens[:length]
 
-    def select(self, memory: OtherVocabularyState, live: Tensor) -> None:
-        memory.texts = [memory.texts[row] for row in live.tolist()]
-        if memory.session is not None:
-            self._model.select(memory.session, live)
-            memory.kept = [memory.kept[row] for row in live.tolist()]
+    def select(self, state: OtherVocabularyState, live: Tensor) -> None:
+        state.texts = [state.texts[row] for row in live.tolist()]
+        if state.session is not None:
+            self._model.select(state.session, live)
+            state.kept = [state.kept[row] for row in live.tolist()]
 
-    def propose(self, memory: OtherVocabularyState, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: OtherVocabularyState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain of the likeliest tokens in each batch row; none where the text ends in an incomplete UTF-8
         character."""
         depth = min(plan.depth, plan.nodes)
-        none: list[list[int]] = [[] for _ in memory.texts]
-        if depth < 1 or memory.restarts > RESTARTS:
+        none: list[list[int]] = [[] for _ in state.texts]
+        if depth < 1 or state.restarts > RESTARTS:
             return chain_drafts(roots, none)
-        written = [self._decode(self._target_tokenizer, text) for text in memory.texts]
+        written = [self._decode(self._target_tokenizer, text) for text in state.texts]
         encoded = [self._tokenizer(text.rstrip(UNDECODED))["input_ids"] for text in written]
         able = [len(ids) > 1 and not text.endswith(UNDECODED) for text, ids in zip(written, encoded, strict=True)]
         # The small model's pass needs two tokens at least: all but the last go to the cache, and the last one is
@@ -115,21 +115,21 @@ class OtherVocabulary:
         read = [ids if len(ids) > 1 else [0, 0] for ids in encoded]
         steps = max(
             math.ceil(depth * min(len(ids) / max(len(text), 1), LONGEST))
-            for ids, text in zip(read, memory.texts, strict=True)
+            for ids, text in zip(read, state.texts, strict=True)
         )
         if self._positions is not None:
             steps = min(steps, self._positions - max(map(len, read)))
-        if steps < 1 or not any(able) or not self._follow(memory, read):
+        if steps < 1 or not any(able) or not self._follow(state, read):
             return chain_drafts(roots, none)
         threshold = plan.threshold if plan.nodes <= plan.depth else 0.0
-        added = self._continue_texts(memory, read, able, steps, threshold)
+        added = self._continue_texts(state, read, able, steps, threshold)
         drafted = [
             self._to_target_tokens(text, ids, new)[:depth] if new else []
-            for text, ids, new in zip(memory.texts, read, added, strict=True)
+            for text, ids, new in zip(state.texts, read, added, strict=True)
         ]
         return chain_drafts(roots, drafted)
 
-    def _follow(self, memory: OtherVocabularyState, read: list[list[int]]) -> bool:
+    def _follow(self, state: OtherVocabularyState, read: list[list[int]]) -> bool:
         """Make the small model's cache hold the beginning of each batch row's text. If the cache holds other tokens, it
         is refilled.
 
@@ -139,25 +139,25 @@ class OtherVocabulary:
         Returns:
             False if the cache was refilled more than `RESTARTS` times; then drafting ends.
         """
-        rows = zip(memory.kept, read, strict=True)
-        if memory.session is not None and all(len(kept) < len(ids) and ids[: len(kept)] == kept for kept, ids in rows):
+        rows = zip(state.kept, read, strict=True)
+        if state.session is not None and all(len(kept) < len(ids) and ids[: len(kept)] == kept for kept, ids in rows):
             return True
-        memory.restarts += memory.session is not None
-        memory.kept = [ids[: max(len(ids) - UNCACHED_TOKENS, 1)] for ids in read]
-        width = max(map(len, memory.kept))
-        rows_ids = [[0] * (width - len(ids)) + ids for ids in memory.kept]
-        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in memory.kept]
+        state.restarts += state.session is not None
+        state.kept = [ids[: max(len(ids) - UNCACHED_TOKENS, 1)] for ids in read]
+        width = max(map(len, state.kept))
+        rows_ids = [[0] * (width - len(ids)) + ids for ids in state.kept]
+        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in state.kept]
         device = self._model.device
         inputs = {
             "input_ids": torch.tensor(rows_ids, device=device),
             "attention_mask": torch.tensor(mask, device=device),
         }
-        memory.session, _, _, _ = self._model.prefill(inputs, Needs())
-        keep_columns(self._model, memory.session, [[0] for _ in read])
-        return memory.restarts <= RESTARTS
+        state.session, _, _, _ = self._model.prefill(inputs, Needs())
+        keep_columns(self._model, state.session, [[0] for _ in read])
+        return state.restarts <= RESTARTS
 
     def _continue_texts(
-        self, memory: OtherVocabularyState, read: list[list[int]], able: list[bool], steps: int, threshold: float
+        self, state: OtherVocabularyState, read: list[list[int]], able: list[bool], steps: int, threshold: float
     ) -> list[list[int]]:
         """Continue the rows' texts greedily with the small model.
 
@@ -173,17 +173,17 @@ class OtherVocabulary:
         added: list[list[int]] = [[] for _ in read]
         chances, going = [0.0] * len(read), list(able)
         for _ in range(steps):
-            pending = [ids[len(kept) :] + new for kept, ids, new in zip(memory.kept, read, added, strict=True)]
+            pending = [ids[len(kept) :] + new for kept, ids, new in zip(state.kept, read, added, strict=True)]
             firsts = torch.tensor([row[0] for row in pending], device=self._model.device)
-            logits = self._model.score(memory.session, chain_drafts(firsts, [row[1:] for row in pending])).logits
+            logits = self._model.score(state.session, chain_drafts(firsts, [row[1:] for row in pending])).logits
             last = torch.tensor([len(row) - 1 for row in pending], device=logits.device)
             ends = logits[torch.arange(len(last), device=logits.device), last].float()
             # remove the new tokens and the text's last `UNCACHED_TOKENS` tokens from the cache
             stable = [
-                max(len(ids) - UNCACHED_TOKENS - len(kept), 0) for kept, ids in zip(memory.kept, read, strict=True)
+                max(len(ids) - UNCACHED_TOKENS - len(kept), 0) for kept, ids in zip(state.kept, read, strict=True)
             ]
-            keep_columns(self._model, memory.session, [list(range(count)) for count in stable])
-            memory.kept = [ids[: len(kept) + count] for kept, ids, count in zip(memory.kept, read, stable, strict=True)]
+            keep_columns(self._model, state.session, [list(range(count)) for count in stable])
+            state.kept = [ids[: len(kept) + count] for kept, ids, count in zip(state.kept, read, stable, strict=True)]
             values, tokens = ends.log_softmax(-1).max(-1)
             for row, (value, token) in enumerate(zip(values.tolist(), tokens.tolist(), strict=True)):
                 chances[row] += value

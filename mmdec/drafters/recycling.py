@@ -148,47 +148,47 @@ class Recycling:
 
     def start(self, context: Context) -> Successors:
         """Return the drafter's state: each prompt token's successor is the token after it. No model is run."""
-        memory = Successors(self._warm)
+        state = Successors(self._warm)
         for tokens, mask in zip(context.tokens.tolist(), context.mask.tolist(), strict=True):
             text = [token for token, kept in zip(tokens, mask, strict=True) if kept]
             for token, successor in pairwise(text):
-                memory.count(token, successor)
-                memory.put_first(token, successor)
-            memory.rows.append(NgramIndex(text, LONGEST))
-        return memory
+                state.count(token, successor)
+                state.put_first(token, successor)
+            state.rows.append(NgramIndex(text, LONGEST))
+        return state
 
-    def propose(self, memory: Successors, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: Successors, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last token: the nodes of the fixed tree for which successors are stored.
         If `plan.nodes` <= `plan.depth`, draft the best path, up to the first token that is too unlikely."""
         trees = []
-        for root, row in zip(roots.tolist(), memory.rows, strict=True):
+        for root, row in zip(roots.tolist(), state.rows, strict=True):
             depth = min(plan.depth, plan.nodes)
-            sure = row.chance(MATCH) > memory.chance(root)
+            sure = row.chance(MATCH) > state.chance(root)
             copied = row.copy(matches[0], depth) if sure and (matches := row.matches(MATCH)) else []
             if depth == plan.nodes:
-                chain = _worth(copied, row.chances(MATCH, depth), plan) or _worth(*memory.best(root, depth), plan)
+                chain = _worth(copied, row.chances(MATCH, depth), plan) or _worth(*state.best(root, depth), plan)
                 trees.append((chain, list(range(len(chain)))))
                 continue
             tokens: dict[Path, int] = {(): root}
-            below: dict[Path, list[int]] = {(): _first(copied[:1], memory.of(root))}
+            below: dict[Path, list[int]] = {(): _first(copied[:1], state.of(root))}
             for path in tree_template(max(plan.nodes, NODES), depth):
                 if len(tokens) > plan.nodes:
                     break
                 successors = below.get(path[:-1], ())
                 if path[-1] < len(successors):
                     token = tokens[path] = successors[path[-1]]
-                    below[path] = _first([] if any(path) else copied[len(path) : len(path) + 1], memory.of(token))
+                    below[path] = _first([] if any(path) else copied[len(path) : len(path) + 1], state.of(token))
             # depth first: if the likeliest path is accepted, no cache entry must be moved
             nodes = {path: node for node, path in enumerate(sorted(tokens))}
             trees.append(([tokens[path] for path in nodes][1:], [nodes[path[:-1]] for path in nodes if path]))
         return trees_from_lists(roots, trees)
 
-    def update(self, memory: Successors, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: Successors, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the target's top tokens at each node as successors of the node's token. If two nodes have the same
         token, those at the accepted node are stored. Append the new tokens to the rows' texts."""
-        for row, said, length in zip(memory.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+        for row, said, length in zip(state.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in said[:length]:
-                memory.count(row.text[-1], token)
+                state.count(row.text[-1], token)
                 row.add(token)
         best = top_indices(scores.logits, MAX_SUCCESSORS)
         two = scores.logits.gather(2, best[..., :2]).float()
@@ -198,12 +198,12 @@ class Recycling:
         )
         for tokens, size, path, successors, lead in trees:
             for node in (*range(size), *(node for node in path if node >= 0)):
-                memory.replace(tokens[node], successors[node], lead[node])
+                state.replace(tokens[node], successors[node], lead[node])
 
-    def select(self, memory: Successors, live: Tensor) -> None:
+    def select(self, state: Successors, live: Tensor) -> None:
         """Keep only the texts of the batch rows with the indices `live` (K,) int64. The successors are shared by all
         rows and stay."""
-        memory.rows = [memory.rows[index] for index in live.tolist()]
+        state.rows = [state.rows[index] for index in live.tolist()]
 
 
 def _first(best: list[int], successors: list[int]) -> list[int]:

@@ -156,11 +156,11 @@ class SmallModel:
         """
         if self._images:
             try:
-                memory = self._run_prompt(context, context.mask, (context.media and context.media.inputs) or {})
+                state = self._run_prompt(context, context.mask, (context.media and context.media.inputs) or {})
             except InputError:  # images are missing, do not match the placeholders, or the placeholders are for sound
-                memory = None
-            if memory is not None:
-                return memory
+                state = None
+            if state is not None:
+                return state
         return self._run_prompt(context, context.text_mask, {}) or SmallModelState(None, [[] for _ in context.tokens])
 
     def _run_prompt(self, context: Context, mask: Tensor, images: Mapping[str, Any]) -> SmallModelState | None:
@@ -191,29 +191,29 @@ class SmallModel:
             inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (states,)}
         session, own, _, _ = self._model.prefill(inputs, Needs())
         rows = len(context.tokens)
-        memory = SmallModelState(
+        state = SmallModelState(
             session, [[] for _ in range(rows)], roots=[place - 1 for place in own.next_position.tolist()]
         )
-        self._commit(memory, [[0] for _ in range(rows)])
-        return memory
+        self._commit(state, [[0] for _ in range(rows)])
+        return state
 
-    def update(self, memory: SmallModelState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: SmallModelState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Keep the accepted tokens in the small model's cache, as far as its last pass has processed them. The other
         new tokens, at least the last one, are stored in `pending`."""
-        if memory.session is None:
+        if state.session is None:
             return
-        memory.vocab_size = scores.logits.shape[-1]
+        state.vocab_size = scores.logits.shape[-1]
         if int(verdict.tokens.masked_fill(verdict.done[:, None], 0).max()) >= self._model.vocab_size:
-            memory.session = None
+            state.session = None
             return
-        memory.roots = [root + more for root, more in zip(memory.roots, verdict.lengths.tolist(), strict=True)]
+        state.roots = [root + more for root, more in zip(state.roots, verdict.lengths.tolist(), strict=True)]
         emitted = zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)
-        texts = [row + tokens[:length] for row, (tokens, length) in zip(memory.pending, emitted, strict=True)]
-        memory.pending = texts
-        if memory.scored is None:
+        texts = [row + tokens[:length] for row, (tokens, length) in zip(state.pending, emitted, strict=True)]
+        state.pending = texts
+        if state.scored is None:
             return
         paths = []
-        for text, edges in zip(texts, memory.scored, strict=True):
+        for text, edges in zip(texts, state.scored, strict=True):
             path: list[int] = [0]
             for token in text[1:-1]:
                 node = edges.get((path[-1], token))
@@ -221,24 +221,24 @@ class SmallModel:
                     break
                 path.append(node)
             paths.append(path)
-        memory.pending = [text[len(path) :] for text, path in zip(texts, paths, strict=True)]
-        self._commit(memory, paths)
+        state.pending = [text[len(path) :] for text, path in zip(texts, paths, strict=True)]
+        self._commit(state, paths)
 
-    def select(self, memory: SmallModelState, live: Tensor) -> None:
-        if memory.session is None:
+    def select(self, state: SmallModelState, live: Tensor) -> None:
+        if state.session is None:
             return
-        self._model.select(memory.session, live)
-        memory.pending = [memory.pending[row] for row in live.tolist()]
-        memory.roots = [memory.roots[row] for row in live.tolist()]
+        self._model.select(state.session, live)
+        state.pending = [state.pending[row] for row in live.tolist()]
+        state.roots = [state.roots[row] for row in live.tolist()]
 
-    def propose(self, memory: SmallModelState, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: SmallModelState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last token; a chain if `plan.nodes` <= `plan.depth`. With a temperature,
         the tokens are sampled."""
         depth = min(plan.depth, plan.nodes)
-        if memory.session is None:
+        if state.session is None:
             depth = 0
         elif self._positions is not None:  # the deepest nodes need no position: they are not processed
-            depth = min(depth, self._positions - max(memory.roots))
+            depth = min(depth, self._positions - max(state.roots))
         if plan.nodes <= plan.depth or self._columns:
             plan = replace(plan, nodes=max(depth, 0))
         if depth < 1:
@@ -251,12 +251,12 @@ class SmallModel:
         distributions: list[Tensor] = []  # for each level: (B, L, V), the distributions of the children of its L nodes
         columns: list[dict[int, int]] = [{} for _ in trees]  # for each row: node -> its index in joined `distributions`
         offset = 0
-        logits = self._ingest(memory)
+        logits = self._ingest(state)
         for layer in range(depth):
             if layer:
                 for nodes, row in zip(expanded, frontier, strict=True):
                     nodes += row
-                logits = self._grow(memory, roots, trees, expanded, frontier)
+                logits = self._grow(state, roots, trees, expanded, frontier)
             if plan.temperature is None:
                 frontier = _best(trees, frontier, logits, min(self._width, -(-plan.nodes // depth)))
                 if threshold and sum(math.exp(tree.values[-1]) for tree in trees) < threshold * len(trees):
@@ -271,24 +271,24 @@ class SmallModel:
             if not any(frontier):
                 break
         best = [tree.best(plan.nodes) for tree in trees]
-        probs = child_distributions(torch.cat(distributions, 1), columns, best, memory.vocab_size) if drawn else None
+        probs = child_distributions(torch.cat(distributions, 1), columns, best, state.vocab_size) if drawn else None
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 
-    def _ingest(self, memory: SmallModelState) -> Tensor:
+    def _ingest(self, state: SmallModelState) -> Tensor:
         """Run the small model over the accepted tokens that its cache lacks.
 
         Returns:
             The logits (B, 1, V) after the last one.
         """
-        firsts = torch.tensor([row[0] for row in memory.pending], device=self._model.device)
-        logits = self._model.score(memory.session, chain_drafts(firsts, [row[1:] for row in memory.pending])).logits
-        memory.scored = [{(node, token): node + 1 for node, token in enumerate(row[1:])} for row in memory.pending]
-        last = torch.tensor([len(row) - 1 for row in memory.pending], device=logits.device)
+        firsts = torch.tensor([row[0] for row in state.pending], device=self._model.device)
+        logits = self._model.score(state.session, chain_drafts(firsts, [row[1:] for row in state.pending])).logits
+        state.scored = [{(node, token): node + 1 for node, token in enumerate(row[1:])} for row in state.pending]
+        last = torch.tensor([len(row) - 1 for row in state.pending], device=logits.device)
         return logits[torch.arange(len(last), device=logits.device), last][:, None]
 
     def _grow(
         self,
-        memory: SmallModelState,
+        state: SmallModelState,
         roots: Tensor,
         trees: list[GrowingTree],
         expanded: list[list[int]],
@@ -306,11 +306,11 @@ class SmallModel:
         Returns:
             Logits (B, L, V) after the L nodes of the frontier.
         """
-        self._commit(memory, [list(range(len(row) - 1)) for row in memory.pending])
-        memory.pending = [row[-1:] for row in memory.pending]
+        self._commit(state, [list(range(len(row) - 1)) for row in state.pending])
+        state.pending = [row[-1:] for row in state.pending]
         parts = [tree.part(nodes) for tree, nodes in zip(trees, expanded, strict=True)]
-        logits = self._model.score(memory.session, trees_from_lists(roots, parts)).logits
-        memory.scored = [
+        logits = self._model.score(state.session, trees_from_lists(roots, parts)).logits
+        state.scored = [
             {(parent, token): node for node, (token, parent) in enumerate(zip(*part, strict=True), 1)} for part in parts
         ]
         width = max(map(len, frontier))
@@ -321,11 +321,11 @@ class SmallModel:
         nodes = torch.tensor(index, device=logits.device)[..., None]
         return logits.gather(1, nodes.expand(-1, -1, logits.shape[2]))
 
-    def _commit(self, memory: SmallModelState, paths: list[list[int]]) -> None:
+    def _commit(self, state: SmallModelState, paths: list[list[int]]) -> None:
         """Keep only the nodes `paths[r]` of the last pass in the small model's cache, for each batch row r. Earlier
         text stays. Clear `scored`."""
-        keep_columns(self._model, memory.session, paths)
-        memory.scored = None
+        keep_columns(self._model, state.session, paths)
+        state.scored = None
 
 
 def keep_columns(model: Target, session: Any, paths: list[list[int]]) -> None:

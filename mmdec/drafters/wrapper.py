@@ -25,11 +25,11 @@ class ForwardingDrafter:
     def start(self, context: Context) -> Any:
         return self.drafter.start(context)
 
-    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
-        return self.drafter.propose(memory, roots, plan)
+    def propose(self, state: Any, roots: Tensor, plan: Plan) -> Draft:
+        return self.drafter.propose(state, roots, plan)
 
-    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        self.drafter.update(memory, draft, scores, verdict)
+    def update(self, state: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        self.drafter.update(state, draft, scores, verdict)
 
-    def select(self, memory: Any, live: Tensor) -> None:
-        self.drafter.select(memory, live)
+    def select(self, state: Any, live: Tensor) -> None:
+        self.drafter.select(state, live)

@@ -454,22 +454,22 @@ class ConversationTurn(ForwardingDrafter):
             stored = _chat_states.pop(self._cache, None)  # `pop`, so that two calls never share it
         if stored is not None and stored[:2] == (self._target, self.name):
             context = replace(context, previous_state=stored[2])
-        memory = super().start(context)
+        state = super().start(context)
         with _lock:
-            _chat_states[self._cache] = self._target, self.name, memory
-        return memory
+            _chat_states[self._cache] = self._target, self.name, state
+        return state
 
-    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: Any, roots: Tensor, plan: Plan) -> Draft:
         with self._forget_on_error():
-            return super().propose(memory, roots, plan)
+            return super().propose(state, roots, plan)
 
-    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         with self._forget_on_error():
-            super().update(memory, draft, scores, verdict)
+            super().update(state, draft, scores, verdict)
 
-    def select(self, memory: Any, live: Tensor) -> None:
+    def select(self, state: Any, live: Tensor) -> None:
         with self._forget_on_error():
-            super().select(memory, live)
+            super().select(state, live)
 
     @contextmanager
     def _forget_on_error(self) -> Generator[None]:

@@ -160,14 +160,14 @@ class CompressionRecorder(ForwardingDrafter):
         self.kept: list[Tensor | None] = [None] * rows
         self._rows = list(range(rows))
 
-    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
-        draft = super().propose(memory, roots, plan)
-        for row, info in zip(self._rows, getattr(memory, "info", ()) or (), strict=False):
+    def propose(self, state: Any, roots: Tensor, plan: Plan) -> Draft:
+        draft = super().propose(state, roots, plan)
+        for row, info in zip(self._rows, getattr(state, "info", ()) or (), strict=False):
             self.compressor[row], self.kept[row] = info.compressor, info.kept
         return draft
 
-    def select(self, memory: Any, live: Tensor) -> None:
-        super().select(memory, live)
+    def select(self, state: Any, live: Tensor) -> None:
+        super().select(state, live)
         self._rows = [self._rows[index] for index in live.tolist()]
 
 

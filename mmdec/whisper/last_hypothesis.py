@@ -66,26 +66,26 @@ class LastHypothesis:
         """Return the state of each batch row: its place is before the first token of each earlier text."""
         return [_Row([_Place() for _ in self._texts]) for _ in context.tokens]
 
-    def propose(self, memory: list[_Row], roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: list[_Row], roots: Tensor, plan: Plan) -> Draft:
         """Draft the rest of the previous text, and short branches of the older texts and of the expected end."""
         trees = list[tuple[list[int], list[int]]]()
-        for row in memory:
+        for row in state:
             sizes = [plan.depth if row.places[0].sure else UNSURE, *[OLDER * place.sure for place in row.places[1:]]]
             found = zip(self._texts, row.places, sizes, strict=True)
             tails = [text[place.at : place.at + min(size, plan.depth)] for text, place, size in found]
             trees.append(merge_chains([*tails, self._ending[: plan.depth]], plan.nodes))
         return trees_from_lists(roots, trees)
 
-    def update(self, memory: list[_Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: list[_Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Move each batch row's places in the earlier texts forward by the tokens of this round."""
-        for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+        for row, tokens, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 row.text = [*row.text[1 - LONGEST :], token]
                 row.places = [_advance(*pair, row.text) for pair in zip(self._texts, row.places, strict=True)]
 
-    def select(self, memory: list[_Row], live: Tensor) -> None:
+    def select(self, state: list[_Row], live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
-        memory[:] = [memory[index] for index in live.tolist()]
+        state[:] = [state[index] for index in live.tolist()]
 
 
 def _advance(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Place:

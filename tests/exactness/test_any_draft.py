@@ -209,9 +209,9 @@ class Faulty(Scripted):
             raise RuntimeError("no start")
         return super().start(context)
 
-    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: Memory, roots: Tensor, plan: Plan) -> Draft:
         self.asked += 1
-        draft = super().propose(memory, roots, plan)
+        draft = super().propose(state, roots, plan)
         if self.fault == "pending token changed" and self.asked == 2:
             roots.add_(1).remainder_(5)
         if self.asked < 2 or self.fault.endswith(("start raises", "update raises", "select raises")):
@@ -220,13 +220,13 @@ class Faulty(Scripted):
             raise MemoryError("no draft")
         return breaks(self.fault)(draft)
 
-    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        super().update(memory, draft, scores, verdict)
+    def update(self, state: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        super().update(state, draft, scores, verdict)
         if self.fault == "update raises" and self.asked == 2:
             raise IndexError("no update")
 
-    def select(self, memory: Memory, live: Tensor) -> None:
-        super().select(memory, live)
+    def select(self, state: Memory, live: Tensor) -> None:
+        super().select(state, live)
         if self.fault == "select raises":
             raise ZeroDivisionError("no selection")
 

@@ -40,10 +40,10 @@ class Racing(Scripted):
         self.model, self.width, self.depth = model, width, depth
         self.noise = torch.empty(0)  # (B, V) of the root's children
 
-    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: Memory, roots: Tensor, plan: Plan) -> Draft:
         assert plan.generator is not None
         assert plan.temperature is not None
-        texts = [list(row) for row in memory.rows]
+        texts = [list(row) for row in state.rows]
         tokens, parents, probs = [roots[:, None]], [-1], []
         for level in range(self.depth):
             logits = torch.stack([self.model.logits(row) for row in texts])

@@ -96,10 +96,10 @@ class Joined:
     def start(self, context: Context) -> list[Any]:
         return [drafter.start(context) for drafter in self.both]
 
-    def propose(self, memory: list[Any], roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: list[Any], roots: Tensor, plan: Plan) -> Draft:
         half = replace(plan, nodes=max(plan.nodes // 2, 1), depth=min(plan.depth, max(plan.nodes // 2, 1)))
         nodes: list[dict[tuple[int, int], int]] = [{} for _ in roots]  # (parent, token) -> number
-        for drafter, own in zip(self.both, memory, strict=True):
+        for drafter, own in zip(self.both, state, strict=True):
             draft = drafter.propose(own, roots, half)
             rows = zip(draft.tokens.tolist(), draft.parents.tolist(), draft.size.tolist(), strict=True)
             for known, (tokens, parents, size) in zip(nodes, rows, strict=True):
@@ -109,12 +109,12 @@ class Joined:
         trees = [([token for _, token in known], [parent for parent, _ in known]) for known in nodes]
         return trees_from_lists(roots, trees)
 
-    def update(self, memory: list[Any], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        for drafter, own in zip(self.both, memory, strict=True):
+    def update(self, state: list[Any], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        for drafter, own in zip(self.both, state, strict=True):
             drafter.update(own, draft, scores, verdict)
 
-    def select(self, memory: list[Any], live: Tensor) -> None:
-        for drafter, own in zip(self.both, memory, strict=True):
+    def select(self, state: list[Any], live: Tensor) -> None:
+        for drafter, own in zip(self.both, state, strict=True):
             drafter.select(own, live)
 
 

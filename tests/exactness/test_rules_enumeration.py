@@ -227,8 +227,8 @@ def test_the_whole_loop_with_two_rows_has_the_targets_distribution(
     prompts, eos, oracle = [[1, 0], [1]], frozenset({1}), Oracle()
 
     class Drawing(Scripted):
-        def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-            drafts = [drafting(drafter, oracle, row, [0]) for row in memory.rows]
+        def propose(self, state: Memory, roots: Tensor, plan: Plan) -> Draft:
+            drafts = [drafting(drafter, oracle, row, [0]) for row in state.rows]
             probs = [one.probs for one in drafts if one.probs is not None]
             return Draft(
                 torch.cat([one.tokens for one in drafts]),

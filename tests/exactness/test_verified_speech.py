@@ -101,9 +101,9 @@ def test_drafts_keep_to_the_plan() -> None:
     emissions, links, lengths = lattice(3, 40, 1)
     drafter = DagDrafter(emissions, links, lengths, EOS)
     none = torch.zeros(3, 1, dtype=torch.long)
-    memory = drafter.start(Context(none, none == 0, none[None], none[:, 0]))
+    state = drafter.start(Context(none, none == 0, none[None], none[:, 0]))
     for plan in (Plan(1, 1), Plan(7, 3), Plan(60, 60)):
-        draft = drafter.propose(memory, none[:, 0], plan)
+        draft = drafter.propose(state, none[:, 0], plan)
         assert int(draft.size.max()) <= plan.nodes + 1
         for parents, size in zip(draft.parents.tolist(), draft.size.tolist(), strict=True):
             assert all(0 <= parents[node] < node for node in range(1, size))

@@ -23,14 +23,14 @@ class Wrong:
     def start(self, context: Context) -> torch.Generator:
         return torch.Generator().manual_seed(5)
 
-    def propose(self, memory: torch.Generator, roots: torch.Tensor, plan: Plan) -> Draft:
+    def propose(self, state: torch.Generator, roots: torch.Tensor, plan: Plan) -> Draft:
         trees = []
         for _ in range(len(roots)):
-            count = int(torch.randint(plan.nodes + 1, (), generator=memory))
-            tokens = torch.randint(VOCABULARY, (count,), generator=memory).tolist()
-            trees.append((tokens, [int(torch.randint(node + 1, (), generator=memory)) for node in range(count)]))
+            count = int(torch.randint(plan.nodes + 1, (), generator=state))
+            tokens = torch.randint(VOCABULARY, (count,), generator=state).tolist()
+            trees.append((tokens, [int(torch.randint(node + 1, (), generator=state)) for node in range(count)]))
         return trees_from_lists(roots, trees)
 
-    def update(self, memory: torch.Generator, draft: Draft, scores: Scores, verdict: Verdict) -> None: ...
+    def update(self, state: torch.Generator, draft: Draft, scores: Scores, verdict: Verdict) -> None: ...
 
-    def select(self, memory: torch.Generator, live: torch.Tensor) -> None: ...
+    def select(self, state: torch.Generator, live: torch.Tensor) -> None: ...

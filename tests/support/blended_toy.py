@@ -88,9 +88,9 @@ class Toy:
 def start(drafter: SmallModel, prompts: list[list[int]], tokens: list[int], vocab: int) -> Any:
     """Return a drafter's memory after the prompts' round. tokens: the token that this round gave each row."""
     ids = torch.tensor(prompts)
-    memory = drafter.start(Context(ids, torch.ones_like(ids).bool(), ids[None], ids[:, 0]))
+    state = drafter.start(Context(ids, torch.ones_like(ids).bool(), ids[None], ids[:, 0]))
     given = torch.tensor(tokens)
     zeros = torch.zeros_like(given)
     verdict = Verdict(zeros[:, None], given, zeros.bool(), given[:, None], zeros + 1)
-    drafter.update(memory, root_only(ids[:, -1]), Scores(torch.zeros(len(ids), 1, vocab)), verdict)
-    return memory
+    drafter.update(state, root_only(ids[:, -1]), Scores(torch.zeros(len(ids), 1, vocab)), verdict)
+    return state

@@ -244,8 +244,8 @@ class Checked(ForwardingDrafter):
         self.last = self.drafter.start(context)
         return [context, rows, self.last]
 
-    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
-        context, rows, inner = memory
+    def propose(self, state: Any, roots: Tensor, plan: Plan) -> Draft:
+        context, rows, inner = state
         draft = self.drafter.propose(inner, roots, plan)
         scores = [self._score(context, text) for text in rows]
         nodes, depth = plan.nodes, plan.depth
@@ -283,14 +283,14 @@ class Checked(ForwardingDrafter):
 
         return score
 
-    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         for row, tokens in enumerate(verdict.tokens.tolist()):
-            memory[1][row] += tokens[: int(verdict.lengths[row])]
-        self.drafter.update(memory[2], draft, scores, verdict)
+            state[1][row] += tokens[: int(verdict.lengths[row])]
+        self.drafter.update(state[2], draft, scores, verdict)
 
-    def select(self, memory: Any, live: Tensor) -> None:
-        memory[1] = [memory[1][row] for row in live.tolist()]
-        self.drafter.select(memory[2], live)
+    def select(self, state: Any, live: Tensor) -> None:
+        state[1] = [state[1][row] for row in live.tolist()]
+        self.drafter.select(state[2], live)
 
 
 PROMPTS = [[5, 6, 7, 8, 9, 5, 6], [11, 12, 13], [20], [30, 31, 30, 31, 30]]
@@ -299,11 +299,11 @@ PROMPTS = [[5, 6, 7, 8, 9, 5, 6], [11, 12, 13], [20], [30, 31, 30, 31, 30]]
 def start_drafter(model: Any, drafter: NetworkDrafter, prompts: list[list[int]], roots: list[int]) -> DraftState:
     """Return a drafter's memory after the prompts' round. roots: the token that this round gave each row."""
     _, context, draft, scores = TextTarget(model).prefill(padded(prompts), drafter.needs)
-    memory = drafter.start(context)
+    state = drafter.start(context)
     given = torch.tensor(roots)
     zeros = torch.zeros_like(given)
-    drafter.update(memory, draft, scores, Verdict(zeros[:, None], given, zeros.bool(), given[:, None], zeros + 1))
-    return memory
+    drafter.update(state, draft, scores, Verdict(zeros[:, None], given, zeros.bool(), given[:, None], zeros + 1))
+    return state
 
 
 class Watched:

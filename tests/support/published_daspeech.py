@@ -102,8 +102,8 @@ def shapes(a: dict[str, Any], units: int) -> dict[str, tuple[int, ...]]:
     def norm(name: str, size: int) -> None:
         named.update({f"{name}.weight": (size,), f"{name}.bias": (size,)})
 
-    def attention(name: str, size: int, memory: int) -> None:
-        for part, size_in in (("q", size), ("k", memory), ("v", memory)):
+    def attention(name: str, size: int, state: int) -> None:
+        for part, size_in in (("q", size), ("k", state), ("v", state)):
             linear(f"{name}.{part}_proj", size_in, size)
         linear(f"{name}.out_proj", size, size)
 

@@ -41,11 +41,11 @@ class Wild:
         texts = self.texts if len(self.texts) == len(prompts) else [[] for _ in prompts]
         return Memory(random.Random(self.seed), texts, prompts, self._vocabulary)
 
-    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        return trees_from_lists(roots, [self._tree(memory, row, plan) for row in range(len(roots))])
+    def propose(self, state: Memory, roots: Tensor, plan: Plan) -> Draft:
+        return trees_from_lists(roots, [self._tree(state, row, plan) for row in range(len(roots))])
 
-    def _tree(self, memory: Memory, row: int, plan: Plan) -> tuple[list[int], list[int]]:
-        rng, text, place = memory.rng, memory.texts[row], len(memory.tokens[row])
+    def _tree(self, state: Memory, row: int, plan: Plan) -> tuple[list[int], list[int]]:
+        rng, text, place = state.rng, state.texts[row], len(state.tokens[row])
         count = rng.choice((0, 1, plan.nodes, rng.randint(0, plan.nodes), plan.nodes + 3))  # also more than planned
         tokens, parents, depths, faithful = list[int](), list[int](), [0], [True]
         for node in range(1, count + 1):
@@ -55,16 +55,16 @@ class Wild:
             ahead = place + depths[parent]
             known = faithful[parent] and ahead < len(text)
             right = known and rng.random() < self.right
-            tokens.append(text[ahead] if right else rng.randrange(memory.vocabulary))
+            tokens.append(text[ahead] if right else rng.randrange(state.vocabulary))
             parents.append(parent)
             depths.append(depths[parent] + 1)
             faithful.append(right)
         return tokens, parents
 
-    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         for row, (said, length) in enumerate(zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)):
-            memory.tokens[row] += said[:length]
+            state.tokens[row] += said[:length]
 
-    def select(self, memory: Memory, live: Tensor) -> None:
-        memory.tokens = [memory.tokens[row] for row in live.tolist()]
-        memory.texts = [memory.texts[row] for row in live.tolist()]
+    def select(self, state: Memory, live: Tensor) -> None:
+        state.tokens = [state.tokens[row] for row in live.tolist()]
+        state.texts = [state.texts[row] for row in live.tolist()]

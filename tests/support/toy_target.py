@@ -115,16 +115,16 @@ class Scripted:
         rows = [row[keep].tolist() for row, keep in zip(context.tokens, context.mask, strict=True)]
         return Memory(rows, Random(self.seed))
 
-    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        assert [row[-1] for row in memory.rows] == roots.tolist()
-        return trees_from_lists(roots, [self.tree(row, plan, memory.random) for row in memory.rows])
+    def propose(self, state: Memory, roots: Tensor, plan: Plan) -> Draft:
+        assert [row[-1] for row in state.rows] == roots.tolist()
+        return trees_from_lists(roots, [self.tree(row, plan, state.random) for row in state.rows])
 
-    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         for row, tokens in enumerate(verdict.tokens.tolist()):
-            memory.rows[row] += tokens[: int(verdict.lengths[row])]
+            state.rows[row] += tokens[: int(verdict.lengths[row])]
 
-    def select(self, memory: Memory, live: Tensor) -> None:
-        memory.rows = [memory.rows[row] for row in live.tolist()]
+    def select(self, state: Memory, live: Tensor) -> None:
+        state.rows = [state.rows[row] for row in live.tolist()]
 
 
 def truth(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:

@@ -50,18 +50,18 @@ class Reader:
             assert bool(states.isfinite().all())
         return [context.features[-1][:, -1]]
 
-    def propose(self, memory: list[Tensor], roots: Tensor, plan: Plan) -> Draft:
-        best = self.head(memory[0]).topk(min(plan.nodes, 3)).indices.tolist()
+    def propose(self, state: list[Tensor], roots: Tensor, plan: Plan) -> Draft:
+        best = self.head(state[0]).topk(min(plan.nodes, 3)).indices.tolist()
         depth = min(plan.depth, 2)
         return trees_from_lists(roots, [(row[:depth] or [], list(range(len(row[:depth])))) for row in best])
 
-    def update(self, memory: list[Tensor], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: list[Tensor], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         last = verdict.path.ne(-1).sum(1) - 1
         nodes = verdict.path.gather(1, last[:, None])[:, 0]
-        memory[0] = scores.features[-1][torch.arange(len(nodes)), nodes]
+        state[0] = scores.features[-1][torch.arange(len(nodes)), nodes]
 
-    def select(self, memory: list[Tensor], live: Tensor) -> None:
-        memory[0] = memory[0][live]
+    def select(self, state: list[Tensor], live: Tensor) -> None:
+        state[0] = state[0][live]
 
 
 def network_drafter(system: str, model: Any, **changes: Any) -> Any:

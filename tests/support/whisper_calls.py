@@ -110,9 +110,9 @@ class Oracle:
         assert torch.equal(rows[:, : prompt.shape[1]], prompt)
         return Known(rows[:, prompt.shape[1] :].tolist(), [0] * len(rows))
 
-    def propose(self, memory: Known, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: Known, roots: Tensor, plan: Plan) -> Draft:
         trees = []
-        for text, place in zip(memory.texts, memory.places, strict=True):
+        for text, place in zip(state.texts, state.places, strict=True):
             tail = text[place : place + plan.depth]
             tokens, parents, node = list[int](), list[int](), 0
             for token in tail:
@@ -127,12 +127,12 @@ class Oracle:
             trees.append((tokens, parents))
         return trees_from_lists(roots, trees)
 
-    def update(self, memory: Known, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        memory.places = [place + length for place, length in zip(memory.places, verdict.lengths.tolist(), strict=True)]
+    def update(self, state: Known, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        state.places = [place + length for place, length in zip(state.places, verdict.lengths.tolist(), strict=True)]
 
-    def select(self, memory: Known, live: Tensor) -> None:
-        memory.texts = [memory.texts[row] for row in live.tolist()]
-        memory.places = [memory.places[row] for row in live.tolist()]
+    def select(self, state: Known, live: Tensor) -> None:
+        state.texts = [state.texts[row] for row in live.tolist()]
+        state.places = [state.places[row] for row in live.tolist()]
 
 
 def call(network: WhisperForConditionalGeneration, mode: Mode, batch: int, **more: Any) -> Any:

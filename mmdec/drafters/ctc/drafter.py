@@ -244,21 +244,21 @@ class Ctc:
                 rows[at].alignment = Alignment(logprobs)
         return rows
 
-    def propose(self, memory: CtcState, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: CtcState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain for each batch row: the transcript after the accepted text. The chain ends where the estimated
         chance that all its tokens are right falls below `plan.threshold`."""
         depth = min(plan.nodes, plan.depth)
         if depth < 1:
-            return chain_drafts(roots, [[] for _ in memory.rows])
-        return chain_drafts(roots, [row.head.chain(row, depth, plan.threshold) for row in memory.rows])
+            return chain_drafts(roots, [[] for _ in state.rows])
+        return chain_drafts(roots, [row.head.chain(row, depth, plan.threshold) for row in state.rows])
 
-    def update(self, memory: CtcState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: CtcState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens. They are aligned before the next draft."""
-        for row, tokens, length in zip(memory.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+        for row, tokens, length in zip(state.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             row.pending += tokens[:length]
 
-    def select(self, memory: CtcState, live: Tensor) -> None:
-        memory.rows = [memory.rows[index] for index in live.tolist()]
+    def select(self, state: CtcState, live: Tensor) -> None:
+        state.rows = [state.rows[index] for index in live.tolist()]
 
     @torch.inference_mode()
     def _listen(self, states: Tensor, read: Sequence[int]) -> list[np.ndarray]:
@@ -418,13 +418,13 @@ class CtcByLanguage:
         begun = [head.begin(context, [at for at, one in enumerate(chosen) if one is head]) for head in self.heads]
         return CtcState([begun[self.heads.index(head) if head else 0][at] for at, head in enumerate(chosen)])
 
-    def propose(self, memory: CtcState, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: CtcState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain for each row, by the row's own head."""
-        return self.heads[0].propose(memory, roots, plan)
+        return self.heads[0].propose(state, roots, plan)
 
-    def update(self, memory: CtcState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: CtcState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens of each row."""
-        self.heads[0].update(memory, draft, scores, verdict)
+        self.heads[0].update(state, draft, scores, verdict)
 
-    def select(self, memory: CtcState, live: Tensor) -> None:
-        self.heads[0].select(memory, live)
+    def select(self, state: CtcState, live: Tensor) -> None:
+        self.heads[0].select(state, live)

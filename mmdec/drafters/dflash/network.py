@@ -206,23 +206,23 @@ class DFlash(LayeredNetwork):
             cache.write(*self.context(states, positions, index), counts, index)
         return states, torch.empty(0)
 
-    def draft_at_once(self, drafter: NetworkDrafter, memory: DraftState, roots: Tensor, depth: int) -> Tensor:
+    def draft_at_once(self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int) -> Tensor:
         """Cache the queued tokens' features, then process a block of each batch row's last token and mask tokens.
 
         Returns:
             Hidden states (B, K, H), one for each depth that a block drafts.
         """
-        cache, config = memory.cache, self.config
-        drafter.extend_cache(memory, drafter.catch_up(memory))
+        cache, config = state.cache, self.config
+        drafter.extend_cache(state, drafter.catch_up(state))
         tokens = roots[:, None].repeat(1, config.block_size)
         tokens[:, 1:] = config.mask_token
         states = self.embed_block(tokens, drafter.embedding)
-        positions = positions_from(memory.positions, config.block_size, roots.device)
+        positions = positions_from(state.positions, config.block_size, roots.device)
         mask = cache.mask(states.new_zeros(len(roots), config.block_size, config.block_size))  # no -inf: all see all
         for index in range(self.depth):
-            queries, keys, values = self.project(states, positions, memory.packed, index)
+            queries, keys, values = self.project(states, positions, state.packed, index)
             keys, values = cache.draft(keys, values, 0, index)
-            states = self.attend(states, queries, keys, values, mask, memory.packed, index)
+            states = self.attend(states, queries, keys, values, mask, state.packed, index)
         return states[:, -config.drafts :]
 
     def context(self, states: Tensor, positions: Tensor, index: int) -> KeyValues:

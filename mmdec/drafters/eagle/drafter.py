@@ -102,37 +102,37 @@ class NetworkDrafter:
             raise InputError(f"`context` must hold the embeddings and the features {self.needs.layers}, but does not.")
         features = self._concat_features(context.features)
         rows, fresh = features.shape[:2]
-        memory, mask = context.previous_state, context.mask[:, -fresh:]
-        if not (isinstance(memory, DraftState) and memory.columns == [context.past] == [context.past] * rows):
+        state, mask = context.previous_state, context.mask[:, -fresh:]
+        if not (isinstance(state, DraftState) and state.columns == [context.past] == [context.past] * rows):
             cache = DraftCache(rows, self.network.depth)
-            memory = DraftState(cache, [context.past] * rows, [context.past] * rows)
-        memory.packed, memory.step, memory.asked = None, None, False  # weights may have changed since the last turn
+            state = DraftState(cache, [context.past] * rows, [context.past] * rows)
+        state.packed, state.step, state.asked = None, None, False  # weights may have changed since the last turn
         visual = context.visual
         embeds = self.network.prompt_embeds(context, visual, self.embedding)
         waiting = PendingPrompt(embeds, features, visual, mask)
         axes = self.network.config.mrope_axes
         if axes and len(context.positions) > 1:
             waiting = replace(waiting, positions=context.positions[:axes], next=context.next_position)
-        memory.queue.append(waiting)
-        memory.columns = [old + new - 1 for old, new in zip(memory.columns, mask.sum(1).tolist(), strict=True)]
-        return memory
+        state.queue.append(waiting)
+        state.columns = [old + new - 1 for old, new in zip(state.columns, mask.sum(1).tolist(), strict=True)]
+        return state
 
-    def update(self, memory: DraftState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: DraftState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens and the target's features. They are processed before the next draft."""
         counts = verdict.lengths.tolist()
-        memory.queue.append(PendingTokens.of(self._concat_features(scores.features), verdict, counts))
-        memory.columns = [old + count for old, count in zip(memory.columns, counts, strict=True)]
+        state.queue.append(PendingTokens.of(self._concat_features(scores.features), verdict, counts))
+        state.columns = [old + count for old, count in zip(state.columns, counts, strict=True)]
 
-    def select(self, memory: DraftState, live: Tensor) -> None:
+    def select(self, state: DraftState, live: Tensor) -> None:
         rows = live.tolist()
-        memory.cache.select(live)
-        memory.columns = [memory.columns[row] for row in rows]
-        memory.positions = [memory.positions[row] for row in rows]
-        memory.queue = [part.select(live) for part in memory.queue]
-        memory.carry = None if memory.carry is None else memory.carry[live]
-        memory.info = [memory.info[row] for row in rows] if memory.info else []
+        state.cache.select(live)
+        state.columns = [state.columns[row] for row in rows]
+        state.positions = [state.positions[row] for row in rows]
+        state.queue = [part.select(live) for part in state.queue]
+        state.carry = None if state.carry is None else state.carry[live]
+        state.info = [state.info[row] for row in rows] if state.info else []
 
-    def propose(self, memory: DraftState, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: DraftState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
         network, chain = self.network, plan.nodes <= plan.depth
         if network.max_depth is not None:
@@ -140,20 +140,20 @@ class NetworkDrafter:
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return root_only(roots)
-        states = network.draft_at_once(self, memory, roots, depth)
+        states = network.draft_at_once(self, state, roots, depth)
         levels: Levels
         if states is not None:
-            hidden, levels = states[:, :1], BlockLevels(self, memory, states)
+            hidden, levels = states[:, :1], BlockLevels(self, state, states)
         else:
-            hidden = self.process_pending(memory).hidden(network, memory.cache, memory.packed)
-            levels = Levels(self, memory)
+            hidden = self.process_pending(state).hidden(network, state.cache, state.packed)
+            levels = Levels(self, state)
         if plan.temperature is not None:
             return levels.sampled_tree(roots, hidden, plan)
         if not chain:
             return levels.tree(roots, hidden, plan)
-        if states is None and len(roots) == 1 and not memory.asked:
-            memory.asked = True
-            memory.step = network.column_step(memory.packed, memory.carry, self.embedding, self.output)
+        if states is None and len(roots) == 1 and not state.asked:
+            state.asked = True
+            state.step = network.column_step(state.packed, state.carry, self.embedding, self.output)
         return levels.chain(roots, hidden, depth, plan.threshold)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -164,21 +164,21 @@ class NetworkDrafter:
         parts = [features[layer] for layer in self.needs.layers]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def process_pending(self, memory: DraftState) -> RootState:
+    def process_pending(self, state: DraftState) -> RootState:
         """Run the draft network over the accepted tokens in the queue, and cache their keys and values.
 
         Returns:
             The network's state at the last token of each batch row.
         """
-        return self.root_state(memory, self.catch_up(memory))
+        return self.root_state(state, self.catch_up(state))
 
-    def root_state(self, memory: DraftState, part: PendingTokens) -> RootState:
+    def root_state(self, state: DraftState, part: PendingTokens) -> RootState:
         """Run the network over the accepted tokens in `part`, which `catch_up` returned.
 
         Returns:
             The network's state at the last token of each batch row.
         """
-        states, queries = self.extend_cache(memory, part)
+        states, queries = self.extend_cache(state, part)
         counts, features = part.counts, part.features
         if min(counts) == states.shape[1]:
             return RootState(states[:, -1:], queries[:, :, -1:], features[:, -1:])
@@ -186,78 +186,78 @@ class NetworkDrafter:
         rows = torch.arange(len(counts), device=states.device)
         return RootState(states[rows, last][:, None], queries[rows, :, last][:, :, None], features[rows, last][:, None])
 
-    def catch_up(self, memory: DraftState) -> PendingTokens:
+    def catch_up(self, state: DraftState) -> PendingTokens:
         """Run the network over the queued tokens up to the end of the newest prompt.
 
         Returns:
             The tokens accepted after this prompt, which are not processed yet.
         """
-        if memory.packed is None:
-            memory.packed = self.network.packed()
-        groups = [list(parts) for _, parts in groupby(memory.queue, lambda part: isinstance(part, PendingPrompt))]
-        memory.queue = []
+        if state.packed is None:
+            state.packed = self.network.packed()
+        groups = [list(parts) for _, parts in groupby(state.queue, lambda part: isinstance(part, PendingPrompt))]
+        state.queue = []
         for group in groups[:-1]:
             for part in group if isinstance(group[0], PendingPrompt) else [_concat_pending(group)]:
-                self.extend_cache(memory, part)
+                self.extend_cache(state, part)
         return _concat_pending(groups[-1])
 
-    def extend_cache(self, memory: DraftState, part: PendingPrompt | PendingTokens) -> tuple[Tensor, Tensor]:
+    def extend_cache(self, state: DraftState, part: PendingPrompt | PendingTokens) -> tuple[Tensor, Tensor]:
         """Run the network over the tokens in `part`, and accept them in the cache.
 
         Returns:
             The last layer's input (B, n, H) and queries (B, heads, n, d).
         """
         if isinstance(part, PendingPrompt):
-            states, positions, counts = self._prompt(memory, part)
+            states, positions, counts = self._prompt(state, part)
         else:
-            states, positions, counts = self.text_inputs(memory, part)
+            states, positions, counts = self.text_inputs(state, part)
         queries = torch.empty(0)
         if states.shape[1]:
-            states, queries = self.network.extend_cache(memory.cache, states, positions, counts, memory.packed)
-        memory.cache.accept(counts)
+            states, queries = self.network.extend_cache(state.cache, states, positions, counts, state.packed)
+        state.cache.accept(counts)
         return states, queries
 
-    def text_inputs(self, memory: DraftState, part: PendingTokens) -> tuple[Tensor, Tensor, list[int]]:
+    def text_inputs(self, state: DraftState, part: PendingTokens) -> tuple[Tensor, Tensor, list[int]]:
         """Return the network's input for accepted tokens: states (B, n, H), position ids (B, n), and each batch row's
         number of tokens.
         """
-        states = self.network.fuse(self.embedding(part.tokens), part.features, memory.carry)
-        positions = positions_from(memory.positions, states.shape[1], states.device)
-        memory.positions = [start + count for start, count in zip(memory.positions, part.counts, strict=True)]
+        states = self.network.fuse(self.embedding(part.tokens), part.features, state.carry)
+        positions = positions_from(state.positions, states.shape[1], states.device)
+        state.positions = [start + count for start, count in zip(state.positions, part.counts, strict=True)]
         return states, positions, part.counts
 
-    def _prompt(self, memory: DraftState, part: PendingPrompt) -> tuple[Tensor, Tensor, list[int]]:
+    def _prompt(self, state: DraftState, part: PendingPrompt) -> tuple[Tensor, Tensor, list[int]]:
         """Return the network's input for the prompts, with visual tokens compressed: states (B, M, H), position ids
         (B, M) or (3, B, M), both padded on the right, and each batch row's number of positions."""
-        earlier = [None] * len(part.mask) if memory.carry is None else list(memory.carry[:, 0])
+        earlier = [None] * len(part.mask) if state.carry is None else list(state.carry[:, 0])
         prompts = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)
         rows = [
             self.network.prompt(embeds[mask], features[mask], visual[mask], carry)
             for embeds, features, visual, mask, carry in prompts
         ]
-        memory.info = [PromptInfo(row.compressor, row.kept) for row in rows]
+        state.info = [PromptInfo(row.compressor, row.kept) for row in rows]
         carried = [row.carry for row in rows]
         if any(carry is not None for carry in carried):
             zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
             # drop the fast code `step`: it has a copy of `carry`, which changes here
-            memory.step, memory.asked = None, False
-            memory.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
+            state.step, state.asked = None, False
+            state.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
         pad = nn.utils.rnn.pad_sequence
         if part.positions is None or part.next is None:
-            begun = [row.positions + start for row, start in zip(rows, memory.positions, strict=True)]
+            begun = [row.positions + start for row, start in zip(rows, state.positions, strict=True)]
             positions = pad(begun, batch_first=True)
             ends = [
                 length - 1 if row.end is None else row.end
                 for row, length in zip(rows, part.mask.sum(1).tolist(), strict=True)
             ]
-            memory.positions = [start + end for start, end in zip(memory.positions, ends, strict=True)]
+            state.positions = [start + end for start, end in zip(state.positions, ends, strict=True)]
         else:
             axes = [
                 pad([own[mask][:-1] for own, mask in zip(axis, part.mask, strict=True)], batch_first=True)
                 for axis in part.positions
             ]
             positions = axes[0] if len(axes) == 1 else torch.stack(axes)
-            memory.positions = [following - 1 for following in part.next.tolist()]
+            state.positions = [following - 1 for following in part.next.tolist()]
         states = pad([row.states for row in rows], batch_first=True)
         return states, positions, [len(row.states) for row in rows]
 

@@ -420,7 +420,7 @@ class Eagle3(LayeredNetwork):
             return self.follow(embeds, hidden, carry)
         return self.masked_input(embedding(torch.tensor(mask, device=embeds.device))).expand(len(embeds), -1)
 
-    def draft_at_once(self, drafter: NetworkDrafter, memory: DraftState, roots: Tensor, depth: int) -> Tensor | None:
+    def draft_at_once(self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int) -> Tensor | None:
         """Run P-EAGLE: one pass over the queued tokens, and over `depth` - 1 positions without tokens after them.
 
         Only the queued tokens stay in the cache.
@@ -431,8 +431,8 @@ class Eagle3(LayeredNetwork):
         """
         if self.config.mask_token is None:
             return None
-        cache = memory.cache
-        states, positions, counts = drafter.text_inputs(memory, drafter.catch_up(memory))
+        cache = state.cache
+        states, positions, counts = drafter.text_inputs(state, drafter.catch_up(state))
         device = states.device
         rows = torch.arange(len(counts), device=device)[:, None]
         ends = [length + depth - 1 for length in counts]
@@ -443,12 +443,12 @@ class Eagle3(LayeredNetwork):
         wide[rows, places] = self.masked_input(drafter.embedding(token))
         starts = positions[:, :1].expand(len(counts), -1)
         positions = starts + torch.arange(wide.shape[1], device=device)
-        wide, queries, keys, values = self.run_layers(cache, wide, positions, ends, memory.packed)
+        wide, queries, keys, values = self.run_layers(cache, wide, positions, ends, state.packed)
         keys, values = cache.write(keys, values, ends, self.depth - 1)
         chosen = begins - 1 + torch.arange(depth, device=device)
         queries = queries.transpose(1, 2)[rows, chosen].transpose(1, 2)
         mask = cache.causal_mask(wide.shape[1], keys.shape[2])[rows, 0, chosen][:, None]
-        hidden = self.attend(wide[rows, chosen], queries, keys, values, mask, memory.packed, self.depth - 1)
+        hidden = self.attend(wide[rows, chosen], queries, keys, values, mask, state.packed, self.depth - 1)
         cache.accept(counts)
         return hidden
 

@@ -359,12 +359,12 @@ class DraftNetwork(nn.Module, ABC):
         """
         return cast(Tensor, context.embeds)
 
-    def draft_at_once(self, drafter: NetworkDrafter, memory: DraftState, roots: Tensor, depth: int) -> Tensor | None:
+    def draft_at_once(self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int) -> Tensor | None:
         """Compute the hidden states of all depths of a draft in one pass.
 
         Args:
             drafter: The drafter that runs the network.
-            memory: The drafter's state. The pass also processes the tokens that wait in its queue.
+            state: The drafter's state. The pass also processes the tokens that wait in its queue.
             roots: (B,), each row's last token.
             depth: Number of depths.
 

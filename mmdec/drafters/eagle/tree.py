@@ -50,8 +50,8 @@ class Levels:
     """Grows one draft after the accepted tokens: a chain, a tree, or a sampled tree. FLASH's subclass overrides
     `expand`. It holds the number of levels so far and the attention mask of the newest level."""
 
-    def __init__(self, drafter: Grower, memory: DraftState) -> None:
-        self.drafter, self.memory = drafter, memory
+    def __init__(self, drafter: Grower, state: DraftState) -> None:
+        self.drafter, self.state = drafter, state
         self.level = 0  # number of levels so far
         self.offset = 0  # number of nodes of these levels, which is their number of positions in the cache
         # (B, n, positions), additive mask that says which of the draft's positions the n nodes of the newest level see
@@ -68,10 +68,10 @@ class Levels:
         Returns:
             The nodes' hidden states (B, n, H).
         """
-        network, cache, memory = self.drafter.network, self.memory.cache, self.memory
+        network, cache, state = self.drafter.network, self.state.cache, self.state
         rows, size = tokens.shape
-        states = network.follow(self.drafter.embedding(tokens), features, memory.carry)
-        starts = memory.positions
+        states = network.follow(self.drafter.embedding(tokens), features, state.carry)
+        starts = state.positions
         positions: Tensor | int = starts[0] + self.level
         if rows > 1:
             positions = positions_from([start + self.level for start in starts], 1, tokens.device).expand(-1, size)
@@ -88,9 +88,9 @@ class Levels:
             self.visible = torch.cat([before, diagonal.expand(rows, -1, -1)], -1)
             mask = self.visible[:, None]
         for index in range(network.depth):
-            queries, keys, values = network.project(states, positions, memory.packed, index)
+            queries, keys, values = network.project(states, positions, state.packed, index)
             keys, values = cache.draft(keys, values, self.offset, index)
-            states = network.attend(states, queries, keys, values, mask, memory.packed, index)
+            states = network.attend(states, queries, keys, values, mask, state.packed, index)
         self.level, self.offset = self.level + 1, self.offset + size
         return states
 
@@ -106,7 +106,7 @@ class Levels:
             threshold: The chain ends after the first token whose estimated chance to be accepted together with all
                 tokens before it, averaged over the rows, is below this; 0: it never ends early.
         """
-        step = self.memory.step
+        step = self.state.step
         if isinstance(step, ColumnStep) and len(roots) == 1 and step.reads(hidden):
             with quiet():
                 return draft_chain(step, roots, hidden[0, 0].numpy(), depth, threshold, self.follow)
@@ -134,11 +134,11 @@ class Levels:
         Returns:
             The token's hidden state (H,).
         """
-        step = self.memory.step
+        step = self.state.step
         assert isinstance(step, ColumnStep)
         self.level += 1
-        keys, values = self.memory.cache.room(self.level)
-        return step(token, feature, self.memory.positions[0] + self.level - 1, keys, values)
+        keys, values = self.state.cache.room(self.level)
+        return step(token, feature, self.state.positions[0] + self.level - 1, keys, values)
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
         """Draft an EAGLE-2 tree in each batch row: expand the likeliest nodes of each level, then take the likeliest
@@ -237,8 +237,8 @@ class BlockLevels(Levels):
         hidden: (B, K, H), one state for each depth.
     """
 
-    def __init__(self, drafter: Grower, memory: DraftState, hidden: Tensor) -> None:
-        super().__init__(drafter, memory)
+    def __init__(self, drafter: Grower, state: DraftState, hidden: Tensor) -> None:
+        super().__init__(drafter, state)
         self.hidden = hidden
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:

@@ -72,14 +72,14 @@ class Flash:
         previous turn is continued if it ends where the new tokens begin."""
         return self._columns.start(context)
 
-    def update(self, memory: DraftState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: DraftState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens and the target's features. They are processed before the next draft."""
-        self._columns.update(memory, draft, scores, verdict)
+        self._columns.update(state, draft, scores, verdict)
 
-    def select(self, memory: DraftState, live: Tensor) -> None:
-        self._columns.select(memory, live)
+    def select(self, state: DraftState, live: Tensor) -> None:
+        self._columns.select(state, live)
 
-    def propose(self, memory: DraftState, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: DraftState, roots: Tensor, plan: Plan) -> Draft:
         """Draft after each batch row's last token: a chain of up to `plan.depth` tokens, or a tree of at most k levels
         for k slots."""
         depth = min(plan.depth, plan.nodes)
@@ -91,19 +91,19 @@ class Flash:
         else:
             plan = replace(plan, depth=min(plan.depth, self.network.slots))
         if chain and plan.temperature is None and len(roots) == 1:
-            waiting = self._columns.catch_up(memory)
-            if not memory.asked:
-                memory.asked = True
-                memory.step = SlotStep.of(self.network, memory.packed, self.embedding, self._columns.output)
-            step = memory.step
+            waiting = self._columns.catch_up(state)
+            if not state.asked:
+                state.asked = True
+                state.step = SlotStep.of(self.network, state.packed, self.embedding, self._columns.output)
+            step = state.step
             if isinstance(step, SlotStep) and step.reads(waiting.features):
                 with quiet():
-                    blocks = SlotChain(step, memory, waiting, depth)
+                    blocks = SlotChain(step, state, waiting, depth)
                     return draft_chain(step, roots, blocks.first, depth, plan.threshold, blocks.follow)
-            last = self._columns.root_state(memory, waiting)
+            last = self._columns.root_state(state, waiting)
         else:
-            last = self._columns.process_pending(memory)
-        slots = SlotLevels(self, memory, last, plan.depth)
+            last = self._columns.process_pending(state)
+        slots = SlotLevels(self, state, last, plan.depth)
         if plan.temperature is not None:
             return slots.sampled_tree(roots, slots.first, plan)
         if chain:
@@ -130,8 +130,8 @@ class SlotLevels(Levels):
         depth: Maximum depth of the draft.
     """
 
-    def __init__(self, drafter: Flash, memory: DraftState, last: RootState, depth: int) -> None:
-        super().__init__(drafter, memory)
+    def __init__(self, drafter: Flash, state: DraftState, last: RootState, depth: int) -> None:
+        super().__init__(drafter, state)
         self.head, self.depth, self.device = drafter.network, depth, last.states.device
         # (B, n, H): for each node of the newest level, the sum of the embeddings on its path since the block began
         self.preceding: Tensor | None = None
@@ -178,8 +178,8 @@ class SlotLevels(Levels):
         # tokens (B, k) of this block, and the features (B, k, H) that they were predicted from
         tokens, features = (torch.cat(parts, 1) for parts in zip(*self.path, strict=True))
         states = self.head.fuse(self.drafter.embedding(tokens), features)
-        queries, keys, values = self.head.project(states, self._positions(states.shape[1]), self.memory.packed)
-        self.memory.cache.draft(keys, values, self.offset)
+        queries, keys, values = self.head.project(states, self._positions(states.shape[1]), self.state.packed)
+        self.state.cache.draft(keys, values, self.offset)
         self.offset, self.done = self.offset + states.shape[1], self.level
         self.preceding, self.path = None, []
         self.slots = self._pass(states[:, -1:], queries[:, :, -1:], features[:, -1:])
@@ -196,24 +196,24 @@ class SlotLevels(Levels):
         Returns:
             Slots (B, k', H), as many as the draft's depth needs.
         """
-        cache, config = self.memory.cache, self.head.config
+        cache, config = self.state.cache, self.head.config
         count = min(self.head.slots, self.depth - self.done)
         spread = self.head.slot_states(states)[:, 0, :count]  # shape (B, k', H)
         keys = values = states.new_empty(len(states), config.num_key_value_heads, 0, config.head_dim)
         if count > 1:
-            others, keys, values = self.head.project(spread[:, 1:], self._positions(count - 1), self.memory.packed)
+            others, keys, values = self.head.project(spread[:, 1:], self._positions(count - 1), self.state.packed)
             queries = torch.cat([queries, others], 2)
         keys, values = cache.draft(keys, values, self.offset)
         # All slots attend to the cached tokens; slot i > 0 also attends to slots 1 .. i of this pass.
         slot_mask = torch.full((count, count - 1), -math.inf, dtype=states.dtype, device=states.device).triu()
         slot_mask = torch.cat([slot_mask.new_zeros(count, self.offset), slot_mask], 1)
         mask = cache.mask(slot_mask.expand(len(states), -1, -1))
-        hidden = self.head.attend(spread, queries, keys, values, mask, self.memory.packed)
+        hidden = self.head.attend(spread, queries, keys, values, mask, self.state.packed)
         return self.head.finish(hidden, features[:, 0])
 
     def _positions(self, count: int) -> Tensor:
         """Return the `count` position ids (B, count) after the token from which the block began."""
-        starts = torch.tensor(self.memory.positions, device=self.device)[:, None]
+        starts = torch.tensor(self.state.positions, device=self.device)[:, None]
         return starts + self.done + torch.arange(count, device=self.device)
 
 
@@ -227,14 +227,14 @@ class SlotChain:
         depth: Maximum depth of the draft.
     """
 
-    def __init__(self, step: SlotStep, memory: DraftState, waiting: PendingTokens, depth: int) -> None:
-        self.step, self.memory, self.depth = step, memory, depth
+    def __init__(self, step: SlotStep, state: DraftState, waiting: PendingTokens, depth: int) -> None:
+        self.step, self.state, self.depth = step, state, depth
         # done: number of tokens that earlier blocks drafted; offset: number of tokens processed after the accepted ones
         self.done, self.offset = 0, 0
         count = waiting.counts[0]
         self.slots = self._pass(waiting.tokens[0, :count].tolist(), waiting.features.detach().numpy()[0, :count])
-        memory.cache.keep(count)
-        memory.positions = [memory.positions[0] + count]
+        state.cache.keep(count)
+        state.positions = [state.positions[0] + count]
         self.offset = 0
 
     @property
@@ -266,8 +266,8 @@ class SlotChain:
             The slots (k', H) after the last token.
         """
         count = min(self.step.slots, self.depth - self.done)
-        keys, values = self.memory.cache.room(self.offset + len(tokens) + count - 1, self.step.column)
-        position = self.memory.positions[0] + self.offset
+        keys, values = self.state.cache.room(self.offset + len(tokens) + count - 1, self.step.column)
+        position = self.state.positions[0] + self.offset
         self.offset += len(tokens)
         self.path: list[tuple[int, Vector]] = []  # tokens and features (H,) since the block began
         # only a placeholder (H,): `follow` replaces it by the sum of the embeddings of the block's tokens

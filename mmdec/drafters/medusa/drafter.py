@@ -138,55 +138,55 @@ class Medusa:
         empty = memory[0].new_empty(rows, memory[0].shape[1], 0, memory[0].shape[3])
         return MedusaState(None, Block(memory, empty, empty, [0] * rows, pending), heads, shape)
 
-    def propose(self, memory: MedusaState, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: MedusaState, roots: Tensor, plan: Plan) -> Draft:
         """Draft the likeliest tree of the planned size in each batch row. Head k gives the tokens at depth k, whatever
         the tokens above are."""
-        shape = memory.shape.tree(plan.nodes, plan.depth)
-        if not shape or memory.hidden is None:
+        shape = state.shape.tree(plan.nodes, plan.depth)
+        if not shape or state.hidden is None:
             return trees_from_lists(roots, [([], []) for _ in roots])
         depth = 1 + max(level for _, level, _ in shape)
-        hidden = memory.hidden if memory.block is None else self._run_block(memory.block)
-        memory.candidates = top_indices(self._logits(memory, hidden, depth), memory.shape.width).tolist()
+        hidden = state.hidden if state.block is None else self._run_block(state.block)
+        state.candidates = top_indices(self._logits(state, hidden, depth), state.shape.width).tolist()
         parents = [parent for parent, _, _ in shape]
-        trees = [([row[level][rank] for _, level, rank in shape], parents) for row in memory.candidates]
+        trees = [([row[level][rank] for _, level, rank in shape], parents) for row in state.candidates]
         return trees_from_lists(roots, trees)
 
-    def update(self, memory: MedusaState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: MedusaState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the hidden state at the last accepted node, and record which ranks of each head were right."""
         features = scores.features[-1]
         paths = [[node for node in row if node >= 0] for row in int_rows(verdict.path)]
         if len(paths) == 1:
-            memory.hidden = features[:, paths[0][-1]]
+            state.hidden = features[:, paths[0][-1]]
         else:
             last = torch.tensor([path[-1] for path in paths], device=features.device)
-            memory.hidden = features[torch.arange(len(paths), device=features.device), last]
+            state.hidden = features[torch.arange(len(paths), device=features.device), last]
         # the first call of `update` is for the prompt, whose states `start` has stored already
-        if memory.block is not None and memory.begun:
+        if state.block is not None and state.begun:
             for row, path in enumerate(paths):
-                memory.block.pending[row].append(features[row, path])
-        memory.begun = True
-        if memory.candidates is not None:
-            _learn(memory.shape, memory.candidates, verdict)
-            memory.candidates = None
+                state.block.pending[row].append(features[row, path])
+        state.begun = True
+        if state.candidates is not None:
+            _learn(state.shape, state.candidates, verdict)
+            state.candidates = None
 
-    def select(self, memory: MedusaState, live: Tensor) -> None:
-        if memory.hidden is not None:
-            memory.hidden = memory.hidden[live]
-        block = memory.block
+    def select(self, state: MedusaState, live: Tensor) -> None:
+        if state.hidden is not None:
+            state.hidden = state.hidden[live]
+        block = state.block
         if block is not None:
             block.memory = block.memory[0][live], block.memory[1][live]
             block.keys, block.values = block.keys[live], block.values[live]
             block.lengths = [block.lengths[row] for row in live.tolist()]
             block.pending = [block.pending[row] for row in live.tolist()]
 
-    def _logits(self, memory: MedusaState, hidden: Tensor, depth: int) -> Tensor:
+    def _logits(self, state: MedusaState, hidden: Tensor, depth: int) -> Tensor:
         """Return the logits (B, depth, V) of the first `depth` heads.
 
         Args:
             hidden: (B, H).
         """
         rows = depth * hidden.shape[1]
-        weight, bias = (part[:rows] for part in memory.heads)
+        weight, bias = (part[:rows] for part in state.heads)
         moved = linear(hidden, weight, bias).view(len(hidden), depth, -1)
         return self.heads.tokens(hidden[:, None] + silu(moved), self.output.weight)
 

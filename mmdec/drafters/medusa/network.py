@@ -172,8 +172,8 @@ class MedusaHeads(nn.Module):
             raise InputError("`states` must be given for Medusa-Block, but is None. Pass the encoder's states.")
         length = hidden.shape[1]
         mask = torch.ones(length, length, dtype=torch.bool, device=hidden.device).tril()[None, None]
-        memory = self.block.encoder_attn.pair(states)
-        return self.block(hidden, self.block.pair(hidden), memory, mask)
+        state = self.block.encoder_attn.pair(states)
+        return self.block(hidden, self.block.pair(hidden), state, mask)
 
     def read(self, hidden: Tensor, count: int) -> Tensor:
         """Apply the first `count` heads.

@@ -24,7 +24,7 @@ class Ready(Scripted):
         super().__init__(lambda *_: ([], []))
         self.draft, self.asked = draft, 0
 
-    def propose(self, memory: Memory, roots: torch.Tensor, plan: Plan) -> Draft:
+    def propose(self, state: Memory, roots: torch.Tensor, plan: Plan) -> Draft:
         self.asked += 1
         return self.draft
 
@@ -131,7 +131,7 @@ def test_a_failed_drafter_is_not_called_again() -> None:
 
 def test_interrupts_are_not_swallowed() -> None:
     class Interrupted(Ready):
-        def propose(self, memory: Memory, roots: torch.Tensor, plan: Plan) -> Draft:
+        def propose(self, state: Memory, roots: torch.Tensor, plan: Plan) -> Draft:
             raise KeyboardInterrupt
 
     held = DrafterRunner(Interrupted(drafts()), 10)

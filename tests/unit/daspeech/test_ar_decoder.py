@@ -28,12 +28,12 @@ def states(seed: int = 0) -> Tensor:
 
 
 def test_the_cache_gives_what_the_full_pass_gives():
-    model, memory = tiny(), states()
+    model, state = tiny(), states()
     torch.manual_seed(1)
     tokens = torch.cat([torch.full((3, 1), BOS), torch.randint(3, UNITS, (3, 8))], 1)
     with torch.inference_mode():
-        full = model(tokens, memory, LENGTHS)
-        cache = model.start(memory, LENGTHS, 9)
+        full = model(tokens, state, LENGTHS)
+        cache = model.start(state, LENGTHS, 9)
         for place in range(9):
             step = model.step(tokens[:, place], cache)
             torch.testing.assert_close(step, full[:, place], atol=1e-5, rtol=1e-5)
@@ -41,10 +41,10 @@ def test_the_cache_gives_what_the_full_pass_gives():
 
 
 def test_attention_is_causal():
-    model, memory = tiny(), states()
+    model, state = tiny(), states()
     tokens = torch.tensor([[BOS, 3, 4, 5], [BOS, 3, 5, 4], [BOS, 3, 3, 3]])
     with torch.inference_mode():
-        made = model(tokens, memory[:1].expand(3, -1, -1), torch.tensor([7, 7, 7]))
+        made = model(tokens, state[:1].expand(3, -1, -1), torch.tensor([7, 7, 7]))
     torch.testing.assert_close(made[0, :2], made[1, :2])
     torch.testing.assert_close(made[0, :2], made[2, :2])
     assert not torch.allclose(made[0, 2], made[1, 2])
@@ -67,11 +67,11 @@ def naive_greedy(model: ArDecoder, memory: Tensor, most: int, least: int = 0) ->
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("least", [0, 4])
 def test_greedy_equals_a_naive_loop_alone_and_in_a_batch(seed: int, least: int):
-    model, memory = tiny(seed, units=9), states(seed)
-    together = model.generate(memory, LENGTHS, 8, least)
+    model, state = tiny(seed, units=9), states(seed)
+    together = model.generate(state, LENGTHS, 8, least)
     with torch.inference_mode():
         for row, length in enumerate(LENGTHS.tolist()):
-            part = memory[row : row + 1, :length]
+            part = state[row : row + 1, :length]
             alone = model.generate(part, LENGTHS[row : row + 1], 8, least)
             assert together[row] == alone[0] == naive_greedy(model, part, 8, least)
 
@@ -83,11 +83,11 @@ def test_sentences_end_at_different_lengths():
 
 
 def test_padding_does_not_matter():
-    model, memory = tiny(), states()
-    memory[1, 3:] = 1e3
-    first = model.generate(memory, LENGTHS, 8)
-    memory[1, 3:] = -5.0
-    assert model.generate(memory, LENGTHS, 8) == first
+    model, state = tiny(), states()
+    state[1, 3:] = 1e3
+    first = model.generate(state, LENGTHS, 8)
+    state[1, 3:] = -5.0
+    assert model.generate(state, LENGTHS, 8) == first
 
 
 def test_the_length_can_be_forced():

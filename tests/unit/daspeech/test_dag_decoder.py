@@ -55,10 +55,10 @@ def test_links_are_probabilities_of_later_vertices(config: DagConfig):
 
 @pytest.mark.parametrize("config", [PLAIN, FULL], ids=["paper", "phrasebook"])
 def test_a_batch_equals_its_rows_alone(config: DagConfig):
-    made, decoder, memory = lattice(config), tiny(config), states()
+    made, decoder, state = lattice(config), tiny(config), states()
     for row in range(3):
         with torch.inference_mode():
-            alone = decoder(memory[row : row + 1, : STATES[row]], STATES[row : row + 1], FRAMES[row : row + 1])
+            alone = decoder(state[row : row + 1, : STATES[row]], STATES[row : row + 1], FRAMES[row : row + 1])
         length = int(alone.lengths)
         assert length == int(made.lengths[row])
         assert alone.hidden.shape == (1, length, 32)
@@ -125,11 +125,11 @@ def test_first_and_last_vertex_have_tokens_of_their_own():
 def test_given_tokens_take_their_vertices(config: DagConfig):
     given = torch.full((3, 15), -1)
     given[0, 4] = 7
-    decoder, memory = tiny(config), states()
+    decoder, state = tiny(config), states()
     with torch.inference_mode():
         lengths = graph_sizes(config, FRAMES)
-        plain = decoder.inputs(memory, STATES, lengths, None)
-        shown = decoder.inputs(memory, STATES, lengths, given)
+        plain = decoder.inputs(state, STATES, lengths, None)
+        shown = decoder.inputs(state, STATES, lengths, given)
         table = math.sqrt(32) * decoder.embed_tokens.weight
     torch.testing.assert_close(shown[0, 4] - plain[0, 4], table[7] - table[UNK], atol=1e-5, rtol=1e-5)
     changed = (shown != plain).any(-1)

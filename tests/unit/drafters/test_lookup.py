@@ -51,11 +51,11 @@ def verdict(emitted: Sequence[Sequence[int]]) -> Verdict:
     )
 
 
-def advance(drafter: Lookup, memory: object, emitted: Sequence[Sequence[int]]) -> torch.Tensor:
+def advance(drafter: Lookup, state: object, emitted: Sequence[Sequence[int]]) -> torch.Tensor:
     """A round that emitted these; returns the roots."""
     roots = torch.tensor([row[-1] for row in emitted])
     none = chain_drafts(roots, [[] for _ in emitted])
-    drafter.update(memory, none, Scores(torch.zeros(len(emitted), 1, 4)), verdict(emitted))  # type: ignore[arg-type]
+    drafter.update(state, none, Scores(torch.zeros(len(emitted), 1, 4)), verdict(emitted))  # type: ignore[arg-type]
     return roots
 
 
@@ -105,27 +105,27 @@ def test_trees_are_well_formed(texts: list[list[int]], count: int, depth: int) -
 def test_tree_holds_continuations_of_shorter_matches() -> None:
     drafter = Lookup()
     text = [5, 6, 7, 1, 9, 7, 2, 8, 6, 7]  # "6 7" was followed by 1, "7" most recently by 2
-    memory = drafter.start(context([text]))
-    assert nodes(drafter.propose(memory, torch.tensor([7]), Plan(4, 2)), 0) == ([1, 9, 2, 8], [0, 1, 0, 3])
-    assert nodes(drafter.propose(memory, torch.tensor([7]), Plan(2, 2)), 0) == ([1, 9], [0, 1])
+    state = drafter.start(context([text]))
+    assert nodes(drafter.propose(state, torch.tensor([7]), Plan(4, 2)), 0) == ([1, 9, 2, 8], [0, 1, 0, 3])
+    assert nodes(drafter.propose(state, torch.tensor([7]), Plan(2, 2)), 0) == ([1, 9], [0, 1])
 
 
 def test_padding_is_never_matched() -> None:
     drafter = Lookup()
-    memory = drafter.start(context([[1, 2, 3, 4, 5, 0], [7, 0]]))  # the second row's padding is 0 as well
-    draft = drafter.propose(memory, torch.tensor([0, 0]), Plan(3, 3))
+    state = drafter.start(context([[1, 2, 3, 4, 5, 0], [7, 0]]))  # the second row's padding is 0 as well
+    draft = drafter.propose(state, torch.tensor([0, 0]), Plan(3, 3))
     assert draft.size.tolist() == [1, 1]
 
 
 def test_rows_are_independent_and_can_be_dropped() -> None:
     drafter = Lookup()
-    memory = drafter.start(context([[1, 2, 1], [3, 4], [5, 6, 7, 5]]))
-    drafter.select(memory, torch.tensor([2, 0]))
-    draft = drafter.propose(memory, torch.tensor([5, 1]), Plan(2, 2))
+    state = drafter.start(context([[1, 2, 1], [3, 4], [5, 6, 7, 5]]))
+    drafter.select(state, torch.tensor([2, 0]))
+    draft = drafter.propose(state, torch.tensor([5, 1]), Plan(2, 2))
     assert nodes(draft, 0)[0] == [6, 7]
     assert nodes(draft, 1)[0] == [2, 1]
-    roots = advance(drafter, memory, [[6], [9, 2]])
-    draft = drafter.propose(memory, roots, Plan(3, 3))
+    roots = advance(drafter, state, [[6], [9, 2]])
+    draft = drafter.propose(state, roots, Plan(3, 3))
     assert nodes(draft, 0)[0] == [7, 5, 6]
     assert nodes(draft, 1)[0] == [1, 9, 2]
 

@@ -97,8 +97,8 @@ def test_transformers_drafts_the_same_tokens(model: Any) -> None:
     drafter, drafts = Mtp.of(model), list[tuple[int, int]]()
     propose = drafter.propose
 
-    def watched(memory: Any, roots: Tensor, plan: Plan) -> Any:
-        draft = propose(memory, roots, plan)
+    def watched(state: Any, roots: Tensor, plan: Plan) -> Any:
+        draft = propose(state, roots, plan)
         drafts.append((int(roots), int(draft.tokens[0, 1])))
         return draft
 

@@ -83,8 +83,8 @@ def test_template_is_a_tree_and_its_beginning_too(nodes: int, depth: int) -> Non
 
 def test_the_best_path_comes_first() -> None:
     drafter = Recycling()
-    memory = drafter.start(context([[1, 2, 4, 1, 2, 3, 1]]))
-    draft = drafter.propose(memory, torch.tensor([1]), Plan(9, 3))
+    state = drafter.start(context([[1, 2, 4, 1, 2, 3, 1]]))
+    draft = drafter.propose(state, torch.tensor([1]), Plan(9, 3))
     assert draft.tokens[0, :4].tolist() == [1, 2, 3, 1]
     assert draft.parents[0, :4].tolist() == [-1, 0, 1, 2]
     assert int(draft.size) > 4
@@ -92,38 +92,38 @@ def test_the_best_path_comes_first() -> None:
 
 def test_a_repeated_passage_comes_before_the_best_successors() -> None:
     drafter = Recycling()
-    memory = drafter.start(context([[8, 1, 2, 5, 6, 3, 2, 7, 8, 1, 2]]))  # 2 -> 7 came last, but 8, 1, 2 -> 5
+    state = drafter.start(context([[8, 1, 2, 5, 6, 3, 2, 7, 8, 1, 2]]))  # 2 -> 7 came last, but 8, 1, 2 -> 5
     root = torch.tensor([2])
-    assert drafter.propose(memory, root, Plan(3, 3)).tokens.tolist() == [[2, 5, 6, 3]]
-    tree = drafter.propose(memory, root, Plan(4, 2))
+    assert drafter.propose(state, root, Plan(3, 3)).tokens.tolist() == [[2, 5, 6, 3]]
+    tree = drafter.propose(state, root, Plan(4, 2))
     assert tree.tokens.tolist() == [[2, 5, 6, 7, 8]]
     assert tree.parents.tolist() == [[-1, 0, 1, 0, 3]]
-    assert int(drafter.propose(memory, root, Plan(3, 3, threshold=0.9)).size) == 1  # nothing is so sure
+    assert int(drafter.propose(state, root, Plan(3, 3, threshold=0.9)).size) == 1  # nothing is so sure
 
 
 def test_a_chain_of_successors_ends_where_it_is_unlikely() -> None:
     drafter = Recycling()
-    memory = drafter.start(context([[4, 5] * 6 + [7, 7]]))  # 7, 7 is new
+    state = drafter.start(context([[4, 5] * 6 + [7, 7]]))  # 7, 7 is new
     sizes = [
-        int(drafter.propose(memory, torch.tensor([7]), Plan(7, 7, threshold=part)).size) for part in (0.9, 0.5, 0.0)
+        int(drafter.propose(state, torch.tensor([7]), Plan(7, 7, threshold=part)).size) for part in (0.9, 0.5, 0.0)
     ]
     assert sizes[0] == 1 < sizes[1] < sizes[2] == 8
 
 
 def test_a_chain_ends_at_a_successor_that_was_hardly_preferred() -> None:
     drafter = Recycling()
-    memory = drafter.start(context([[1]]))
+    state = drafter.start(context([[1]]))
     logits = ranked([6, 2], [7, 2])
     logits[0, 0, 6], logits[0, 1, 7] = 6.0, -0.5  # 7 and 6 nats; 0.5
-    drafter.update(memory, trees_from_lists(torch.tensor([5]), [([6], [0])]), Scores(logits), verdict([0, 1], [6, 7]))
-    chains = [drafter.propose(memory, torch.tensor([5]), Plan(7, 7, threshold=part)).tokens for part in (0.3, 0.05)]
+    drafter.update(state, trees_from_lists(torch.tensor([5]), [([6], [0])]), Scores(logits), verdict([0, 1], [6, 7]))
+    chains = [drafter.propose(state, torch.tensor([5]), Plan(7, 7, threshold=part)).tokens for part in (0.3, 0.05)]
     assert [chain.tolist() for chain in chains] == [[[5, 6]], [[5, 6, 7]]]
 
 
 def test_prompt_teaches_neighbours_but_padding_does_not() -> None:
     drafter = Recycling()
-    memory = drafter.start(context([[7, 1, 2, 1, 3], [9, 9, 9, 9, 4]], [[True] * 5, [False] * 4 + [True]]))
-    draft = drafter.propose(memory, torch.tensor([1, 9]), Plan(4, 2))
+    state = drafter.start(context([[7, 1, 2, 1, 3], [9, 9, 9, 9, 4]], [[True] * 5, [False] * 4 + [True]]))
+    draft = drafter.propose(state, torch.tensor([1, 9]), Plan(4, 2))
     assert draft.size.tolist() == [4, 1]  # 1 -> 3, 2; 2 -> 1
     assert draft.tokens[0, 1:4].tolist() == [3, 2, 1]
     assert draft.parents[0, 1:4].tolist() == [0, 0, 2]
@@ -131,19 +131,19 @@ def test_prompt_teaches_neighbours_but_padding_does_not() -> None:
 
 def test_rejected_nodes_teach_and_accepted_ones_prevail() -> None:
     drafter = Recycling()
-    memory = drafter.start(context([[5]]))
+    state = drafter.start(context([[5]]))
     # root 5 with children 6 (rejected) and 7 (accepted), 7's child is again 6 (accepted)
     draft = trees_from_lists(torch.tensor([5]), [([6, 7, 6], [0, 0, 2])])
-    drafter.update(memory, draft, Scores(ranked([7, 6], [1, 2], [6, 5], [3, 4])), verdict([0, 2, 3], [7, 6, 3]))
-    drafted = drafter.propose(memory, torch.tensor([6]), Plan(1, 1))
+    drafter.update(state, draft, Scores(ranked([7, 6], [1, 2], [6, 5], [3, 4])), verdict([0, 2, 3], [7, 6, 3]))
+    drafted = drafter.propose(state, torch.tensor([6]), Plan(1, 1))
     assert drafted.tokens.tolist() == [[6, 3]]
-    chain = drafter.propose(memory, torch.tensor([5]), Plan(3, 3))
+    chain = drafter.propose(state, torch.tensor([5]), Plan(3, 3))
     assert is_chain(chain)
     assert chain.tokens.tolist() == [[5, 7, 6, 3]]
     # a rejected node's scores are used where no other speaks of its token
     other = trees_from_lists(torch.tensor([3]), [([8], [0])])
-    drafter.update(memory, other, Scores(ranked([2], [11, 12])), verdict([0], [2]))
-    assert drafter.propose(memory, torch.tensor([8]), Plan(1, 1)).tokens.tolist() == [[8, 11]]
+    drafter.update(state, other, Scores(ranked([2], [11, 12])), verdict([0], [2]))
+    assert drafter.propose(state, torch.tensor([8]), Plan(1, 1)).tokens.tolist() == [[8, 11]]
 
 
 @settings(max_examples=60, deadline=None)
@@ -151,16 +151,16 @@ def test_rejected_nodes_teach_and_accepted_ones_prevail() -> None:
 def test_drafts_are_well_formed(nodes: int, depth: int, vocab: int, rows: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     drafter, plan = Recycling(), Plan(nodes, depth)
-    memory = drafter.start(context(torch.randint(vocab, (rows, 5), generator=generator).tolist()))
+    state = drafter.start(context(torch.randint(vocab, (rows, 5), generator=generator).tolist()))
     roots = torch.randint(vocab, (rows,), generator=generator)
     for _ in range(4):
-        draft = drafter.propose(memory, roots, plan)
+        draft = drafter.propose(state, roots, plan)
         check_form(draft, plan)
         assert int(draft.tokens.max()) < vocab
         logits = torch.randn(rows, draft.tokens.shape[1], vocab, generator=generator)
         zeros = torch.zeros(rows, dtype=torch.long)
         said = Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1)
-        drafter.update(memory, draft, Scores(logits), said)
+        drafter.update(state, draft, Scores(logits), said)
         roots = torch.randint(vocab, (rows,), generator=generator)
 
 

@@ -317,10 +317,10 @@ def test_a_text_model_does_not_read_picture_columns() -> None:
     rows: list[list[Any]] = [[[7, 8], Picture.random(1), [9, 10, 11]], [[12, 13, 14]]]
     _, context, draft, scores = MediaTarget(model).prefill(batch_of("llava", rows), Needs())
     drafter = SmallModel(TextTarget(small))
-    memory = drafter.start(context)
+    state = drafter.start(context)
     roots, zeros = torch.tensor([20, 21]), torch.zeros(2, dtype=torch.long)
-    drafter.update(memory, draft, scores, Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1))
-    found = drafter.propose(memory, roots, Plan(4, 4))
+    drafter.update(state, draft, scores, Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1))
+    found = drafter.propose(state, roots, Plan(4, 4))
     for row, text in enumerate([[1, 7, 8, 9, 10, 11, 20], [1, 12, 13, 14, 21]]):
         for token in found.tokens[row, 1:].tolist():
             assert token == int(small(torch.tensor([text])).logits[0, -1].argmax())

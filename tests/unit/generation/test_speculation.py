@@ -153,13 +153,13 @@ class Fixed:
     def start(self, context: Any) -> None:
         pass
 
-    def update(self, memory: Any, draft: Any, scores: Any, verdict: Any) -> None:
+    def update(self, state: Any, draft: Any, scores: Any, verdict: Any) -> None:
         pass
 
-    def select(self, memory: Any, live: Any) -> None:
+    def select(self, state: Any, live: Any) -> None:
         pass
 
-    def propose(self, memory: Any, roots: torch.Tensor, plan: Any) -> Any:
+    def propose(self, state: Any, roots: torch.Tensor, plan: Any) -> Any:
         return chain_drafts(roots, [[] if self.token is None else [self.token]] * len(roots))
 
 

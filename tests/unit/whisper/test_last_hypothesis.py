@@ -85,14 +85,14 @@ def test_a_branch_that_begins_as_another_shares_its_nodes() -> None:
 def test_finished_rows_do_not_move_the_others() -> None:
     drafter = LastHypothesis(OLD)
     ones = torch.ones(2, 1, dtype=torch.long)
-    memory = drafter.start(Context(ones, ones.bool(), ones[None], ones[:, 0]))
+    state = drafter.start(Context(ones, ones.bool(), ones[None], ones[:, 0]))
     tokens = torch.tensor([[5, 6, -1], [5, 6, 7]])
     verdict = Verdict(
         torch.zeros(2, 1).long(), torch.tensor([6, 7]), torch.zeros(2).bool(), tokens, torch.tensor([2, 3])
     )
-    drafter.update(memory, chain_drafts(tokens[:, 0], [[], []]), Scores(torch.zeros(2, 1, 4)), verdict)
-    drafter.select(memory, torch.tensor([1]))
-    draft = drafter.propose(memory, torch.tensor([7]), PLAN)
+    drafter.update(state, chain_drafts(tokens[:, 0], [[], []]), Scores(torch.zeros(2, 1, 4)), verdict)
+    drafter.select(state, torch.tensor([1]))
+    draft = drafter.propose(state, torch.tensor([7]), PLAN)
     assert draft.tokens[0, 1 : int(draft.size[0])].tolist() == OLD[3:]
 
 

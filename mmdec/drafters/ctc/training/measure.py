@@ -62,7 +62,7 @@ def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequenc
     ids = torch.tensor([prompt])
     positions = torch.arange(len(prompt))
     encoder = EncoderContext(states[None])
-    memory = drafter.start(Context(ids, ids >= 0, positions[None, None], positions[-1:] + 1, encoder=encoder))
+    state = drafter.start(Context(ids, ids >= 0, positions[None, None], positions[-1:] + 1, encoder=encoder))
     scores = Scores(torch.zeros(1, 1, 1))
     done, rounds, drafted = 0, 0, 0
     accepted = [text[0]]  # this token comes from the Whisper's pass over the prompt, without a draft
@@ -70,10 +70,10 @@ def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequenc
         done += len(accepted)
         row = torch.tensor([accepted])
         verdict = Verdict(row, row[:, -1], row[:, -1] < 0, row, torch.tensor([len(accepted)]))
-        drafter.update(memory, root_only(row[:, -1]), scores, verdict)
+        drafter.update(state, root_only(row[:, -1]), scores, verdict)
         if done >= len(text):
             return RoundCounts(done, rounds, drafted)
-        draft = drafter.propose(memory, row[:, -1], plan).tokens[0, 1:].tolist()
+        draft = drafter.propose(state, row[:, -1], plan).tokens[0, 1:].tolist()
         right = 0
         while right < len(draft) and done + right < len(text) - 1 and draft[right] == text[done + right]:
             right += 1

@@ -74,18 +74,18 @@ class KnownText:
         token in it, and the last accepted token."""
         return [[list(text), 0, -1] for text in self.texts]
 
-    def propose(self, memory: list[list[Any]], roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: list[list[Any]], roots: Tensor, plan: Plan) -> Draft:
         """Draft the rest of each row's text. After the timestamp that ends a segment, the same timestamp is drafted
         first, because the next segment begins with it."""
         drafts = []
-        for text, place, last in memory:
+        for text, place, last in state:
             again = [last] if last >= self.first_time and place else []
             drafts.append([*again, *text[place:]][: min(plan.nodes, plan.depth)])
         return chain_drafts(roots, drafts)
 
-    def update(self, memory: list[list[Any]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: list[list[Any]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """After a round, find each row's place in its known text again: after the accepted tokens."""
-        for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+        for row, tokens, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 text, place, last = row
                 if token < self.first_time:
@@ -94,8 +94,8 @@ class KnownText:
                 # a repeated timestamp begins the next segment; -1: do not draft it again
                 row[2] = -1 if token == last else token
 
-    def select(self, memory: list[list[Any]], live: Tensor) -> None:
-        memory[:] = [memory[index] for index in live.tolist()]
+    def select(self, state: list[list[Any]], live: Tensor) -> None:
+        state[:] = [state[index] for index in live.tolist()]
 
 
 @dataclass(frozen=True)

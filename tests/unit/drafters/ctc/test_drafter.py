@@ -83,12 +83,12 @@ def drafter() -> Ctc:
 
 def run(made: Ctc, path: list[int], accepted: list[int], nodes: int = 12, timed: bool = False) -> list[int]:
     row = CtcRow(made, timed, TIMESTAMPS, alignment=Alignment(spoken(path, len(made.pieces))))
-    memory = CtcState([row])
+    state = CtcState([row])
     tokens = torch.tensor([accepted])
     verdict = Verdict(tokens, tokens[:, -1], tokens[:, -1] < 0, tokens, torch.tensor([len(accepted)]))
     empty = Draft(tokens, tokens, torch.tensor([1]))
-    made.update(memory, empty, Scores(torch.zeros(1, 1, 1)), verdict)
-    draft = made.propose(memory, torch.zeros(1, dtype=torch.long), Plan(nodes, nodes))
+    made.update(state, empty, Scores(torch.zeros(1, 1, 1)), verdict)
+    draft = made.propose(state, torch.zeros(1, dtype=torch.long), Plan(nodes, nodes))
     return draft.tokens[0, 1:].tolist()
 
 
@@ -109,13 +109,13 @@ def test_rows_of_a_language_that_the_head_does_not_know_are_left_alone() -> None
     tokens = torch.tensor([[3, 7, TIMESTAMPS - 1], [3, 8, TIMESTAMPS - 1]])
     positions = torch.arange(3).expand(2, -1)
     states = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(0))
-    memory = made.start(
+    state = made.start(
         Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, encoder=EncoderContext(states))
     )
-    draft = made.propose(memory, torch.zeros(2, dtype=torch.long), Plan(4, 4))
+    draft = made.propose(state, torch.zeros(2, dtype=torch.long), Plan(4, 4))
     assert draft.size.tolist() == [5, 1]
-    made.select(memory, torch.tensor([1]))
-    assert made.propose(memory, torch.zeros(1, dtype=torch.long), Plan(4, 4)).size.tolist() == [1]
+    made.select(state, torch.tensor([1]))
+    assert made.propose(state, torch.zeros(1, dtype=torch.long), Plan(4, 4)).size.tolist() == [1]
 
 
 def test_each_row_is_drafted_by_the_head_of_its_language() -> None:
@@ -234,10 +234,10 @@ def test_a_chain_ends_where_the_head_is_unsure() -> None:
     row = CtcRow(
         made, False, TIMESTAMPS, alignment=Alignment(np.concatenate([spoken([a, 0], 31), spoken([e, 0], 31, 0.3)]))
     )
-    memory = CtcState([row])
+    state = CtcState([row])
     roots = torch.zeros(1, dtype=torch.long)
-    assert made.propose(memory, roots, Plan(9, 9, threshold=0.5)).tokens[0, 1:].tolist() == [1]
-    assert len(made.propose(memory, roots, Plan(9, 9)).tokens[0]) > 2
+    assert made.propose(state, roots, Plan(9, 9, threshold=0.5)).tokens[0, 1:].tolist() == [1]
+    assert len(made.propose(state, roots, Plan(9, 9)).tokens[0]) > 2
 
 
 def test_every_token_can_be_spelt_and_merged_again() -> None:

@@ -156,8 +156,8 @@ def test_transformers_own_class_drafts_the_same_tokens_and_text(tmp_path: Path) 
     drafts: list[tuple[int, list[int]]] = []  # root, tokens
     propose = drafter.propose
 
-    def watched(memory: Any, roots: Tensor, plan: Plan) -> Draft:
-        draft = propose(memory, roots, plan)
+    def watched(state: Any, roots: Tensor, plan: Plan) -> Draft:
+        draft = propose(state, roots, plan)
         drafts.append((int(roots), int_rows(draft.tokens)[0][1:]))
         return draft
 

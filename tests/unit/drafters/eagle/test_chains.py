@@ -91,8 +91,8 @@ class Noted:
         self.update: Any = drafter.update
         self.drafts: list[list[int]] = []
 
-    def propose(self, memory: Any, roots: torch.Tensor, plan: Plan) -> Draft:
-        draft = self.drafter.propose(memory, roots, plan)
+    def propose(self, state: Any, roots: torch.Tensor, plan: Plan) -> Draft:
+        draft = self.drafter.propose(state, roots, plan)
         self.drafts += draft.tokens.tolist()
         return draft
 

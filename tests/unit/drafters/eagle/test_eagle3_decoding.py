@@ -75,10 +75,10 @@ def test_pictures_stand_where_the_configuration_says(positions: str, pictures: s
     _, context, draft, scores = target.prefill(inputs, needs)
     assert context.positions.shape[0] == 3
     assert context.embeds is not None
-    memory = drafter.start(context if pictures == "projected" else replace(context, embeds=None))
+    state = drafter.start(context if pictures == "projected" else replace(context, embeds=None))
     roots, zeros = torch.tensor([20, 21]), torch.zeros(2, dtype=torch.long)
-    drafter.update(memory, draft, scores, Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1))
-    found = drafter.propose(memory, roots, Plan(3, 3))
+    drafter.update(state, draft, scores, Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1))
+    found = drafter.propose(state, roots, Plan(3, 3))
     for row in range(2):
         kept = context.mask[row]
         embeds = embedding(context.tokens)[row, kept]

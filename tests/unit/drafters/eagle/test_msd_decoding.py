@@ -63,21 +63,21 @@ def test_a_chat_with_pictures_is_one_row(layout: str, kind: str) -> None:
     options["suppress_tokens"] = [START, END, IMAGE, VIDEO]
     said = mmdec.generate(model, inputs, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
     for more in turns:
-        memory, mask = drafter.memories[-1], torch.ones_like(inputs["input_ids"])
+        state, mask = drafter.memories[-1], torch.ones_like(inputs["input_ids"])
         inputs, _ = second_turn(kind, [row], [more], said, mask)
         said = mmdec.generate(model, inputs, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
-        assert drafter.memories[-1] is memory  # it travels
+        assert drafter.memories[-1] is state  # it travels
         row = [*row, *more]
     inputs |= {"input_ids": said, "attention_mask": torch.ones_like(said)}
     if kind in AXES:
         inputs["mm_token_type_ids"] = (said == IMAGE).long()
     with torch.inference_mode():
-        drafter.drafter.process_pending(memory)
+        drafter.drafter.process_pending(state)
         _, context, _, _ = target_of(model).prefill(inputs, drafter.needs)
         assert context.embeds is not None
         states = network.inputs(context.embeds, context.features[-1], context.visual)
         wanted = network.project(states, torch.arange(said.shape[1] - 1)[None])[1:]
-    for found, whole in zip(memory.cache.accepted()[:2], wanted, strict=True):
+    for found, whole in zip(state.cache.accepted()[:2], wanted, strict=True):
         torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
 
 

@@ -80,7 +80,7 @@ def test_the_drafter_reads_what_training_reads() -> None:
         tokens = torch.zeros(batch, prompt, dtype=torch.long)
         encoder = EncoderContext(states) if config is BLOCK else None
         with torch.no_grad():
-            memory = drafter.start(
+            state = drafter.start(
                 Context(
                     tokens,
                     mask,
@@ -94,12 +94,12 @@ def test_the_drafter_reads_what_training_reads() -> None:
             logits = torch.zeros(batch, 1, VOCABULARY)
             verdict = Verdict(zeros, zeros[:, 0], zeros[:, 0].bool(), zeros, zeros[:, 0] + 1)
             drafter.update(
-                memory, Draft(zeros, zeros - 1, zeros[:, 0] + 1), Scores(logits, {-1: first[:, -1:]}), verdict
+                state, Draft(zeros, zeros - 1, zeros[:, 0] + 1), Scores(logits, {-1: first[:, -1:]}), verdict
             )
             live = [0, 1, 2]
             for step in range(5):
                 if step != 2:
-                    draft = drafter.propose(memory, torch.zeros(len(live), dtype=torch.long), Plan(3, 3))
+                    draft = drafter.propose(state, torch.zeros(len(live), dtype=torch.long), Plan(3, 3))
                     for place, row in enumerate(live):
                         hidden = made(texts[row][None], states[row : row + 1])[0, -1]
                         assert draft.tokens[place, 1:].tolist() == output(hidden).argmax(-1).tolist()
@@ -110,7 +110,7 @@ def test_the_drafter_reads_what_training_reads() -> None:
                 path = torch.tensor([nodes + [-1] * (longest - len(nodes)) for nodes in paths])
                 none = torch.zeros(len(live), dtype=torch.long)
                 drafter.update(
-                    memory,
+                    state,
                     Draft(none[:, None].expand(-1, size), none[:, None].expand(-1, size), none + size),
                     Scores(torch.zeros(len(live), size, VOCABULARY), {-1: features}),
                     Verdict(path, none, none.bool(), none[:, None], none + 1),
@@ -118,7 +118,7 @@ def test_the_drafter_reads_what_training_reads() -> None:
                 for place, row in enumerate(live):
                     texts[row] = torch.cat([texts[row], features[place, paths[place]]])
                 if step == 3:
-                    drafter.select(memory, torch.tensor([2, 0]))
+                    drafter.select(state, torch.tensor([2, 0]))
                     live = [2, 0]
 
 

@@ -114,14 +114,14 @@ def test_training_columns_equal_decoding(convention: dict[str, Any], stored: boo
         text = store.get("one", ANSWERS[2])
     columns = unroll_inputs(network, [text])
     _, context, _, _ = MediaTarget(model).prefill(prompt, drafter.needs)
-    memory = drafter.start(context)
-    (waiting,) = memory.queue
-    states, positions, _ = drafter._prompt(memory, waiting)  # type: ignore[arg-type]
+    state = drafter.start(context)
+    (waiting,) = state.queue
+    states, positions, _ = drafter._prompt(state, waiting)  # type: ignore[arg-type]
     near = 3e-2 if stored else 1e-4
     torch.testing.assert_close(columns.states, states, atol=near, rtol=near)
     assert torch.equal(columns.prompt_positions, positions)
     first = columns.positions[..., 0].flatten().tolist()
-    assert first == [memory.positions[0]] * len(first)
+    assert first == [state.positions[0]] * len(first)
     assert torch.equal(columns.positions.diff(dim=-1), torch.ones_like(columns.positions[..., 1:]))
     torch.testing.assert_close(columns.embeds[0], teacher.embed(torch.tensor(ANSWERS[2][:-1])))
 
