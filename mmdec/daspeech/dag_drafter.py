@@ -94,10 +94,10 @@ class DagDrafter:
             states.append(RowState(links, emissions, alpha))
         return states
 
-    def propose(self, memory: list[RowState], roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: list[RowState], roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last unit: the most probable units, and branches at likely second-best
         ones."""
-        return trees_from_lists(roots, [self._tree(state, plan) for state in memory])
+        return trees_from_lists(roots, [self._tree(row, plan) for row in state])
 
     def _tree(self, state: RowState, plan: Plan) -> tuple[list[int], list[int]]:
         tokens: list[int] = []
@@ -132,12 +132,12 @@ class DagDrafter:
                 unit = int(units.argmax())
         return tokens, parents
 
-    def update(self, memory: list[RowState], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: list[RowState], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """For each batch row, update the probabilities `alpha` of the vertices: which of them may have emitted the last
         accepted unit."""
-        for state, units, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+        for row, units, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for unit in units[:length]:
-                state.alpha = state.after(state.alpha @ state.links, unit)
+                row.alpha = row.after(row.alpha @ row.links, unit)
 
     def select(self, state: list[RowState], live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
