@@ -84,8 +84,8 @@ def _text(found: Examination) -> str:
         "",
         f"First token accepted: {_share(found.acceptance)}",
     ]
-    if found.mended is not None:
-        lines[-1] += f"; mended: {_share(found.mended)}"
+    if found.after_changes is not None:
+        lines[-1] += f"; after the changes: {_share(found.after_changes)}"
     for row in found.findings:
         lines += [
             "",
@@ -96,7 +96,7 @@ def _text(found: Examination) -> str:
     if not found.findings:
         lines += ["", "Nothing is off: no other reading gains." if found.conventions else "No reading was tried."]
     if found.conventions:
-        rows = [("convention", "read as", "tried", "accepted", "gain, 95 % interval", "verdict")]
+        rows = [("convention", "read as", "tried", "accepted", "gain, 95 % interval", "assessment")]
         rows += [
             (
                 row.convention,
@@ -104,15 +104,17 @@ def _text(found: Examination) -> str:
                 row.tried,
                 _percent(row.after.value) + " (2nd token)" * (row.depth > 1),
                 _share(row.gain),
-                row.verdict,
+                row.assessment,
             )
             for row in found.conventions
         ]
         lines += ["", "What else was tried" + ", on top of the mends" * bool(found.findings), *_table(rows)]
-    mended = any(row.mended is not None for row in found.rounds)
-    rows = [("drafts", "tokens a round, bonus included", *["mended"] * mended)]
+    changed = any(row.after_changes is not None for row in found.rounds)
+    rows = [("drafts", "tokens a round, bonus included", *["after the changes"] * changed)]
     for row in found.rounds:
-        rows.append((row.name, f"{row.as_is:.2f}", *[f"{row.mended:.2f}" if row.mended else ""] * mended))
+        rows.append(
+            (row.name, f"{row.as_is:.2f}", *[f"{row.after_changes:.2f}" if row.after_changes else ""] * changed)
+        )
     lines += ["", *_table(rows)]
     if found.depths:
         shares = ", ".join(_percent(share) for share in found.depths if share == share)

@@ -120,7 +120,7 @@ def _greedy(model: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Reader:
+class NetworkRun:
     """One way to run a draft network: the network, and two settings that its configuration does not have.
 
     Args:
@@ -202,7 +202,7 @@ class ScaledEmbedding(nn.Module):
 
 
 @torch.inference_mode()
-def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
+def right_tokens(run: NetworkRun, text: OwnText, depth: int) -> list[Tensor]:
     """Draft a chain after each root, which is a token of the answer, and compare it with the answer.
 
     Args:
@@ -212,33 +212,33 @@ def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
         For each depth k from 1, (N + 1 - k,) bool: whether token k of each root's chain is right, if the drafter's
         input has the right tokens before it. There are fewer depths if the answer is shorter.
     """
-    network, begin, count = reader.network, text.prompt, text.places
-    prompted, embeds, hidden, past, own = _run_to_roots(reader, text)
+    network, begin, count = run.network, text.prompt, text.places
+    prompted, embeds, hidden, past, own = _run_to_roots(run, text)
     answer = torch.tensor(text.answer, device=embeds.device)
     found: list[Tensor] = []
     for step in range(min(depth, count)):
         if step:
             # the chains after all roots at once: a chain attends to the text up to its root, and to itself
-            states = _next_inputs(reader, embeds[begin + step :], hidden[0, :-1], prompted.carry)
+            states = _next_inputs(run, embeds[begin + step :], hidden[0, :-1], prompted.carry)
             mask = _chain_mask(len(prompted.states), count, step, states)
             hidden, pair = network.layer(states[None], own[None, step:], past, mask)
             past = torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2)
-        drafted = network.token_ids(network.logits(hidden[0], reader.output).argmax(-1))
+        drafted = network.token_ids(network.logits(hidden[0], run.output).argmax(-1))
         found.append((drafted == answer[1 + step :]).cpu())
     return found
 
 
-def _run_to_roots(reader: Reader, text: OwnText) -> tuple[PromptInput, Tensor, Tensor, KeyValues, Tensor]:
+def _run_to_roots(run: NetworkRun, text: OwnText) -> tuple[PromptInput, Tensor, Tensor, KeyValues, Tensor]:
     """Run the network over a text.
 
     Returns:
         The network's inputs for the prompt; the embeddings (L, H); the states (1, N, H) from which the first tokens are
         drafted; keys and values of all tokens; the roots' positions (N,).
     """
-    network, begin = reader.network, text.prompt
-    embeds, features, visual = reader.rows(text)
+    network, begin = run.network, text.prompt
+    embeds, features, visual = run.rows(text)
     prompted = network.prompt(embeds[:begin], features[:begin], visual[:begin])
-    positions, start = reader.positions(text, prompted)
+    positions, start = run.positions(text, prompted)
     past: KeyValues | None = None
     if len(prompted.states):
         _, past = network.layer(prompted.states[None], positions)
@@ -250,26 +250,26 @@ def _run_to_roots(reader: Reader, text: OwnText) -> tuple[PromptInput, Tensor, T
 
 
 @torch.inference_mode()
-def root_states(reader: Reader, text: OwnText) -> Tensor:
+def root_states(run: NetworkRun, text: OwnText) -> Tensor:
     """Compute the network's states (N, H) from which the first token of each draft is predicted."""
-    return _run_to_roots(reader, text)[2][0]
+    return _run_to_roots(run, text)[2][0]
 
 
 @torch.inference_mode()
-def surprisals(reader: Reader, text: OwnText) -> Tensor:
+def token_surprisals(run: NetworkRun, text: OwnText) -> Tensor:
     """Compute -log of the probability, in nats, that the drafter gives the text's next token.
 
     Returns:
         (n,), for the n <= N places whose next token is in the draft vocabulary.
     """
-    logits = reader.network.logits(root_states(reader, text), reader.output).float()
-    tokens = reader.network.token_ids(torch.arange(logits.shape[-1], device=logits.device))
+    logits = run.network.logits(root_states(run, text), run.output).float()
+    tokens = run.network.token_ids(torch.arange(logits.shape[-1], device=logits.device))
     answer = torch.tensor(text.answer[1:], device=logits.device)
     known = (answer[:, None] == tokens).nonzero()  # (n, 2): place, and index in the draft vocabulary
     return -logits.log_softmax(-1)[known[:, 0], known[:, 1]].cpu()
 
 
-def _next_inputs(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
+def _next_inputs(run: NetworkRun, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
     """Compute the draft network's input (n, H) at the next token of n drafted chains.
 
     Args:
@@ -277,7 +277,7 @@ def _next_inputs(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> 
         hidden: (n, H), the network's output at the tokens before them.
         carry: What the network has stored of the prompt for later tokens (`PromptInput.carry`).
     """
-    return reader.network.drafted_input(embeds, hidden, carry, lambda token: reader.table(token) * reader.scale)
+    return run.network.drafted_input(embeds, hidden, carry, lambda token: run.table(token) * run.scale)
 
 
 def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
@@ -405,7 +405,7 @@ def has_template(model: Model) -> bool:
     return isinstance(model, LoadedVlm) or bool(getattr(model.tokenizer, "chat_template", None))
 
 
-def make_inputs(model: Model, asked: DoctorPrompt, template: bool) -> dict[str, Any]:
+def make_inputs(model: Model, prompt: DoctorPrompt, template: bool) -> dict[str, Any]:
     """Make the model's inputs for a prompt, a batch of one.
 
     Args:
@@ -415,29 +415,32 @@ def make_inputs(model: Model, asked: DoctorPrompt, template: bool) -> dict[str, 
         InputError: If the prompt has pictures, but the model cannot read pictures.
     """
     if isinstance(model, LoadedVlm):
-        return _vision_inputs(model, asked, template)
-    if asked.images:
+        return _vision_inputs(model, prompt, template)
+    if prompt.images:
         raise InputError(
             f"`model` must read images for these prompts, but {type(model.model).__name__} does not. Leave `image` out."
         )
     tokenizer = model.tokenizer
     if template:
-        messages = [{"role": "system", "content": asked.system}] * bool(asked.system)
-        messages.append({"role": "user", "content": asked.text})
+        messages = [{"role": "user", "content": prompt.text}]
+        if prompt.system:
+            messages.insert(0, {"role": "system", "content": prompt.system})
         inputs = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
     else:
-        inputs = tokenizer("\n\n".join(filter(None, (asked.system, asked.text))), return_tensors="pt")
+        inputs = tokenizer("\n\n".join(filter(None, (prompt.system, prompt.text))), return_tensors="pt")
     taken: Mapping[str, Any] = inputs
     return {name: taken[name].to(model.model.device) for name in ("input_ids", "attention_mask")}
 
 
-def _vision_inputs(vlm: LoadedVlm, asked: DoctorPrompt, template: bool) -> dict[str, Any]:
-    question = read_question(asked.images, asked.text)
-    said = vlm.plain.hide([*filter(None, (asked.system, asked.text))])
-    text = "\n".join([*[vlm.image_token] * len(asked.images), *said])
+def _vision_inputs(vlm: LoadedVlm, prompt: DoctorPrompt, template: bool) -> dict[str, Any]:
+    question = read_question(prompt.images, prompt.text)
+    texts = vlm.plain.hide([*filter(None, (prompt.system, prompt.text))])
+    text = "\n".join([*[vlm.image_token] * len(prompt.images), *texts])
     if template:
-        system = {"role": "system", "content": [{"type": "text", "text": asked.system}]}
-        text = render_chat(vlm, [*[system] * bool(asked.system), user_message(question)])
+        messages = [user_message(question)]
+        if prompt.system:
+            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": prompt.system}]})
+        text = render_chat(vlm, messages)
     return model_inputs(vlm, [text], [question])

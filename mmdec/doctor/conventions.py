@@ -20,16 +20,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmdec.checks.weights import read_settings
-from mmdec.doctor.answers import Reader
+from mmdec.doctor.answers import NetworkRun
 from mmdec.drafters.eagle.checkpoint import SCALED_ROPE
 from mmdec.drafters.eagle.eagle3 import default_layers
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.hub.checkpoint import read_tensors, tensor_names
 
-BASE = 10000.0  # base of rotary positions if a config names none
-FACTORS = (2.0, 4.0)  # factors to try for linearly scaled rotary positions
-OWN, FLAT, SPECULATORS = "mmdec's own", "published, flat", "speculators'"  # names of the formats of checkpoint folders
-CONVERT = "Convert the folder with `mmdec convert drafter`. "
+DEFAULT_ROPE_BASE = 10000.0  # base of rotary positions if a config names none
+LINEAR_ROPE_FACTORS = (2.0, 4.0)  # factors to try for linearly scaled rotary positions
+OWN_FORMAT, FLAT_FORMAT, SPECULATORS_FORMAT = (
+    "mmdec's own",
+    "published, flat",
+    "speculators'",
+)  # names of the formats of checkpoint folders
+CONVERT_FIRST = "Convert the folder with `mmdec convert drafter`. "
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Variant:
     convention: str  # name of the setting that differs
     now: str  # the setting's present value, in words
     tried: str  # the value that the variant tries, in words
-    reader: Reader  # runs the network with the value that is tried
+    run: NetworkRun  # runs the network with the value that is tried
     remedy: Remedy  # how to change the checkpoint folder, so that the network is always run like this
     depth: int = 1  # the first drafted token, counted from 1, on which this setting has an effect
     tries: int = 1  # among how many values a search has found this one; 1: it was not searched for
@@ -83,8 +87,8 @@ class CheckpointFolder:
     def layout(self) -> str:
         """Return the format of the checkpoint folder: mmdec's, speculators', or the flat one of other trainers."""
         if "system" in self.described:
-            return OWN
-        return SPECULATORS if "speculators_model_type" in self.described else FLAT
+            return OWN_FORMAT
+        return SPECULATORS_FORMAT if "speculators_model_type" in self.described else FLAT_FORMAT
 
     def set(self, own: Mapping[str, Any], published: Mapping[str, Any] | None) -> Remedy:
         """Make the correction of a checkpoint folder that sets fields of its config.json.
@@ -93,12 +97,12 @@ class CheckpointFolder:
             own: Dotted key -> value, in mmdec's format.
             published: The same fields in published formats; None: published formats have no such key.
         """
-        if self.layout == OWN:
+        if self.layout == OWN_FORMAT:
             return Remedy(own)
         if published is not None:
             return Remedy(published)
         fields = ", ".join(f"`{name}` to {json.dumps(value)}" for name, value in own.items())
-        return Remedy(text=f"{CONVERT}In the new folder's config.json set {fields}.")
+        return Remedy(text=f"{CONVERT_FIRST}In the new folder's config.json set {fields}.")
 
     def key(self, name: str) -> str:
         """Return the dotted key of a setting of the decoder layer in a published config, which may be nested."""
@@ -144,24 +148,24 @@ def reconfigure(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = No
     return changed.eval()
 
 
-def variants(reader: Reader, folder: CheckpointFolder, model: PreTrainedModel, pictures: bool) -> Iterator[Variant]:
+def variants(run: NetworkRun, folder: CheckpointFolder, model: PreTrainedModel, pictures: bool) -> Iterator[Variant]:
     """Yield all variants of how the network is run, each with one setting changed.
 
     Args:
-        reader: How the network is run now.
+        run: How the network is run now.
         model: The target.
         pictures: Whether any prompt has pictures.
     """
     target: Any = model.config.get_text_config(decoder=True)
-    yield from _layers(reader, folder, target.num_hidden_layers)
-    yield from _switches(reader, folder)
-    yield from _norms(reader, folder)
-    yield from _rotations(reader, folder, target)
-    yield from _ends(reader, folder)
-    yield from _columns(reader, folder, target, pictures)
+    yield from _layers(run, folder, target.num_hidden_layers)
+    yield from _switches(run, folder)
+    yield from _norms(run, folder)
+    yield from _rotations(run, folder, target)
+    yield from _ends(run, folder)
+    yield from _columns(run, folder, target, pictures)
 
 
-def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
+def layer_rules(run: NetworkRun, depth: int) -> dict[tuple[int, ...], str]:
     """Return other choices of the target's layers whose hidden states the network may read: layers -> a description in
     words.
 
@@ -171,7 +175,7 @@ def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
     Args:
         depth: The target's number of layers.
     """
-    layers = reader.layers
+    layers = run.layers
     found = {tuple(layer + step for layer in layers): name for step, name in ((1, "one higher"), (-1, "one lower"))}
     if len(layers) == 3:
         found.setdefault(default_layers(depth), "the default")
@@ -179,7 +183,7 @@ def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
 
 
 def other_layers(
-    reader: Reader,
+    run: NetworkRun,
     folder: CheckpointFolder,
     ids: tuple[int, ...],
     name: str,
@@ -193,60 +197,60 @@ def other_layers(
         name: Description of the choice in words.
         tries: Among how many choices a search has found it.
     """
-    key = reader.network.conventions().layer_ids
+    key = run.network.conventions().layer_ids
     published = None if key is None else {key: [layer + 1 for layer in ids]}
     remedy = folder.set({"layers": list(ids)}, published if -1 not in ids else None)
-    now = f"outputs of {_layer_names(reader.layers)}"
+    now = f"outputs of {_layer_names(run.layers)}"
     return Variant(
-        convention, now, f"{name}: {_layer_names(ids)}", _reconfigure_reader(reader, layers=ids), remedy, tries=tries
+        convention, now, f"{name}: {_layer_names(ids)}", _reconfigure_run(run, layers=ids), remedy, tries=tries
     )
 
 
-def _layers(reader: Reader, folder: CheckpointFolder, depth: int) -> Iterator[Variant]:
+def _layers(run: NetworkRun, folder: CheckpointFolder, depth: int) -> Iterator[Variant]:
     """Yield variants in which the network reads other layers of the target, or reads the last layer before instead of
     after the final norm, or the reverse."""
-    layers, last = reader.layers, depth - 1
+    layers, last = run.layers, depth - 1
     if min(layers) >= 0:
-        for ids, name in layer_rules(reader, depth).items():
-            yield other_layers(reader, folder, ids, name)
+        for ids, name in layer_rules(run, depth).items():
+            yield other_layers(run, folder, ids, name)
     if -1 in layers:
         for replaced, name in ((last, "features before it"), (last - 1, "the layer below")):
             if replaced >= 0:
                 ids = tuple(replaced if layer == -1 else layer for layer in layers)
-                yield other_layers(reader, folder, ids, name, "final norm")
+                yield other_layers(run, folder, ids, name, "final norm")
     elif last in layers:
         normed = tuple(-1 if layer == last else layer for layer in layers)
-        yield other_layers(reader, folder, normed, "the last features after it", "final norm")
+        yield other_layers(run, folder, normed, "the last features after it", "final norm")
 
 
-def _switches(reader: Reader, folder: CheckpointFolder) -> Iterator[Variant]:
+def _switches(run: NetworkRun, folder: CheckpointFolder) -> Iterator[Variant]:
     """Yield variants of switches that change no weights."""
-    for switch in reader.network.conventions().switches:
-        now = bool(getattr(reader.network.config, switch.field))
+    for switch in run.network.conventions().switches:
+        now = bool(getattr(run.network.config, switch.field))
         changes = {switch.field: not now}
         yield Variant(
             switch.convention,
             switch.words[now],
             switch.words[not now],
-            _reconfigure_reader(reader, **changes),
+            _reconfigure_run(run, **changes),
             folder.set(changes, changes),
             depth=switch.depth,
         )
 
 
-def _norms(reader: Reader, folder: CheckpointFolder) -> Iterator[Variant]:
+def _norms(run: NetworkRun, folder: CheckpointFolder) -> Iterator[Variant]:
     """Yield variants of norms: leave a norm of the folder out, or add a norm that the folder lacks, with all weights
     1."""
-    network = reader.network
+    network = run.network
     norms = network.conventions().norms
     normed = any(getattr(network.config, norm.field) for norm in norms)
     for norm in norms:
         listed = ", ".join(f"`{name}`" for name in norm.tensors)
-        named = norm.published or folder.layout == OWN  # whether config.json has a key for this norm
+        named = norm.published or folder.layout == OWN_FORMAT  # whether config.json has a key for this norm
         if getattr(network.config, norm.field):
             remedy = Remedy({norm.field: False} if named else {}, f"Leave {listed} out of the folder's tensors.")
             yield Variant(
-                "norms", f"norm of {norm.where}", "none", _reconfigure_reader(reader, **{norm.field: False}), remedy
+                "norms", f"norm of {norm.where}", "none", _reconfigure_run(run, **{norm.field: False}), remedy
             )
         elif not normed:
             weight = next(network.parameters())
@@ -254,43 +258,43 @@ def _norms(reader: Reader, folder: CheckpointFolder) -> Iterator[Variant]:
                 name: torch.ones(count, dtype=weight.dtype, device=weight.device)
                 for name, count in norm.tensors.items()
             }
-            changed = replace(reader, network=reconfigure(network, ones, **{norm.field: True}))
+            changed = replace(run, network=reconfigure(network, ones, **{norm.field: True}))
             text = f"Put {listed} into the folder, as trained; weights of one were tried."
             remedy = Remedy({norm.field: True} if named else {}, text)
             yield Variant("norms", f"no norm of {norm.where}", "a norm with weights of one", changed, remedy)
 
 
-def _rotations(reader: Reader, folder: CheckpointFolder, target: Any) -> Iterator[Variant]:
+def _rotations(run: NetworkRun, folder: CheckpointFolder, target: Any) -> Iterator[Variant]:
     """Yield variants with another base or scaling of rotary positions (RoPE)."""
-    config: Any = reader.network.config
+    config: Any = run.network.config
     rope = getattr(target, "rope_parameters", None) or {}
     base = rope.get("rope_theta")
-    for theta, name in ((BASE, "the usual"), (base, "the model's")):
+    for theta, name in ((DEFAULT_ROPE_BASE, "the usual"), (base, "the model's")):
         if isinstance(theta, int | float) and theta > 0 and theta != config.rope_theta:
-            yield other_base(reader, folder, float(theta), name)
+            yield other_base(run, folder, float(theta), name)
         if theta == base:
-            break  # the model's base is `BASE`, which was tried in the step before
-    if not reader.network.conventions().rope_scaling:
+            break  # the model's base is `DEFAULT_ROPE_BASE`, which was tried in the step before
+    if not run.network.conventions().rope_scaling:
         return
     own: dict[str, Any] = dict(folder.value(folder.rope()) or {})
-    scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", *MROPE)}
+    scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", *MROPE_KEYS)}
     if config.rope_scaling is not None:
-        kept = {name: own[name] for name in (*MROPE, "rope_theta") if name in own}
+        kept = {name: own[name] for name in (*MROPE_KEYS, "rope_theta") if name in own}
         published = {folder.rope(): {**kept, "rope_type": "default"} if kept else None}
         remedy = folder.set({"rope_scaling": None}, published)
-        yield Variant(
-            "rope scaling", "as its config says", "none", _reconfigure_reader(reader, rope_scaling=None), remedy
-        )
+        yield Variant("rope scaling", "as its config says", "none", _reconfigure_run(run, rope_scaling=None), remedy)
         return
     kept = {name: value for name, value in own.items() if name not in ("type", "rope_type")}
     scalings: dict[str, dict[str, Any]] = {"the model's": scaling} if scaling.get("rope_type") in SCALED_ROPE else {}
-    scalings |= {f"linear, factor {factor:g}": {"rope_type": "linear", "factor": factor} for factor in FACTORS}
+    scalings |= {
+        f"linear, factor {factor:g}": {"rope_type": "linear", "factor": factor} for factor in LINEAR_ROPE_FACTORS
+    }
     for name, settings in scalings.items():
         remedy = folder.set({"rope_scaling": settings}, {folder.rope(): {**kept, **settings}})
-        yield Variant("rope scaling", "none", name, _reconfigure_reader(reader, rope_scaling=settings), remedy)
+        yield Variant("rope scaling", "none", name, _reconfigure_run(run, rope_scaling=settings), remedy)
 
 
-def other_base(reader: Reader, folder: CheckpointFolder, theta: float, name: str, tries: int = 1) -> Variant:
+def other_base(run: NetworkRun, folder: CheckpointFolder, theta: float, name: str, tries: int = 1) -> Variant:
     """Make the variant with another base of rotary positions (RoPE).
 
     Args:
@@ -299,61 +303,61 @@ def other_base(reader: Reader, folder: CheckpointFolder, theta: float, name: str
         tries: Among how many choices a search has found it.
     """
     remedy = folder.set({"rope_theta": theta}, {folder.base(): theta})
-    now, mended = f"{reader.network.config.rope_theta:g}", _reconfigure_reader(reader, rope_theta=theta)
-    return Variant("rope base", now, f"{name}, {theta:g}", mended, remedy, tries=tries)
+    now, changed = f"{run.network.config.rope_theta:g}", _reconfigure_run(run, rope_theta=theta)
+    return Variant("rope base", now, f"{name}, {theta:g}", changed, remedy, tries=tries)
 
 
-MROPE = ("mrope_section", "mrope_interleaved")  # settings of rotary positions with three axes
+MROPE_KEYS = ("mrope_section", "mrope_interleaved")  # settings of rotary positions with three axes
 
 
-def _ends(reader: Reader, folder: CheckpointFolder) -> Iterator[Variant]:
+def _ends(run: NetworkRun, folder: CheckpointFolder) -> Iterator[Variant]:
     """Yield variants with another embedding, another scale of the embedding, another LM head, or another `d2t`, which
     converts draft tokens to the target's tokens."""
-    network, config = reader.network, reader.network.config
+    network, config = run.network, run.network.config
     scale = math.sqrt(config.hidden_size)
     columns = network.conventions().embedding_columns
     for factor, name in ((scale, f"times {scale:.4g}"), (1 / scale, f"divided by {scale:.4g}")):
         if columns is None:
-            scaled = replace(reader, scale=reader.scale * factor)
+            scaled = replace(run, scale=run.scale * factor)
             weights = "`embed_tokens.weight`, the folder's or else the model's,"
         else:
             weights = f"the first {config.hidden_size} columns of `{columns}`"
             weight = network.get_parameter(columns).clone()
             weight[:, : config.hidden_size] *= factor
-            scaled = replace(reader, network=reconfigure(network, {columns: weight}))
+            scaled = replace(run, network=reconfigure(network, {columns: weight}))
         remedy = Remedy(text=f"In the folder's tensors, multiply {weights} by {factor:.6g}.")
         yield Variant("embedding scale", "as the embedding gives it", name, scaled, remedy)
     if network.own_head is not None:
-        yield from _own_ends(reader)
+        yield from _own_ends(run)
         return
     for convention, names, end in (
-        ("LM head", ("lm_head.weight", "model.lm_head.weight"), reader.output),
-        ("embedding", ("embed_tokens.weight", "model.embed_tokens.weight"), reader.embedding),
+        ("LM head", ("lm_head.weight", "model.lm_head.weight"), run.output),
+        ("embedding", ("embed_tokens.weight", "model.embed_tokens.weight"), run.embedding),
     ):
         now = cast(Tensor, end.weight)
-        held = None if folder.layout == OWN else folder.tensor(names)
+        held = None if folder.layout == OWN_FORMAT else folder.tensor(names)
         if held is None or held.shape != now.shape or torch.equal(held.to(now), now):
             continue
         remedy = Remedy(text="The drafter was trained for other weights than this model's: draft for that model.")
         if convention == "LM head":
-            changed = replace(reader, output=_linear(held.to(now)))
+            changed = replace(run, output=_linear(held.to(now)))
         else:
-            changed = replace(reader, embedding=nn.Embedding.from_pretrained(held.to(now)))
+            changed = replace(run, embedding=nn.Embedding.from_pretrained(held.to(now)))
         yield Variant(convention, "the model's", "the folder's", changed, remedy)
 
 
-def _own_ends(reader: Reader) -> Iterator[Variant]:
+def _own_ends(run: NetworkRun) -> Iterator[Variant]:
     """Yield variants of a network with an LM head of its own: another embedding, LM head or `d2t`, which converts draft
     tokens to the target's tokens."""
-    network, config, output = reader.network, reader.network.config, reader.output
+    network, config, output = run.network, run.network.config, run.output
     if network.own_embedding is not None and config.hidden_size == config.target_size:
-        shared = replace(reader, network=reconfigure(network, own_embedding=False))
+        shared = replace(run, network=reconfigure(network, own_embedding=False))
         remedy = Remedy(text="Leave `embed_tokens.weight` out of the folder's tensors.")
         yield Variant("embedding", "the folder's", "the model's", shared, remedy)
     ids = network.token_ids(torch.arange(network.vocabulary, device=output.weight.device))
     legal = bool(((ids >= 0) & (ids < config.vocab_size)).all())
     if config.hidden_size == config.target_size and legal:
-        tied = replace(reader, network=reconfigure(network, {"lm_head.weight": output.weight[ids].clone()}))
+        tied = replace(run, network=reconfigure(network, {"lm_head.weight": output.weight[ids].clone()}))
         rows = (
             "the rows of the drafted tokens in the model's LM head"
             if network.offsets is not None
@@ -365,32 +369,35 @@ def _own_ends(reader: Reader) -> Iterator[Variant]:
     if table is not None:
         own = torch.arange(len(table), device=table.device)
         if int(table.min()) >= 0 and int(table.max()) < config.vocab_size and len(table.unique()) == len(table):
-            read = replace(reader, network=reconfigure(network, {"d2t": table - own}))
+            read = replace(run, network=reconfigure(network, {"d2t": table - own}))
             remedy = Remedy(text="`d2t` holds tokens: subtract `torch.arange(len(d2t))` from it, or add `t2d`.")
             yield Variant("d2t", "offsets", "tokens", read, remedy)
 
 
-def _columns(reader: Reader, folder: CheckpointFolder, target: Any, pictures: bool) -> Iterator[Variant]:
+def _columns(run: NetworkRun, folder: CheckpointFolder, target: Any, pictures: bool) -> Iterator[Variant]:
     """Yield variants in which the network reads other things at a position: the embedding of another token, the
     features of another token, or other embeddings for pictures."""
-    text = "No setting mends this. Train anew: column t reads the embedding of token t + 1 and the features of token t."
+    text = (
+        "No setting corrects this. Train again: column t must read the embedding of token t + 1 and the features of "
+        "token t."
+    )
     for late, name in (
         ("tokens", "token t and the features of token t"),
         ("features", "token t + 1, features of t - 1"),
     ):
-        shifted = replace(reader, late=late)
+        shifted = replace(run, late=late)
         yield Variant("column shift", "token t + 1, features of token t", name, shifted, Remedy(text=text))
     if not pictures:
         return
-    config: Any = reader.network.config
-    conventions = reader.network.conventions()
+    config: Any = run.network.config
+    conventions = run.network.conventions()
     for choice in conventions.pictures:
         present = getattr(config, choice.field)
         for value in choice.values:
             if value != present:
                 changes: dict[str, Any] = {choice.field: value}
                 yield Variant(
-                    choice.convention, present, value, _reconfigure_reader(reader, **changes), folder.set(changes, None)
+                    choice.convention, present, value, _reconfigure_run(run, **changes), folder.set(changes, None)
                 )
     if not conventions.positions:
         return
@@ -399,7 +406,7 @@ def _columns(reader: Reader, folder: CheckpointFolder, target: Any, pictures: bo
     if not rope.get("mrope_section"):
         return  # no M-RoPE: the model's positions have one axis
     own: dict[str, Any] = dict(folder.value(folder.rope()) or {})
-    plain = {name: value for name, value in own.items() if name not in MROPE}
+    plain = {name: value for name, value in own.items() if name not in MROPE_KEYS}
     fields: dict[str, Any] = {"mrope_section": list(sections)}
     fields["mrope_interleaved"] = bool(config.mrope_interleaved or rope.get("mrope_interleaved"))
     names = {"text": "counted like text", "temporal": "the first axis", "axes": "three axes"}
@@ -413,11 +420,11 @@ def _columns(reader: Reader, folder: CheckpointFolder, target: Any, pictures: bo
         elif kind == "temporal":
             published = {folder.rope(): {**plain, "rope_type": "default"} if plain else None}
         remedy = folder.set(changes, published)
-        yield Variant("positions", names[config.positions], names[kind], _reconfigure_reader(reader, **changes), remedy)
+        yield Variant("positions", names[config.positions], names[kind], _reconfigure_run(run, **changes), remedy)
 
 
-def _reconfigure_reader(reader: Reader, **changes: Any) -> Reader:
-    return replace(reader, network=reconfigure(reader.network, **changes))
+def _reconfigure_run(run: NetworkRun, **changes: Any) -> NetworkRun:
+    return replace(run, network=reconfigure(run.network, **changes))
 
 
 def _linear(weight: Tensor) -> nn.Linear:

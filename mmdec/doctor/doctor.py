@@ -6,8 +6,8 @@ of first drafted tokens is accepted on the target's greedy text, as the folder s
 change that clearly raises the share is a finding. It is kept in the search for the next one.
 
 A gain is the mean difference over the places (positions in the texts). Its interval is that of a ratio of sums over
-texts (over blocks of `BLOCK` places if there are few texts), with Student's t. A finding gains at least `MIN_GAIN`,
-and its interval, at 95 % for all tried variants together (Bonferroni), lies above zero.
+texts (over blocks of `POSITIONS_PER_BLOCK` places if there are few texts), with Student's t. A finding gains at least
+`MIN_GAIN`, and its interval, at 95 % for all tried variants together (Bonferroni), lies above zero.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from mmdec.doctor import searches
 from mmdec.doctor.answers import (
     DoctorPrompt,
     Model,
+    NetworkRun,
     OwnText,
-    Reader,
     answer_prompt,
     chain_rounds,
     decoding_rounds,
@@ -49,15 +49,16 @@ from mmdec.targets.registry import target_of
 from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Drafter, Needs
 
-TOKENS = 128  # the most tokens of an answer
-CHAINS = range(1, 8)  # lengths of the chains to measure
-TREES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
+MAX_ANSWER_TOKENS = 128  # the most tokens of an answer
+CHAIN_LENGTHS = range(1, 8)  # lengths of the chains to measure
+TREE_SIZES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
 MIN_GAIN, MAX_FINDINGS = 0.01, 4  # of reported changes: minimum rise of the share of accepted tokens; maximum number
-FEW, BLOCK = 10, 32  # if there are fewer texts than FEW, they are cut into blocks of BLOCK places
-MOST_PAIRS = 16  # maximum number of prompts that are answered twice, with and without the chat template
-TEMPLATE = "chat template"
-STRATA = 5  # bins of the target's confidence; different texts are compared at places in the same bin
-OFF, WORSE, NOTHING = "off", "worse", "no measurable effect"
+MIN_INDEPENDENT_TEXTS = 10  # fewer texts are cut into blocks
+POSITIONS_PER_BLOCK = 32
+MAX_TEMPLATE_PAIRS = 16  # maximum number of prompts that are answered twice, with and without the chat template
+TEMPLATE_CONVENTION = "chat template"
+CONFIDENCE_BINS = 5  # bins of the target's confidence; different texts are compared at places in the same bin
+ASSESSED_OFF, ASSESSED_WORSE, NO_EFFECT = "off", "worse", "no measurable effect"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Trial:
     """How the share of accepted tokens changes if one setting of how a draft network is run is changed.
 
     Args:
-        verdict: "off": the share rises, so apply `remedy`; "worse": it falls; else "no measurable effect".
+        assessment: "off": the share rises, so apply `remedy`; "worse": it falls; else "no measurable effect".
     """
 
     convention: str
@@ -84,7 +85,7 @@ class Trial:
     before: Share  # share of these drafted tokens that are accepted with the folder's value
     after: Share  # the same share with the value that was tried
     gain: Share  # `after` minus `before`
-    verdict: str
+    assessment: str
     remedy: Remedy = field(default_factory=Remedy)
 
 
@@ -95,7 +96,7 @@ class TokensPerRound:
     nodes: int
     depth: int
     as_is: float  # tokens per round if the network is run as its folder says
-    mended: float | None = None  # tokens per round with all recommended changes; None: not measured
+    after_changes: float | None = None  # tokens per round with all recommended changes; None: not measured
 
     @property
     def name(self) -> str:
@@ -116,7 +117,9 @@ class Examination:
     pictures: int  # number of prompts with pictures
     template: bool  # whether the prompts went through the chat template
     acceptance: Share  # accepted share of first drafted tokens
-    mended: Share | None  # accepted share of first drafted tokens with the changes of `findings`; None: not measured
+    after_changes: (
+        Share | None
+    )  # accepted share of first drafted tokens with the changes of `findings`; None: not measured
     findings: list[Trial]
     conventions: list[Trial]  # other changes that were tried, one at a time, on top of those of `findings`
     depths: list[float]  # [k]: of the chains whose first k tokens were accepted, the share whose next one is accepted
@@ -131,7 +134,7 @@ def examine(
     prompts: Sequence[DoctorPrompt],
     *,
     template: bool = True,
-    tokens: int = TOKENS,
+    tokens: int = MAX_ANSWER_TOKENS,
     log: Callable[[str], None] = lambda line: None,
 ) -> Examination:
     """Examine a drafter on its target's greedy answers.
@@ -160,60 +163,63 @@ def examine(
     loaded.check(target)
     folder = CheckpointFolder.of(drafter_by_name(drafter, "drafter") or Path(drafter))
     templates = [template and has_template(model)]
-    layers, reader = {-1}, None
+    layers, run = {-1}, None
     network = getattr(loaded, "network", None)
     if isinstance(network, DraftNetwork) and network.continues_features:
         ends: Any = model.model
-        reader = Reader(network, ends.get_input_embeddings(), ends.get_output_embeddings())
-        templates += [not template] * has_template(model)
+        run = NetworkRun(network, ends.get_input_embeddings(), ends.get_output_embeddings())
+        if has_template(model):
+            templates.append(not template)
         columns = len(prompts) * (make_inputs(model, prompts[0], templates[0])["input_ids"].shape[1] + tokens)
-        layers |= {*reader.layers, *searches.searchable_layers(model.model, columns)}
-        layers |= {layer for one in variants(reader, folder, model.model, True) for layer in one.reader.layers}
+        layers |= {*run.layers, *searches.searchable_layers(model.model, columns)}
+        layers |= {layer for one in variants(run, folder, model.model, True) for layer in one.run.layers}
 
-    def target_answer(asked: DoctorPrompt, applied: bool) -> OwnText | None:
+    def target_answer(prompt: DoctorPrompt, applied: bool) -> OwnText | None:
         needs = Needs(layers=tuple(sorted(layers)), embeds=True)
-        return answer_prompt(target, make_inputs(model, asked, applied), loaded, tokens, needs)
+        return answer_prompt(target, make_inputs(model, prompt, applied), loaded, tokens, needs)
 
     log(f"the model answers {len(prompts)} prompts")
-    answers = [target_answer(asked, templates[0]) for asked in prompts]
+    answers = [target_answer(prompt, templates[0]) for prompt in prompts]
     texts = [text for text in answers if text is not None]
     if not texts:
-        raise InputError("`data` must have prompts that the model answers, but every answer is empty. Give others.")
+        raise InputError(
+            "`data` must have prompts that the model answers, but every answer is empty. Use other prompts."
+        )
     pairs: list[tuple[OwnText, OwnText]] = []
     if len(templates) > 1:
         log("the model answers some of them " + ("without the chat template" if templates[0] else "as chats"))
         answered = [pair for pair in zip(prompts, answers, strict=True) if pair[1] is not None]
-        for asked, text in evenly_spaced(answered, MOST_PAIRS):
-            other = target_answer(asked, templates[1])
+        for prompt, text in evenly_spaced(answered, MAX_TEMPLATE_PAIRS):
+            other = target_answer(prompt, templates[1])
             if other is not None and text is not None:
                 pairs.append((text, other))
     log("the drafter is measured")
     pictures = sum(_has_pictures(text) for text in texts)
-    findings, tried, better, notes = list[Trial](), list[Trial](), reader, list[str]()
-    if reader is None:
+    findings, tried, better, notes = list[Trial](), list[Trial](), run, list[str]()
+    if run is None:
         notes.append(
             "Conventions are tried for networks that continue the model's features; "
-            f"{loaded.name.partition('-')[0]} is none."
+            f"{loaded.name.partition('-')[0]} is not one."
         )
     else:
-        findings, tried, better = find_remedies(reader, folder, model.model, texts)
+        findings, tried, better = find_remedies(run, folder, model.model, texts)
         if isinstance(model, LoadedVlm) and not pictures:
             notes.append("No prompt has a picture: conventions of pictures were not tried.")
         if not texts[0].context.features.keys() >= searches.searchable_layers(model.model, 0):
-            notes.append(searches.UNSEARCHED)
-    mends = len(findings)
+            notes.append(searches.LAYERS_NOT_SEARCHED)
+    found_changes = bool(findings)
     if better is not None and pairs:
         row = _template(better, pairs)
-        (findings if row.verdict == OFF else tried).append(row)
+        (findings if row.assessment == ASSESSED_OFF else tried).append(row)
     log("the answers are decoded with trees")
-    rounds, depths = _rounds(model.model, loaded, reader, texts)
-    mended = better.drafter() if better is not None and mends else None
-    if mended is not None:
-        after, depths = _rounds(model.model, mended, better, texts)
-        rounds = [replace(row, mended=new.as_is) for row, new in zip(rounds, after, strict=True)]
+    rounds, depths = _rounds(model.model, loaded, run, texts)
+    changed = better.drafter() if better is not None and found_changes else None
+    if changed is not None:
+        after, depths = _rounds(model.model, changed, better, texts)
+        rounds = [replace(row, after_changes=new.as_is) for row, new in zip(rounds, after, strict=True)]
     return Examination(
         drafter=str(drafter),
-        system=reader.network.system if reader is not None else loaded.name.partition("-")[0],
+        system=run.network.system if run is not None else loaded.name.partition("-")[0],
         layout=folder.layout,
         target=target.name,
         prompts=len(texts),
@@ -221,9 +227,11 @@ def examine(
         pictures=pictures,
         template=templates[0],
         acceptance=accepted_share(
-            _first_token_hits(reader, texts) if reader is not None else _hits(model.model, loaded, texts)
+            _first_token_hits(run, texts) if run is not None else _hits(model.model, loaded, texts)
         ),
-        mended=accepted_share(_first_token_hits(better, texts)) if better is not None and mends else None,
+        after_changes=accepted_share(_first_token_hits(better, texts))
+        if better is not None and found_changes
+        else None,
         findings=findings,
         conventions=tried,
         depths=depths,
@@ -239,7 +247,7 @@ def _has_pictures(text: OwnText) -> bool:
     return bool(text.context.visual.any())
 
 
-def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial:
+def _template(run: NetworkRun, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial:
     """Compare acceptance with and without the chat template. The texts differ, so places are compared at which the
     target gives its token similar probabilities.
 
@@ -247,8 +255,8 @@ def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial
         pairs: For some prompts, the text as the prompts are given, and one with the template left out or applied.
     """
     sides = [list(side) for side in zip(*pairs, strict=True)]
-    right = [_first_token_hits(reader, side) for side in sides]
-    sure = [[confidences(reader, text) for text in side] for side in sides]
+    right = [_first_token_hits(run, side) for side in sides]
+    sure = [[confidences(run, text) for text in side] for side in sides]
     gain, certain = matched_gain(right[0], sure[0], right[1], sure[1])
     applied = sides[0][0].prompt > sides[1][0].prompt
     names = ("left out", "applied")
@@ -258,25 +266,25 @@ def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial
         else "Give prompts through the chat template (`apply_chat_template`, a server's chat endpoint)."
     )
     return Trial(
-        TEMPLATE,
+        TEMPLATE_CONVENTION,
         names[applied],
         names[not applied],
         1,
         accepted_share(right[0]),
         accepted_share(right[1]),
         gain,
-        verdict(gain.value, certain),
+        assess_gain(gain.value, certain),
         Remedy(text=remedy),
     )
 
 
 def _rounds(
-    model: PreTrainedModel, drafter: Drafter, reader: Reader | None, texts: Sequence[OwnText]
+    model: PreTrainedModel, drafter: Drafter, run: NetworkRun | None, texts: Sequence[OwnText]
 ) -> tuple[list[TokensPerRound], list[float]]:
     """Measure tokens a round of chains and trees, and acceptance by depth.
 
     Args:
-        reader: Runs the drafter's network, so that chains are counted without decoding; None: everything is decoded,
+        run: Runs the drafter's network, so that chains are counted without decoding; None: everything is decoded,
             and acceptance by depth is not measured.
     """
     places = sum(text.places for text in texts)
@@ -285,12 +293,13 @@ def _rounds(
         count = sum(decoding_rounds(model, drafter, text, nodes, depth) for text in texts)
         return TokensPerRound(nodes, depth, places / count)
 
-    trees = [decoded(nodes, depth) for nodes, depth in TREES]
-    if reader is None:
-        return [*(decoded(length, length) for length in CHAINS), *trees], []
-    right = [right_tokens(reader, text, CHAINS[-1]) for text in texts]
+    trees = [decoded(nodes, depth) for nodes, depth in TREE_SIZES]
+    if run is None:
+        return [*(decoded(length, length) for length in CHAIN_LENGTHS), *trees], []
+    right = [right_tokens(run, text, CHAIN_LENGTHS[-1]) for text in texts]
     chains = [
-        TokensPerRound(length, length, places / sum(chain_rounds(own, length) for own in right)) for length in CHAINS
+        TokensPerRound(length, length, places / sum(chain_rounds(own, length) for own in right))
+        for length in CHAIN_LENGTHS
     ]
     return [*chains, *trees], acceptance_by_depth(right)
 
@@ -302,55 +311,57 @@ def _hits(model: PreTrainedModel, drafter: Drafter, texts: Sequence[OwnText]) ->
 
 
 def find_remedies(
-    reader: Reader, folder: CheckpointFolder, model: PreTrainedModel, texts: Sequence[OwnText]
-) -> tuple[list[Trial], list[Trial], Reader]:
-    """Find the settings in which a network is run otherwise than in its training, one after another.
+    run: NetworkRun, folder: CheckpointFolder, model: PreTrainedModel, texts: Sequence[OwnText]
+) -> tuple[list[Trial], list[Trial], NetworkRun]:
+    """Find the settings in which a network is run differently from its training, one after another.
 
     Args:
-        reader: Runs the network as its folder says.
+        run: Runs the network as its folder says.
         model: The target.
         texts: Only layers that they recorded are tried.
 
     Returns:
-        The findings, in order; other changes, tried on top; the changed reader (`reader` if the LM head is wrong).
+        The findings, in order; other changes, tried on top; the changed run (`run` if the LM head is wrong).
     """
-    findings, done, given = list[Trial](), set[str](), reader
+    findings, done, first = list[Trial](), set[str](), run
     pictures, recorded = any(_has_pictures(text) for text in texts), texts[0].context.features.keys()
     while True:
         todo = [
             variant
             for tried in (
-                variants(reader, folder, model, pictures),
-                searches.search_variants(reader, folder, model, texts),
+                variants(run, folder, model, pictures),
+                searches.search_variants(run, folder, model, texts),
             )
             for variant in tried
-            if variant.convention not in done and recorded >= {*variant.reader.layers}
+            if variant.convention not in done and recorded >= {*variant.run.layers}
         ]
-        now = [right_tokens(reader, text, 2) for text in texts]
+        now = [right_tokens(run, text, 2) for text in texts]
         readings = sum(variant.tries for variant in todo)
         rows = [_try(variant, now, texts, readings) for variant in todo]
-        best = max(rows, key=lambda row: (row.verdict == OFF) * row.gain.value, default=None)
-        if best is None or best.verdict != OFF or len(done) == MAX_FINDINGS:
-            lost = _find_wrong_head(given, texts) if _find_wrong_head(reader, texts) else None
+        best = max(rows, key=lambda row: row.gain.value if row.assessment == ASSESSED_OFF else 0.0, default=None)
+        if best is None or best.assessment != ASSESSED_OFF or len(done) == MAX_FINDINGS:
+            lost = _find_wrong_head(first, texts) if _find_wrong_head(run, texts) else None
             # with a wrong LM head, the gains of other changes mean nothing
-            return ([lost], [], given) if lost else (findings, rows, reader)
+            return ([lost], [], first) if lost else (findings, rows, run)
         findings.append(best)
         done.add(best.convention)
-        reader = todo[rows.index(best)].reader
+        run = todo[rows.index(best)].run
 
 
-def _find_wrong_head(reader: Reader, texts: Sequence[OwnText]) -> Trial | None:
+def _find_wrong_head(run: NetworkRun, texts: Sequence[OwnText]) -> Trial | None:
     """Return the finding that the network was trained with another LM head; None if its own LM head may be right."""
-    fits = searches.fit_head(reader, texts)
+    fits = searches.fit_head(run, texts)
     if fits is None:
         return None
     before, after = (accepted_share(hits) for hits in fits)
     differences = [y - x for x, y in zip(*fits, strict=True)]
     gain, certain = mean_share(differences), mean_share(differences, 0.01)
-    if verdict(gain.value, certain) != OFF or after.value < searches.LOST * before.value:
+    if assess_gain(gain.value, certain) != ASSESSED_OFF or after.value < searches.LOST_HEAD_RATIO * before.value:
         return None
-    now, remedy = searches.head_remedy(reader)
-    return Trial("LM head", now, "one fitted to the other half of the texts", 1, before, after, gain, OFF, remedy)
+    now, remedy = searches.head_remedy(run)
+    return Trial(
+        "LM head", now, "one fitted to the other half of the texts", 1, before, after, gain, ASSESSED_OFF, remedy
+    )
 
 
 def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Trial:
@@ -361,7 +372,7 @@ def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText]
         count: Number of all variants that are tried, for Bonferroni's interval.
     """
     before = [_hits_at_depth(right, variant.depth) for right in now]
-    after = [_hits_at_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
+    after = [_hits_at_depth(right_tokens(variant.run, text, variant.depth), variant.depth) for text in texts]
     differences = [y - x for x, y in zip(before, after, strict=True)]
     gain, certain = mean_share(differences), mean_share(differences, 0.05 / count)
     return Trial(
@@ -372,14 +383,14 @@ def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText]
         accepted_share(before),
         accepted_share(after),
         gain,
-        verdict(gain.value, certain),
+        assess_gain(gain.value, certain),
         variant.remedy,
     )
 
 
-def _first_token_hits(reader: Reader, texts: Sequence[OwnText]) -> list[np.ndarray]:
+def _first_token_hits(run: NetworkRun, texts: Sequence[OwnText]) -> list[np.ndarray]:
     """Return for each text (N,): for each place where a draft can begin, 1 if its first token is right, else 0."""
-    return [_hits_at_depth(right_tokens(reader, text, 1), 1) for text in texts]
+    return [_hits_at_depth(right_tokens(run, text, 1), 1) for text in texts]
 
 
 def _hits_at_depth(right: Sequence[Tensor], depth: int) -> np.ndarray:
@@ -398,7 +409,7 @@ def acceptance_by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
         right: `right[i][k]`: (n,) bool, whether token k + 1 of each chain of text i is right.
     """
     shares = []
-    for depth in range(CHAINS[-1]):
+    for depth in range(CHAIN_LENGTHS[-1]):
         hits = tries = 0
         for own in right:
             if depth < len(own):
@@ -432,8 +443,8 @@ def mean_share(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
         level: 1 minus the coverage.
     """
     parts = [text for text in values if len(text)]
-    if len(parts) < FEW:
-        parts = [part for text in parts for part in np.array_split(text, max(1, len(text) // BLOCK))]
+    if len(parts) < MIN_INDEPENDENT_TEXTS:
+        parts = [part for text in parts for part in np.array_split(text, max(1, len(text) // POSITIONS_PER_BLOCK))]
     sums, counts = np.array([part.sum() for part in parts]), np.array([len(part) for part in parts], float)
     total, spare = counts.sum(), len(parts) - 1
     if spare < 0:
@@ -463,21 +474,21 @@ def student_t_quantile(chance: float, freedom: int) -> float:
     return sum(term / freedom**power for power, term in enumerate(terms))
 
 
-def verdict(gain: float, certain: Share) -> str:
+def assess_gain(gain: float, certain: Share) -> str:
     """Return "off", "worse" or "no measurable effect".
 
     Args:
         certain: The gain with an interval for all tried changes.
     """
     if gain >= MIN_GAIN and certain.low > 0:
-        return OFF
-    return WORSE if gain <= -MIN_GAIN and certain.high < 0 else NOTHING
+        return ASSESSED_OFF
+    return ASSESSED_WORSE if gain <= -MIN_GAIN and certain.high < 0 else NO_EFFECT
 
 
 @torch.inference_mode()
-def confidences(reader: Reader, text: OwnText) -> np.ndarray:
+def confidences(run: NetworkRun, text: OwnText) -> np.ndarray:
     """Compute the probabilities (N,) that the target gives to the tokens of its answer from the second on."""
-    logits = reader.output(text.context.features[-1][0, text.prompt :]).float()
+    logits = run.output(text.context.features[-1][0, text.prompt :]).float()
     tokens = torch.tensor(text.answer[1:], device=logits.device)[:, None]
     return logits.softmax(-1).gather(1, tokens)[:, 0].cpu().numpy()
 
@@ -494,14 +505,16 @@ def matched_gain(
         sure_of: The target's confidence at the places of `others`.
     """
     pooled = np.concatenate([*sure, *sure_of])
-    edges = np.quantile(pooled, np.arange(1, STRATA) / STRATA)
-    weights = np.bincount(np.searchsorted(edges, pooled), minlength=STRATA) / len(pooled)
+    edges = np.quantile(pooled, np.arange(1, CONFIDENCE_BINS) / CONFIDENCE_BINS)
+    weights = np.bincount(np.searchsorted(edges, pooled), minlength=CONFIDENCE_BINS) / len(pooled)
 
     def table(right: Sequence[np.ndarray], chances: Sequence[np.ndarray]) -> np.ndarray:
         """Count (prompts, 2, strata) right places and all places, in bins of the target's confidence."""
         where = [np.searchsorted(edges, part) for part in chances]
         pairs = zip(where, right, strict=True)
-        return np.array([[np.bincount(w, r, STRATA), np.bincount(w, minlength=STRATA)] for w, r in pairs])
+        return np.array(
+            [[np.bincount(w, r, CONFIDENCE_BINS), np.bincount(w, minlength=CONFIDENCE_BINS)] for w, r in pairs]
+        )
 
     first, second = table(ours, sure), table(others, sure_of)
 

@@ -22,10 +22,10 @@ from mmdec.drafters.registry import drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
-BASE = 1_000_003  # base of the polynomial hash of n-grams, modulo MODULUS
-MODULUS = (1 << 61) - 1
-FADE = 0.97  # each new prediction multiplies the weight of all earlier ones by this factor
-PRIOR_WEIGHT = 4.0  # the assumed initial chance that a match predicts correctly has the weight of this many predictions
+HASH_BASE = 1_000_003  # base of the polynomial hash of n-grams, modulo HASH_MODULUS
+HASH_MODULUS = (1 << 61) - 1
+COUNT_DECAY = 0.97  # each new prediction multiplies the weight of all earlier ones by this factor
+PRIOR_TRIALS = 4.0  # the assumed initial chance that a match predicts correctly has the weight of this many predictions
 
 
 @final
@@ -33,17 +33,17 @@ class NgramIndex:
     """One batch row's text (prompt and new tokens), the last positions of its n-grams, and how often a match of each
     length predicted the next token correctly."""
 
-    __slots__ = ("_hashes", "_heads", "_last", "_right", "_told", "text")
+    __slots__ = ("_hashes", "_heads", "_hits", "_last", "_trials", "text")
 
     def __init__(self, tokens: Sequence[int], longest: int) -> None:
         self.text: list[int] = []
         self._hashes = [0] * longest  # [n - 1]: hash of the last n tokens
-        self._heads = [pow(BASE, n, MODULUS) for n in range(1, longest + 1)]
+        self._heads = [pow(HASH_BASE, n, HASH_MODULUS) for n in range(1, longest + 1)]
         # [n - 1]: hash of an n-gram -> positions after its last and its last but one occurrence; 0: there is none
         self._last: list[dict[int, tuple[int, int]]] = [{} for _ in range(longest)]
         # [n - 1]: number of predictions by matches of n tokens, and of correct ones; at first n / (n + 2) are correct
-        self._told = [PRIOR_WEIGHT] * longest
-        self._right = [PRIOR_WEIGHT * n / (n + 2) for n in range(1, longest + 1)]
+        self._trials = [PRIOR_TRIALS] * longest
+        self._hits = [PRIOR_TRIALS * n / (n + 2) for n in range(1, longest + 1)]
         for token in tokens:
             self.add(token)
 
@@ -51,12 +51,12 @@ class NgramIndex:
         text, hashes, end = self.text, self._hashes, len(self.text) + 1
         n, at = self._longest()
         if n:
-            self._told[n - 1] = FADE * self._told[n - 1] + 1
-            self._right[n - 1] = FADE * self._right[n - 1] + (text[at] == token)
+            self._trials[n - 1] = COUNT_DECAY * self._trials[n - 1] + 1
+            self._hits[n - 1] = COUNT_DECAY * self._hits[n - 1] + (text[at] == token)
         text.append(token)
         for n, head in enumerate(self._heads, 1):
-            gone = text[end - n - 1] if end > n else -1
-            value = hashes[n - 1] = (hashes[n - 1] * BASE + token + 1 - (gone + 1) * head) % MODULUS
+            dropped = text[end - n - 1] if end > n else -1
+            value = hashes[n - 1] = (hashes[n - 1] * HASH_BASE + token + 1 - (dropped + 1) * head) % HASH_MODULUS
             if end >= n:
                 table = self._last[n - 1]
                 ends = table.get(value)
@@ -81,7 +81,7 @@ class NgramIndex:
             0 if there is no match of at least `shortest` tokens.
         """
         n, _ = self._longest()
-        return self._right[n - 1] / self._told[n - 1] if n >= shortest else 0.0
+        return self._hits[n - 1] / self._trials[n - 1] if n >= shortest else 0.0
 
     def chances(self, shortest: int, length: int) -> list[float]:
         """Return, for each of `length` copied tokens, the chance that it and all tokens before it are right.
@@ -93,12 +93,14 @@ class NgramIndex:
             [] if there is no match of at least `shortest` tokens.
         """
         n, _ = self._longest()
-        found, alive = list[float](), 1.0
-        for group in range(n - 1, n - 1 + length * (n >= shortest)):
+        if n < shortest:
+            return []
+        chances, chance = list[float](), 1.0
+        for group in range(n - 1, n - 1 + length):
             group = min(group, len(self._heads) - 1)
-            alive *= self._right[group] / self._told[group]
-            found.append(alive)
-        return found
+            chance *= self._hits[group] / self._trials[group]
+            chances.append(chance)
+        return chances
 
     def matches(self, shortest: int) -> list[int]:
         """Return positions from which to copy: after the latest earlier occurrence of the text's last n tokens, for
@@ -150,9 +152,9 @@ class Lookup:
         model of text it begins with prompt, encoder input, prompt, so that the first draft copies the beginning of the
         encoder input."""
         texts = zip(context.tokens.tolist(), context.mask.tolist(), strict=True)
-        prompts = [[t for t, kept in zip(row, mask, strict=True) if kept] for row, mask in texts]
+        prompts = [[token for token, is_text in zip(row, mask, strict=True) if is_text] for row, mask in texts]
         if context.source is not None:
-            prompts = [[*own, *source, *own] for own, source in zip(prompts, context.source, strict=True)]
+            prompts = [[*prompt, *source, *prompt] for prompt, source in zip(prompts, context.source, strict=True)]
         return [NgramIndex(prompt, self._longest) for prompt in prompts]
 
     def propose(self, state: list[NgramIndex], roots: Tensor, plan: Plan) -> Draft:
@@ -160,7 +162,7 @@ class Lookup:
         also draft the texts after shorter matches, as branches."""
         if plan.threshold:
             chances = [row.chances(self._shortest, plan.depth) for row in state]
-            first, expected = sum(own[0] for own in chances if own), sum(map(sum, chances))
+            first, expected = sum(row[0] for row in chances if row), sum(map(sum, chances))
             if first < plan.threshold * len(state) or expected < plan.min_expected_accepted * len(state):
                 return trees_from_lists(roots, [([], [])] * len(state))
         return trees_from_lists(roots, [self._tree(row, plan) for row in state])

@@ -21,14 +21,13 @@ from mmdec.drafters.small_model import keep_columns
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
-LOOKBEHIND = 10  # number of last target tokens that are encoded again with a draft, because tokens may merge
-UNCACHED_TOKENS = (
-    4  # number of last tokens that the small model does not cache, because more text may change their encoding
-)
-NEAR = 3  # the re-encoded end of the text may have at most this many tokens more or fewer than before
-RESTARTS = 8  # maximum times per `generate` call that the small model re-reads the text after cached tokens changed
-LONGEST = 4.0  # the small model drafts at most this many tokens for each token that the target shall get
-UNDECODED = "\ufffd"  # a tokenizer writes this character for bytes that are not a complete UTF-8 character
+REENCODED_TOKENS = 10  # number of last target tokens that are encoded again with a draft, because tokens may merge
+# number of last tokens that the small model does not cache, because more text may change their encoding
+UNCACHED_TOKENS = 4
+MAX_LENGTH_SHIFT = 3  # the re-encoded end of the text may have at most this many tokens more or fewer than before
+MAX_RESTARTS = 8  # maximum times per `generate` call that the small model re-reads the text after cached tokens changed
+MAX_LENGTH_RATIO = 4.0  # the small model drafts at most this many tokens for each token that the target shall get
+REPLACEMENT_CHARACTER = "\ufffd"  # a tokenizer writes this character for bytes that are not a complete UTF-8 character
 
 
 @dataclass
@@ -105,16 +104,19 @@ class OtherVocabulary:
         character."""
         depth = min(plan.depth, plan.nodes)
         none: list[list[int]] = [[] for _ in state.texts]
-        if depth < 1 or state.restarts > RESTARTS:
+        if depth < 1 or state.restarts > MAX_RESTARTS:
             return chain_drafts(roots, none)
         written = [self._decode(self._target_tokenizer, text) for text in state.texts]
-        encoded = [self._tokenizer(text.rstrip(UNDECODED))["input_ids"] for text in written]
-        able = [len(ids) > 1 and not text.endswith(UNDECODED) for text, ids in zip(written, encoded, strict=True)]
+        encoded = [self._tokenizer(text.rstrip(REPLACEMENT_CHARACTER))["input_ids"] for text in written]
+        able = [
+            len(ids) > 1 and not text.endswith(REPLACEMENT_CHARACTER)
+            for text, ids in zip(written, encoded, strict=True)
+        ]
         # The small model's pass needs two tokens at least: all but the last go to the cache, and the last one is
         # continued.
         read = [ids if len(ids) > 1 else [0, 0] for ids in encoded]
         steps = max(
-            math.ceil(depth * min(len(ids) / max(len(text), 1), LONGEST))
+            math.ceil(depth * min(len(ids) / max(len(text), 1), MAX_LENGTH_RATIO))
             for ids, text in zip(read, state.texts, strict=True)
         )
         if self._positions is not None:
@@ -137,7 +139,7 @@ class OtherVocabulary:
             read: Each row's text as the small model's tokens.
 
         Returns:
-            False if the cache was refilled more than `RESTARTS` times; then drafting ends.
+            False if the cache was refilled more than `MAX_RESTARTS` times; then drafting ends.
         """
         rows = zip(state.kept, read, strict=True)
         if state.session is not None and all(len(kept) < len(ids) and ids[: len(kept)] == kept for kept, ids in rows):
@@ -154,7 +156,7 @@ class OtherVocabulary:
         }
         state.session, _, _, _ = self._model.prefill(inputs, Needs())
         keep_columns(self._model, state.session, [[0] for _ in read])
-        return state.restarts <= RESTARTS
+        return state.restarts <= MAX_RESTARTS
 
     def _continue_texts(
         self, state: OtherVocabularyState, read: list[list[int]], able: list[bool], steps: int, threshold: float
@@ -207,15 +209,18 @@ class OtherVocabulary:
             new: The small model's tokens of the continuation.
         """
         before = self._decode(self._tokenizer, ids)
-        after = self._decode(self._tokenizer, ids + new).rstrip(UNDECODED)
+        after = self._decode(self._tokenizer, ids + new).rstrip(REPLACEMENT_CHARACTER)
         if not after.startswith(before) or len(after) == len(before):
             return []
-        tail = text[-LOOKBEHIND:]
+        tail = text[-REENCODED_TOKENS:]
         starts = [index + 1 for index, token in enumerate(tail) if token in self._target_special]
         tail = tail[starts[-1] :] if starts else tail
         end = self._decode(self._target_tokenizer, tail)
         whole = self._target_tokenizer(end + after[len(before) :], add_special_tokens=False)["input_ids"]
-        for count in sorted(range(len(tail) - NEAR, len(tail) + NEAR + 1), key=lambda count: abs(count - len(tail))):
+        for count in sorted(
+            range(len(tail) - MAX_LENGTH_SHIFT, len(tail) + MAX_LENGTH_SHIFT + 1),
+            key=lambda count: abs(count - len(tail)),
+        ):
             if 0 <= count < len(whole) and self._decode(self._target_tokenizer, whole[:count]) == end:
                 found = whole[count:]
                 return found[: next((at for at, token in enumerate(found) if token >= self._size), len(found))]

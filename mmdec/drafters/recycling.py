@@ -24,23 +24,24 @@ from torch import Tensor
 
 from mmdec.core.tree import top_indices, trees_from_lists
 from mmdec.core.tree_shape import Path, likeliest_paths
-from mmdec.drafters.lookup import FADE, NgramIndex
+from mmdec.drafters.lookup import COUNT_DECAY, NgramIndex
 from mmdec.drafters.registry import drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 MAX_SUCCESSORS = 8  # maximum successors (likely next tokens) that are stored for each token
-NODES = 80  # nodes of the largest tree
-HIT = 0.85  # assumed chance that one of a token's stored successors is the next token
+MAX_TREE_NODES = 80  # nodes of the largest tree
+HIT_PROBABILITY = 0.85  # assumed chance that one of a token's stored successors is the next token
 # The assumed chance that the k-th successor is right falls as 1 / k^1.7. With it, the largest tree has levels of 8, 21,
 # 25, 18, 6, 1, 1 nodes; the paper's has 8, 21, 25, 15, ...
-DECAY = 1.7
-MATCH, LONGEST = 2, 3  # shortest and longest n-gram, in tokens, whose earlier continuation may be copied
+RANK_DECAY = 1.7
+MIN_MATCH, MAX_MATCH = 2, 3  # shortest and longest n-gram, in tokens, whose earlier continuation may be copied
 # a token's successors belong to a group by the best logit minus the second best, in nats; bounds between the groups
-LEADS = (1.0, 2.5, 5.0)
-TOLD = 4.0  # the assumed shares in RIGHT weigh as much as this many observed predictions
-RIGHT = (0.15, 0.25, 0.4, 0.6, 0.25)  # for each group, the assumed share of best successors that are right
-PROMPT = len(LEADS) + 1  # index of the last group: successors that come from the prompt or from `warm`, without logits
+LEAD_BOUNDS = (1.0, 2.5, 5.0)
+PRIOR_TRIALS = 4.0  # the assumed shares in PRIOR_HIT_RATES weigh as much as this many observed predictions
+PRIOR_HIT_RATES = (0.15, 0.25, 0.4, 0.6, 0.25)  # for each group, the assumed share of best successors that are right
+# index of the last group: successors that come from the prompt or from `warm`, without logits
+PROMPT_GROUP = len(LEAD_BOUNDS) + 1
 
 
 @final
@@ -55,14 +56,15 @@ class Successors:
         self._seen: dict[int, list[int]] = {}
         self._groups: dict[int, int] = {}  # token -> number of the group of its best successor
         # for each group: number of predictions, and of correct ones
-        self._told, self._right = [TOLD] * len(RIGHT), [TOLD * share for share in RIGHT]
+        self._trials = [PRIOR_TRIALS] * len(PRIOR_HIT_RATES)
+        self._hits = [PRIOR_TRIALS * rate for rate in PRIOR_HIT_RATES]
         self.rows: list[NgramIndex] = []
 
     def chance(self, token: int) -> float:
         """Return the chance in [0, 1] that the token's best successor is right: the share that was right in its
         group."""
-        group = self._groups.get(token, PROMPT)
-        return self._right[group] / self._told[group]
+        group = self._groups.get(token, PROMPT_GROUP)
+        return self._hits[group] / self._trials[group]
 
     def count(self, token: int, successor: int) -> None:
         """Record whether the token's best successor was right.
@@ -71,9 +73,9 @@ class Successors:
             successor: The token that followed in the text.
         """
         if best := self.of(token)[:1]:
-            group = self._groups.get(token, PROMPT)
-            self._told[group] = FADE * self._told[group] + 1
-            self._right[group] = FADE * self._right[group] + (best[0] == successor)
+            group = self._groups.get(token, PROMPT_GROUP)
+            self._trials[group] = COUNT_DECAY * self._trials[group] + 1
+            self._hits[group] = COUNT_DECAY * self._hits[group] + (best[0] == successor)
 
     def of(self, token: int) -> list[int]:
         successors = self._seen.get(token)
@@ -89,12 +91,12 @@ class Successors:
         Returns:
             The tokens, and for each of them the chance that it and all tokens before it are right.
         """
-        chain, chances, alive = list[int](), list[float](), 1.0
+        chain, chances, chance = list[int](), list[float](), 1.0
         while len(chain) < depth and (best := self.of(root)[:1]):
-            alive *= self.chance(root)
+            chance *= self.chance(root)
             root = best[0]
             chain.append(root)
-            chances.append(alive)
+            chances.append(chance)
         return chain, chances
 
     def replace(self, token: int, successors: list[int], lead: float) -> None:
@@ -104,7 +106,7 @@ class Successors:
             lead: The target's logit of the first successor minus that of the second, in nats.
         """
         self._seen[token] = successors
-        self._groups[token] = bisect(LEADS, lead)
+        self._groups[token] = bisect(LEAD_BOUNDS, lead)
 
     def put_first(self, token: int, successor: int) -> None:
         self._seen[token] = [successor, *(t for t in self.of(token) if t != successor)][:MAX_SUCCESSORS]
@@ -150,11 +152,11 @@ class Recycling:
         """Return the drafter's state: each prompt token's successor is the token after it. No model is run."""
         state = Successors(self._warm)
         for tokens, mask in zip(context.tokens.tolist(), context.mask.tolist(), strict=True):
-            text = [token for token, kept in zip(tokens, mask, strict=True) if kept]
+            text = [token for token, is_text in zip(tokens, mask, strict=True) if is_text]
             for token, successor in pairwise(text):
                 state.count(token, successor)
                 state.put_first(token, successor)
-            state.rows.append(NgramIndex(text, LONGEST))
+            state.rows.append(NgramIndex(text, MAX_MATCH))
         return state
 
     def propose(self, state: Successors, roots: Tensor, plan: Plan) -> Draft:
@@ -163,21 +165,23 @@ class Recycling:
         trees = []
         for root, row in zip(roots.tolist(), state.rows, strict=True):
             depth = min(plan.depth, plan.nodes)
-            sure = row.chance(MATCH) > state.chance(root)
-            copied = row.copy(matches[0], depth) if sure and (matches := row.matches(MATCH)) else []
+            copy_is_likelier = row.chance(MIN_MATCH) > state.chance(root)
+            copied = row.copy(matches[0], depth) if copy_is_likelier and (matches := row.matches(MIN_MATCH)) else []
             if depth == plan.nodes:
-                chain = _worth(copied, row.chances(MATCH, depth), plan) or _worth(*state.best(root, depth), plan)
+                chain = _worthwhile_prefix(copied, row.chances(MIN_MATCH, depth), plan)
+                chain = chain or _worthwhile_prefix(*state.best(root, depth), plan)
                 trees.append((chain, list(range(len(chain)))))
                 continue
             tokens: dict[Path, int] = {(): root}
-            below: dict[Path, list[int]] = {(): _first(copied[:1], state.of(root))}
-            for path in tree_template(max(plan.nodes, NODES), depth):
+            below: dict[Path, list[int]] = {(): _move_to_front(copied[:1], state.of(root))}
+            for path in tree_template(max(plan.nodes, MAX_TREE_NODES), depth):
                 if len(tokens) > plan.nodes:
                     break
                 successors = below.get(path[:-1], ())
                 if path[-1] < len(successors):
                     token = tokens[path] = successors[path[-1]]
-                    below[path] = _first([] if any(path) else copied[len(path) : len(path) + 1], state.of(token))
+                    copy = [] if any(path) else copied[len(path) : len(path) + 1]
+                    below[path] = _move_to_front(copy, state.of(token))
             # depth first: if the likeliest path is accepted, no cache entry must be moved
             nodes = {path: node for node, path in enumerate(sorted(tokens))}
             trees.append(([tokens[path] for path in nodes][1:], [nodes[path[:-1]] for path in nodes if path]))
@@ -186,8 +190,8 @@ class Recycling:
     def update(self, state: Successors, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the target's top tokens at each node as successors of the node's token. If two nodes have the same
         token, those at the accepted node are stored. Append the new tokens to the rows' texts."""
-        for row, said, length in zip(state.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
-            for token in said[:length]:
+        for row, new_tokens, length in zip(state.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+            for token in new_tokens[:length]:
                 state.count(row.text[-1], token)
                 row.add(token)
         best = top_indices(scores.logits, MAX_SUCCESSORS)
@@ -206,7 +210,7 @@ class Recycling:
         state.rows = [state.rows[index] for index in live.tolist()]
 
 
-def _first(best: list[int], successors: list[int]) -> list[int]:
+def _move_to_front(best: list[int], successors: list[int]) -> list[int]:
     """Return the successors with one token moved to the front.
 
     Args:
@@ -215,7 +219,7 @@ def _first(best: list[int], successors: list[int]) -> list[int]:
     return [*best, *(token for token in successors if token not in best)]
 
 
-def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
+def _worthwhile_prefix(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
     """Return how much of a chain to draft: up to the first token whose chance is below `plan.threshold`; [] if fewer
     than `plan.min_expected_accepted` tokens are expected to be accepted.
 
@@ -233,6 +237,6 @@ def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
     Returns:
         For each node, the ranks along its path from the root; rank k is a token's k-th best successor, from 0.
     """
-    total = sum((rank + 1) ** -DECAY for rank in range(MAX_SUCCESSORS))
-    chances = [HIT * (rank + 1) ** -DECAY / total for rank in range(MAX_SUCCESSORS)]
+    total = sum((rank + 1) ** -RANK_DECAY for rank in range(MAX_SUCCESSORS))
+    chances = [HIT_PROBABILITY * (rank + 1) ** -RANK_DECAY / total for rank in range(MAX_SUCCESSORS)]
     return tuple(likeliest_paths([chances] * depth, nodes))

@@ -25,13 +25,13 @@ Class = TypeVar("Class")
 Network = TypeVar("Network", bound="DraftNetwork")
 Factory = Callable[[], Drafter]
 Loader = Callable[[Path, Any], Drafter]  # called with the drafter's folder and the loaded target model
-DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-NAME = re.compile(r"[A-Za-z][\w-]*")
-METHODS = ("check", "start", "propose", "update", "select")  # methods that every drafter must have
+DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+DRAFTER_NAME = re.compile(r"[A-Za-z][\w-]*")
+DRAFTER_METHODS = ("check", "start", "propose", "update", "select")  # methods that every drafter must have
 
 
 @dataclass(frozen=True)
-class Entry:
+class DrafterEntry:
     """How to make one drafter: without arguments, from the loaded model, or from a folder with weights.
 
     A dotted path is written "package.module:Class".
@@ -53,7 +53,7 @@ class Entry:
 
 
 AUTO = "auto"  # the name that lets mmdec look for a drafter that was trained for the model
-OTHERWISE = "lookup"  # name of the drafter that "auto" chooses if none was trained for the model
+FALLBACK_DRAFTER = "lookup"  # name of the drafter that "auto" chooses if none was trained for the model
 BUILT_IN = {  # name -> module with its class; drafter="auto" prefers those that come first
     "lookup": "mmdec.drafters.lookup",
     "recycling": "mmdec.drafters.recycling",
@@ -68,8 +68,8 @@ BUILT_IN = {  # name -> module with its class; drafter="auto" prefers those that
     "flash": "mmdec.drafters.flash.network",
     "dflash": "mmdec.drafters.dflash.network",
 }
-_decorated: dict[str, Entry] = {}  # entries of the modules imported so far
-_registered: dict[str, Entry] = {}
+_decorated: dict[str, DrafterEntry] = {}  # entries of the modules imported so far
+_registered: dict[str, DrafterEntry] = {}
 
 
 def drafter(
@@ -98,7 +98,7 @@ def drafter(
     def register(kind: type[Class]) -> type[Class]:
         made: Any = kind
         bare = not of_model and loader is None
-        _decorated[name] = Entry(
+        _decorated[name] = DrafterEntry(
             factory=made if bare else None,
             of_model=made.of if of_model else None,
             loader=loader,
@@ -128,7 +128,7 @@ def draft_network(
 
     def register(kind: type[Network]) -> type[Network]:
         kind.system = name
-        _decorated[name] = Entry(network=kind, published=published, auto=True, note=note)
+        _decorated[name] = DrafterEntry(network=kind, published=published, auto=True, note=note)
         return kind
 
     return register
@@ -160,7 +160,7 @@ def register_drafter(
         InputError: If the name is malformed or built in, if neither `factory` nor `loader` is given, if one of them is
             neither callable nor a dotted path, or if `auto` is given without `loader`.
     """
-    if not _is_text(name) or not NAME.fullmatch(name):
+    if not _is_text(name) or not DRAFTER_NAME.fullmatch(name):
         raise InputError(f"`name` must be letters, digits, _ and -, but is {show(name)}. Choose a short name.")
     if name in BUILT_IN or name == AUTO:
         raise InputError(f"`name` must be new, but {name!r} is one of mmdec's own drafters. Choose another name.")
@@ -168,7 +168,7 @@ def register_drafter(
         raise InputError("`factory` must be given where there is no `loader`, but is None. Pass the drafter's class.")
     makers: tuple[tuple[str, object], ...] = (("factory", factory), ("loader", loader))
     for argument, maker in makers:
-        if not (maker is None or callable(maker) or (_is_text(maker) and DOTTED.fullmatch(str(maker)))):
+        if not (maker is None or callable(maker) or (_is_text(maker) and DOTTED_PATH.fullmatch(str(maker)))):
             raise InputError(
                 f"`{argument}` must be a function or a dotted path, but is {show(maker)}. Pass the drafter's class, or "
                 '"package.module:Class".'
@@ -177,7 +177,7 @@ def register_drafter(
         raise InputError("`auto` must be left out for a drafter without weights, but is given. Pass a `loader`, too.")
     if not _is_text(note):
         raise InputError(f"`note` must be text, but is {show(note)}. Say in one line how it drafts.")
-    _registered[name] = Entry(factory, loader=loader, auto=bool(auto), note=note)
+    _registered[name] = DrafterEntry(factory, loader=loader, auto=bool(auto), note=note)
 
 
 def _is_text(value: object) -> bool:
@@ -185,7 +185,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def drafter_entry(name: str) -> Entry | None:
+def drafter_entry(name: str) -> DrafterEntry | None:
     """Return the registry entry of a drafter; None if there is no drafter of this name."""
     return _registered.get(name) if name not in BUILT_IN else _built_in(name)
 
@@ -209,7 +209,7 @@ def auto_names(speech: bool = False) -> list[str]:
     return [name for name, entry in _all().items() if entry.auto and entry.speech == speech]
 
 
-def published_entries() -> list[Entry]:
+def published_entries() -> list[DrafterEntry]:
     """Return entries whose modules read published folders, one for each module.
 
     The last in `BUILT_IN` comes first: of two formats that a folder may be in, EAGLE's says less about the tensors.
@@ -272,7 +272,7 @@ def make_drafter(name: str) -> Drafter:
 def check_drafter(drafter: object) -> None:
     """Raise InputError if an object lacks a method or attribute of the protocol `mmdec.types.Drafter`."""
     remedy = f"Choose one of {', '.join(drafter_names())}, a smaller model, or write one after `mmdec.types.Drafter`."
-    check_methods("drafter", drafter, METHODS, remedy)
+    check_methods("drafter", drafter, DRAFTER_METHODS, remedy)
     if not isinstance(getattr(drafter, "name", None), str) or not isinstance(getattr(drafter, "needs", None), Needs):
         raise InputError(
             f"`drafter` must have a `name` and its `needs`, an mmdec.types.Needs, but {show(drafter)} has not. {remedy}"
@@ -281,7 +281,7 @@ def check_drafter(drafter: object) -> None:
 
 def is_dotted(text: str) -> bool:
     """Return whether the text is written as "package.module:Class"."""
-    return DOTTED.fullmatch(text) is not None
+    return DOTTED_PATH.fullmatch(text) is not None
 
 
 def import_dotted(path: str, argument: str = "drafter") -> Any:
@@ -302,10 +302,10 @@ def import_dotted(path: str, argument: str = "drafter") -> Any:
         ) from error
 
 
-def _built_in(name: str) -> Entry:
+def _built_in(name: str) -> DrafterEntry:
     import_module(BUILT_IN[name])
     return _decorated[name]
 
 
-def _all() -> dict[str, Entry]:
+def _all() -> dict[str, DrafterEntry]:
     return {**{name: _built_in(name) for name in BUILT_IN}, **_registered}

@@ -25,7 +25,7 @@ from torch import Tensor
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.core.budget import Nodes
 from mmdec.core.timing import Stopwatch, time_passes
-from mmdec.drafters.medusa.checkpoint import WEIGHTS
+from mmdec.drafters.medusa.checkpoint import HEADS_FILE
 from mmdec.errors import InputError
 from mmdec.evaluation.harness import (
     Harness,
@@ -293,7 +293,7 @@ def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], st
 
 
 def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
-    own = whisper.directory is not None and (whisper.directory / MEDUSA / WEIGHTS).is_file()
+    own = whisper.directory is not None and (whisper.directory / MEDUSA / HEADS_FILE).is_file()
     if heads is None and not own:
         return [Method.greedy()]
     drafted = Method.with_drafter("medusa", whisper.heads(heads), plan)

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from mmdec.checks.files import write_atomically
 from mmdec.checks.weights import lies_inside, read_settings
 from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
-from mmdec.drafters.registry import OTHERWISE, auto_names, make_drafter
+from mmdec.drafters.registry import FALLBACK_DRAFTER, auto_names, make_drafter
 from mmdec.errors import InputError
 from mmdec.hub.cache import path_version
 from mmdec.hub.find import drafter_folder, model_folders
@@ -80,7 +80,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
             break
     if len(heads) > 1:
         return CtcByLanguage(heads)
-    return heads[0] if heads else make_drafter(OTHERWISE)
+    return heads[0] if heads else make_drafter(FALLBACK_DRAFTER)
 
 
 def _adjacent_folders(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:

@@ -23,7 +23,7 @@ from mmdec.checks.weights import WEIGHTS_FILE, build_with_weights, read_settings
 from mmdec.drafters.eagle.checkpoint import SYSTEMS, System
 from mmdec.drafters.eagle.network import MAX_CONFIG_SIZE, DraftConfig, DraftNetwork
 from mmdec.drafters.registry import (
-    Entry,
+    DrafterEntry,
     Loader,
     check_drafter,
     drafter_entry,
@@ -115,7 +115,7 @@ def _loader(folder: Path, argument: str) -> Loader:
     return _entry_loader(entry, argument)
 
 
-def _entry_loader(entry: Entry, argument: str) -> Loader:
+def _entry_loader(entry: DrafterEntry, argument: str) -> Loader:
     if entry.loader is None:
         return load_network_drafter
     return import_dotted(entry.loader, argument) if isinstance(entry.loader, str) else entry.loader

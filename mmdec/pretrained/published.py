@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 from mmdec.checks.weights import read_settings
 from mmdec.drafters.eagle.network import DraftNetwork
-from mmdec.drafters.registry import Entry, published_entries
+from mmdec.drafters.registry import DrafterEntry, published_entries
 from mmdec.errors import InputError
 from mmdec.hub.checkpoint import Checkpoint, tensor_names
 
@@ -56,7 +56,7 @@ class PublishedFormat(Protocol):
         ...
 
 
-def find_format(folder: Path, argument: str) -> Entry | None:
+def find_format(folder: Path, argument: str) -> DrafterEntry | None:
     """Return the registry's entry of a published drafter's folder; None if no format is recognised. Networks that are
     read by the same module have one entry in common.
 
@@ -93,7 +93,7 @@ def read_published(
     return _module(entry).read_published(checkpoint, system, vocab_size, target_tokens)
 
 
-def _recognise(described: Mapping[str, Any], names: frozenset[str], folder: Path, argument: str) -> Entry | None:
+def _recognise(described: Mapping[str, Any], names: frozenset[str], folder: Path, argument: str) -> DrafterEntry | None:
     kind = str(described.get("speculators_model_type") or "")
     architectures = " ".join(map(str, described.get("architectures") or ())).lower()
     other = kind or next((name for name in ("dspark", "domino") if name in architectures), "")
@@ -111,5 +111,5 @@ def _recognise(described: Mapping[str, Any], names: frozenset[str], folder: Path
     return found
 
 
-def _module(entry: Entry) -> PublishedFormat:
+def _module(entry: DrafterEntry) -> PublishedFormat:
     return cast(PublishedFormat, import_module(cast(str, entry.published)))

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, ProcessorMixin
 from mmdec.checks.arguments import show
 from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
 from mmdec.drafters.other_vocabulary import OtherVocabulary
-from mmdec.drafters.registry import AUTO, NAME, drafter_entry, drafter_names
+from mmdec.drafters.registry import AUTO, DRAFTER_NAME, drafter_entry, drafter_names
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.generation.run import DecodingOptions, DrafterChoice, Speculation
@@ -174,7 +174,7 @@ def as_drafter(loaded: LanguageModel, drafter: DrafterChoice) -> DrafterChoice:
         return _read(loaded, named)
     entry = None
     # a registered name takes precedence over a folder of the same name
-    if isinstance(drafter, str) and NAME.fullmatch(drafter):
+    if isinstance(drafter, str) and DRAFTER_NAME.fullmatch(drafter):
         entry = drafter_entry(drafter)
         if entry is not None and entry.factory is not None:
             return drafter

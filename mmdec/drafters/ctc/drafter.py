@@ -19,7 +19,7 @@ from torch import Tensor
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import chain_drafts
 from mmdec.drafters.ctc.network import CtcHead
-from mmdec.drafters.ctc.tokens import BLANK, FIRST, MARK, TokenPieces
+from mmdec.drafters.ctc.tokens import BLANK, FIRST_PIECE, SEGMENT_END, TokenPieces
 from mmdec.drafters.registry import drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
@@ -27,18 +27,15 @@ from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 STATES_PER_SECOND = 50  # encoder states per second of audio
 TIMESTAMPS_PER_SECOND = 50  # timestamp tokens per second of audio, one for every 20 ms
 MEL_FRAMES_PER_SECOND = 100  # mel frames, the encoder's input, per second of audio
-MAX_FRAME_COST = (
-    6.0  # a frame costs at most this many nats, so accepted text missing from the transcript can still be aligned
-)
+# a frame costs at most this many nats, so accepted text missing from the transcript can still be aligned
+MAX_FRAME_COST = 6.0
 SCORE_TOLERANCE = 1e-3  # alignments whose log-probabilities differ by less than this (in nats) count as equally good
-MISSING_TOKEN_SCORE = (
-    -2.0
-)  # a token counts as missing in the transcript if it lowers the alignment's score by more than 2 nats
+# a token counts as missing in the transcript if it lowers the alignment's score by more than 2 nats
+MISSING_TOKEN_SCORE = -2.0
 TIMESTAMP_CHANCE = 0.1  # assumed chance that a timestamp computed from the frames equals the model's
 END_CHANCE = 0.7  # assumed chance that the model's text ends where the transcript ends
-SILENCE_STATES = (
-    3 * STATES_PER_SECOND
-)  # the head reads this many encoder states of silence after the sound, as in its training
+# the head reads this many encoder states of silence after the sound, as in its training
+SILENCE_STATES = 3 * STATES_PER_SECOND
 
 
 @final
@@ -289,7 +286,7 @@ class Ctc:
         score = alignment.score()
         for token in row.pending:
             if token >= self.first_time and row.last < self.first_time and row.last >= 0:
-                alignment.add(MARK)
+                alignment.add(SEGMENT_END)
             for piece in self.pieces.of_token(token) if token < self.first_time else ():
                 alignment.add(piece)
             before, score = score, alignment.score()
@@ -323,7 +320,7 @@ class Ctc:
         words: list[tuple[int, int, float]] = []
         spoken = row.last < self.first_time  # whether this segment has words: only then may it end with a timestamp
         for piece in heard:
-            if piece[0] >= FIRST:
+            if piece[0] >= FIRST_PIECE:
                 words.append(piece)
             elif row.timed:
                 found += self._tokens(words)

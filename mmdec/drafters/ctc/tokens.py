@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, final
 
-# ids of two pieces that are no tokens: the CTC blank, and the end of a segment (in a text with timestamps)
-BLANK, MARK = 0, 1
-FIRST = 2  # id of the first piece that is a token of the model
+# ids of two pieces that are not tokens: the CTC blank, and the end of a segment (in a text with timestamps)
+BLANK, SEGMENT_END = 0, 1
+FIRST_PIECE = 2  # id of the first piece that is a token of the model
 # GPT-2's rule for splitting text into words: contractions, and sequences of letters, figures or signs with the space
 # before
 _WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
@@ -130,12 +130,13 @@ class TokenPieces:
     """Converts the model's tokens to pieces of the small vocabulary and back.
 
     Args:
-        kept: Ids of the tokens that are pieces; in this order they get the piece ids `FIRST`, `FIRST` + 1, ...
+        kept: Ids of the tokens that are pieces; in this order their piece ids are
+            `FIRST_PIECE`, `FIRST_PIECE` + 1, ...
     """
 
     def __init__(self, merges: Merges, kept: Sequence[int]) -> None:
         self.merges, self.kept = merges, list(kept)
-        self._numbers = {token: FIRST + at for at, token in enumerate(self.kept)}
+        self._numbers = {token: FIRST_PIECE + at for at, token in enumerate(self.kept)}
         self.of_token = lru_cache(2**14)(self._of_token)
 
     def __reduce__(self) -> tuple[type[TokenPieces], tuple[Any, Any]]:
@@ -143,7 +144,7 @@ class TokenPieces:
         return TokenPieces, (self.merges, self.kept)
 
     def __len__(self) -> int:
-        return FIRST + len(self.kept)
+        return FIRST_PIECE + len(self.kept)
 
     @property
     def names(self) -> list[str]:
@@ -153,7 +154,7 @@ class TokenPieces:
 
     def bytes(self, piece: int) -> bytes:
         """Return the bytes of a piece's text; empty for the blank and the end of a segment."""
-        return self.merges.bytes(self.kept[piece - FIRST]) if piece >= FIRST else b""
+        return self.merges.bytes(self.kept[piece - FIRST_PIECE]) if piece >= FIRST_PIECE else b""
 
     def _of_token(self, token: int) -> tuple[int, ...]:
         """Split a token into pieces of the small vocabulary.

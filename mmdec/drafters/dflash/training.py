@@ -20,7 +20,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.drafters.dflash.network import DFlash, DFlashConfig
 from mmdec.drafters.eagle.network import DraftConfig, KeyValues
-from mmdec.drafters.eagle.training.module import CELLS, DraftModule, LossWeights, in_pieces, target_states, token_loss
+from mmdec.drafters.eagle.training.module import (
+    MAX_LOGITS,
+    DraftModule,
+    LossWeights,
+    in_pieces,
+    target_states,
+    token_loss,
+)
 from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
 from mmdec.drafters.eagle.training.unroll import UnrollInputs, additive_mask
 from mmdec.errors import InputError
@@ -118,7 +125,7 @@ class DFlashModule(DraftModule):
         weights = token_weight(torch.stack([counted.sum() for counted in counts]))
         for step, counted in enumerate(counts[: columns.mask.shape[1]]):
             wanted = expected[rows[counted], roots[counted] + step]
-            width = max(1, CELLS // cast(DFlash, self.network).vocabulary)
+            width = max(1, MAX_LOGITS // cast(DFlash, self.network).vocabulary)
             pieces = in_pieces(self._compare_tokens, width, states[:, :, step][counted], wanted)
             entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
             total = total + self.options.unroll_decay**step * weights[step] * entropy.sum() / max(len(entropy), 1)

@@ -51,9 +51,8 @@ SIZE_FIELDS = (
     "head_dim",
 )
 KeyValues = tuple[Tensor, Tensor]  # keys and values, each (B, key-value heads, tokens, channels of a head)
-MAX_PACKED_WEIGHTS = (
-    2**21
-)  # maximum number of weights in the feed-forward network for which packed copies of weights are made
+# maximum number of weights in the feed-forward network for which packed copies of weights are made
+MAX_PACKED_WEIGHTS = 2**21
 
 
 @dataclass(frozen=True)

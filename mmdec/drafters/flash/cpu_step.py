@@ -20,7 +20,7 @@ from mmdec.drafters.eagle.cpu_step import TokenStep, Vector, buffer, plain, rota
 from mmdec.drafters.eagle.network import PackedWeights
 from mmdec.drafters.flash.network import FlashNetwork
 
-MASKED = 512  # number of further entries that a new mask gets, so that it is not made again for each token
+SPARE_MASK_ENTRIES = 512  # number of further entries that a new mask gets, so that it is not made again for each token
 
 
 @final
@@ -183,7 +183,7 @@ class SlotStep(TokenStep):
         sees the slots 1 .. i."""
         more = self.slots - 1
         if width + more > self.mask.shape[1]:
-            self.mask = np.zeros((self.slots, 2 * width + more + MASKED), np.float32)
+            self.mask = np.zeros((self.slots, 2 * width + more + SPARE_MASK_ENTRIES), np.float32)
             self.mask[:, -more:][np.triu_indices(self.slots, 0, more)] = -math.inf
         end = self.mask.shape[1] - more + count - 1
         return torch.from_numpy(self.mask[:count, end - width : end])

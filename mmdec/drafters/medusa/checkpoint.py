@@ -41,15 +41,16 @@ from mmdec.hub.checkpoint import read_tensors, tensor_names
 from mmdec.hub.publish import atomic_folder, new_folder
 
 SYSTEM = "medusa"
-WEIGHTS = "heads.safetensors"
-RECORDING = "data/samples/english/austen.flac"  # a recording in the repository, for the example in the model card
+HEADS_FILE = "heads.safetensors"
+# a recording in the repository, for the example in the model card
+EXAMPLE_RECORDING = "data/samples/english/austen.flac"
 # kind of heads in published checkpoints -> mmdec's name
 PUBLISHED_KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}
-HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
-BLOCK = "medusa_block."
+WHISPER_HEAD_TENSOR = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
+BLOCK_PREFIX = "medusa_block."
 PUBLISHED_TENSORS = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
-PUBLISHED = ("medusa_heads.", BLOCK)
-TEXT = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
+PUBLISHED_PREFIXES = ("medusa_heads.", BLOCK_PREFIX)
+TEXT_HEAD_TENSOR = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 
 def recognises(described: Mapping[str, Any], names: frozenset[str]) -> bool:
@@ -83,7 +84,7 @@ def save_heads(
     with atomic_folder(target) as fresh:
         config = {"system": SYSTEM, "model_type": "mmdec-drafter", "heads": asdict(heads.config), "ranks": ranks}
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        save_file({name: value.contiguous() for name, value in heads.state_dict().items()}, fresh / WEIGHTS)
+        save_file({name: value.contiguous() for name, value in heads.state_dict().items()}, fresh / HEADS_FILE)
         (fresh / "README.md").write_text(_card(heads.config, place), encoding="utf-8")
     return target
 
@@ -135,13 +136,13 @@ def _takes_heads(model: PreTrainedModel) -> bool:
 
 
 def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[str, Tensor]]:
-    own = (folder / WEIGHTS).is_file()
+    own = (folder / HEADS_FILE).is_file()
     if (folder / "config.json").is_file() and not own and recognises({}, tensor_names(folder, "directory")):
         heads = _published_heads(folder, "directory")
         return heads.config, None, heads.state_dict()
     if not (folder / "config.json").is_file() or not own:
         raise InputError(
-            f"`directory` must hold config.json and {WEIGHTS}, or published Medusa heads, but '{folder}' does not. "
+            f"`directory` must hold config.json and {HEADS_FILE}, or published Medusa heads, but '{folder}' does not. "
             "Name the heads' folder."
         )
     config = read_settings(folder / "config.json", "directory")
@@ -149,7 +150,7 @@ def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[st
         raise InputError(
             f"`directory` must hold Medusa heads, but '{folder}' holds {config.get('system')!r}. Name their folder."
         )
-    state = read_weights([weight_file(folder, WEIGHTS, "directory")], "directory")
+    state = read_weights([weight_file(folder, HEADS_FILE, "directory")], "directory")
     with report_damage(
         f"`directory` must hold whole heads, but config.json in '{folder}' is damaged or of another version",
         "Fetch them again.",
@@ -183,7 +184,8 @@ def _card(config: MedusaConfig, place: Path | None) -> str:
             "\nGive this folder as `drafter`, and the model's folder or hub id as `model`. In the model's folder they "
             "are its drafter, `medusa`:\n\n"
             "```python\nimport mmdec\n\n"
-            f'out = mmdec.transcribe("{RECORDING}", model={json.dumps(config.base)}, drafter={json.dumps(drafter)})\n'
+            f'out = mmdec.transcribe("{EXAMPLE_RECORDING}", model={json.dumps(config.base)}, '
+            f"drafter={json.dumps(drafter)})\n"
             "print(out.text, out.tokens_per_round)\n```\n"
         )
     return text
@@ -212,7 +214,7 @@ def _published_heads(folder: Path, argument: str) -> MedusaHeads:
     Args:
         argument: Name of the caller's argument, for errors.
     """
-    if any(TEXT.fullmatch(name) for name in tensor_names(folder, argument)):
+    if any(TEXT_HEAD_TENSOR.fullmatch(name) for name in tensor_names(folder, argument)):
         return _text_heads(folder, argument)
     return _whisper_heads(folder, argument)
 
@@ -223,7 +225,7 @@ def _text_heads(folder: Path, argument: str) -> MedusaHeads:
     config, tensors = read_settings(folder / "config.json", argument), read_tensors(folder, argument)
     state: dict[str, Tensor] = {}
     for name, value in tensors.items():
-        match = TEXT.fullmatch(name)
+        match = TEXT_HEAD_TENSOR.fullmatch(name)
         if match is None or match[2] not in "01" or (match[2] == "1") != (match[3] == "weight"):
             raise InputError(
                 f"`{argument}` must hold Medusa heads of one layer, but '{folder}' holds '{name}'. Others cannot be "
@@ -255,9 +257,13 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
             f"says {config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Use others."
         )
     # the checkpoint may lack files in which no heads are stored
-    tensors = read_weights(weight_files(folder, argument, PUBLISHED), argument, PUBLISHED)
+    tensors = read_weights(weight_files(folder, argument, PUBLISHED_PREFIXES), argument, PUBLISHED_PREFIXES)
     first = 1 if kind == "linear" else 0  # in Medusa-Linear head 0 belongs to the changed model, so it is left out
-    count = 1 + max((int(match[1]) for name in tensors if (match := HEAD.fullmatch(name))), default=-1) - first
+    count = (
+        1
+        + max((int(match[1]) for name in tensors if (match := WHISPER_HEAD_TENSOR.fullmatch(name))), default=-1)
+        - first
+    )
     if count < 1:
         raise InputError(
             f"`{argument}` must hold `medusa_heads.*`, but '{folder}' holds none. Fetch all of its shards."
@@ -291,7 +297,7 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
             _, index, *rest = name.split(".")
             published = f"medusa_heads.{int(index) + first}.0.{'.'.join(rest)}"
         else:
-            published = BLOCK + name.removeprefix("block.")
+            published = BLOCK_PREFIX + name.removeprefix("block.")
         state[name] = published
     missing = sorted(published for published in state.values() if published not in tensors)
     if missing:

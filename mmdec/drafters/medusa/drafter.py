@@ -28,7 +28,7 @@ FIRST, LATER = (
     0.75,
     0.85,
 )  # assumed chance that the first head's best token is right, and the factor on it for each further head
-DECAY = 2.0  # the assumed chance that the k-th best token of a head is right falls as 1 / k^2
+RANK_DECAY = 2.0  # the assumed chance that the k-th best token of a head is right falls as 1 / k^2
 
 
 @dataclass
@@ -237,7 +237,7 @@ def default_chances(heads: int) -> list[list[float]]:
     rows = []
     for head in range(heads):
         first = FIRST * LATER**head
-        rows.append([first, *(first * (1 - first) * k**-DECAY for k in range(2, MAX_RANKS + 1))])
+        rows.append([first, *(first * (1 - first) * k**-RANK_DECAY for k in range(2, MAX_RANKS + 1))])
     return rows
 
 

@@ -19,8 +19,8 @@ from mmdec.cli import app
 from mmdec.doctor import doctor
 from mmdec.doctor.answers import (
     DoctorPrompt,
+    NetworkRun,
     OwnText,
-    Reader,
     answer_prompt,
     chain_rounds,
     decoding_rounds,
@@ -61,20 +61,20 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return published_eagle3(trained(), tmp_path_factory.mktemp("sound") / "eagle3")
 
 
-def read(folder: Path) -> Reader:
+def read(folder: Path) -> NetworkRun:
     """A folder's network as it is read."""
     drafter, model = load_drafter(folder, target()), target()
     assert isinstance(drafter, NetworkDrafter)
-    return Reader(drafter.network, model.get_input_embeddings(), drafter.output)
+    return NetworkRun(drafter.network, model.get_input_embeddings(), drafter.output)
 
 
-def examined(folder: Path, texts: list[OwnText]) -> tuple[list[Trial], list[Trial], Reader]:
+def examined(folder: Path, texts: list[OwnText]) -> tuple[list[Trial], list[Trial], NetworkRun]:
     return find_remedies(read(folder), CheckpointFolder.of(folder), target(), texts)
 
 
-def share(reader: Reader, texts: list[OwnText], depth: int = 1) -> float:
+def share(run: NetworkRun, texts: list[OwnText], depth: int = 1) -> float:
     """The share of tokens `depth` behind the root that are right."""
-    return accepted_share([right_tokens(reader, text, depth)[depth - 1].numpy().astype(float) for text in texts]).value
+    return accepted_share([right_tokens(run, text, depth)[depth - 1].numpy().astype(float) for text in texts]).value
 
 
 def mended(folder: Path, findings: list[Trial], copy: Path) -> Path:
@@ -131,12 +131,12 @@ def test_a_planted_fault_is_named_and_its_remedy_repairs_the_folder(
 ) -> None:
     convention, change = FAULTS[name]
     folder = planted(sound, change, tmp_path / "faulty")
-    findings, _, reader = examined(folder, texts)
+    findings, _, run = examined(folder, texts)
     depth = 2 if convention == "feature of drafted tokens" else 1
     best = share(read(sound), texts, depth)
     assert best - share(read(folder), texts, depth) >= LITTLE.get(name, COST)
     assert [row.convention for row in findings] == [convention]
-    assert share(reader, texts, depth) == pytest.approx(best, abs=1e-6)
+    assert share(run, texts, depth) == pytest.approx(best, abs=1e-6)
     if findings[0].remedy.config:
         again = mended(folder, findings, tmp_path / "mended")
         assert share(read(again), texts, depth) == pytest.approx(best, abs=1e-6)
@@ -159,17 +159,17 @@ def test_a_wrong_rope_base_is_named(
     findings, tried, _ = examined(folder, texts)
     assert cost >= COST
     assert [row.remedy.config for row in findings] == [{"rope_theta": trained_with}]
-    assert all(row.verdict != doctor.OFF for row in tried)
+    assert all(row.assessment != doctor.ASSESSED_OFF for row in tried)
 
 
 def test_a_rope_base_between_those_of_the_grid_is_found(texts: list[OwnText], tmp_path: Path) -> None:
     network = trained(rope_theta=30000.0)
     best = share(read(published_eagle3(network, tmp_path / "right")), texts)
     folder = published_eagle3(network, tmp_path / "faulty", rope_theta=500.0)
-    findings, _, reader = examined(folder, texts)
+    findings, _, run = examined(folder, texts)
     assert best - share(read(folder), texts) >= COST
     assert [row.convention for row in findings] == ["rope base"]
-    assert share(reader, texts) == pytest.approx(best, abs=0.005)
+    assert share(run, texts) == pytest.approx(best, abs=0.005)
 
 
 def test_a_lost_head_is_named_alone(sound: Path, texts: list[OwnText], tmp_path: Path) -> None:
@@ -180,12 +180,12 @@ def test_a_lost_head_is_named_alone(sound: Path, texts: list[OwnText], tmp_path:
         rows = read(sound).output.weight[state["d2t"] + torch.arange(len(state["d2t"]))]
         state["lm_head.weight"] = rows.clone()
 
-    findings, tried, reader = examined(planted(sound, change, tmp_path / "faulty"), texts)
+    findings, tried, run = examined(planted(sound, change, tmp_path / "faulty"), texts)
     assert [(row.convention, row.now) for row in findings] == [("LM head", "the model's rows")]
     assert "`lm_head.weight`" in str(findings[0].remedy)
     assert findings[0].gain.value > 0.3
     assert tried == []
-    assert share(reader, texts) == pytest.approx(findings[0].before.value)
+    assert share(run, texts) == pytest.approx(findings[0].before.value)
 
 
 def test_a_head_is_not_lost_where_a_fitted_one_is_little_better(sound: Path, texts: list[OwnText]) -> None:
@@ -197,8 +197,8 @@ def test_a_head_is_not_lost_where_a_fitted_one_is_little_better(sound: Path, tex
 
 def test_an_embedding_that_is_scaled_shows_nothing_where_it_is_normed(sound: Path, texts: list[OwnText]) -> None:
     _, tried, _ = examined(sound, texts)
-    verdicts = {row.verdict for row in tried if row.convention == "embedding scale"}
-    assert verdicts == {doctor.NOTHING}
+    assessments = {row.assessment for row in tried if row.convention == "embedding scale"}
+    assert assessments == {doctor.NO_EFFECT}
 
 
 @pytest.mark.parametrize("seed", range(5 if WHOLE else 1))
@@ -223,15 +223,15 @@ def test_two_faults_are_repaired_one_after_the_other(sound: Path, texts: list[Ow
         outputs(described, state)
         described["norm_before_residual"] = True
 
-    findings, _, reader = examined(planted(sound, both, tmp_path / "faulty"), texts)
+    findings, _, run = examined(planted(sound, both, tmp_path / "faulty"), texts)
     assert {row.convention for row in findings} == {"layer ids", "residual"}
-    assert share(reader, texts) == pytest.approx(share(read(sound), texts), abs=1e-6)
+    assert share(run, texts) == pytest.approx(share(read(sound), texts), abs=1e-6)
 
 
 @pytest.mark.parametrize("length", [1, 3])
 def test_rounds_of_chains_are_those_of_decoding(length: int, sound: Path, texts: list[OwnText]) -> None:
-    drafter, reader, few = load_drafter(sound, target()), read(sound), texts[:6]
-    counted = [chain_rounds(right_tokens(reader, text, length), length) for text in few]
+    drafter, run, few = load_drafter(sound, target()), read(sound), texts[:6]
+    counted = [chain_rounds(right_tokens(run, text, length), length) for text in few]
     assert counted == [decoding_rounds(target(), drafter, text, length, length) for text in few]
 
 
@@ -316,7 +316,7 @@ def test_easier_texts_do_not_count_as_a_better_fit(skill: float, gains: bool) ->
     right = [(draw.random(100) < part * 0.6).astype(float) for part in ours]
     right_of = [(draw.random(100) < part * (0.6 + skill)).astype(float) for part in others]
     gain, certain = matched_gain(right, ours, right_of, others)
-    assert (doctor.verdict(gain.value, certain) == doctor.OFF) == gains
+    assert (doctor.assess_gain(gain.value, certain) == doctor.ASSESSED_OFF) == gains
 
 
 def test_a_model_of_text_and_pictures_is_loaded_as_a_vlm(tmp_path: Path) -> None:

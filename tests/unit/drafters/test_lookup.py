@@ -131,7 +131,7 @@ def test_rows_are_independent_and_can_be_dropped() -> None:
 
 
 def test_a_hash_collision_is_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.drafters.lookup.MODULUS", 1)  # every n-gram has the hash 0
+    monkeypatch.setattr("mmdec.drafters.lookup.HASH_MODULUS", 1)  # every n-gram has the hash 0
     drafter = Lookup()
     draft = drafter.propose(drafter.start(context([[1, 2, 3]])), torch.tensor([3]), Plan(3, 3))
     assert draft.size.tolist() == [1]

@@ -143,8 +143,8 @@ def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
     return TransformersReader(network.eval().requires_grad_(False), extractor)
 
 
-BATCH = 16  # number of recordings in a batch of the encoder
-CHUNK = 512  # number of recordings that are sorted by length together, so that batches need little padding
+ENCODER_BATCH = 16  # number of recordings in a batch of the encoder
+SORTED_RECORDINGS = 512  # number of recordings that are sorted by length together, so that batches need little padding
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Distortion:
     quietest: float = 0.05
 
 
-CLEAN = Distortion(0, 0, 0, 0, 0, 0.5)
+NO_DISTORTION = Distortion(0, 0, 0, 0, 0, 0.5)
 
 
 def distort(sound: np.ndarray, distortion: Distortion, draw: np.random.Generator) -> np.ndarray:
@@ -212,7 +212,7 @@ def keep_states(
     """Compute the encoder states that the store in `folder` lacks, and return the store.
 
     It first logs the number of missing recordings, and the size of their states in GB. A killed process loses at most
-    the last `CHUNK` recordings.
+    the last `SORTED_RECORDINGS` recordings.
 
     Args:
         rows: (recording, version) pairs; version 0 is the recording itself, n its n-th augmented version.
@@ -225,14 +225,15 @@ def keep_states(
     seconds = sum(sound_seconds(row.path) + TAIL + (distortion.silence if view else 0) for row, view in missing)
     size = seconds * STATES_PER_SECOND * store.width * 2 / 1e9
     rank_zero_info(f"states of {len(missing)} sounds, {seconds / 3600:.2f} hours, {size:.2f} GB, go to {folder}")
-    for start in range(0, len(missing), CHUNK):
+    for start in range(0, len(missing), SORTED_RECORDINGS):
         sounds = [
-            (state_name(row, view), load_view(row, view, distortion)) for row, view in missing[start : start + CHUNK]
+            (state_name(row, view), load_view(row, view, distortion))
+            for row, view in missing[start : start + SORTED_RECORDINGS]
         ]
         # recordings of about equal length form a batch, so that it needs little padding
         sounds.sort(key=lambda item: len(item[1]))
-        for begin in range(0, len(sounds), BATCH):
-            batch = sounds[begin : begin + BATCH]
+        for begin in range(0, len(sounds), ENCODER_BATCH):
+            batch = sounds[begin : begin + ENCODER_BATCH]
             states, counts = encoder.read([sound for _, sound in batch], TAIL)
             store.add({name: states[at, : counts[at]] for at, (name, _) in enumerate(batch)})
     return store

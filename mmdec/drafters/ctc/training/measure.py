@@ -24,8 +24,8 @@ from torch import Tensor
 from mmdec.core.tree import root_only
 from mmdec.drafters.ctc.checkpoint import CtcTokenIds, save_ctc, token_merges
 from mmdec.drafters.ctc.drafter import Ctc
-from mmdec.drafters.ctc.tokens import FIRST, TokenPieces
-from mmdec.drafters.ctc.training.data import CLEAN
+from mmdec.drafters.ctc.tokens import FIRST_PIECE, TokenPieces
+from mmdec.drafters.ctc.training.data import NO_DISTORTION
 from mmdec.drafters.ctc.training.module import load_module
 from mmdec.drafters.ctc.training.transcripts import JoinedWindow, WindowReader, keep_transcripts, read_pieces
 from mmdec.errors import InputError, MmdecError
@@ -36,7 +36,7 @@ from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, EncoderContext, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 
-SIZES = (4, 8, 16)  # numbers of nodes in a drafted chain for which tokens per round are measured
+CHAIN_SIZES = (4, 8, 16)  # numbers of nodes in a drafted chain for which tokens per round are measured
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ def _measure(given: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) ->
     store = FrameStore(folder / "states", whisper.model.config.d_model)
     transcripts = TokenStore(folder / "transcripts")
     windows = [JoinedWindow((row,), given.language, 0) for row in read_utterances(given.corpus, given.split)]
-    keep_transcripts(windows, whisper, store, transcripts, CLEAN)
-    edits, results = [], {size: list[RoundCounts]() for size in SIZES}
+    keep_transcripts(windows, whisper, store, transcripts, NO_DISTORTION)
+    edits, results = [], {size: list[RoundCounts]() for size in CHAIN_SIZES}
     for window in windows:
         text, states = transcripts.get(window.name) or [], store.get(window.name)
         if len(text) < 2:
@@ -159,7 +159,9 @@ def _measure(given: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) ->
         with torch.inference_mode():
             logits, _ = drafter.head(states[None], torch.tensor([len(states)]))
         path = logits[0].argmax(-1).unique_consecutive().tolist()
-        heard = b"".join(drafter.pieces.bytes(piece) for piece in path if piece >= FIRST).decode("utf-8", "replace")
+        heard = b"".join(drafter.pieces.bytes(piece) for piece in path if piece >= FIRST_PIECE).decode(
+            "utf-8", "replace"
+        )
         words = [token for token in text if token < reader.first_time]
         edits.append(word_edits(str(whisper.tokenizer.decode(words, skip_special_tokens=True)), heard))
         each = "  ".join(f"{rows[-1].tokens / max(rows[-1].rounds, 1):5.2f}" for rows in results.values())

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from mmdec.checks.devices import has_fast_bfloat16
 from mmdec.core.tree import chain_drafts
 from mmdec.drafters.ctc.checkpoint import token_merges
-from mmdec.drafters.ctc.tokens import MARK, TokenPieces, frequent_tokens
+from mmdec.drafters.ctc.tokens import SEGMENT_END, TokenPieces, frequent_tokens
 from mmdec.drafters.ctc.training.data import Distortion, StoredBatches, distort
 from mmdec.drafters.medusa.training.data import decode_greedily, ends
 from mmdec.errors import InputError
@@ -40,10 +40,10 @@ from mmdec.whisper.features import context_frames, encode
 MAX_SILENCE_SECONDS = 3.0  # maximum seconds of silence after the sound whose encoder states are stored
 WINDOW_SECONDS = (2.0, 27.0)  # in seconds: windows of joined recordings have a random maximum length in this range
 PAUSE_SECONDS = (0.2, 1.0)  # minimum and maximum seconds of silence between two joined recordings
-RECALL = 12  # after a round, an accepted token is searched among this many next tokens of the known text
-AT_ONCE = 4  # number of windows that the decoder decodes together
+SEARCHED_TOKENS = 12  # after a round, an accepted token is searched among this many next tokens of the known text
+DECODED_WINDOWS = 4  # number of windows that the decoder decodes together
 WHOLE_WINDOW_INTERVAL = 4  # every 4th batch of augmented windows is padded to 30 s, as in decoding
-NODES = 11  # number of tokens of the known text that are drafted in a round, the root included
+KNOWN_TEXT_NODES = 11  # number of tokens of the known text that are drafted in a round, the root included
 MAX_TRANSCRIPT_TOKENS = 220  # maximum tokens of a transcript; decoding is stopped there
 MARGIN_SECONDS = 5.0  # seconds of silence after the sound that the encoder reads if a window is not padded to 30 s
 
@@ -89,7 +89,7 @@ class KnownText:
             for token in tokens[:length]:
                 text, place, last = row
                 if token < self.first_time:
-                    near = text[place : place + RECALL]
+                    near = text[place : place + SEARCHED_TOKENS]
                     row[1] = place + near.index(token) + 1 if token in near else place
                 # a repeated timestamp begins the next segment; -1: do not draft it again
                 row[2] = -1 if token == last else token
@@ -279,7 +279,9 @@ class WindowReader:
         known = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
         prompts, timed = [self.prompt(window.language) for window in windows], [True] * len(windows)
         drafter = KnownText(known, self.first_time)
-        texts = decode_greedily(self.whisper.model, states, prompts, timed, MAX_TRANSCRIPT_TOKENS, drafter, NODES)
+        texts = decode_greedily(
+            self.whisper.model, states, prompts, timed, MAX_TRANSCRIPT_TOKENS, drafter, KNOWN_TEXT_NODES
+        )
         for window, sound, row, text in zip(windows, sounds, states, texts, strict=True):
             seconds = len(sound) / SAMPLE_RATE + MAX_SILENCE_SECONDS
             endless = len(text) >= MAX_TRANSCRIPT_TOKENS and text[-1] != self.end
@@ -396,7 +398,7 @@ def read_pieces(path: Path) -> list[int]:
 
 
 def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> list[int]:
-    """Return the CTC target of a transcript: the pieces of its text tokens, and the piece `MARK` after each segment.
+    """Return the CTC target of a transcript: the pieces of its text tokens, and `SEGMENT_END` after each segment.
 
     Args:
         transcript: Token ids.
@@ -405,8 +407,8 @@ def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> l
     found: list[int] = []
     for token in transcript:
         if token >= first_time:
-            if found and found[-1] != MARK:
-                found.append(MARK)
+            if found and found[-1] != SEGMENT_END:
+                found.append(SEGMENT_END)
         else:
             found += pieces.of_token(token)
     return found
@@ -437,9 +439,9 @@ def keep_transcripts(
         rank_zero_info(f"states and transcripts of {len(missing)} windows go to {store.lines.folder.parent}")
     reader = WindowReader(whisper)
     # in random order, so that windows of all lengths are stored if the process is killed
-    starts = np.random.default_rng(len(missing)).permutation(range(0, len(missing), AT_ONCE)).tolist()
+    starts = np.random.default_rng(len(missing)).permutation(range(0, len(missing), DECODED_WINDOWS)).tolist()
     for number, start in enumerate(starts):
-        batch = missing[start : start + AT_ONCE]
+        batch = missing[start : start + DECODED_WINDOWS]
         if agreement is None:
             found = list(
                 reader.read(

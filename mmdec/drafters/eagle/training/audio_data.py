@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from mmdec.drafters.eagle.training.data import DraftData
-from mmdec.drafters.eagle.training.samples import SUBSET, Inputs, Sample
+from mmdec.drafters.eagle.training.samples import SUBSET_SEED, Inputs, Sample
 from mmdec.pretrained.audio_lm import LoadedAudioLm, load_audio_lm
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
 
@@ -55,7 +55,7 @@ class AudioData(DraftData):
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
         rows = read_utterances(self.corpus, split, self.admission)
-        order = np.random.default_rng([SUBSET, self.seed]).permutation(len(rows)).tolist()
+        order = np.random.default_rng([SUBSET_SEED, self.seed]).permutation(len(rows)).tolist()
         chosen = rows if count is None else [rows[number] for number in order[:count]]
         return [Sample(_name(row), row.text, words=len(row.text.split()), place=row.place, sound=row) for row in chosen]
 

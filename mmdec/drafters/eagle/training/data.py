@@ -99,10 +99,15 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
         return DraftBatch([sample.name for sample, _ in items], [self.answers(sample) for sample, _ in items], prompts)
 
 
-TRAIN, MIXED, GROUPED = 5, 6, 7  # first numbers of seeds, so that different random choices are independent
-GROUP = 16  # this number of batches is sorted by length together, so that a batch needs little padding
-PARTS = 4  # a group, sorted by length of prompt and answer, is cut into 4 parts; each is sorted by length of answer
-CHARACTERS = 4  # estimated number of characters of a token
+TRAIN_SEED, MIXING_SEED, GROUPING_SEED = (
+    5,
+    6,
+    7,
+)  # first numbers of seeds, so that different random choices are independent
+BATCHES_PER_GROUP = 16  # this number of batches is sorted by length together, so that a batch needs little padding
+# a group, sorted by length of prompt and answer, is cut into 4 parts; each is sorted by length of answer
+PARTS_PER_GROUP = 4
+CHARACTERS_PER_TOKEN = 4  # estimated number of characters of a token
 
 
 @dataclass(frozen=True)
@@ -282,7 +287,7 @@ class DraftData(LightningDataModule):
             questions = {sample.name: sample for sample in mix_splits(self.samples["dev"], self.samples["train"])}
             missing = [sample for sample in questions.values() if store.get(sample.name) is None][part::parts]
             # Sort by expected length only within groups: if time runs out, there are not just short answers.
-            size = GROUP * self.options.answer_batch
+            size = BATCHES_PER_GROUP * self.options.answer_batch
             groups = [missing[begin : begin + size] for begin in range(0, len(missing), size)]
             missing = [sample for group in groups for sample in sorted(group, key=lambda sample: sample.words)]
             line = None if on_progress else "the target has answered {} of {} questions"
@@ -397,19 +402,21 @@ class DraftData(LightningDataModule):
         visual_indices = self._row(len(visual), sum(counts[:-1]), counts[-1], 0)
         before = sum(count - drawn for drawn in counts[:-1])
         text_indices = [len(visual) + index for index in self._row(len(text), before, count - counts[-1], 1)]
-        draw = np.random.default_rng([MIXED, self.seed, epoch])
+        draw = np.random.default_rng([MIXING_SEED, self.seed, epoch])
         chosen = np.array(visual_indices + text_indices)[draw.permutation(count)].tolist()
         batches: list[list[int]] = []
-        for first in range(0, count, GROUP * size):
-            group = sorted(chosen[first : first + GROUP * size], key=lambda index: (self._whole(pool[index]), index))
-            for begin in range(0, len(group), GROUP // PARTS * size):
-                part = group[begin : begin + GROUP // PARTS * size]
+        for first in range(0, count, BATCHES_PER_GROUP * size):
+            group = sorted(
+                chosen[first : first + BATCHES_PER_GROUP * size], key=lambda index: (self._whole(pool[index]), index)
+            )
+            for begin in range(0, len(group), BATCHES_PER_GROUP // PARTS_PER_GROUP * size):
+                part = group[begin : begin + BATCHES_PER_GROUP // PARTS_PER_GROUP * size]
                 part.sort(key=lambda index: (self._length(pool[index]), index))
                 batches += [part[start : start + self.batch_size] for start in range(0, len(part), self.batch_size)]
         # In one training step, all processes get batches of similar length, because the step waits for the slowest
         # process.
         steps = [batches[start : start + world] for start in range(0, len(batches), world)]
-        order = np.random.default_rng([GROUPED, self.seed, epoch]).permutation(len(steps)).tolist()
+        order = np.random.default_rng([GROUPING_SEED, self.seed, epoch]).permutation(len(steps)).tolist()
         return pool, [steps[index][rank] for index in order]
 
     def text_samples(self) -> list[Sample]:
@@ -428,7 +435,7 @@ class DraftData(LightningDataModule):
         for position in range(first, first + count):
             lap, index = divmod(position, length)
             if lap not in orders:
-                orders[lap] = np.random.default_rng([TRAIN, self.seed, kind, lap]).permutation(length).tolist()
+                orders[lap] = np.random.default_rng([TRAIN_SEED, self.seed, kind, lap]).permutation(length).tolist()
             indices.append(orders[lap][index])
         return indices
 
@@ -438,7 +445,7 @@ class DraftData(LightningDataModule):
     def _whole(self, sample: Sample) -> int:
         """Estimate the number of tokens in a sample's prompt and answer. A sample with pictures counts as longer."""
         asked = len(sample.question) + sum(len(text) for _, text in sample.history)
-        return self._length(sample) + asked // CHARACTERS
+        return self._length(sample) + asked // CHARACTERS_PER_TOKEN
 
     def _answer(self, sample: Sample) -> list[int]:
         return self.tokens[sample.name.removesuffix("/text")]

@@ -20,7 +20,7 @@ from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.training.data import DraftData
 from mmdec.drafters.eagle.training.module import (
-    CELLS,
+    MAX_LOGITS,
     DraftModule,
     LossWeights,
     in_pieces,
@@ -149,7 +149,7 @@ class Eagle3Module(DraftModule):
         for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
             counted = columns.mask[:, step:]
             rows = number[:, step:][counted]
-            width = max(1, CELLS // probs.shape[1])
+            width = max(1, MAX_LOGITS // probs.shape[1])
             pieces = in_pieces(self._compare_tokens, width, hidden[counted], probs[rows], best[rows])
             entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
             known = best[rows] >= 0
@@ -193,7 +193,7 @@ class Eagle3Module(DraftModule):
             kept = logits[:, tokens] if network.config.has_draft_vocabulary else logits
             return kept.softmax(-1), drafted[logits.argmax(-1)]
 
-        pieces = [restrict(part) for part in expected.split(max(1, CELLS // len(drafted)))]
+        pieces = [restrict(part) for part in expected.split(max(1, MAX_LOGITS // len(drafted)))]
         probs, best = (torch.cat(part) for part in zip(*pieces, strict=True))
         return probs, best
 

@@ -43,10 +43,10 @@ from mmdec.training.module import DrafterModule
 from mmdec.training.optim import MuonAdamW, groups, token_weight
 from mmdec.types import Needs
 
-CELLS = 1 << 26  # maximum logits (positions x vocabulary) in memory at a time; more are computed in pieces
-TOP = 10  # the ListMLE loss compares the order of this many of the target's likeliest tokens
+MAX_LOGITS = 1 << 26  # maximum logits (positions x vocabulary) in memory at a time; more are computed in pieces
+RANKED_TOKENS = 10  # the ListMLE loss compares the order of this many of the target's likeliest tokens
 T = TypeVar("T")
-HEAD = "lm_head.weight"  # parameter name of a network's LM head, if it has one; AdamW trains it, not Muon
+HEAD_WEIGHT = "lm_head.weight"  # parameter name of a network's LM head, if it has one; AdamW trains it, not Muon
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ def rank_loss(predicted: Tensor, expected: Tensor) -> Tensor:
     Args:
         expected: The target's logits (P, V).
     """
-    order = expected.topk(min(TOP, expected.shape[-1]), -1).indices
+    order = expected.topk(min(RANKED_TOKENS, expected.shape[-1]), -1).indices
     scores = predicted.gather(-1, order)
     rest = scores.flip(-1).logcumsumexp(-1).flip(-1)  # log-sum-exp of each token's score and those after it
     return (rest - scores).sum(-1)
 
 
-PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tokens": token_loss,
     "distribution": distribution_loss,
     "ranks": rank_loss,
@@ -120,7 +120,11 @@ def in_pieces(function: Callable[..., T], width: int, *rows: Tensor) -> list[T]:
 
 
 def losses(
-    predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: LossWeights, cells: int = CELLS
+    predicted: Tensor,
+    expected: Tensor,
+    logits: Callable[[Tensor], Tensor],
+    weights: LossWeights,
+    cells: int = MAX_LOGITS,
 ) -> Mapping[str, Tensor]:
     """Compare the drafter's features (P, H) with the target's.
 
@@ -138,15 +142,15 @@ def losses(
     def logit_losses(predicted: Tensor, expected: Tensor) -> Tensor:
         drafted, teacher = logits(predicted), logits(expected)
         sums = [
-            PARTS[name](drafted, teacher).sum() if getattr(weights, name) else drafted.new_zeros(()) for name in PARTS
+            LOSSES[name](drafted, teacher).sum() if getattr(weights, name) else drafted.new_zeros(()) for name in LOSSES
         ]
         return torch.stack([*sums, (drafted.argmax(-1) == teacher.argmax(-1)).to(drafted.dtype).sum()])
 
     width = max(1, cells // logits(expected[:1]).shape[-1])
     sums = torch.stack(in_pieces(logit_losses, width, predicted, expected)).sum(0)
-    parts |= dict(zip((*PARTS, "right"), sums / len(predicted), strict=True))
+    parts |= dict(zip((*LOSSES, "right"), sums / len(predicted), strict=True))
     parts["right"] = parts["right"].detach()
-    total = sum((getattr(weights, name) * parts[name] for name in ("features", *PARTS)), predicted.new_zeros(()))
+    total = sum((getattr(weights, name) * parts[name] for name in ("features", *LOSSES)), predicted.new_zeros(()))
     logged = {name: value for name, value in parts.items() if name == "right" or getattr(weights, name)}
     return {"loss": total, **logged}
 
@@ -296,9 +300,8 @@ class DraftModule(DrafterModule):
             raise InputError(f"`data` must be DraftData for drafters, but is {type(data).__name__}. Change the recipe.")
         teacher = data.teacher
         teacher.model.to(self.trainer.strategy.root_device)  # type: ignore[call-arg] # pyright misreads `to`
-        self.frozen_teacher = (
-            teacher,
-        )  # in a tuple, so that torch does not register the target: it is not saved or trained
+        # in a tuple, so that torch does not register the target: it is not saved or trained
+        self.frozen_teacher = (teacher,)
         self.mark = teacher.name
         self.names = {"base": self.mark, "target": data.target_name}  # recorded in the network's configuration
         self.network = self.first_network()
@@ -482,7 +485,7 @@ class DraftModule(DrafterModule):
             linear = {id(part.weight) for part in self.network.modules() if isinstance(part, nn.Linear)}
             return MuonAdamW.of(
                 self.network.named_parameters(),
-                lambda name, weight: id(weight) in linear and name != HEAD,
+                lambda name, weight: id(weight) in linear and name != HEAD_WEIGHT,
                 options.lr,
                 options.weight_decay,
                 options.betas,

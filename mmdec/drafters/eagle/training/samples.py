@@ -26,7 +26,7 @@ from mmdec.training.corpora.librispeech import Utterance
 from mmdec.training.corpora.text_files import quote_path
 
 Inputs = dict[str, Tensor]
-REMEMBERED = 1 << 16  # maximum prompts without pictures whose tensors are kept in memory, about 1 kB each
+MAX_CACHED_PROMPTS = 1 << 16  # maximum prompts without pictures whose tensors are kept in memory, about 1 kB each
 
 
 class PromptBuilder:
@@ -51,7 +51,7 @@ class PromptBuilder:
         inputs = self.remembered.get(said)
         if inputs is None:
             inputs = self._inputs(sample)
-            if len(self.remembered) < REMEMBERED:
+            if len(self.remembered) < MAX_CACHED_PROMPTS:
                 self.remembered[said] = inputs
         return inputs
 
@@ -147,10 +147,10 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
     return joined
 
 
-FORMAT = 1  # part of each sample's name (a hash); if it changes, stored answers are not found and are made again
-LONG = 20  # an answer in the corpus counts as long from this number of words on
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-SUBSET = 4  # first number of the seed for choosing questions; other random choices have other first numbers
+SAMPLE_FORMAT = 1  # part of each sample's name (a hash); if it changes, stored answers are not found and are made again
+LONG_ANSWER_WORDS = 20  # an answer in the corpus counts as long from this number of words on
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+SUBSET_SEED = 4  # first number of the seed for choosing questions; other random choices have other first numbers
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def read_samples(
     if choice.count is None:
         questions: Iterable[Sample] = (one for row in conversations for one in _questions(row, root, reading))
     else:
-        draw = np.random.default_rng([SUBSET, choice.seed])
+        draw = np.random.default_rng([SUBSET_SEED, choice.seed])
         order = draw.permutation(len(conversations)).tolist()
         laps = (
             _shuffle_questions([conversations[number] for number in order], root, reading, choice.seed, lap)
@@ -291,8 +291,8 @@ def _shuffle_questions(
     for number, row in enumerate(rows):
         questions = list(_questions(row, root, reading))
         kinds: set[bool] = set()
-        for index in np.random.default_rng([SUBSET, seed, number]).permutation(len(questions)).tolist():
-            kind = questions[index].words >= LONG
+        for index in np.random.default_rng([SUBSET_SEED, seed, number]).permutation(len(questions)).tolist():
+            kind = questions[index].words >= LONG_ANSWER_WORDS
             if (kind not in kinds) == (lap == 0):
                 yield questions[index]
             kinds.add(kind)
@@ -307,7 +307,7 @@ def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
     counts = {True: round(count * share), False: count - round(count * share)}
     chosen: dict[bool, list[Sample]] = {True: [], False: []}
     for question in questions:
-        chosen[question.words >= LONG].append(question)
+        chosen[question.words >= LONG_ANSWER_WORDS].append(question)
         if all(len(chosen[kind]) >= counts[kind] for kind in counts):
             break
     spare = {kind: max(counts[not kind] - len(chosen[not kind]), 0) for kind in counts}
@@ -334,7 +334,7 @@ def _questions(conversation: Conversation, root: PathResolver, reading: Question
 
 
 def _name(sample: Sample) -> str:
-    digest = hashlib.blake2b(f"{FORMAT} {sample.question}\n".encode(), digest_size=12)
+    digest = hashlib.blake2b(f"{SAMPLE_FORMAT} {sample.question}\n".encode(), digest_size=12)
     for role, text in sample.history:
         digest.update(f"{role}: {text}\n".encode())
     for path in (*sample.images, *sample.video):
@@ -352,7 +352,9 @@ def _frames(conversation: Conversation, root: PathResolver, count: int) -> tuple
             "the row."
         )
     folder = root(named, conversation.place)
-    files = sorted(path for path in folder.glob("*") if path.suffix.lower() in PICTURES) if folder.is_dir() else []
+    files = (
+        sorted(path for path in folder.glob("*") if path.suffix.lower() in PICTURE_SUFFIXES) if folder.is_dir() else []
+    )
     if not files:
         raise InputError(
             f"`video` must be a folder of frames, but '{folder}' of {conversation.place} holds none. Extract them, "

@@ -189,7 +189,7 @@ def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     return kind.from_pretrained(base, dtype=dtype)
 
 
-WRITERS = 1000  # maximum processes of one training that write to a folder, and maximum trainings at the same time
+MAX_WRITERS = 1000  # maximum processes of one training that write to a folder, and maximum trainings at the same time
 
 
 class FeatureStore:
@@ -307,13 +307,13 @@ def writer_number(folder: Path, rank: int, locks: ExitStack) -> int:
         locks: The number is reserved until it is closed or the process ends.
 
     Returns:
-        `rank`, or `rank` plus a multiple of `WRITERS` if another training uses it.
+        `rank`, or `rank` plus a multiple of `MAX_WRITERS` if another training uses it.
     """
-    for attempt in range(WRITERS):
-        number = rank + WRITERS * attempt
+    for attempt in range(MAX_WRITERS):
+        number = rank + MAX_WRITERS * attempt
         try:
             locks.enter_context(lock_folder(folder / "writers" / str(number), "training"))
         except InputError:
             continue
         return number
-    raise InputError(f"`kept` must have at most {WRITERS} runs at a time, but '{folder}' has more. Wait for them.")
+    raise InputError(f"`kept` must have at most {MAX_WRITERS} runs at a time, but '{folder}' has more. Wait for them.")

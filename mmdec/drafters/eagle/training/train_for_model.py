@@ -32,12 +32,16 @@ from mmdec.training.corpora.chats import check_listed
 from mmdec.training.corpora.image_text import ask_about
 from mmdec.training.processes import lock_folder
 
-NAMES = {"base": "model", "corpus": "data", "kept": "output"}  # a recipe's option -> the command's, for error messages
-ASKING = 0.3  # share of the time in which the model answers questions; in the rest the drafter is trained
-HELD_OUT = 0.1  # share of the questions that are not trained on; the drafter is evaluated on them
+OPTION_ARGUMENTS = {
+    "base": "model",
+    "corpus": "data",
+    "kept": "output",
+}  # a recipe's option -> the command's, for error messages
+ANSWERING_SHARE = 0.3  # share of the time in which the model answers questions; in the rest the drafter is trained
+HELD_OUT_SHARE = 0.1  # share of the questions that are not trained on; the drafter is evaluated on them
 MOST_HELD_OUT, MOST_STEPS = 64, 100  # maximum held-out questions; maximum training steps between two evaluations
-STEPS_A_MINUTE = 4  # maximum training steps between two evaluations, for each minute of the time limit
-MOST_KEPT = 4e9  # maximum bytes of features stored on disk; if they need more, they are recomputed in each step
+MAX_STEPS_PER_MINUTE = 4  # maximum training steps between two evaluations, for each minute of the time limit
+MAX_STORED_BYTES = 4e9  # maximum bytes of features stored on disk; if they need more, they are recomputed in each step
 Recipe = dict[str, Any]  # the options of a training for LightningCLI, as nested dicts
 # Size of EAGLE-3's draft vocabulary: all tokens if the model has at most ALL_TOKENS; else MANY_TOKENS, or 32,000 if the
 # model's hidden size is at least LARGE.
@@ -109,7 +113,7 @@ def train_drafter(
         return _train(run, on_progress, log, start)
     except InputError as error:
         message = str(error)
-        for inner, own in NAMES.items():
+        for inner, own in OPTION_ARGUMENTS.items():
             message = message.replace(f"`{inner}`", f"`{own}`")
         raise InputError(message) from error
 
@@ -119,7 +123,7 @@ def _train(
 ) -> dict[str, Any]:
     written = run.output / "recipe.yaml"
     with lock_folder(run.output, "mmdec train drafter"):
-        data = _answer_questions(run, start + ASKING * 60 * run.minutes, on_progress)
+        data = _answer_questions(run, start + ANSWERING_SHARE * 60 * run.minutes, on_progress)
         recipe = recipe_of(run, data, start + 60 * run.minutes - time.time())
         write_atomically(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
     tokens = sum(len(data.tokens[one.name]) for one in data.parts["train"])
@@ -170,7 +174,7 @@ def _answer_questions(run: DrafterRun, until: float, on_progress: Callable[[int,
     options = data_options(run)
     data = DraftData(**options)
     count = len(data.samples["train"]) + 1
-    data = DraftData(**{**options, "dev_samples": max(1, min(MOST_HELD_OUT, round(HELD_OUT * count)))})
+    data = DraftData(**{**options, "dev_samples": max(1, min(MOST_HELD_OUT, round(HELD_OUT_SHARE * count)))})
     data.regenerate(device="cuda" if torch.cuda.is_available() else None, until=until, on_progress=on_progress)
     data.setup("fit")
     return data
@@ -186,7 +190,7 @@ def recipe_of(run: DrafterRun, data: DraftData, seconds: float) -> Recipe:
     config = data.teacher.config
     size, vocabulary = config.hidden_size, config.vocab_size
     batch = 8 if size <= 1024 else 2
-    steps = min(len(data.parts["train"]) // batch, MOST_STEPS, round(STEPS_A_MINUTE * run.minutes))
+    steps = min(len(data.parts["train"]) // batch, MOST_STEPS, round(MAX_STEPS_PER_MINUTE * run.minutes))
     steps = max(steps, 10)
     options: Recipe = {
         "unroll": 7 if torch.cuda.is_available() else 4,
@@ -196,7 +200,7 @@ def recipe_of(run: DrafterRun, data: DraftData, seconds: float) -> Recipe:
         "lr": min(max(0.5 / size, 1e-4), 3e-3),
         "weight_decay": 0.01,
         "warmup": 20,
-        "keep_features": _features(data) <= MOST_KEPT,
+        "keep_features": _features(data) <= MAX_STORED_BYTES,
         "half_teacher": True,
         "chain": 5,
     }

@@ -124,10 +124,15 @@ def _pad_left(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) 
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-DETECT = -1  # in a prompt: replaced later by the token of the language that the model detects
-SHORT = 4.0  # seconds; the windows of a batch are filled with speech of a random length, which is at least this
-TRAIN, DEV, ORDER = [1], [2], [3]  # first numbers of seeds: training windows, development windows, order of batches
-FORMAT = 1  # part of the windows' keys: after a change, stored labels are not found and are decoded again
+LANGUAGE_PLACEHOLDER = -1  # in a prompt: replaced later by the token of the language that the model detects
+# seconds; the windows of a batch are filled with speech of a random length, which is at least this
+MIN_WINDOW_SECONDS = 4.0
+TRAIN_SEED, DEV_SEED, ORDER_SEED = (
+    [1],
+    [2],
+    [3],
+)  # first numbers of seeds: training windows, development windows, order of batches
+LABEL_FORMAT = 1  # part of the windows' keys: after a change, stored labels are not found and are decoded again
 
 
 @dataclass
@@ -175,7 +180,7 @@ class WindowTokenizer:
                 )
             if task not in tasks:
                 raise InputError(f"`task` must be one of {', '.join(sorted(tasks))}, but is {task!r}. Choose one.")
-            self.head += [DETECT if language is None else languages[f"<|{language}|>"], tasks[task]]
+            self.head += [LANGUAGE_PLACEHOLDER if language is None else languages[f"<|{language}|>"], tasks[task]]
         elif language not in (None, "en") or task != "transcribe":
             raise InputError(f"`language` must be en for a model of English alone, but is {language!r} to {task}.")
         self.names = {
@@ -258,7 +263,7 @@ class HeadWindows(Dataset[HeadBatch]):
             utterance = self.utterances[row]
             digest.update(f"{utterance.path.name} {utterance.path.stat().st_size} {utterance.text}\n".encode())
             digest.update(repr(utterance.part).encode() if utterance.part else b"")
-        what = (FORMAT, window.seed, window.seconds, astuple(self.composition), self.spelling.head)
+        what = (LABEL_FORMAT, window.seed, window.seconds, astuple(self.composition), self.spelling.head)
         digest.update(repr(what).encode())
         return digest.hexdigest()
 
@@ -427,11 +432,11 @@ class HeadData(LightningDataModule):
         assert self.trainer is not None
         epoch, world = self.trainer.current_epoch, self.trainer.world_size
         plan = epoch % self.options.repeat_after if self.options.repeat_after else epoch
-        draw = np.random.default_rng([*TRAIN, self.options.seed, plan, 0])
+        draw = np.random.default_rng([*TRAIN_SEED, self.options.seed, plan, 0])
         together = self._batches("train", draw, self.options.steps_per_epoch, world)
         batches = rows_of(together, self.trainer.global_rank, world)
         order = (
-            np.random.default_rng([*ORDER, self.options.seed, epoch]).permutation(len(batches))
+            np.random.default_rng([*ORDER_SEED, self.options.seed, epoch]).permutation(len(batches))
             if self.options.repeat_after
             else range(len(batches))
         )
@@ -441,7 +446,7 @@ class HeadData(LightningDataModule):
         """Load the same windows at each validation. They have no added noise; timestamps and previous text are as
         frequent as in training."""
         assert self.trainer is not None
-        batches = self._batches("dev", np.random.default_rng([*DEV, self.options.seed]), self.options.dev_batches)
+        batches = self._batches("dev", np.random.default_rng([*DEV_SEED, self.options.seed]), self.options.dev_batches)
         mine = batches[self.trainer.global_rank :: self.trainer.world_size]
         kinds = ("timestamps", "cut", "previous", "pause")
         return self._loader("dev", replace(PLAIN, **{name: getattr(self.composition, name) for name in kinds}), mine)
@@ -449,7 +454,7 @@ class HeadData(LightningDataModule):
     def _batches(self, split: str, draw: np.random.Generator, count: int, world: int = 1) -> list[list[Window]]:
         chapters, seconds = self.plans[split]
         size, pause = world * self.options.batch_size * SECONDS, self.composition.pause
-        shortest = min(SHORT, self.options.longest)
+        shortest = min(MIN_WINDOW_SECONDS, self.options.longest)
         return [
             plan_windows(chapters, seconds, draw, size, draw.uniform(shortest, self.options.longest), SECONDS, pause)
             for _ in range(count)

@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from mmdec.drafters.medusa.checkpoint import load_heads, save_heads
 from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa
 from mmdec.drafters.medusa.network import Kind, MedusaConfig, MedusaHeads
-from mmdec.drafters.medusa.training.data import DETECT, HeadBatch, HeadData, decode_greedily, fingerprint
+from mmdec.drafters.medusa.training.data import LANGUAGE_PLACEHOLDER, HeadBatch, HeadData, decode_greedily, fingerprint
 from mmdec.drafters.medusa.training.simulation import measure, spread
 from mmdec.errors import InputError
 from mmdec.hub.publish import atomic_folder
@@ -73,7 +73,7 @@ def first_heads(
     return heads.float()
 
 
-CELLS = 1 << 25  # the most logits (positions x vocabulary) in memory at a time
+MAX_LOGITS = 1 << 25  # the most logits (positions x vocabulary) in memory at a time
 
 
 class _FrozenOutput(torch.autograd.Function):
@@ -124,7 +124,7 @@ def head_loss(
     targets: Tensor,
     teacher: Tensor | None = None,
     teacher_weight: float = 0.0,
-    cells: int = CELLS,
+    cells: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor]:
     """Compute a head's cross-entropy, and the rank of each target token.
 
@@ -145,7 +145,7 @@ def head_loss(
     return loss, ranks
 
 
-TOP = 5  # validation logs how often the true token is among a head's five likeliest tokens
+TOP_TOKENS = 5  # validation logs how often the true token is among a head's five likeliest tokens
 
 
 @dataclass(frozen=True)
@@ -373,8 +373,8 @@ class MedusaModule(DrafterModule):
         chain, tree, self.chances = measure(texts, self.count, self.options.tree_nodes)
         scores = {"chain": chain, "tree": tree}
         for head in range(self.count):
-            first, top = spread(texts, head, (1, TOP))
-            scores |= {f"head{head + 1}": first, f"head{head + 1}_top{TOP}": top}
+            first, top = spread(texts, head, (1, TOP_TOKENS))
+            scores |= {f"head{head + 1}": first, f"head{head + 1}_top{TOP_TOKENS}": top}
         return scores
 
     def keep(self, scores: dict[str, float]) -> Path:
@@ -405,11 +405,11 @@ class MedusaModule(DrafterModule):
         return [self.labels.tokens[name] for name in batch.names]
 
     def _prompts(self, states: Tensor, prompts: list[list[int]]) -> list[list[int]]:
-        if not any(DETECT in prompt for prompt in prompts):
+        if not any(LANGUAGE_PLACEHOLDER in prompt for prompt in prompts):
             return prompts
         encoded = BaseModelOutput(last_hidden_state=states)
         heard: list[int] = self.base.detect_language(encoder_outputs=encoded).tolist()
         return [
-            [language if token == DETECT else token for token in prompt]
+            [language if token == LANGUAGE_PLACEHOLDER else token for token in prompt]
             for language, prompt in zip(heard, prompts, strict=True)
         ]

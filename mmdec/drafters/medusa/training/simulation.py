@@ -14,7 +14,7 @@ from torch import Tensor
 from mmdec.core.tree_shape import HeadAccuracy, Node
 from mmdec.drafters.medusa.drafter import MAX_RANKS, default_chances
 
-ITERATIONS = 3  # number of simulations with a tree; each measures the accuracies that shape the next tree
+SIMULATIONS = 3  # number of simulations with a tree; each measures the accuracies that shape the next tree
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
     """
     chain = simulate(texts, HeadAccuracy(default_chances(heads)).tree(heads, heads), heads)
     chances, tree = estimate(chain), chain
-    for _ in range(ITERATIONS if nodes > 0 else 0):
+    for _ in range(SIMULATIONS if nodes > 0 else 0):
         tree = simulate(texts, HeadAccuracy(chances).tree(nodes, min(heads, max(nodes - 1, 1))), heads)
         chances = estimate(tree)
     return chain.tokens_per_round, tree.tokens_per_round, chances

@@ -22,7 +22,7 @@ from mmdec.drafters.ctc.drafter import (
     state_lengths,
 )
 from mmdec.drafters.ctc.network import BLANK, CtcHead, CtcHeadConfig
-from mmdec.drafters.ctc.tokens import FIRST, MARK, Merges, TokenPieces, frequent_tokens
+from mmdec.drafters.ctc.tokens import FIRST_PIECE, SEGMENT_END, Merges, TokenPieces, frequent_tokens
 from mmdec.drafters.ctc.training.measure import ctc_token_ids
 from mmdec.errors import InputError
 from mmdec.nn.int8 import SCALE_SUFFIX
@@ -210,7 +210,7 @@ def test_a_head_reads_the_sound_and_some_silence() -> None:
 def test_segments_end_where_a_mark_is_heard() -> None:
     made = drafter()
     a, e, space = (made.pieces.of_token(number)[0] for number in (1, 5, 0))
-    path = [0, a, 0, MARK, MARK, 0, space, e, 0, 0]  # a frame is 0.02 s here
+    path = [0, a, 0, SEGMENT_END, SEGMENT_END, 0, space, e, 0, 0]  # a frame is 0.02 s here
     first, last = TIMESTAMPS + 3, TIMESTAMPS + 7
     assert run(made, path, [1], timed=True) == [first, first, 0, 5, last, EOT]
     assert run(made, path, [1, TIMESTAMPS + 5], timed=True) == [TIMESTAMPS + 5, 0, 5, last, EOT]
@@ -224,7 +224,7 @@ def test_a_misheard_word_is_dropped_to_its_end() -> None:
     path = [space, s, t, 0, space, a, 0, 0]  # " st a"
     assert run(made, path, [0, 19]) == [20, 0, 1, EOT]
     assert run(made, path, [0, 5]) == [0, 1, EOT]  # " e" for " s": no "t" will follow
-    path = [0, e, 0, MARK, 0, e, t, space, a, 0]
+    path = [0, e, 0, SEGMENT_END, 0, e, t, space, a, 0]
     assert run(made, path, [5, TIMESTAMPS + 5, TIMESTAMPS + 5], timed=True)[:2] == [0, 1]  # words begin with a space
 
 
@@ -300,7 +300,7 @@ def test_transcribe_finds_the_drafter_in_the_models_folder(tmp_path: Path, times
     merges = token_merges(whole.tokenizer)
     pieces = TokenPieces(merges, [token for token in (*merges.alphabet, *sorted(merges.parts)) if token >= 0])
     torch.manual_seed(0)
-    head = CtcHead(CtcHeadConfig(whole.model.config.d_model, FIRST + len(pieces.kept), 2, 16, 1, 3))
+    head = CtcHead(CtcHeadConfig(whole.model.config.d_model, FIRST_PIECE + len(pieces.kept), 2, 16, 1, 3))
     torch.nn.init.normal_(head.output.weight)
     save_ctc(folder / "ctc", head, pieces, ctc_token_ids(whole))
     drafted = mmdec.transcribe(recording, drafter="ctc", num_speculative_tokens=4, **options)

@@ -14,9 +14,9 @@ from mmdec.core.verify import MatchRule
 from mmdec.drafters.ctc.checkpoint import read_ctc
 from mmdec.drafters.ctc.drafter import Ctc
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
-from mmdec.drafters.ctc.tokens import MARK
+from mmdec.drafters.ctc.tokens import SEGMENT_END
 from mmdec.drafters.ctc.training import measure as drafts
-from mmdec.drafters.ctc.training.data import CLEAN
+from mmdec.drafters.ctc.training.data import NO_DISTORTION
 from mmdec.drafters.ctc.training.module import CtcModule
 from mmdec.drafters.ctc.training.transcripts import (
     JoinedWindow,
@@ -60,8 +60,8 @@ def data(folder: Path) -> TranscriptData:
 def test_a_transcript_is_what_plain_decoding_gives(folder: Path, data: TranscriptData) -> None:
     reader = WindowReader(data.whisper)
     for window in data.windows["dev"]:
-        _, states, text = next(iter(reader.read([window], CLEAN)))
-        whole = reader.states([window.sound(CLEAN)])
+        _, states, text = next(iter(reader.read([window], NO_DISTORTION)))
+        whole = reader.states([window.sound(NO_DISTORTION)])
         plain = decode_greedily(data.whisper.model, whole, [reader.prompt("en")], [True], 220)
         assert data.transcripts.get(window.name) == text == plain[0]
         torch.testing.assert_close(data.store.get(window.name), whole[0, : len(states)], rtol=2e-2, atol=2e-2)
@@ -76,7 +76,7 @@ def test_most_augmented_windows_end_with_little_silence(folder: Path, data: Tran
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WindowReader, "read", lambda *given: asked.append(given[-1]) or read(*given))
         store, transcripts = FrameStore(tmp_path / "states", data.store.width), TokenStore(tmp_path / "transcripts")
-        keep_transcripts(windows, data.whisper, store, transcripts, CLEAN)
+        keep_transcripts(windows, data.whisper, store, transcripts, NO_DISTORTION)
     assert asked == [True, False, False, False, True]
     assert all(window.name in store and transcripts.get(window.name) is not None for window in windows)
 
@@ -84,16 +84,16 @@ def test_most_augmented_windows_end_with_little_silence(folder: Path, data: Tran
 def test_a_transcript_without_an_end_is_empty(data: TranscriptData, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, window = WindowReader(data.whisper), data.windows["dev"][0]
     monkeypatch.setattr("mmdec.drafters.ctc.training.transcripts.MAX_TRANSCRIPT_TOKENS", 2)
-    assert next(iter(reader.read([window], CLEAN)))[2] == []
+    assert next(iter(reader.read([window], NO_DISTORTION)))[2] == []
 
 
 def test_a_known_text_is_taken_where_the_model_agrees(folder: Path, data: TranscriptData) -> None:
     """Tokens with letters are the known text's; where fewer agree than are asked for there is no transcript."""
     reader, window = WindowReader(data.whisper), data.windows["dev"][0]
-    found = reader.check_known_text(window, CLEAN, 0.0)
+    found = reader.check_known_text(window, NO_DISTORTION, 0.0)
     assert found is not None
     name, states, text = found
-    whole = reader.states([window.sound(CLEAN)])[0, : len(states)]
+    whole = reader.states([window.sound(NO_DISTORTION)])[0, : len(states)]
     assert name == window.name
     assert 0 < len(states) <= 1500
     assert states.shape[1] == whole.shape[1]
@@ -102,7 +102,7 @@ def test_a_known_text_is_taken_where_the_model_agrees(folder: Path, data: Transc
     spoken = [[t for t in row if t < reader.first_time and any(map(str.isalnum, decode([t])))] for row in (text, known)]
     assert spoken[0] == spoken[1][: len(spoken[0])]
     assert len(spoken[0]) > 2
-    assert reader.check_known_text(window, CLEAN, 1.01) is None
+    assert reader.check_known_text(window, NO_DISTORTION, 1.01) is None
 
 
 def test_windows_join_short_recordings(folder: Path) -> None:
@@ -118,7 +118,7 @@ def test_labels_have_a_mark_between_segments(data: TranscriptData) -> None:
     tokens = data.pieces.kept[-2:]
     one, two = (data.pieces.of_token(token)[0] for token in tokens)
     text = [first, tokens[0], first + 4, first + 4, tokens[1], first + 9, WindowReader(data.whisper).end]
-    assert labels(text, data.pieces, first) == [one, MARK, two, MARK]
+    assert labels(text, data.pieces, first) == [one, SEGMENT_END, two, SEGMENT_END]
 
 
 def test_rounds_are_those_of_decoding(data: TranscriptData) -> None:
@@ -131,7 +131,7 @@ def test_rounds_are_those_of_decoding(data: TranscriptData) -> None:
     tokens = drafts.ctc_token_ids(whisper)
     drafter = Ctc(head, data.pieces, tokens.first_time, tokens.end)
     window = data.windows["dev"][0]
-    states, prompt = reader.states([window.sound(CLEAN)]), reader.prompt("en")
+    states, prompt = reader.states([window.sound(NO_DISTORTION)]), reader.prompt("en")
     text = decode_greedily(whisper.model, states, [prompt], [True], 30)[0]
     counted = drafts.rounds_of(drafter, states[0], prompt, text, Plan(4, 4))
     ids = torch.tensor([prompt])

@@ -12,7 +12,7 @@ import torch
 
 import mmdec
 from mmdec.drafters.ctc.training.data import (
-    CLEAN,
+    NO_DISTORTION,
     Distortion,
     SentenceData,
     StateDataset,
@@ -50,16 +50,16 @@ def test_each_distortion_changes_the_sound_and_follows_from_its_seed(part: str) 
     changed, same = (distort(sound.copy(), how, np.random.default_rng(3)) for _ in range(2))
     assert changed.shape == sound.shape
     assert np.array_equal(changed, same)
-    plain = distort(sound.copy(), CLEAN, np.random.default_rng(3))
+    plain = distort(sound.copy(), NO_DISTORTION, np.random.default_rng(3))
     assert np.abs(changed / np.abs(changed).max() - plain / np.abs(plain).max()).max() > 1e-3
 
 
 def test_states_are_stored_once_and_new_ones_added(folder: Path, tmp_path: Path) -> None:
     rows = [Utterance(folder / "clips" / f"{n}.wav", TEXTS[n], "x", "") for n in range(5)]
     encoder = load_speech_encoder(str(folder / "whisper"))
-    keep_states([(row, 0) for row in rows[:3]], encoder, tmp_path, CLEAN)
+    keep_states([(row, 0) for row in rows[:3]], encoder, tmp_path, NO_DISTORTION)
     size = (tmp_path / "0.f16").stat().st_size
-    store = keep_states([(row, 0) for row in rows], encoder, tmp_path, CLEAN)
+    store = keep_states([(row, 0) for row in rows], encoder, tmp_path, NO_DISTORTION)
     wanted, lengths = encoder.read([load_audio(rows[1].path)], 1.0)
     kept = store.get(state_name(rows[1], 0))
     assert len(kept) == -(-(4400 + 3200) // 320)

@@ -82,8 +82,8 @@ def naive(module: Eagle3Module, texts: list[TargetFeatures], steps: list[Tensor]
 @pytest.mark.parametrize("cells", [1 << 20, 100])
 @torch.no_grad()
 def test_the_loss_equals_the_naive_one(size: int, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "CELLS", cells)
-    monkeypatch.setattr("mmdec.drafters.eagle.training.eagle3.CELLS", cells)
+    monkeypatch.setattr(training, "MAX_LOGITS", cells)
+    monkeypatch.setattr("mmdec.drafters.eagle.training.eagle3.MAX_LOGITS", cells)
     module = trainer_of(drafting(size), unroll=4, unroll_decay=0.8)
     texts = texts_of(module)
     columns = module.columns(texts)
@@ -97,7 +97,7 @@ def test_the_loss_equals_the_naive_one(size: int, cells: int, monkeypatch: pytes
 def test_chunked_gradients_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients = []
     for cells in (1 << 20, 100):
-        monkeypatch.setattr("mmdec.drafters.eagle.training.eagle3.CELLS", cells)
+        monkeypatch.setattr("mmdec.drafters.eagle.training.eagle3.MAX_LOGITS", cells)
         module = trainer_of(drafting(40), unroll=3)
         module.loss(texts_of(module))["loss"].backward()
         gradients.append(module.network.fc.weight.grad)

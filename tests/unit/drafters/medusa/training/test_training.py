@@ -13,7 +13,7 @@ from mmdec import speculate
 from mmdec.core.tree_shape import HeadAccuracy
 from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa, default_chances
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
-from mmdec.drafters.medusa.training.data import DETECT, WindowTokenizer, decode_greedily, fingerprint
+from mmdec.drafters.medusa.training.data import LANGUAGE_PLACEHOLDER, WindowTokenizer, decode_greedily, fingerprint
 from mmdec.drafters.medusa.training.module import first_heads, head_loss
 from mmdec.drafters.medusa.training.simulation import measure, simulate, spread
 from mmdec.errors import InputError
@@ -183,7 +183,7 @@ def test_prompts_are_the_models_own() -> None:
     head = [SOT, LANGUAGES["<|fr|>"], TASKS["translate"]]
     assert spelling.split(written) == ([PREVIOUS, 7, *head, NO_TIMESTAMPS], [8, 9, 60], False)
     assert spelling.split([SOT, 1, 2, 75, 8, 80]) == (head, [75, 8, 80, 60], True)
-    assert WindowTokenizer(tokenizer, many, None, "transcribe").head[1] == DETECT
+    assert WindowTokenizer(tokenizer, many, None, "transcribe").head[1] == LANGUAGE_PLACEHOLDER
     english = SimpleNamespace(decoder_start_token_id=SOT, no_timestamps_token_id=NO_TIMESTAMPS, eos_token_id=[60])
     assert WindowTokenizer(tokenizer, english, "en", "transcribe").split(written)[0] == [
         PREVIOUS,
