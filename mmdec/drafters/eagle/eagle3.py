@@ -467,7 +467,7 @@ class Eagle3(LayeredNetwork):
         layer = self._layer(0)
         return torch.stack([layer.input_layernorm.weight, layer.hidden_norm.weight])
 
-    def read(self, states: Tensor, index: int, packed: PackedWeights | None = None) -> Tensor:
+    def attention_input(self, states: Tensor, index: int, packed: PackedWeights | None = None) -> Tensor:
         """Compute the input of the query, key and value projections of layer `index`: the layer's input, normalised. In
         the first layer (..., 2 H), embedding and feature are normalised separately."""
         if index:

@@ -564,7 +564,7 @@ class DraftNetwork(nn.Module, ABC):
         gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
         return PackedWeights(torch.cat([part.weight for part in parts]), bias, gate_up)
 
-    def read(self, states: Tensor, index: int, packed: PackedWeights | None = None) -> Tensor:
+    def attention_input(self, states: Tensor, index: int, packed: PackedWeights | None = None) -> Tensor:
         """Compute the input of the query, key and value projections of layer `index`.
 
         Here it is the layer's input (B, n, H), normalised if there is an input norm.
@@ -594,7 +594,7 @@ class DraftNetwork(nn.Module, ABC):
             packed: The result of `packed`, or None.
         """
         config = self.config
-        states = self.read(states, index, packed)
+        states = self.attention_input(states, index, packed)
         if packed is None:
             weights: Any = self._layer(index).self_attn
             parts = (weights.q_proj, weights.k_proj, weights.v_proj)

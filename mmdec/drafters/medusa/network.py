@@ -157,14 +157,17 @@ class MedusaHeads(nn.Module):
         Returns:
             (B, T, K, H), to be multiplied with the output matrix.
         """
-        return self.read(self.through(hidden, states), len(self.heads))
+        return self.apply_heads(self.head_inputs(hidden, states), len(self.heads))
 
-    def through(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
-        """Apply Medusa-Block's extra layer. Returns: the heads' input (B, T, H); for Medusa-Linear `hidden` itself.
+    def head_inputs(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
+        """Apply Medusa-Block's extra layer.
 
         Args:
             hidden: (B, T, H), the decoder's last states.
             states: (B, S, H) of the encoder.
+
+        Returns:
+            The heads' input (B, T, H); for Medusa-Linear `hidden` itself.
         """
         if self.block is None:
             return hidden
@@ -172,14 +175,14 @@ class MedusaHeads(nn.Module):
             raise InputError("`states` must be given for Medusa-Block, but is None. Pass the encoder's states.")
         length = hidden.shape[1]
         mask = torch.ones(length, length, dtype=torch.bool, device=hidden.device).tril()[None, None]
-        state = self.block.encoder_attn.pair(states)
-        return self.block(hidden, self.block.pair(hidden), state, mask)
+        memory = self.block.encoder_attn.pair(states)
+        return self.block(hidden, self.block.pair(hidden), memory, mask)
 
-    def read(self, hidden: Tensor, count: int) -> Tensor:
+    def apply_heads(self, hidden: Tensor, count: int) -> Tensor:
         """Apply the first `count` heads.
 
         Args:
-            hidden: (..., H), the heads' input from `through`.
+            hidden: (..., H), the heads' input from `head_inputs`.
 
         Returns:
             (..., count, H), before the output matrix.
@@ -190,10 +193,10 @@ class MedusaHeads(nn.Module):
         """Compute the logits (..., count, V) of the first `count` heads.
 
         Args:
-            hidden: (..., H), the heads' input from `through`.
+            hidden: (..., H), the heads' input from `head_inputs`.
             output: The model's output matrix (V, H), used unless each head has its own.
         """
-        return self.tokens(self.read(hidden, count), output)
+        return self.tokens(self.apply_heads(hidden, count), output)
 
     def tokens(self, read: Tensor, output: Tensor) -> Tensor:
         """Compute logits (..., count, V) from the heads' outputs.

@@ -323,7 +323,7 @@ class MedusaModule(DrafterModule):
         if self.heads.block is not None:
             assert positions.whole is not None
             hidden, states, where = positions.whole
-            read = self.heads.through(hidden, states).flatten(0, 1)[where]
+            read = self.heads.head_inputs(hidden, states).flatten(0, 1)[where]
         ranks = torch.full_like(positions.targets, MAX_RANKS)
         targets = positions.targets
         if self.training and self.options.vocabulary:
