@@ -65,7 +65,7 @@ from mmdec.generation.hf_bridge import (
 from mmdec.generation.model_lock import reading
 from mmdec.hub.find import drafter_by_name
 from mmdec.pretrained.drafters import load_drafter
-from mmdec.pretrained.small_model import small_drafter, small_target
+from mmdec.pretrained.load_small_model import small_drafter, small_target
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.targets.quantization_check import siblings_change_logits
 from mmdec.targets.registry import target_of

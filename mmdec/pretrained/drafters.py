@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_instance, check_path, check_whole
 from mmdec.checks.weights import WEIGHTS_FILE, build_with_weights, read_settings, read_weights, weight_file
+from mmdec.drafters.draft_network import MAX_CONFIG_SIZE, DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.checkpoint import SYSTEMS, System
-from mmdec.drafters.eagle.network import MAX_CONFIG_SIZE, DraftConfig, DraftNetwork
 from mmdec.drafters.registry import (
     DrafterEntry,
     Loader,
@@ -35,8 +35,8 @@ from mmdec.errors import InputError
 from mmdec.hub.find import drafter_by_name
 from mmdec.hub.publish import atomic_folder, new_folder
 from mmdec.pretrained.language_model import is_language_model
+from mmdec.pretrained.load_small_model import load_small_model
 from mmdec.pretrained.published import find_format, read_published
-from mmdec.pretrained.small_model import load_small_model
 from mmdec.types import Drafter
 
 CONFIG_FILE = "config.json"

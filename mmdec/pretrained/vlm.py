@@ -32,7 +32,7 @@ from mmdec.checks.weights import read_settings, report_damage
 from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import find_model, model_kind
-from mmdec.pretrained.familiar_pictures import FAMILIAR_FILE, FamiliarPictures, read_familiar
+from mmdec.pretrained.image_familiarity import FAMILIAR_FILE, FamiliarPictures, read_familiar
 from mmdec.pretrained.language_model import DRAFTER_WEIGHT_FILES, config_class, read_network
 from mmdec.pretrained.plain_text import PlainText
 

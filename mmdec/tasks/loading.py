@@ -23,7 +23,7 @@ from mmdec.hub.cache import path_version
 from mmdec.hub.find import drafter_by_name, drafter_folder
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.pretrained.drafters import load_drafter
-from mmdec.pretrained.small_model import small_drafter
+from mmdec.pretrained.load_small_model import small_drafter
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of

@@ -28,7 +28,7 @@ from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.generation.run import Speculation
 from mmdec.generation.speculation import rounds_of
 from mmdec.io.images import ImageSource, read_image, to_pil
-from mmdec.pretrained.familiar_pictures import FamiliarPictures
+from mmdec.pretrained.image_familiarity import FamiliarPictures
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.media import VisionOutput
 from mmdec.tasks.confidence import Calibration, Evidence, confidence, evidence, read_calibrations

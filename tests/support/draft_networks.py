@@ -12,9 +12,9 @@ from mmdec.core.loop import Round, decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.drafters.dflash.network import DFlash
+from mmdec.drafters.draft_network import DraftNetwork
 from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.drafters.eagle.kv_cache import DraftState
-from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.eagle.training.teacher import TargetFeatures
 from mmdec.drafters.eagle.training.unroll import unroll_inputs, unroll_steps
 from mmdec.drafters.flash.drafter import Flash

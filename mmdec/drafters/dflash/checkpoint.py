@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from mmdec.drafters.dflash.network import DFlash
+from mmdec.drafters.draft_network import DraftNetwork
 from mmdec.drafters.eagle.checkpoint import (
     COMPUTED_TENSORS,
     EAGLE3_TENSORS,
@@ -47,7 +48,6 @@ from mmdec.drafters.eagle.export import (
     refuse_features,
     speculators_settings,
 )
-from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.hub.checkpoint import Checkpoint
 
 DFLASH_TENSORS = {"hidden_norm.weight", "fc.weight"}  # a DFlash has both; used if the config names no drafter

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding as looked_up
 from torch.nn.functional import linear
 
-from mmdec.drafters.eagle.eagle3 import LayeredConfig, LayeredNetwork
-from mmdec.drafters.eagle.network import (
+from mmdec.drafters.draft_network import (
     DraftConfig,
     KeyValues,
     PackedWeights,
@@ -32,6 +31,7 @@ from mmdec.drafters.eagle.network import (
     check_size,
     positions_from,
 )
+from mmdec.drafters.eagle.eagle3 import LayeredConfig, LayeredNetwork
 from mmdec.drafters.registry import draft_network
 from mmdec.errors import InputError
 from mmdec.types import Context

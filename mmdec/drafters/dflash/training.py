@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.drafters.dflash.network import DFlash, DFlashConfig
-from mmdec.drafters.eagle.network import DraftConfig, KeyValues
+from mmdec.drafters.draft_network import DraftConfig, KeyValues
 from mmdec.drafters.eagle.training.module import (
     MAX_LOGITS,
     DraftModule,

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from mmdec.checks.weights import build_with_weights
-from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.drafters.draft_network import DraftNetwork
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
 from mmdec.hub.checkpoint import Checkpoint

@@ -2,7 +2,7 @@
 
 The layer of a draft network has three implementations with equal outputs up to rounding, which tests compare:
 
-    DraftNetwork (`network.py`)         whole rows and batches, any device, differentiable: for training, prompts,
+    DraftNetwork (`draft_network.py`)   whole rows and batches, any device, differentiable: for training, prompts,
                                         and drafting if no fast path applies (`DraftStep.of` says when)
     DraftStep, Eagle3Step               one token at a time, to draft chains
     SlotStep (`../flash/cpu_step.py`)   FLASH: in one pass new accepted tokens, and the slots that draft after them
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from mmdec.drafters.eagle.network import DraftNetwork, PackedWeights
+from mmdec.drafters.draft_network import DraftNetwork, PackedWeights
 
 if TYPE_CHECKING:
     from mmdec.drafters.eagle.eagle import EagleInputNetwork

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import root_only
+from mmdec.drafters.draft_network import DraftNetwork, positions_from
 from mmdec.drafters.eagle.kv_cache import DraftCache, DraftState, PendingPrompt, PendingTokens, PromptInfo, RootState
-from mmdec.drafters.eagle.network import DraftNetwork, positions_from
 from mmdec.drafters.eagle.tree import BlockLevels, Levels
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mmdec.drafters.eagle.conventions import Conventions, OptionalNorm
+from mmdec.drafters.draft_network import DecoderLayer, DraftConfig, DraftNetwork, KeyValues, PackedWeights, RMSNorm
 from mmdec.drafters.eagle.cpu_step import ColumnStep, DraftStep
-from mmdec.drafters.eagle.network import DecoderLayer, DraftConfig, DraftNetwork, KeyValues, PackedWeights, RMSNorm
+from mmdec.drafters.network_conventions import Conventions, OptionalNorm
 from mmdec.drafters.registry import draft_network
 
 

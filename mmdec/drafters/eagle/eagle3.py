@@ -28,9 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mmdec.drafters.eagle.conventions import Conventions, OptionalNorm, PictureChoice, Switch
-from mmdec.drafters.eagle.cpu_step import ColumnStep, Eagle3Step
-from mmdec.drafters.eagle.network import (
+from mmdec.drafters.draft_network import (
     MAX_CONFIG_SIZE,
     DecoderLayer,
     DraftConfig,
@@ -43,6 +41,8 @@ from mmdec.drafters.eagle.network import (
     check_size,
     scaled_frequencies,
 )
+from mmdec.drafters.eagle.cpu_step import ColumnStep, Eagle3Step
+from mmdec.drafters.network_conventions import Conventions, OptionalNorm, PictureChoice, Switch
 from mmdec.drafters.registry import draft_network
 from mmdec.errors import InputError
 from mmdec.types import Context

@@ -24,9 +24,9 @@ from mmdec.core.tree import (
     trees_from_lists,
 )
 from mmdec.core.tree_shape import likeliest_paths
+from mmdec.drafters.draft_network import DraftNetwork, positions_from
 from mmdec.drafters.eagle.cpu_step import ColumnStep, TokenStep, Vector, quiet
 from mmdec.drafters.eagle.kv_cache import DraftState
-from mmdec.drafters.eagle.network import DraftNetwork, positions_from
 from mmdec.drafters.small_model import GrowingTree, child_distributions, draw_children
 from mmdec.types import Draft, Plan
 

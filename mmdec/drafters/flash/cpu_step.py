@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmdec.drafters.draft_network import PackedWeights
 from mmdec.drafters.eagle.cpu_step import TokenStep, Vector, buffer, plain, rotations
-from mmdec.drafters.eagle.network import PackedWeights
 from mmdec.drafters.flash.network import FlashNetwork
 
 SPARE_MASK_ENTRIES = 512  # number of further entries that a new mask gets, so that it is not made again for each token

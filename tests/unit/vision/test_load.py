@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import mmdec
 from mmdec.drafters import registry
+from mmdec.drafters.draft_network import DraftConfig
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
-from mmdec.drafters.eagle.network import DraftConfig
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.registry import draft_network, network_class
 from mmdec.errors import InputError

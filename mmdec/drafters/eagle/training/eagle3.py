@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Literal, cast, final
 import torch
 from torch import Tensor
 
+from mmdec.drafters.draft_network import DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
-from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.training.data import DraftData
 from mmdec.drafters.eagle.training.module import (
     MAX_LOGITS,

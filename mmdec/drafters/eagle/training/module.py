@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
+from mmdec.drafters.draft_network import DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.training.data import DraftBatch, DraftData
 from mmdec.drafters.eagle.training.teacher import FeatureStore, TargetFeatures, Teacher
 from mmdec.drafters.eagle.training.unroll import UnrollInputs, unroll_inputs, unroll_steps

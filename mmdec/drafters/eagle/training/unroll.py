@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmdec.drafters.eagle.network import DraftNetwork, KeyValues, PromptInput
+from mmdec.drafters.draft_network import DraftNetwork, KeyValues, PromptInput
 from mmdec.drafters.eagle.training.teacher import TargetFeatures
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from mmdec.drafters.draft_network import DraftConfig
 from mmdec.drafters.eagle.eagle import Eagle
-from mmdec.drafters.eagle.network import DraftConfig
 from mmdec.drafters.eagle.vispec import ViSpec, ViSpecConfig
 from mmdec.errors import InputError
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.drafters.draft_network import DraftNetwork
 from mmdec.drafters.eagle.training.module import LossWeights, losses
 from mmdec.drafters.eagle.training.modules import FlashModule, raw_slots, text_embeds
 from mmdec.drafters.eagle.training.teacher import TargetFeatures

@@ -13,7 +13,7 @@ compressed). `layer` is split into `project` (queries, keys and values) and `att
 preallocated cache need not concatenate tensors.
 
 The layers have several implementations: this one, differentiable, for all devices and shapes; and fast paths for small
-networks on a CPU, for one token (`cpu_step.py`) and for FLASH's slots (`../flash/cpu_step.py`).
+networks on a CPU, for one token (`eagle/cpu_step.py`) and for FLASH's slots (`flash/cpu_step.py`).
 
 Letters in shapes: B rows, L tokens of a text, n positions that the layer processes, S positions in a cache, H hidden
 size, k target layers whose features are read, h key-value heads, d channels of a head, V visual tokens.
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
-from mmdec.drafters.eagle.conventions import Conventions
+from mmdec.drafters.network_conventions import Conventions
 from mmdec.errors import InputError
 from mmdec.types import Context, Drafter
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from mmdec.drafters.draft_network import DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.eagle import Eagle
-from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
 from tests.unit.drafters.eagle.small_networks import SHAPE

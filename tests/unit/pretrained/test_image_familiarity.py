@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import mmdec
 from mmdec.errors import InputError
-from mmdec.pretrained.familiar_pictures import FAMILIAR_FILE, read_familiar
+from mmdec.pretrained.image_familiarity import FAMILIAR_FILE, read_familiar
 from mmdec.vision.answer import DISTANCE
 from tests.support.empty_pictures import EMPTY, empty_picture
 
