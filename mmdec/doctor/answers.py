@@ -69,14 +69,16 @@ class OwnText:
 def answer_prompt(
     target: DecoderTarget, inputs: Mapping[str, Any], drafter: Drafter | None, tokens: int, needs: Needs
 ) -> OwnText | None:
-    """Let the target answer a prompt greedily, and run the target over prompt and answer. Returns None for an answer of
-    fewer than `MIN_ANSWER_TOKENS` tokens.
+    """Let the target answer a prompt greedily, and run the target over prompt and answer.
 
     Args:
         inputs: The target's inputs for the prompt, a batch of one.
         drafter: Speeds up the answer without changing it.
         tokens: The most new tokens.
         needs: What the pass must record.
+
+    Returns:
+        The text; None for an answer of fewer than `MIN_ANSWER_TOKENS` tokens.
 
     Raises:
         InputError: For a prompt that leaves no room for an answer.

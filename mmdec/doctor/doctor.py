@@ -248,8 +248,9 @@ def _has_pictures(text: OwnText) -> bool:
 
 
 def _template(run: NetworkRun, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial:
-    """Compare acceptance with and without the chat template. The texts differ, so places are compared at which the
-    target gives its token similar probabilities.
+    """Compare acceptance with and without the chat template.
+
+    The texts differ, so places are compared at which the target gives its token similar probabilities.
 
     Args:
         pairs: For some prompts, the text as the prompts are given, and one with the template left out or applied.

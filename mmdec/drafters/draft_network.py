@@ -108,8 +108,10 @@ class DraftConfig:
         return self.hidden_size
 
     def for_depth(self, layers: int) -> Self:
-        """Return the configuration for a target with `layers` layers. Here it is unchanged; the default layers of
-        EAGLE-3 and DFlash depend on this number."""
+        """Return the configuration for a target with `layers` layers.
+
+        Here it is unchanged; the default layers of EAGLE-3 and DFlash depend on this number.
+        """
         return self
 
     @property
@@ -540,8 +542,10 @@ class DraftNetwork(nn.Module, ABC):
         return self.attend(states, queries, keys, values, mask), pair
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """Return a substitute for a drafted token's features (..., k * H). Only the target could compute the true
-        features: outputs of k of its layers. The substitute is the network's own output, repeated k times.
+        """Return a substitute for a drafted token's features (..., k * H).
+
+        Only the target could compute the true features: outputs of k of its layers. The substitute is the network's own
+        output, repeated k times.
 
         Args:
             hidden: (..., H), this output.
@@ -550,8 +554,9 @@ class DraftNetwork(nn.Module, ABC):
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
 
     def packed(self) -> PackedWeights | None:
-        """Return the weights of the network's single layer, copied and concatenated. None if the network has several
-        layers, or is so large that copying takes longer than it saves.
+        """Return the weights of the network's single layer, copied and concatenated.
+
+        The result is None if the network has several layers, or is so large that copying takes longer than it saves.
 
         Later changes of the weights do not change the copy: make a new copy for each generate() call.
         """
@@ -579,8 +584,10 @@ class DraftNetwork(nn.Module, ABC):
         return states
 
     def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
-        """Normalise queries and keys (B, heads + h, n, d) before rotary positions are applied. Here they stay
-        unchanged."""
+        """Normalise queries and keys (B, heads + h, n, d) before rotary positions are applied.
+
+        Here they stay unchanged.
+        """
         return queries_keys
 
     def project(

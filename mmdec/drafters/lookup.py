@@ -113,8 +113,10 @@ class NgramIndex:
         return matches
 
     def copy(self, at: int, length: int) -> list[int]:
-        """Return `length` tokens of the text from position `at` on. At the end of the text, it goes on with the tokens
-        copied before, so that the copy is periodic."""
+        """Return `length` tokens of the text from position `at` on.
+
+        At the end of the text, it goes on with the tokens copied before, so that the copy is periodic.
+        """
         tail = self.text[at : at + length]
         period = len(self.text) - at
         while len(tail) < length:
@@ -148,9 +150,11 @@ class Lookup:
         """Accept every target."""
 
     def start(self, context: Context) -> list[NgramIndex]:
-        """Return the state of each batch row, which begins with the prompt without padding. For an encoder-decoder
-        model of text it begins with prompt, encoder input, prompt, so that the first draft copies the beginning of the
-        encoder input."""
+        """Return the state of each batch row, which begins with the prompt without padding.
+
+        For an encoder-decoder model of text it begins with prompt, encoder input, prompt, so that the first draft
+        copies the beginning of the encoder input.
+        """
         texts = zip(context.tokens.tolist(), context.mask.tolist(), strict=True)
         prompts = [[token for token, is_text in zip(row, mask, strict=True) if is_text] for row, mask in texts]
         if context.source is not None:
@@ -158,8 +162,10 @@ class Lookup:
         return [NgramIndex(prompt, self._longest) for prompt in prompts]
 
     def propose(self, state: list[NgramIndex], roots: Tensor, plan: Plan) -> Draft:
-        """Draft the text after the longest match, if it is likely enough to be accepted. If the plan allows a tree,
-        also draft the texts after shorter matches, as branches."""
+        """Draft the text after the longest match, if it is likely enough to be accepted.
+
+        If the plan allows a tree, also draft the texts after shorter matches, as branches.
+        """
         if plan.threshold:
             chances = [row.chances(self._shortest, plan.depth) for row in state]
             first, expected = sum(row[0] for row in chances if row), sum(map(sum, chances))

@@ -47,8 +47,10 @@ class MtpState:
 
 
 class NetworkAdapter:
-    """Gives an MTP head the attributes of a draft network that `Levels`, which grows trees, reads. The head's
-    vocabulary is the target's."""
+    """Gives an MTP head the attributes of a draft network that `Levels`, which grows trees, reads.
+
+    The head's vocabulary is the target's.
+    """
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = self.vocab_size = vocabulary
@@ -101,7 +103,8 @@ class Mtp:
         layers = set(getattr(config, "mtp_layer_types", None) or ["full_attention"])
         if count != 1 or layers != {"full_attention"}:
             raise InputError(
-                f"{rule}: its native heads are {count}, of {', '.join(sorted(layers))}. One of full is read."
+                f"{rule}: its native heads are {count}, of {', '.join(sorted(layers))}. Only a single head with full "
+                "attention is supported."
             )
         try:
             from transformers.modeling_layers import MtpModel

@@ -47,5 +47,5 @@ class Conventions:
     # published config's key of the target layers that are read, each as the boundary above it; None: they are not
     # chosen in training
     layer_ids: str | None = None
-    # tensor whose first H columns multiply the embedding; None: nothing multiplies the embedding alone
+    # tensor whose first H columns multiply the embedding; None: nothing multiplies only the embedding
     embedding_columns: str | None = None

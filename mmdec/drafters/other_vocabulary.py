@@ -26,7 +26,7 @@ REENCODED_TOKENS = 10  # number of last target tokens that are encoded again wit
 UNCACHED_TOKENS = 4
 MAX_LENGTH_SHIFT = 3  # the re-encoded end of the text may have at most this many tokens more or fewer than before
 MAX_RESTARTS = 8  # maximum times per `generate` call that the small model re-reads the text after cached tokens changed
-MAX_LENGTH_RATIO = 4.0  # the small model drafts at most this many tokens for each token that the target shall get
+MAX_LENGTH_RATIO = 4.0  # the small model drafts at most this many tokens for each token that the target needs
 REPLACEMENT_CHARACTER = "\ufffd"  # a tokenizer writes this character for bytes that are not a complete UTF-8 character
 
 
@@ -132,8 +132,9 @@ class OtherVocabulary:
         return chain_drafts(roots, drafted)
 
     def _follow(self, state: OtherVocabularyState, read: list[list[int]]) -> bool:
-        """Make the small model's cache hold the beginning of each batch row's text. If the cache holds other tokens, it
-        is refilled.
+        """Make the small model's cache hold the beginning of each batch row's text.
+
+        If the cache holds other tokens, it is refilled.
 
         Args:
             read: Each row's text as the small model's tokens.

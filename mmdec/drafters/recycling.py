@@ -161,7 +161,9 @@ class Recycling:
 
     def propose(self, state: Successors, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last token: the nodes of the fixed tree for which successors are stored.
-        If `plan.nodes` <= `plan.depth`, draft the best path, up to the first token that is too unlikely."""
+
+        If `plan.nodes` <= `plan.depth`, draft the best path, up to the first token that is too unlikely.
+        """
         trees = []
         for root, row in zip(roots.tolist(), state.rows, strict=True):
             depth = min(plan.depth, plan.nodes)
@@ -188,8 +190,11 @@ class Recycling:
         return trees_from_lists(roots, trees)
 
     def update(self, state: Successors, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Store the target's top tokens at each node as successors of the node's token. If two nodes have the same
-        token, those at the accepted node are stored. Append the new tokens to the rows' texts."""
+        """Store the target's top tokens at each node as successors of the node's token.
+
+        If two nodes have the same token, those at the accepted node are stored. Append the new tokens to the rows'
+        texts.
+        """
         for row, new_tokens, length in zip(state.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in new_tokens[:length]:
                 state.count(row.text[-1], token)
@@ -205,8 +210,10 @@ class Recycling:
                 state.replace(tokens[node], successors[node], lead[node])
 
     def select(self, state: Successors, live: Tensor) -> None:
-        """Keep only the texts of the batch rows with the indices `live` (K,) int64. The successors are shared by all
-        rows and stay."""
+        """Keep only the texts of the batch rows with the indices `live` (K,) int64.
+
+        The successors are shared by all rows and stay.
+        """
         state.rows = [state.rows[index] for index in live.tolist()]
 
 

@@ -165,7 +165,7 @@ def register_drafter(
     if name in BUILT_IN or name == AUTO:
         raise InputError(f"`name` must be new, but {name!r} is one of mmdec's own drafters. Choose another name.")
     if factory is None and loader is None:
-        raise InputError("`factory` must be given where there is no `loader`, but is None. Pass the drafter's class.")
+        raise InputError("`factory` must be given if there is no `loader`, but is None. Pass the drafter's class.")
     makers: tuple[tuple[str, object], ...] = (("factory", factory), ("loader", loader))
     for argument, maker in makers:
         if not (maker is None or callable(maker) or (_is_text(maker) and DOTTED_PATH.fullmatch(str(maker)))):
@@ -275,7 +275,8 @@ def check_drafter(drafter: object) -> None:
     check_methods("drafter", drafter, DRAFTER_METHODS, remedy)
     if not isinstance(getattr(drafter, "name", None), str) or not isinstance(getattr(drafter, "needs", None), Needs):
         raise InputError(
-            f"`drafter` must have a `name` and its `needs`, an mmdec.types.Needs, but {show(drafter)} has not. {remedy}"
+            f"`drafter` must have a `name` and its `needs`, an mmdec.types.Needs, but {show(drafter)} does not. "
+            f"{remedy}"
         )
 
 

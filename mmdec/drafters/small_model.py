@@ -30,8 +30,10 @@ from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 @dataclass
 class GrowingTree:
-    """One row's draft while it grows: token, parent and value of each node. Node 0 is the root, and a parent comes
-    before its children."""
+    """One row's draft while it grows: token, parent and value of each node.
+
+    Node 0 is the root, and a parent comes before its children.
+    """
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
@@ -45,8 +47,9 @@ class GrowingTree:
         return len(self.tokens) - 1
 
     def best(self, count: int) -> list[int]:
-        """Return the `count` nodes with the highest values, without the root, depth first. Of equal values the earlier
-        node is taken.
+        """Return the `count` nodes with the highest values, without the root, depth first.
+
+        Of equal values the earlier node is taken.
 
         Each node's parent is in the result, because a child's value is at most its parent's.
         """
@@ -198,8 +201,10 @@ class SmallModel:
         return state
 
     def update(self, state: SmallModelState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Keep the accepted tokens in the small model's cache, as far as its last pass has processed them. The other
-        new tokens, at least the last one, are stored in `pending`."""
+        """Keep the accepted tokens in the small model's cache, as far as its last pass has processed them.
+
+        The other new tokens, at least the last one, are stored in `pending`.
+        """
         if state.session is None:
             return
         state.vocab_size = scores.logits.shape[-1]
@@ -232,8 +237,10 @@ class SmallModel:
         state.roots = [state.roots[row] for row in live.tolist()]
 
     def propose(self, state: SmallModelState, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree after each batch row's last token; a chain if `plan.nodes` <= `plan.depth`. With a temperature,
-        the tokens are sampled."""
+        """Draft a tree after each batch row's last token; a chain if `plan.nodes` <= `plan.depth`.
+
+        With a temperature, the tokens are sampled.
+        """
         depth = min(plan.depth, plan.nodes)
         if state.session is None:
             depth = 0
@@ -322,8 +329,10 @@ class SmallModel:
         return logits.gather(1, nodes.expand(-1, -1, logits.shape[2]))
 
     def _commit(self, state: SmallModelState, paths: list[list[int]]) -> None:
-        """Keep only the nodes `paths[r]` of the last pass in the small model's cache, for each batch row r. Earlier
-        text stays. Clear `scored`."""
+        """Keep only the nodes `paths[r]` of the last pass in the small model's cache, for each batch row r.
+
+        Earlier text stays. Clear `scored`.
+        """
         keep_columns(self._model, state.session, paths)
         state.scored = None
 

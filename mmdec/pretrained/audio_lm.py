@@ -98,8 +98,10 @@ class LoadedAudioLm:
 
     @property
     def written(self) -> bool:
-        """Return whether the processor's `apply_transcription_request` can return the prompt as text. Voxtral's
-        cannot."""
+        """Return whether the processor's `apply_transcription_request` can return the prompt as text.
+
+        Voxtral's cannot.
+        """
         return "tokenize" in self.requests
 
     def check(self, samples: Tensor) -> Tensor:
@@ -121,7 +123,7 @@ class LoadedAudioLm:
 
         Args:
             prompt: The instruction; None: the processor's own, else `DEFAULT_INSTRUCTION`.
-            named: {"language": the language of each recording}, or {} if the model shall detect the languages.
+            named: {"language": the language of each recording}, or {} if the model detects the languages.
             count: Number of recordings.
 
         Returns:
@@ -150,7 +152,7 @@ class LoadedAudioLm:
                 return texts
             why = f"writes {texts[0].count(mark)} {mark!r}"
         raise InputError(
-            f"`model` must place a recording and the request in its text, but its chat template {why}. Mend "
+            f"`model` must place a recording and the request in its text, but its chat template {why}. Fix "
             "`processor.chat_template`."
         )
 
@@ -234,11 +236,11 @@ def load_audio_lm(
     if not name:
         raise InputError(
             f"`model` must be a language model that hears ({', '.join(AUDIO_FAMILY_NAMES)}), but '{directory}' is "
-            f"{model_kind(directory) or 'no model'!r}. Name one."
+            f"{model_kind(directory) or 'no model'!r}. Give such a model."
         )
     if read_settings(directory / "config.json").get("has_lora_adapter") or (directory / ADAPTER_CONFIG).is_file():
         raise InputError(
-            f"`model` must be whole in its folder, but '{directory}' has an adapter beside it. Load both with "
+            f"`model` must be whole in its folder, but '{directory}' also holds an adapter. Load both with "
             "transformers and peft, and give the model with its `processor`."
         )
     key = (path_version(directory), str(checked), str(dtype))

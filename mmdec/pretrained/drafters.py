@@ -164,7 +164,7 @@ def convert(
     """
     folder = Path(source)
     if not (folder / CONFIG_FILE).is_file():
-        lacks = "does not" if folder.is_dir() else "is no folder"
+        lacks = "does not" if folder.is_dir() else "is not a folder"
         raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's folder.")
     target = new_folder(directory)
     if system not in (None, *SYSTEMS):
@@ -242,8 +242,10 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
 
 
 def load_network_drafter(directory: str | os.PathLike[str], model: PreTrainedModel) -> Drafter:
-    """Load the drafter that runs a draft network, for a target model. It uses the target's embedding and LM head, or
-    the network's own if the network has them."""
+    """Load the drafter that runs a draft network, for a target model.
+
+    It uses the target's embedding and LM head, or the network's own if the network has them.
+    """
     network, (embedding, output) = load_network(directory, model), _embedding_and_head(model)
     network.share_ends(embedding, output)
     return network.make_drafter(embedding, output)
@@ -254,7 +256,7 @@ def _embedding_and_head(model: PreTrainedModel) -> tuple[nn.Module, nn.Linear]:
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(output, nn.Linear) or not isinstance(embedding, nn.Module):
         raise InputError(
-            f"`model` must have an embedding and a linear LM head, but {type(model).__name__} has not. Load a causal "
+            f"`model` must have an embedding and a linear LM head, but {type(model).__name__} does not. Load a causal "
             "language model, or one that reads images too."
         )
     return embedding, output
@@ -265,12 +267,12 @@ def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> 
     foreign = sorted(settings.keys() - names)
     try:
         if foreign:
-            raise TypeError(f"`{foreign[0]}` is none of its settings")
+            raise TypeError(f"`{foreign[0]}` is not one of its settings")
         return kind(**settings)
     except (InputError, TypeError) as error:
         raise InputError(
             f"`directory` must hold the settings of a draft network, but {CONFIG_FILE} in '{folder}' is damaged or of "
-            f"another version ({error!s:.300}). Fetch it again."
+            f"another version ({error!s:.300}). Download it again."
         ) from error
 
 

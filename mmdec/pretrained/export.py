@@ -111,7 +111,7 @@ def _find_target(network: DraftNetwork, model: str | os.PathLike[str] | None) ->
     known = named and (Path(named).is_dir() or named in shipped_names(None) or HUB_ID.fullmatch(named))
     if model is None and not known:
         raise InputError(
-            f"`model` must be given where the drafter does not say which model it was trained for, or says {named!r}, "
+            f"`model` must be given if the drafter does not say which model it was trained for, or says {named!r}, "
             "which is not found here. Name the target's folder or hub id."
         )
     folder = find_model(named, None, ["*.json"])

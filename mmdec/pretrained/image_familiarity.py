@@ -59,6 +59,6 @@ def read_familiar(folder: Path) -> FamiliarPictures | None:
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         raise InputError(
             f"`model` must have a {FAMILIAR_FILE} with {MEANS!r} (K, F) and {WHITENING!r} (F, F), or none, but that in "
-            f"'{folder}' has {shapes}. Fetch it again, or delete it."
+            f"'{folder}' has {shapes}. Download it again, or delete it."
         )
     return FamiliarPictures(means.float(), whitening.float())

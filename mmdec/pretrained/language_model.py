@@ -72,7 +72,7 @@ def load_language_model(
     if tokenizer is None:
         raise InputError(
             f"`model` must have a tokenizer, but '{directory}' holds none of {', '.join(TOKENIZER_MARKERS)}. "
-            "Fetch it again, "
+            "Download it again, "
             "or save the tokenizer there."
         )
     network: Any = read_language_model(directory)
@@ -140,7 +140,9 @@ def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
 
 def config_class(directory: Path) -> type[PreTrainedConfig] | None:
     """Return transformers' configuration class for a model's folder, by its config.json; None for an unknown model.
-    Code in the folder is never run."""
+
+    Code in the folder is never run.
+    """
     model_type = model_kind(directory)
     listed = model_type in CONFIG_MAPPING  # `CONFIG_MAPPING.get` does not work, because its entries are loaded lazily
     return CONFIG_MAPPING[model_type] if listed else None

@@ -1,11 +1,13 @@
-"""Tokenises texts of callers so that special tokens in them are text: `<image>` in a question about HTML is no picture.
+"""Tokenises texts of callers so that special tokens in them are text.
+
+In a question about HTML, `<image>` is not a picture.
 
 A chat template and a processor make one string of a caller's texts, the marks of turns and the placeholders of
 pictures, so the tokenizer cannot tell which `<image>` is a placeholder. Two replacements keep them apart, both of equal
 length, because some processors count characters. Before the template, the first character of each special token in a
 caller's text is replaced by a private one (`hide`), so that neither template nor processor finds the token. Behind the
 processor, a copy of the tokenizer that takes special tokens for text reads the string with the first characters
-restored, and with aliases in place of the template's and the processor's own special tokens.
+restored, and with aliases instead of the template's and the processor's own special tokens.
 
 A text without special tokens takes the usual way, and its tokens are the same on both.
 """

@@ -41,8 +41,9 @@ class PublishedFormat(Protocol):
     def read_published(
         self, checkpoint: Checkpoint, system: str | None, vocab_size: int | None, target_tokens: int | None
     ) -> DraftNetwork:
-        """Make the network of a folder on the CPU, in the file's precision, without a target. Only formats of draft
-        networks have this function.
+        """Make the network of a folder on the CPU, in the file's precision, without a target.
+
+        Only formats of draft networks have this function.
 
         Args:
             checkpoint: The folder's content.
@@ -57,8 +58,9 @@ class PublishedFormat(Protocol):
 
 
 def find_format(folder: Path, argument: str) -> DrafterEntry | None:
-    """Return the registry's entry of a published drafter's folder; None if no format is recognised. Networks that are
-    read by the same module have one entry in common.
+    """Return the registry's entry of a published drafter's folder; None if no format is recognised.
+
+    Networks that are read by the same module have one entry in common.
 
     Args:
         folder: A folder with config.json.

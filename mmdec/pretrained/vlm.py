@@ -135,7 +135,7 @@ def check_processor(model: PreTrainedModel, processor: Any, kind: str, remedy: s
 
 
 def _writes(processor: Any, token: int) -> bool:
-    """Return whether the processor writes this token id in place of an image's placeholder text."""
+    """Return whether the processor writes this token id instead of an image's placeholder text."""
     picture = np.full((64, 64, 3), 128, np.uint8)
     try:
         made = processor(images=[[picture]], text=[processor.image_token], return_tensors="pt")
@@ -193,7 +193,9 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
 
 def reads_images(directory: Path) -> bool:
     """Return whether config.json in `directory` is that of a model of transformers that reads images and writes text.
-    Some of these models, such as Gemma 3, are causal language models as well."""
+
+    Some of these models, such as Gemma 3, are causal language models as well.
+    """
     config_type = config_class(directory)
     return config_type is not None and config_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 

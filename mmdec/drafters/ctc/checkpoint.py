@@ -129,14 +129,14 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, C
         )
     state = read_weights([weight_file(folder, WEIGHTS_FILE, "directory")], "directory")
     with report_damage(
-        f"`directory` must hold a whole CTC head, but '{folder}' is damaged or of another version", "Fetch it again."
+        f"`directory` must hold a whole CTC head, but '{folder}' is damaged or of another version", "Download it again."
     ):
         sizes, tokens = CtcHeadConfig(**config["head"]), CtcTokenIds(**config["tokens"])
         kept = state.pop("pieces").tolist()
         tables = [state.pop(name).numpy() for name in ("merges", "merged", "alphabet")]
         merges = _merges(*((table.tobytes(), table.dtype.str) for table in tables))
         if not all(token in merges for token in kept) or len(merges.alphabet) != 256:
-            raise ValueError("the pieces are no tokens of the merges")
+            raise ValueError("the pieces are not tokens of the merges")
         pieces = TokenPieces(merges, kept)
         if len(pieces) != sizes.pieces or max(*kept, tokens.end, tokens.first_time) >= tokens.vocab_size:
             raise ValueError(f"{len(pieces)} pieces for a head of {sizes.pieces}")
@@ -146,8 +146,10 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, C
 
 @lru_cache(maxsize=4)
 def _merges(pairs: tuple[bytes, str], merged: tuple[bytes, str], alphabet: tuple[bytes, str]) -> Merges:
-    """Make the BPE from stored tables, once for all heads of a model. Each table: its bytes, and the dtype of its
-    numbers."""
+    """Make the BPE from stored tables, once for all heads of a model.
+
+    Each table is given as its bytes and the dtype of its numbers.
+    """
     left_right, tokens = (np.frombuffer(*table).tolist() if table[0] else [] for table in (pairs, merged))
     left_right = list(zip(left_right[::2], left_right[1::2], strict=True))
     if len(tokens) == 1:  # only the first number is stored if they are consecutive

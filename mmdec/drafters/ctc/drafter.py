@@ -228,7 +228,7 @@ class Ctc:
         return CtcState(self.begin(context, [at for at, row in enumerate(context.tokens.tolist()) if self.knows(row)]))
 
     def begin(self, context: Context, known: Sequence[int]) -> list[CtcRow]:
-        """Return the state of each batch row. The head is run over the rows with the indices `known` alone."""
+        """Return the state of each batch row. The head is run over the rows with the indices `known` only."""
         encoder = context.encoder
         if encoder is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
@@ -242,8 +242,10 @@ class Ctc:
         return rows
 
     def propose(self, state: CtcState, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain for each batch row: the transcript after the accepted text. The chain ends where the estimated
-        chance that all its tokens are right falls below `plan.threshold`."""
+        """Draft a chain for each batch row: the transcript after the accepted text.
+
+        The chain ends where the estimated chance that all its tokens are right falls below `plan.threshold`.
+        """
         depth = min(plan.nodes, plan.depth)
         if depth < 1:
             return chain_drafts(roots, [[] for _ in state.rows])
@@ -339,7 +341,7 @@ class Ctc:
     @staticmethod
     def _count_skipped(row: CtcRow, texts: Sequence[bytes]) -> int:
         """Return how many of the transcript's next pieces are not drafted, because they are the rest of a word that the
-        accepted text wrote otherwise.
+        accepted text wrote differently.
 
         Pieces are skipped up to the next word if the transcript lacks the last accepted token, or if a segment begins.
 

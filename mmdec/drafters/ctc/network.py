@@ -112,8 +112,10 @@ def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class CtcTranscripts:
-    """Transcripts of B recordings by a CTC head. Each of the N positions has K pieces: the piece in the transcript, and
-    its K - 1 most probable alternatives."""
+    """Transcripts of B recordings by a CTC head.
+
+    Each of the N positions has K pieces: the piece in the transcript, and its K - 1 most probable alternatives.
+    """
 
     # (B, N, K) piece ids: at each position the transcript's piece, then its alternatives; 0 beyond a row's end
     pieces: Tensor

@@ -109,9 +109,10 @@ def frequent_tokens(texts: Iterable[Sequence[int]], merges: Merges, count: int, 
 
 
 def _select_frequent(left: Counter[int], bound: int, merges: Merges) -> list[int]:
-    """Choose the tokens that occur at least `bound` times. Tokens are visited in reverse order of their merges. If a
-    token is too rare, the two tokens that it was merged from get its occurrences. So a token's number is complete when
-    it is visited.
+    """Choose the tokens that occur at least `bound` times.
+
+    Tokens are visited in reverse order of their merges. If a token is too rare, the two tokens that it was merged from
+    get its occurrences. So a token's number is complete when it is visited.
 
     Args:
         left: Token -> number of occurrences; it is changed.

@@ -200,8 +200,10 @@ class DFlash(LayeredNetwork):
         counts: Sequence[int],
         packed: PackedWeights | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of accepted tokens to the cache, from `states` (B, n, H), the result of `fuse`. The
-        layers are not run, so there are no queries."""
+        """Write the keys and values of accepted tokens to the cache, from `states` (B, n, H), the result of `fuse`.
+
+        The layers are not run, so there are no queries.
+        """
         for index in range(self.depth):
             cache.write(*self.context(states, positions, index), counts, index)
         return states, torch.empty(0)

@@ -246,7 +246,7 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         )
     if checkpoint.shape(f"{FIRST_LAYER}self_attn.q_proj.weight")[1] != 2 * size:
         raise checkpoint.error(
-            f"have a first layer that reads 2 x {size} channels", "has not", "Name EAGLE-3's folder."
+            f"have a first layer that reads 2 x {size} channels", "does not", "Name EAGLE-3's folder."
         )
     check_layer(checkpoint, settings)
     theta, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
@@ -387,10 +387,10 @@ def with_vocabulary_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> 
     fits = ids.shape == own.shape and int(ids.min()) >= 0 and int(ids.max()) < total and len(ids.unique()) == drafted
     if not fits or (known is not None and not _tables_agree(ids, known)):
         raise checkpoint.error(
-            f"hold {drafted} different tokens below {total} in 'd2t', those of 't2d'", "does not", "Fetch it again."
+            f"hold {drafted} different tokens below {total} in 'd2t', those of 't2d'", "does not", "Download it again."
         )
     if drafted == total and not torch.equal(ids, own):
-        raise checkpoint.error("have a 'd2t' of zeros for a whole vocabulary", "has not", "Fetch it again.")
+        raise checkpoint.error("have a 'd2t' of zeros for a whole vocabulary", "does not", "Download it again.")
     if drafted == total:
         return {name: value for name, value in state.items() if name not in ("d2t", "t2d")}
     return {**state, "d2t": ids - own, "t2d": torch.zeros(total, dtype=torch.bool).index_fill(0, ids, True)}

@@ -23,8 +23,10 @@ from mmdec.drafters.registry import draft_network
 
 
 class EagleInputNetwork(DraftNetwork):
-    """The abstract base of networks whose input at text positions is EAGLE's. Holds fc, its norm if there is one, and
-    the decoder layer."""
+    """The abstract base of networks whose input at text positions is EAGLE's.
+
+    It holds fc, its norm if there is one, and the decoder layer.
+    """
 
     def build(self, config: DraftConfig) -> None:
         """Create the weights: fc with its norm, and the layers."""
@@ -57,7 +59,7 @@ class EagleInputNetwork(DraftNetwork):
             return None
         size = self.config.hidden_size
         weight, bias = self.fc.weight.detach(), self.fc.bias
-        # in place of features `follow` uses k copies of the output, so the weights of the copies are summed
+        # instead of features `follow` uses k copies of the output, so the weights of the copies are summed
         repeated = weight[:, size:].unflatten(1, (-1, size)).sum(1)
         return torch.cat([weight[:, :size], repeated], 1), weight.new_zeros(size) if bias is None else bias.detach()
 

@@ -4,7 +4,7 @@ Li et al. 2025 (EAGLE-3, arXiv 2503.01840). Position t of the network reads the 
 of token t. For accepted tokens, fc computes the feature from the target's residual stream after a few layers (Ht
 channels each), before the final norm. For drafted tokens, the feature is the network's own last state, without fc. The
 first layer normalises embedding and feature, computes attention from the two concatenated (2 H channels), and adds the
-result to the feature alone. Other layers are as in Llama. `lm_head` reads the normalised last state. The vocabulary of
+result to the feature only. Other layers are as in Llama. `lm_head` reads the normalised last state. The vocabulary of
 `lm_head` may be a part of the target's (tables `d2t`, `t2d`).
 
 Options, each as published: the residual is the feature before or after its norm (`norm_before_residual`); EAGLE-3.1
@@ -12,7 +12,7 @@ Options, each as published: the residual is the feature before or after its norm
 passes the normalised state to the next position (`norm_output`); Qwen3's layers normalise queries and keys (`qk_norm`).
 
 P-EAGLE (arXiv 2602.01469) drafts K tokens in one pass: K - 1 positions are added after the last token. They read the
-embedding of `mask_token` and, in place of the target's features, a learned vector.
+embedding of `mask_token` and, instead of the target's features, a learned vector.
 
 The parameters have the published names. d2t holds offsets: token d of the draft vocabulary is the target's token d +
 d2t[d].
@@ -196,8 +196,11 @@ class Eagle3Config(LayeredConfig):
 
 
 def default_layers(depth: int) -> tuple[int, ...]:
-    """Return the default layers of EAGLE-3 for a target with n = `depth` layers. They are the layers before the
-    boundaries 2, n // 2 and n - 3, where boundary k is the residual stream that enters layer k."""
+    """Return the default layers of EAGLE-3 for a target with n = `depth` layers.
+
+    They are the layers before the boundaries 2, n // 2 and n - 3, where boundary k is the residual stream that enters
+    layer k.
+    """
     return tuple(min(max(boundary, 1), depth) - 1 for boundary in (2, depth // 2, depth - 3))
 
 
@@ -331,8 +334,9 @@ class Eagle3(LayeredNetwork):
         return torch.cat([embeds, hidden], -1)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
-        """Compute the first layer's input for the prompt of one row with L tokens. If `config.pictures` is "dropped",
-        positions that read an image token are left out.
+        """Compute the first layer's input for the prompt of one row with L tokens.
+
+        If `config.pictures` is "dropped", positions that read an image token are left out.
 
         Args:
             embeds: (L, H).
@@ -347,8 +351,10 @@ class Eagle3(LayeredNetwork):
         return PromptInput(states, prompted.positions[: len(states)], end=len(states))
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """Return `hidden`, the network's own output. It replaces the target's features of a drafted token, which are
-        unknown."""
+        """Return `hidden`, the network's own output.
+
+        It replaces the target's features of a drafted token, which are unknown.
+        """
         return hidden
 
     def masked_input(self, embed: Tensor) -> Tensor:
@@ -458,8 +464,10 @@ class Eagle3(LayeredNetwork):
         return Eagle3Step.of(self, packed, embedding)
 
     def packed(self) -> PackedWeights | None:
-        """Return the weights of the network's single layer, concatenated, and its two input norms. None if the network
-        is large or has several layers."""
+        """Return the weights of the network's single layer, concatenated, and its two input norms.
+
+        The result is None if the network is large or has several layers.
+        """
         packed = super().packed()
         return None if packed is None else PackedWeights(*packed[:3], norms=self._norms())
 
@@ -468,8 +476,10 @@ class Eagle3(LayeredNetwork):
         return torch.stack([layer.input_layernorm.weight, layer.hidden_norm.weight])
 
     def attention_input(self, states: Tensor, index: int, packed: PackedWeights | None = None) -> Tensor:
-        """Compute the input of the query, key and value projections of layer `index`: the layer's input, normalised. In
-        the first layer (..., 2 H), embedding and feature are normalised separately."""
+        """Compute the input of the query, key and value projections of layer `index`: the layer's input, normalised.
+
+        In the first layer (..., 2 H), embedding and feature are normalised separately.
+        """
         if index:
             return self._layer(index).input_layernorm(states)
         # one operation computes both norms, because a small network's time depends on the number of operations
@@ -478,8 +488,11 @@ class Eagle3(LayeredNetwork):
         return apply_rms_norm(halves, weights, self.config.rms_norm_eps).view(states.shape)
 
     def residual(self, states: Tensor, index: int) -> Tensor:
-        """Return the tensor to which layer `index` adds attention's output. In the first layer it is the feature,
-        normalised if `norm_before_residual` is set. In later layers it is the layer's input."""
+        """Return the tensor to which layer `index` adds attention's output.
+
+        In the first layer it is the feature, normalised if `norm_before_residual` is set. In later layers it is the
+        layer's input.
+        """
         if index:
             return states
         features = states.narrow(-1, self.config.hidden_size, self.config.hidden_size)

@@ -109,8 +109,10 @@ def _flat(network: Eagle3, served: ExportTarget) -> Exported:
 
 
 def _flags(network: Eagle3) -> dict[str, bool]:
-    """Return EAGLE-3's options about norms. All are written, because vLLM and speculators have different defaults for
-    `norm_before_residual`."""
+    """Return EAGLE-3's options about norms.
+
+    All are written, because vLLM and speculators have different defaults for `norm_before_residual`.
+    """
     names_of = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {name: getattr(network.config, name) for name in names_of}
 

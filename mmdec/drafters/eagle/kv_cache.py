@@ -19,13 +19,14 @@ from mmdec.drafters.draft_network import DraftNetwork, KeyValues, PackedWeights
 from mmdec.drafters.eagle.cpu_step import TokenStep
 from mmdec.types import Verdict
 
-SPARE_POSITIONS = 256  # spare token positions of a new cache tensor, so that it must seldom be copied to a larger one
+SPARE_POSITIONS = 256  # spare token positions of a new cache tensor, so that it must rarely be copied to a larger one
 
 
 @final
 class DraftCache:
-    """The key-value cache of a draft network, a small network that proposes tokens. In batch row r, the first
-    `lengths[r]` positions hold accepted tokens.
+    """The key-value cache of a draft network, a small network that proposes tokens.
+
+    In batch row r, the first `lengths[r]` positions hold accepted tokens.
 
     A draft's positions come after the accepted positions of the longest row, at the same index for all rows. The next
     draft overwrites them. In shapes: B rows, h heads, n new positions, d head size.
@@ -279,8 +280,10 @@ class DraftState:
 
 @dataclass(frozen=True)
 class RootState:
-    """The draft network's state at the last token (the root) of each batch row. Keys and values of this token are
-    cached. The output of the last layer is not computed yet."""
+    """The draft network's state at the last token (the root) of each batch row.
+
+    Keys and values of this token are cached. The output of the last layer is not computed yet.
+    """
 
     states: Tensor  # (B, 1, H), input of the draft network's last layer
     queries: Tensor  # (B, heads, 1, head size), queries of the last layer's attention

@@ -210,8 +210,10 @@ MAX_RATIO = 4096
 
 @dataclass(frozen=True)
 class SpecVLMConfig(DraftConfig):
-    """Sizes and options of a SpecVLM network. Ratios and number of queries are the paper's; the paper does not give the
-    gate's size and temperature, or a grid."""
+    """Sizes and options of a SpecVLM network.
+
+    Ratios and number of queries are the paper's; the paper does not give the gate's size and temperature, or a grid.
+    """
 
     input_norm: bool = True  # the paper's change to EAGLE's layer; `fc_norm` is the other possible reading of the paper
     variant: Variant = "select"
@@ -296,8 +298,9 @@ class SpecVLM(EagleInputNetwork):
         return self.gate(embeds[question].mean(0), features[question][-1])
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
-        """Compute the layer's input for the prompt of one row, without padding; images are compressed. The question
-        that the gate reads is the text after the first image.
+        """Compute the layer's input for the prompt of one row, without padding; images are compressed.
+
+        The question that the gate reads is the text after the first image.
 
         Args:
             embeds: (L, H).

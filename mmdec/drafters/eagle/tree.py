@@ -47,8 +47,11 @@ class Grower(Protocol):
 
 
 class Levels:
-    """Grows one draft after the accepted tokens: a chain, a tree, or a sampled tree. FLASH's subclass overrides
-    `expand`. It holds the number of levels so far and the attention mask of the newest level."""
+    """Grows one draft after the accepted tokens: a chain, a tree, or a sampled tree.
+
+    FLASH's subclass overrides `expand`. It holds the number of levels so far and the attention mask of the newest
+    level.
+    """
 
     def __init__(self, drafter: Grower, state: DraftState) -> None:
         self.drafter, self.state = drafter, state
@@ -182,8 +185,9 @@ class Levels:
         return values, self.drafter.network.token_ids(drafted)
 
     def sampled_tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Draft a tree in each batch row by sampling children without replacement. The draft's `probs` are the
-        distributions that the children were sampled from.
+        """Draft a tree in each batch row by sampling children without replacement.
+
+        The draft's `probs` are the distributions that the children were sampled from.
 
         Args:
             roots: (B,), each row's last token.

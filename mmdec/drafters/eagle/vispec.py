@@ -27,8 +27,10 @@ MAX_QUERIES = 256
 
 @dataclass(frozen=True)
 class ViSpecConfig(DraftConfig):
-    """Sizes and options of a ViSpec network. `attention_bias` also adds biases to the keys and values of the image
-    queries."""
+    """Sizes and options of a ViSpec network.
+
+    `attention_bias` also adds biases to the keys and values of the image queries.
+    """
 
     queries: int = 2  # number of learned queries for an image; the output of the last one is the global vector
 
@@ -52,8 +54,11 @@ class ViSpecConfig(DraftConfig):
 )
 @final
 class ViSpec(EagleInputNetwork):
-    """ViSpec's network. Holds EAGLE's layer, the learned image queries with their cross-attention, and `img_fc` for the
-    global vector of the latest image."""
+    """ViSpec's network.
+
+    It holds EAGLE's layer, the learned image queries with their cross-attention, and `img_fc` for the global vector of
+    the latest image.
+    """
 
     config_class: ClassVar[type[DraftConfig]] = ViSpecConfig
 

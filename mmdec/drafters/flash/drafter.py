@@ -68,8 +68,10 @@ class Flash:
         self._columns.check(target)
 
     def start(self, context: Context) -> DraftState:
-        """Return the drafter's state for one `generate` call; no network is run yet. In a chat, the state of the
-        previous turn is continued if it ends where the new tokens begin."""
+        """Return the drafter's state for one `generate` call; no network is run yet.
+
+        In a chat, the state of the previous turn is continued if it ends where the new tokens begin.
+        """
         return self._columns.start(context)
 
     def update(self, state: DraftState, draft: Draft, scores: Scores, verdict: Verdict) -> None:

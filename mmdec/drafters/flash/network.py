@@ -36,8 +36,10 @@ MAX_SLOTS, MAX_LATENTS = 32, 4096
 
 @dataclass(frozen=True)
 class FlashConfig(DraftConfig):
-    """Sizes and options of a FLASH network. The paper has 4 or 5 slots, 64 latents for LLaVA's 576 image tokens, and 36
-    for Qwen2.5-VL's 324."""
+    """Sizes and options of a FLASH network.
+
+    The paper has 4 or 5 slots, 64 latents for LLaVA's 576 image tokens, and 36 for Qwen2.5-VL's 324.
+    """
 
     input_norm: bool = True
     slots: int = 4  # number of tokens that one pass drafts
@@ -59,8 +61,10 @@ class FlashConfig(DraftConfig):
 
 
 class Refiner(nn.Module):
-    """Corrects the state of one slot by the tokens that earlier slots drafted. Initialised so that it changes
-    nothing."""
+    """Corrects the state of one slot by the tokens that earlier slots drafted.
+
+    It is initialised so that it changes nothing.
+    """
 
     def __init__(self, size: int, inner: int) -> None:
         super().__init__()
@@ -124,8 +128,9 @@ class FlashNetwork(DraftNetwork):
         return gate * linear(joined, self.fc_up.weight, self.fc_up.bias)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
-        """Compute the layer's input for the prompt of one row, without padding; images are compressed. Position t
-        counts as visual if token t + 1 is visual.
+        """Compute the layer's input for the prompt of one row, without padding; images are compressed.
+
+        Position t counts as visual if token t + 1 is visual.
 
         Args:
             embeds: (L, H).

@@ -160,7 +160,7 @@ def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[st
             raise ValueError(f"{shape.heads} heads for {len(state)} tensors")
         ranks = config.get("ranks")
         if ranks is not None and not (len(ranks) == shape.heads and all(_is_chances(row) for row in ranks)):
-            raise ValueError("`ranks` are no chances of each head's ranks")
+            raise ValueError("`ranks` are not the chances of each head's ranks")
         build_with_weights(lambda: MedusaHeads(shape), state, "directory", folder)
     return shape, ranks, state
 
@@ -203,7 +203,7 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     """
     folder = Path(source)
     if not (folder / "config.json").is_file():
-        lacks = "does not" if folder.is_dir() else "is no directory"
+        lacks = "does not" if folder.is_dir() else "is not a directory"
         raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's directory.")
     return save_heads(directory, _published_heads(folder, "source"))
 
@@ -220,8 +220,10 @@ def _published_heads(folder: Path, argument: str) -> MedusaHeads:
 
 
 def _text_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Load the heads of Medusa-1 for a language model. Their tensors are named {head}.0.linear.*, and {head}.1.weight
-    for the output matrix."""
+    """Load the heads of Medusa-1 for a language model.
+
+    Their tensors are named {head}.0.linear.*, and {head}.1.weight for the output matrix.
+    """
     config, tensors = read_settings(folder / "config.json", argument), read_tensors(folder, argument)
     state: dict[str, Tensor] = {}
     for name, value in tensors.items():
@@ -234,7 +236,7 @@ def _text_heads(folder: Path, argument: str) -> MedusaHeads:
         state[f"outputs.{match[1]}.weight" if match[2] == "1" else f"heads.{match[1]}.{match[3]}"] = value
     output = state.get("outputs.0.weight")
     if output is None or output.dim() != 2:
-        raise InputError(f"`{argument}` must hold '0.1.weight', but '{folder}' does not. Fetch it again.")
+        raise InputError(f"`{argument}` must hold '0.1.weight', but '{folder}' does not. Download it again.")
     shape = MedusaConfig(
         hidden_size=output.shape[1],
         vocab_size=output.shape[0],
@@ -288,8 +290,8 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
             names = list(MedusaHeads(shape).state_dict())
     except (KeyError, TypeError, RuntimeError) as error:
         raise InputError(
-            f"`{argument}` must have the sizes of its heads in config.json, but '{folder}' has not "
-            f"({type(error).__name__}: {error}). Fetch it again."
+            f"`{argument}` must have the sizes of its heads in config.json, but '{folder}' does not "
+            f"({type(error).__name__}: {error}). Download it again."
         ) from error
     state = {}
     for name in names:

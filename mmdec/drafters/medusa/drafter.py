@@ -121,8 +121,10 @@ class Medusa:
             )
 
     def start(self, context: Context) -> MedusaState:
-        """Return the drafter's state for one `generate` call; nothing is run yet. Medusa-Block stores the target's
-        hidden states of the prompt for its first draft."""
+        """Return the drafter's state for one `generate` call; nothing is run yet.
+
+        Medusa-Block stores the target's hidden states of the prompt for its first draft.
+        """
         layer = self.heads.block
         linears: list[Any] = [head.linear for head in self.heads.heads]
         heads = torch.cat([linear.weight for linear in linears]), torch.cat([linear.bias for linear in linears])
@@ -139,8 +141,10 @@ class Medusa:
         return MedusaState(None, Block(memory, empty, empty, [0] * rows, pending), heads, shape)
 
     def propose(self, state: MedusaState, roots: Tensor, plan: Plan) -> Draft:
-        """Draft the likeliest tree of the planned size in each batch row. Head k gives the tokens at depth k, whatever
-        the tokens above are."""
+        """Draft the likeliest tree of the planned size in each batch row.
+
+        Head k gives the tokens at depth k, whatever the tokens above are.
+        """
         shape = state.shape.tree(plan.nodes, plan.depth)
         if not shape or state.hidden is None:
             return trees_from_lists(roots, [([], []) for _ in roots])

@@ -135,8 +135,10 @@ class DecoderLayer(nn.Module):
 
 @final
 class MedusaHeads(nn.Module):
-    """Holds K Medusa heads, and for Medusa-Block one more decoder layer. The model's output matrix (V, H) is not stored
-    here; the heads share it unless they have their own."""
+    """Holds K Medusa heads, and for Medusa-Block one more decoder layer.
+
+    The model's output matrix (V, H) is not stored here; the heads share it unless they have their own.
+    """
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()

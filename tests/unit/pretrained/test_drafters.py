@@ -108,7 +108,7 @@ def test_a_drafter_of_a_deeper_model(tmp_path: Path) -> None:
         ({"num_attention_heads": 3}, "must divide"),
         ({"visual_token": "both"}, "`visual_token` must be next or own, but is 'both'"),
         ({"visual_token": ["next"]}, "`visual_token` must be next or own"),
-        ({"fancy": 1}, "`fancy` is none of its settings"),
+        ({"fancy": 1}, "`fancy` is not one of its settings"),
         ({"layers": [[0]]}, "`layers` must be"),
         ({"base": None}, "`base` must be text"),
         ({"target": 7}, "`target` must be text"),

@@ -126,7 +126,7 @@ def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
     if model_kind(folder) in ENCODER_KINDS:
         return WhisperReader(load_encoder(folder), top)
     if top:
-        raise InputError(f"`top` must be 0 but for a Whisper, but is {top} for '{model}'. Leave it out.")
+        raise InputError(f"`top` must be 0 for encoders other than Whisper, but is {top} for '{model}'. Leave it out.")
     from transformers import AutoFeatureExtractor, AutoModel
 
     try:
@@ -136,7 +136,7 @@ def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
     except (OSError, ValueError, AttributeError, KeyError) as error:
         raise InputError(
             f"`encoder` must be a Whisper or an encoder of speech that transformers knows, with its feature extractor, "
-            f"as safetensors, but '{model}' is none ({error!s:.200}). Name another."
+            f"as safetensors, but '{model}' is not ({error!s:.200}). Name another."
         ) from None
     if not isinstance(width, int) or getattr(extractor, "sampling_rate", None) != SAMPLE_RATE:
         raise InputError(f"`encoder` must read {SAMPLE_RATE} Hz sound, but '{model}' does not. Name another.")
@@ -306,8 +306,10 @@ class StoredBatches(LightningDataModule):
     seed: int
 
     def train_dataloader(self) -> DataLoader:
-        """Load random batches of recordings of about equal length, other ones in each epoch. Within an epoch, every
-        recording is used once before any is repeated."""
+        """Load random batches of recordings of about equal length, other ones in each epoch.
+
+        Within an epoch, every recording is used once before any is repeated.
+        """
         assert self.trainer is not None
         world, names = self.trainer.world_size, list(self.texts)
         batches: list[list[str]] = []
@@ -405,8 +407,10 @@ class SentenceData(StoredBatches, LightningDataModule):
         return self.pieces.names
 
     def rows(self, split: str) -> list[Utterance]:
-        """Return the recordings of a split that have a transcript. Of the training split, return at most `limit`,
-        without sentences that are in a dev or test split of `text`."""
+        """Return the recordings of a split that have a transcript.
+
+        Of the training split, return at most `limit`, without sentences that are in a dev or test split of `text`.
+        """
         rows = [
             row for row in read_utterances(self.corpus, split) if self.pieces.encode(normalise_for_speech(row.text))
         ]
@@ -416,8 +420,10 @@ class SentenceData(StoredBatches, LightningDataModule):
         return [row for row in rows if sentence_key(row.text) not in held][: self.limit]
 
     def prepare_data(self) -> None:
-        """Compute the missing encoder states. Lightning calls this in one process only: two processes would damage the
-        store's files."""
+        """Compute the missing encoder states.
+
+        Lightning calls this in one process only: two processes would damage the store's files.
+        """
         self.setup("fit")
 
     def setup(self, stage: str) -> None:

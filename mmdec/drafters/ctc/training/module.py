@@ -102,14 +102,18 @@ class CtcModule(RecipeModule):
             if not any(name.startswith("head.") for name in state):
                 state = {f"head.{name}": value for name, value in state.items()}
             # where `start` has no weights for `top`, the encoder's weights stay
-            anew = [name for name in load_network(self, state) if name.startswith("head.")]
-            if anew:
+            untrained = [name for name in load_network(self, state) if name.startswith("head.")]
+            if untrained:
                 total = len(self.head.state_dict())
-                rank_zero_info(f"{len(anew)} of the head's {total} tensors begin anew: `start` has other sizes")
+                rank_zero_info(
+                    f"{len(untrained)} of the head's {total} tensors start untrained: `start` has other sizes"
+                )
 
     def forward(self, batch: CtcBatch) -> tuple[Tensor, Tensor]:
-        """Return logits (B, F, V) for F output frames and V pieces, and the number of frames (B,). In training, random
-        spans and channels of the states are masked."""
+        """Return logits (B, F, V) for F output frames and V pieces, and the number of frames (B,).
+
+        In training, random spans and channels of the states are masked.
+        """
         states, lengths = batch.states, batch.lengths
         if self.training:
             states = states.masked_fill(self.spans(batch)[..., None].to(states.device), 0.0)

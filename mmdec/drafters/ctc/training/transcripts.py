@@ -75,8 +75,11 @@ class KnownText:
         return [[list(text), 0, -1] for text in self.texts]
 
     def propose(self, state: list[list[Any]], roots: Tensor, plan: Plan) -> Draft:
-        """Draft the rest of each row's text. After the timestamp that ends a segment, the same timestamp is drafted
-        first, because the next segment begins with it."""
+        """Draft the rest of each row's text.
+
+        After the timestamp that ends a segment, the same timestamp is drafted first, because the next segment begins
+        with it.
+        """
         drafts = []
         for text, place, last in state:
             again = [last] if last >= self.first_time and place else []
@@ -266,13 +269,18 @@ class WindowReader:
     def read(
         self, windows: Sequence[JoinedWindow], distortion: Distortion, whole: bool = True
     ) -> Iterable[tuple[str, Tensor, list[int]]]:
-        """Encode and decode windows. Yields for each window its name, encoder states (S, D) and transcript's token ids.
+        """Encode and decode windows.
+
         If a transcript has no end token after `MAX_TRANSCRIPT_TOKENS` tokens, the model has repeated itself; then an
         empty transcript is yielded.
 
         Args:
+            windows: The windows, a batch.
             distortion: Probabilities of augmentations.
             whole: Pad the windows to 30 s, as in decoding.
+
+        Yields:
+            For each window its name, encoder states (S, D) and transcript's token ids.
         """
         sounds = [window.sound(distortion) for window in windows]
         states = self.states(sounds, whole)
@@ -289,8 +297,10 @@ class WindowReader:
 
 
 def _half(device: torch.device) -> torch.autocast:
-    """Return a context that computes in bfloat16 on devices where this is fast. States are stored in half precision
-    anyway."""
+    """Return a context that computes in bfloat16 on devices where this is fast.
+
+    States are stored in half precision anyway.
+    """
     return torch.autocast(device.type, torch.bfloat16, enabled=has_fast_bfloat16(device))
 
 

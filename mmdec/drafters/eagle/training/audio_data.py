@@ -33,8 +33,9 @@ class AudioPromptBuilder:
 
 
 class AudioData(DraftData):
-    """A data module: recordings, with transcripts that the target generates. These replace the corpus's own
-    transcripts.
+    """A data module: recordings, with transcripts that the target generates.
+
+    These replace the corpus's own transcripts.
 
     base: folder or hub id of the target, an audio language model. corpus: a folder of audio files and transcripts as
         in LibriSpeech, or a manifest file, as `read_utterances` reads it. options: fields of `DraftDataOptions`;

@@ -56,7 +56,7 @@ class DraftBatch:
         rows: Names of the samples.
         answers: Token ids that the target generated.
         prompts: The target's input tensors for each sample; None if the features of all samples are stored, so that the
-            target need not be run.
+            target do not have to be run.
     """
 
     rows: list[str]
@@ -70,8 +70,11 @@ class DraftBatch:
 
 
 class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
-    """A dataset of questions. An item is a sample and the target's input tensors; None instead of the tensors if the
-    sample's features are stored (`stored` contains its name)."""
+    """A dataset of questions.
+
+    An item is a sample and the target's input tensors; None instead of the tensors if the sample's features are stored
+    (`stored` contains its name).
+    """
 
     def __init__(
         self,
@@ -90,8 +93,10 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
         return sample, None if sample.name in self.stored else self.prompting(sample)
 
     def collate(self, items: Sequence[tuple[Sample, Inputs | None]]) -> DraftBatch:
-        """Make a batch of items. If the features of any sample are not stored, input tensors are made for all of
-        them."""
+        """Make a batch of items.
+
+        If the features of any sample are not stored, input tensors are made for all of them.
+        """
         if all(inputs is None for _, inputs in items):
             prompts = None
         else:
@@ -200,8 +205,10 @@ class DraftData(LightningDataModule):
 
     @cached_property
     def samples(self) -> dict[str, list[Sample]]:
-        """Return the chosen questions: "train" and "dev" -> samples. Without `dev_split`, the last training questions
-        are held out as "dev"."""
+        """Return the chosen questions: "train" and "dev" -> samples.
+
+        Without `dev_split`, the last training questions are held out as "dev".
+        """
         many, few, options = self.options.samples, self.options.dev_samples, self.options
         if options.dev_split is not None:
             both = {"train": self._read(options.train_split, many), "dev": self._read(options.dev_split, few)}
@@ -231,8 +238,11 @@ class DraftData(LightningDataModule):
 
     @property
     def mark(self) -> str:
-        """Return a name for the folder of stored answers. It differs if answers may differ: it is made of the hash of
-        the target's weights, its dtype and the maximum tokens of an answer."""
+        """Return a name for the folder of stored answers.
+
+        It differs if answers may differ: it is made of the hash of the target's weights, its dtype and the maximum
+        tokens of an answer.
+        """
         return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.options.max_tokens}"
 
     def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
@@ -327,8 +337,11 @@ class DraftData(LightningDataModule):
         return len(missing)
 
     def prepare_data(self) -> None:
-        """Let the target answer the questions without a stored answer, in one process. For large targets this takes
-        long: run `python -m mmdec.drafters.eagle.training.regenerate` in several processes before."""
+        """Let the target answer the questions without a stored answer, in one process.
+
+        For large targets this takes long: run `python -m mmdec.drafters.eagle.training.regenerate` in several processes
+        before.
+        """
         if self.options.answered:
             return
         on_gpu = torch.cuda.is_available() and (
@@ -365,8 +378,10 @@ class DraftData(LightningDataModule):
         return self._loader(samples, batches)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Return the loader of the development questions; each of n processes gets every n-th. Answers of similar
-        length are batched together."""
+        """Return the loader of the development questions; each of n processes gets every n-th.
+
+        Answers of similar length are batched together.
+        """
         assert self.trainer is not None
         rows = self.parts["dev"]
         order = sorted(range(len(rows)), key=lambda index: (len(self.tokens[rows[index].name]), index))
@@ -420,8 +435,10 @@ class DraftData(LightningDataModule):
         return pool, [steps[index][rank] for index in order]
 
     def text_samples(self) -> list[Sample]:
-        """Return the training samples without pictures. If the corpus has none and `ramp` is set, return all samples
-        with their pictures removed."""
+        """Return the training samples without pictures.
+
+        If the corpus has none and `ramp` is set, return all samples with their pictures removed.
+        """
         text = [sample for sample in self.parts["train"] if not sample.visual]
         return text or ([sample.without_pictures() for sample in self.parts["train"]] if self.ramp is not None else [])
 

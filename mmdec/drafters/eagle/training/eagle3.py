@@ -199,8 +199,10 @@ class Eagle3Module(DraftModule):
 
 
 def frequent_tokens(answers: Iterable[Sequence[int]], size: int) -> Tensor:
-    """Return the ids of the `size` most frequent tokens of the answers, (size,) int64, ascending. Of equally frequent
-    tokens, those with lower ids are taken. If the answers have fewer different tokens, the lowest other ids are added.
+    """Return the ids of the `size` most frequent tokens of the answers, (size,) int64, ascending.
+
+    Of equally frequent tokens, those with lower ids are taken. If the answers have fewer different tokens, the lowest
+    other ids are added.
     """
     counts = Counter[int]()
     for answer in answers:

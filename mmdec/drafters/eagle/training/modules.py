@@ -31,8 +31,9 @@ class EagleModule(DraftModule):
 
 @final
 class MsdModule(DraftModule):
-    """Trains MSD (Lin et al. 2025, arXiv 2505.14260): EAGLE's loss, in two stages. At visual tokens the network reads
-    only embeddings, no features.
+    """Trains MSD (Lin et al. 2025, arXiv 2505.14260): EAGLE's loss, in two stages.
+
+    At visual tokens the network reads only embeddings, no features.
 
     The stages are given by the data module's `ramp`: only text in the first half of the epochs, then more and more
     pictures. The paper takes its text samples from ShareGPT. If a corpus has only questions with pictures, these are
@@ -172,8 +173,10 @@ class FlashModule(DraftModule):
 
 
 def raw_slots(network: FlashNetwork, columns: UnrollInputs) -> Tensor:
-    """Compute the states (B, N, k, H) of the k slots at each of N answer tokens, before the refiners. Slot i at a token
-    attends to the prompt, to slot 0 at earlier tokens, and to slots 0 ... i at the same token."""
+    """Compute the states (B, N, k, H) of the k slots at each of N answer tokens, before the refiners.
+
+    Slot i at a token attends to the prompt, to slot 0 at earlier tokens, and to slots 0 ... i at the same token.
+    """
     states = network.fuse(columns.embeds, columns.features)
     rows, length, count = *states.shape[:2], network.slots
     spread = network.slot_states(states).flatten(1, 2)

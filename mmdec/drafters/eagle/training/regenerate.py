@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="a drafter's recipe")
     for name in ("base", "corpus", "kept"):
-        parser.add_argument(f"--{name}", help="in place of the recipe's")
+        parser.add_argument(f"--{name}", help="replaces the recipe's value")
     parser.add_argument("--part", type=int, default=0, help="which part of the questions, from 0")
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--device", help="cpu, or cuda:0")

@@ -30,9 +30,11 @@ MAX_CACHED_PROMPTS = 1 << 16  # maximum prompts without pictures whose tensors a
 
 
 class PromptBuilder:
-    """Makes the target's input tensors for a question, as `mmdec.describe` does. It holds the target's processor, or
-    the tokenizer of a language model. State: `remembered`, the tensors of the first questions without pictures, so that
-    a later epoch does not make them again."""
+    """Makes the target's input tensors for a question, as `mmdec.describe` does.
+
+    It holds the target's processor, or the tokenizer of a language model. State: `remembered`, the tensors of the first
+    questions without pictures, so that a later epoch does not make them again.
+    """
 
     def __init__(self, base: str | Path) -> None:
         self.processor: Any = _processor(base)
@@ -43,8 +45,11 @@ class PromptBuilder:
         self.remembered: dict[tuple[object, ...], Inputs] = {}
 
     def __call__(self, sample: Sample) -> Inputs:
-        """Return the input tensors of one sample, with batch size 1. Video frames are passed as a video if the
-        processor supports videos, else as pictures. The tensors must not be changed."""
+        """Return the input tensors of one sample, with batch size 1.
+
+        Video frames are passed as a video if the processor supports videos, else as pictures. The tensors must not be
+        changed.
+        """
         if sample.visual:
             return self._inputs(sample)
         said = (*sample.history, sample.question)
@@ -107,8 +112,10 @@ def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
 
 
 def _of_text(name: str, inputs: Inputs) -> bool:
-    """Return whether the input tensor `name` has one number for each text token. A mask of sound features may have the
-    same shape by chance, so names with "feature" do not count."""
+    """Return whether the input tensor `name` has one number for each text token.
+
+    A mask of sound features may have the same shape by chance, so names with "feature" do not count.
+    """
     return inputs[name].shape == inputs["input_ids"].shape and "feature" not in name
 
 
@@ -299,8 +306,10 @@ def _shuffle_questions(
 
 
 def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
-    """Return the first questions with long answers and the first with short answers, as many as `choice` asks for. If
-    there are too few questions with long answers, more with short answers are taken; and the other way round."""
+    """Return the first questions with long answers and the first with short answers, as many as `choice` asks for.
+
+    If there are too few questions with long answers, more with short answers are taken; and the other way round.
+    """
     count, share = choice.count, choice.long_share
     if count is None or share is None:
         return list(questions if count is None else islice(questions, count))
@@ -348,7 +357,7 @@ def _frames(conversation: Conversation, root: PathResolver, count: int) -> tuple
         return ()
     if not isinstance(named, str):
         raise InputError(
-            f"`video` must be a folder of frames beside the images, but in {conversation.place} is {named!r:.80}. Mend "
+            f"`video` must be a folder of frames next to the images, but in {conversation.place} is {named!r:.80}. Fix "
             "the row."
         )
     folder = root(named, conversation.place)

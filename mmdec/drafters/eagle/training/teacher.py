@@ -57,8 +57,10 @@ class TargetFeatures:
 
 
 class Teacher:
-    """Computes features and answers with a frozen target. It holds the model, its adapter, and ids of special
-    tokens."""
+    """Computes features and answers with a frozen target.
+
+    It holds the model, its adapter, and ids of special tokens.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.requires_grad_(False).eval()

@@ -136,8 +136,10 @@ def _train(
 
 
 def data_options(run: DrafterRun) -> Recipe:
-    """Return the options of `DraftData` (the data module). If the data is a folder of pictures, write the file of
-    questions about them."""
+    """Return the options of `DraftData` (the data module).
+
+    If the data is a folder of pictures, write the file of questions about them.
+    """
     base = (
         str(find_model(run.model, None)) if run.model in shipped_names(None) or Path(run.model).is_dir() else run.model
     )

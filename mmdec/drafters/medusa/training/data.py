@@ -105,8 +105,10 @@ def ends(model: WhisperForConditionalGeneration) -> list[int]:
 
 
 def fingerprint(model: WhisperForConditionalGeneration) -> str:
-    """Return a hash of the model: of its sizes, its generation settings and some numbers of each weight. Models with
-    different hashes may decode different texts, so they do not share stored texts."""
+    """Return a hash of the model: of its sizes, its generation settings and some numbers of each weight.
+
+    Models with different hashes may decode different texts, so they do not share stored texts.
+    """
     digest = hashlib.blake2b(digest_size=8)
     sizes = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
@@ -137,8 +139,10 @@ LABEL_FORMAT = 1  # part of the windows' keys: after a change, stored labels are
 
 @dataclass
 class HeadBatch:
-    """A batch of B windows of sound, 30 s each. If the decoder states of all windows are stored, `features` is None,
-    and `prompts`, `truth` and `timed` are empty."""
+    """A batch of B windows of sound, 30 s each.
+
+    If the decoder states of all windows are stored, `features` is None, and `prompts`, `truth` and `timed` are empty.
+    """
 
     features: Tensor | None  # log mel (B, mels, frames); None if the decoder states of all windows are stored
     prompts: list[list[int]]  # ids of the decoder's first tokens in each window, before the text
@@ -182,7 +186,7 @@ class WindowTokenizer:
                 raise InputError(f"`task` must be one of {', '.join(sorted(tasks))}, but is {task!r}. Choose one.")
             self.head += [LANGUAGE_PLACEHOLDER if language is None else languages[f"<|{language}|>"], tasks[task]]
         elif language not in (None, "en") or task != "transcribe":
-            raise InputError(f"`language` must be en for a model of English alone, but is {language!r} to {task}.")
+            raise InputError(f"`language` must be en for an English-only model, but is {language!r} to {task}.")
         self.names = {
             **added,
             "<|startoftranscript|>": self.start,
@@ -271,8 +275,9 @@ class HeadWindows(Dataset[HeadBatch]):
 def split_long(
     rows: Sequence[Utterance], seconds: Sequence[float], longest: float
 ) -> tuple[list[Utterance], list[float]]:
-    """Cut utterances longer than `longest` seconds into parts, at pauses. The parts' texts are unknown and therefore
-    "".
+    """Cut utterances longer than `longest` seconds into parts, at pauses.
+
+    The parts' texts are unknown and therefore "".
 
     Args:
         seconds: The duration of each utterance.
@@ -390,8 +395,10 @@ class HeadData(LightningDataModule):
 
     @property
     def reads_own_text(self) -> bool:
-        """Return whether the heads learn the text that the model decodes, instead of transcripts. Only then may long
-        recordings be cut into parts, which have no transcripts."""
+        """Return whether the heads learn the text that the model decodes, instead of transcripts.
+
+        Only then may long recordings be cut into parts, which have no transcripts.
+        """
         trainer: Any = self.trainer
         module = getattr(trainer, "lightning_module", None)
         return getattr(getattr(module, "options", None), "labels", "own") == "own"
@@ -443,8 +450,10 @@ class HeadData(LightningDataModule):
         return self._loader("train", self.composition, [batches[number] for number in order])
 
     def val_dataloader(self) -> DataLoader[HeadBatch]:
-        """Load the same windows at each validation. They have no added noise; timestamps and previous text are as
-        frequent as in training."""
+        """Load the same windows at each validation.
+
+        They have no added noise; timestamps and previous text are as frequent as in training.
+        """
         assert self.trainer is not None
         batches = self._batches("dev", np.random.default_rng([*DEV_SEED, self.options.seed]), self.options.dev_batches)
         mine = batches[self.trainer.global_rank :: self.trainer.world_size]

@@ -77,8 +77,10 @@ MAX_LOGITS = 1 << 25  # the most logits (positions x vocabulary) in memory at a 
 
 
 class _FrozenOutput(torch.autograd.Function):
-    """Computes the loss and also its gradient in the forward pass, for some of the N states at a time. So the logits of
-    all states never have to be in memory together."""
+    """Computes the loss and also its gradient in the forward pass, for some of the N states at a time.
+
+    So the logits of all states never have to be in memory together.
+    """
 
     @staticmethod
     def forward(  # type: ignore[override] # torch declares it with any arguments
@@ -317,8 +319,10 @@ class MedusaModule(DrafterModule):
         return texts, features, (hidden.float(), states.float(), where)
 
     def losses(self, positions: TextPositions) -> tuple[list[Tensor], Tensor]:
-        """Return each head's loss, and the ranks (P, K) of the target tokens. A rank is at most WIDTH, and WIDTH after
-        the text's end."""
+        """Return each head's loss, and the ranks (P, K) of the target tokens.
+
+        A rank is at most WIDTH, and WIDTH after the text's end.
+        """
         read, output = positions.hidden, self.base.proj_out.weight
         if self.heads.block is not None:
             assert positions.whole is not None

@@ -83,7 +83,9 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
 
 def estimate(seen: Simulation) -> list[list[float]]:
     """Compute accuracies (K, WIDTH) from the counts of a simulation: how often rank r is right at depth k, from 0 to 1.
-    For smoothing, the accuracies of depth k - 1 count as one more trial."""
+
+    For smoothing, the accuracies of depth k - 1 count as one more trial.
+    """
     guess = default_chances(1)[0]
     chances = []
     for hits, trials in zip(seen.hits, seen.trials, strict=True):
@@ -95,7 +97,7 @@ def estimate(seen: Simulation) -> list[list[float]]:
 def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[float]:
     """Return for each r in `ranks` how often, from 0 to 1, the true token is among a head's r likeliest tokens.
 
-    Earlier heads need not be right.
+    Earlier heads do not have to be right.
 
     Args:
         texts: For each text the ranks (n - 1, K) of its true tokens.

@@ -173,7 +173,7 @@ def test_the_command_counts_and_writes_a_drafter(
     said = list[str]()  # a head of other sizes says that it begins anew
     monkeypatch.setattr("mmdec.drafters.ctc.training.module.rank_zero_info", said.append)
     CtcModule(units=data.units, d_states=width, stride=2, d_model=24, layers=1, kernel=3, start=start)
-    assert [line.partition("tensors")[2] for line in said] == [" begin anew: `start` has other sizes"]
+    assert [line.partition("tensors")[2] for line in said] == [" start untrained: `start` has other sizes"]
     assert "Trained on noise." in (tmp_path / "ctc" / "README.md").read_text()
     (tmp_path / "pieces.json").write_text("{}")
     assert drafts.main([*given, "--pieces", str(tmp_path / "pieces.json")]) == 2

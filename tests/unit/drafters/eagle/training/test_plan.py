@@ -175,7 +175,7 @@ def test_frames_are_spread_over_the_video(tmp_path: Path) -> None:
     [
         ({"video": "none"}, "must be a folder of frames"),
         ({"video": "../film"}, "inside the folder"),
-        ({"video": 3}, "beside the images"),
+        ({"video": 3}, "next to the images"),
         ({"image": "none.png"}, "must hold its pictures"),
     ],
 )
