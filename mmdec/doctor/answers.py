@@ -217,7 +217,7 @@ def right_tokens(run: NetworkRun, text: OwnText, depth: int) -> list[Tensor]:
     network, begin, count = run.network, text.prompt, text.places
     prompted, embeds, hidden, past, own = _run_to_roots(run, text)
     answer = torch.tensor(text.answer, device=embeds.device)
-    found: list[Tensor] = []
+    hits: list[Tensor] = []
     for step in range(min(depth, count)):
         if step:
             # the chains after all roots at once: a chain attends to the text up to its root, and to itself
@@ -226,8 +226,8 @@ def right_tokens(run: NetworkRun, text: OwnText, depth: int) -> list[Tensor]:
             hidden, pair = network.layer(states[None], own[None, step:], past, mask)
             past = torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2)
         drafted = network.token_ids(network.logits(hidden[0], run.output).argmax(-1))
-        found.append((drafted == answer[1 + step :]).cpu())
-    return found
+        hits.append((drafted == answer[1 + step :]).cpu())
+    return hits
 
 
 def _run_to_roots(run: NetworkRun, text: OwnText) -> tuple[PromptInput, Tensor, Tensor, KeyValues, Tensor]:
@@ -300,8 +300,8 @@ def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
     parts = [torch.ones(size, prompt, dtype=torch.bool, device=device)]
     parts.append(torch.arange(count, device=device) <= roots)
     parts += [torch.arange(count - earlier, device=device) == roots for earlier in range(1, step + 1)]
-    seen = torch.cat(parts, 1)
-    return torch.zeros(seen.shape, dtype=states.dtype, device=device).masked_fill(~seen, -math.inf)[None, None]
+    visible = torch.cat(parts, 1)
+    return torch.zeros(visible.shape, dtype=states.dtype, device=device).masked_fill(~visible, -math.inf)[None, None]
 
 
 def chain_rounds(right: Sequence[Tensor], length: int) -> int:

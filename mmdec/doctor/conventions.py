@@ -113,10 +113,10 @@ class CheckpointFolder:
 
     def value(self, key: str) -> Any:
         """Return the value at a dotted key of config.json, such as "text_config.rope_theta"; None if there is none."""
-        found: Any = self.described
+        value: Any = self.described
         for part in key.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
 
     def rope(self) -> str:
         """Return the dotted key of the settings of rotary positions in config.json."""
@@ -130,8 +130,8 @@ class CheckpointFolder:
 
     def tensor(self, names: tuple[str, ...]) -> Tensor | None:
         """Read the first of these tensors that the folder holds, in float32; None if it holds none."""
-        held = next((name for name in names if name in self.names), None)
-        return None if held is None else read_tensors(self.path, "drafter")[held].float()
+        stored = next((name for name in names if name in self.names), None)
+        return None if stored is None else read_tensors(self.path, "drafter")[stored].float()
 
 
 def reconfigure(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, **changes: Any) -> DraftNetwork:
@@ -176,10 +176,10 @@ def layer_rules(run: NetworkRun, depth: int) -> dict[tuple[int, ...], str]:
         depth: The target's number of layers.
     """
     layers = run.layers
-    found = {tuple(layer + step for layer in layers): name for step, name in ((1, "one higher"), (-1, "one lower"))}
+    rules = {tuple(layer + step for layer in layers): name for step, name in ((1, "one higher"), (-1, "one lower"))}
     if len(layers) == 3:
-        found.setdefault(default_layers(depth), "the default")
-    return {ids: name for ids, name in found.items() if ids != layers and all(0 <= layer < depth for layer in ids)}
+        rules.setdefault(default_layers(depth), "the default")
+    return {ids: name for ids, name in rules.items() if ids != layers and all(0 <= layer < depth for layer in ids)}
 
 
 def other_layers(
@@ -335,14 +335,14 @@ def _ends(run: NetworkRun, folder: CheckpointFolder) -> Iterator[Variant]:
         ("embedding", ("embed_tokens.weight", "model.embed_tokens.weight"), run.embedding),
     ):
         now = cast(Tensor, end.weight)
-        held = None if folder.layout == OWN_FORMAT else folder.tensor(names)
-        if held is None or held.shape != now.shape or torch.equal(held.to(now), now):
+        stored = None if folder.layout == OWN_FORMAT else folder.tensor(names)
+        if stored is None or stored.shape != now.shape or torch.equal(stored.to(now), now):
             continue
         remedy = Remedy(text="The drafter was trained for other weights than this model's: draft for that model.")
         if convention == "LM head":
-            changed = replace(run, output=_linear(held.to(now)))
+            changed = replace(run, output=_linear(stored.to(now)))
         else:
-            changed = replace(run, embedding=nn.Embedding.from_pretrained(held.to(now)))
+            changed = replace(run, embedding=nn.Embedding.from_pretrained(stored.to(now)))
         yield Variant(convention, "the model's", "the folder's", changed, remedy)
 
 

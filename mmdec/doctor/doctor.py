@@ -257,8 +257,8 @@ def _template(run: NetworkRun, pairs: Sequence[tuple[OwnText, OwnText]]) -> Tria
     """
     sides = [list(side) for side in zip(*pairs, strict=True)]
     right = [_first_token_hits(run, side) for side in sides]
-    sure = [[confidences(run, text) for text in side] for side in sides]
-    gain, certain = matched_gain(right[0], sure[0], right[1], sure[1])
+    confidence = [[confidences(run, text) for text in side] for side in sides]
+    gain, certain = matched_gain(right[0], confidence[0], right[1], confidence[1])
     applied = sides[0][0].prompt > sides[1][0].prompt
     names = ("left out", "applied")
     remedy = (
@@ -412,13 +412,13 @@ def acceptance_by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
     shares = []
     for depth in range(CHAIN_LENGTHS[-1]):
         hits = tries = 0
-        for own in right:
-            if depth < len(own):
-                size = len(own[depth])
+        for chains in right:
+            if depth < len(chains):
+                size = len(chains[depth])
                 reached = torch.ones(size, dtype=torch.bool)
-                for earlier in own[:depth]:
+                for earlier in chains[:depth]:
                     reached &= earlier[:size]
-                hits, tries = hits + int((reached & own[depth]).sum()), tries + int(reached.sum())
+                hits, tries = hits + int((reached & chains[depth]).sum()), tries + int(reached.sum())
         shares.append(hits / tries if tries else math.nan)
     return shares
 
@@ -429,8 +429,8 @@ def accepted_share(right: Sequence[np.ndarray]) -> Share:
     Args:
         right: For each text (n,), 1 or 0.
     """
-    found = mean_share(right)
-    return Share(found.value, max(found.low, 0.0), min(found.high, 1.0))
+    share = mean_share(right)
+    return Share(share.value, max(share.low, 0.0), min(share.high, 1.0))
 
 
 def mean_share(values: Sequence[np.ndarray], level: float = 0.05) -> Share:

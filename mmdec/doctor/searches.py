@@ -159,14 +159,14 @@ def fit_head(run: NetworkRun, texts: Sequence[OwnText]) -> tuple[list[np.ndarray
     """
     if run.network.own_head is None or len(texts) < 2:
         return None
-    own = [right_tokens(run, text, 1)[0].numpy().astype(float) for text in texts]
+    own_hits = [right_tokens(run, text, 1)[0].numpy().astype(float) for text in texts]
     states = [normalize(root_states(run, text).float(), dim=-1) for text in texts]
     answers = [torch.tensor(text.answer[1:], device=part.device) for text, part in zip(texts, states, strict=True)]
-    fitted = list[np.ndarray]()
+    fitted_hits = list[np.ndarray]()
     predict = [_fit(states[half::2], answers[half::2]) for half in (0, 1)]
     for number, (part, answer) in enumerate(zip(states, answers, strict=True)):
-        fitted.append((predict[1 - number % 2](part) == answer).cpu().numpy().astype(float))
-    return own, fitted
+        fitted_hits.append((predict[1 - number % 2](part) == answer).cpu().numpy().astype(float))
+    return own_hits, fitted_hits
 
 
 def _fit(states: Sequence[Tensor], answers: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
@@ -176,8 +176,8 @@ def _fit(states: Sequence[Tensor], answers: Sequence[Tensor]) -> Callable[[Tenso
         A function from states (n, H) to tokens (n,).
     """
     x, y = torch.cat([*states]), torch.cat([*answers])
-    kept = torch.tensor(evenly_spaced(range(len(x)), MAX_FIT_TOKENS), device=x.device)
-    x, (tokens, index) = x[kept], y[kept].unique(return_inverse=True)
+    chosen = torch.tensor(evenly_spaced(range(len(x)), MAX_FIT_TOKENS), device=x.device)
+    x, (tokens, index) = x[chosen], y[chosen].unique(return_inverse=True)
     products = x @ x.T + RIDGE_PENALTY * torch.eye(len(x), device=x.device)
     weights = x.T @ torch.linalg.solve(products, one_hot(index).float())  # shape (H, tokens)
     return lambda states: tokens[(states @ weights).argmax(-1)]

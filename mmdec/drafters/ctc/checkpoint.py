@@ -132,13 +132,13 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, C
         f"`directory` must hold a whole CTC head, but '{folder}' is damaged or of another version", "Download it again."
     ):
         sizes, tokens = CtcHeadConfig(**config["head"]), CtcTokenIds(**config["tokens"])
-        kept = state.pop("pieces").tolist()
+        piece_tokens = state.pop("pieces").tolist()
         tables = [state.pop(name).numpy() for name in ("merges", "merged", "alphabet")]
         merges = _merges(*((table.tobytes(), table.dtype.str) for table in tables))
-        if not all(token in merges for token in kept) or len(merges.alphabet) != 256:
+        if not all(token in merges for token in piece_tokens) or len(merges.alphabet) != 256:
             raise ValueError("the pieces are not tokens of the merges")
-        pieces = TokenPieces(merges, kept)
-        if len(pieces) != sizes.pieces or max(*kept, tokens.end, tokens.first_time) >= tokens.vocab_size:
+        pieces = TokenPieces(merges, piece_tokens)
+        if len(pieces) != sizes.pieces or max(*piece_tokens, tokens.end, tokens.first_time) >= tokens.vocab_size:
             raise ValueError(f"{len(pieces)} pieces for a head of {sizes.pieces}")
     weights: dict[str, Tensor] = unpack_rows(state, "directory")
     return build_with_weights(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens

@@ -104,21 +104,21 @@ class Alignment:
             piece's probability at its first frame times the lowest probability of the blanks before it, or its
             probability at a later frame if that is higher.
         """
-        found: list[tuple[int, int, float]] = []
-        said, sure = self._last if place and self.path[place - 1] == self._last else BLANK, 1.0
+        pieces: list[tuple[int, int, float]] = []
+        previous, blank_chance = self._last if place and self.path[place - 1] == self._last else BLANK, 1.0
         for frame in range(place, len(self.path)):
             piece, chance = int(self.path[frame]), float(self.chances[frame])
             if piece == BLANK:
-                sure = min(sure, chance)
-            elif piece != said:
-                if len(found) == most:
+                blank_chance = min(blank_chance, chance)
+            elif piece != previous:
+                if len(pieces) == most:
                     break
-                found.append((piece, frame, chance * sure))
-                sure = 1.0
-            elif found and found[-1][0] == piece and chance > found[-1][2]:
-                found[-1] = piece, found[-1][1], chance
-            said = piece
-        return found
+                pieces.append((piece, frame, chance * blank_chance))
+                blank_chance = 1.0
+            elif pieces and pieces[-1][0] == piece and chance > pieces[-1][2]:
+                pieces[-1] = piece, pieces[-1][1], chance
+            previous = piece
+        return pieces
 
 
 @dataclass
@@ -360,16 +360,16 @@ class Ctc:
     def _time(self, frame: int) -> int:
         return self.first_time + round(frame * self.head.config.stride * TIMESTAMPS_PER_SECOND / STATES_PER_SECOND)
 
-    def _tokens(self, heard: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:
+    def _tokens(self, pieces: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:
         """Merge pieces into the model's tokens.
 
         Args:
-            heard: For each piece: its number, its first frame, and the chance that it is right.
+            pieces: For each piece: its number, its first frame, and the chance that it is right.
 
         Returns:
             For each token: its id, and its chance, the product of the chances of its pieces.
         """
-        texts = [self.pieces.bytes(piece) for piece, _, _ in heard]
+        texts = [self.pieces.bytes(piece) for piece, _, _ in pieces]
         ends = np.cumsum([len(text) for text in texts]).tolist()
         found: list[tuple[int, float]] = []
         at, read = 0, 0
@@ -377,7 +377,7 @@ class Ctc:
             read += len(self.pieces.merges.bytes(token))
             chance = 1.0
             while at < len(ends) and ends[at] - len(texts[at]) < read:
-                chance *= heard[at][2]
+                chance *= pieces[at][2]
                 at += 1
             found.append((token, chance))
         return found

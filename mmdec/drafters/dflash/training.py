@@ -182,8 +182,8 @@ def block_states(network: DFlash, columns: UnrollInputs, roots: Tensor, block: T
     before = torch.cat([columns.prompt_positions, columns.positions], -1)
     own = torch.arange(columns.mask.shape[1], device=roots.device) <= at[..., None]
     # (B, R, M + N): which tokens of prompt and answer each block sees
-    seen = torch.cat([columns.prompt_mask[:, None].expand(-1, roots.shape[1], -1), own], 2)
-    mask = additive_mask(seen, read.dtype)[:, :, None]  # (B, 1, 1, R, M + N), the same for all heads
+    visible = torch.cat([columns.prompt_mask[:, None].expand(-1, roots.shape[1], -1), own], 2)
+    mask = additive_mask(visible, read.dtype)[:, :, None]  # (B, 1, 1, R, M + N), the same for all heads
     positions = columns.positions.gather(1, at)[..., None] + torch.arange(1, size + 1, device=roots.device)
     for index in range(network.depth):
         context = network.context(read, before, index)

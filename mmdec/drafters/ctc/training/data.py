@@ -416,8 +416,8 @@ class SentenceData(StoredBatches, LightningDataModule):
         ]
         if split != self.splits[0]:
             return rows
-        held = held_out_sources(self.text)
-        return [row for row in rows if sentence_key(row.text) not in held][: self.limit]
+        held_out = held_out_sources(self.text)
+        return [row for row in rows if sentence_key(row.text) not in held_out][: self.limit]
 
     def prepare_data(self) -> None:
         """Compute the missing encoder states.

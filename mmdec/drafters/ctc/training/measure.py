@@ -123,30 +123,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--languages", nargs="*", default=[], help="codes of those that the head learned, for --out")
     parser.add_argument("--base", default="", help="the model's public name, for the card")
     parser.add_argument("--trained", default="", help="what the head was trained on, for the card")
-    given = parser.parse_args(arguments)
-    if given.corpus is not None and given.states is None:
+    options = parser.parse_args(arguments)
+    if options.corpus is not None and options.states is None:
         parser.error("--corpus needs --states, the folder of kept states and transcripts")
     try:
-        whisper, checkpoint = load_whisper(given.model), given.checkpoint
-        files = newest_checkpoints(checkpoint, given.average) if checkpoint.is_dir() else [checkpoint]
+        whisper, checkpoint = load_whisper(options.model), options.checkpoint
+        files = newest_checkpoints(checkpoint, options.average) if checkpoint.is_dir() else [checkpoint]
         head = load_module(files)[0].head
-        pieces = TokenPieces(token_merges(whisper.tokenizer), read_pieces(given.pieces))
-        tokens = ctc_token_ids(whisper, given.base, given.languages)
-        if given.out is not None:
-            print(save_ctc(given.out, head, pieces, tokens, given.trained))
-        if given.corpus is not None:
-            _measure(given, whisper, Ctc(head, pieces, tokens.first_time, tokens.end))
+        pieces = TokenPieces(token_merges(whisper.tokenizer), read_pieces(options.pieces))
+        tokens = ctc_token_ids(whisper, options.base, options.languages)
+        if options.out is not None:
+            print(save_ctc(options.out, head, pieces, tokens, options.trained))
+        if options.corpus is not None:
+            _measure(options, whisper, Ctc(head, pieces, tokens.first_time, tokens.end))
     except MmdecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _measure(given: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) -> None:
-    reader, folder = WindowReader(whisper), given.states
+def _measure(options: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) -> None:
+    reader, folder = WindowReader(whisper), options.states
     store = FrameStore(folder / "states", whisper.model.config.d_model)
     transcripts = TokenStore(folder / "transcripts")
-    windows = [JoinedWindow((row,), given.language, 0) for row in read_utterances(given.corpus, given.split)]
+    windows = [JoinedWindow((row,), options.language, 0) for row in read_utterances(options.corpus, options.split)]
     keep_transcripts(windows, whisper, store, transcripts, NO_DISTORTION)
     edits, results = [], {size: list[RoundCounts]() for size in CHAIN_SIZES}
     for window in windows:
@@ -154,8 +154,8 @@ def _measure(given: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) ->
         if len(text) < 2:
             continue
         for size, rows in results.items():
-            plan = Plan(size, size, threshold=given.threshold)
-            rows.append(rounds_of(drafter, states, reader.prompt(given.language), text, plan))
+            plan = Plan(size, size, threshold=options.threshold)
+            rows.append(rounds_of(drafter, states, reader.prompt(options.language), text, plan))
         with torch.inference_mode():
             logits, _ = drafter.head(states[None], torch.tensor([len(states)]))
         path = logits[0].argmax(-1).unique_consecutive().tolist()
