@@ -107,9 +107,9 @@ def warn_of_unsure(results: Sequence[tuple[str, float, bool | None]], model: str
 def _has_calibration(model: str) -> bool:
     """Return whether the model's folder has a calibration of its confidence."""
     from mmdec.hub.find import find_model
-    from mmdec.tasks.confidence import FILE, read_calibrations
+    from mmdec.tasks.confidence import CONFIDENCE_FILE, read_calibrations
 
     try:
-        return bool(read_calibrations(find_model(model, files=["config.json", FILE])))
+        return bool(read_calibrations(find_model(model, files=["config.json", CONFIDENCE_FILE])))
     except InputError:  # the folder was removed meanwhile
         return False

@@ -35,7 +35,7 @@ from mmdec.cli.progress import loading, progress_bar
 from mmdec.cli.spread import SpreadOptions, Work
 from mmdec.jobs.many import decode_each
 from mmdec.whisper.options import TranscribeOptions
-from mmdec.whisper.transcript import FORMATS, SUBTITLES, format_clock, srt, vtt
+from mmdec.whisper.transcript import SUBTITLE_FORMATS, TRANSCRIPT_FORMATS, format_clock, srt, vtt
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -196,7 +196,7 @@ def transcribe(
     options = replace(
         options,
         drafter=None if drafter == "none" else drafter,
-        timestamps=options.timestamps or ("segment" if kind in SUBTITLES else None),
+        timestamps=options.timestamps or ("segment" if kind in SUBTITLE_FORMATS else None),
         batch_size=1 if compare else options.batch_size,
         generate=windows.generate,
     )
@@ -210,7 +210,7 @@ def transcribe(
         whisper = _load(model, device, dtype, quiet=as_json)
         return _live(whisper, kind, as_json, live, options)
     if spread.has_many_inputs(inputs):
-        files = SUFFIXES[kind] if kind in SUBTITLES else ""
+        files = SUFFIXES[kind] if kind in SUBTITLE_FORMATS else ""
         work = Work("transcribe", model, options=options.changed(), files=files, device=device, dtype=dtype)
         return spread.run(work, inputs, output, AUDIO_FILES, {"compare": compare})
     comparer = Comparer(compare, str(drafter), temperature=bool(windows.temperature))
@@ -281,8 +281,8 @@ def _format(kind: str | None, output: Path | None, as_json: bool) -> str:
     named = next((name for name, suffix in SUFFIXES.items() if output and output.suffix.lower() == suffix), None)
     if output is not None and os.path.isdir(output):
         named = None
-    if kind is not None and kind not in FORMATS:
-        raise InputError(f"`--format` must be one of {', '.join(FORMATS)}, but is {kind!r}. Choose one.")
+    if kind is not None and kind not in TRANSCRIPT_FORMATS:
+        raise InputError(f"`--format` must be one of {', '.join(TRANSCRIPT_FORMATS)}, but is {kind!r}. Choose one.")
     if kind is not None and named is not None and kind != named:
         raise InputError(f"`--format` must fit `--output`, '{output}', but is {kind!r}. Leave it out.")
     kind = kind or named or "text"

@@ -54,13 +54,13 @@ from mmdec.whisper.checkpoint import load_whisper_encoder
 from mmdec.whisper.encoder import WhisperEncoder
 
 ENCODER_KINDS = (WHISPER_KIND, "daspeech")  # values of `kind` for the models that `load_encoder` accepts
-LAYOUT = "phones"
+PHONE_LAYOUT = "phones"
 VOCODER_RULE = "a directory"
 # weights are divided into several files, because code hosts do not accept large files
-WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
-CONFIDENCE = "confidence.json"
+WEIGHT_FILES = ("encoder.safetensors", "model.safetensors", VOCODER)
+CONFIDENCE_FILE = "confidence.json"
 LEXICON = "lexicon.tsv"  # a file of folders whose phones became words, which is gone: they are refused
-REQUIRED_FILES = ("config.json", *WEIGHTS, "units.json")
+REQUIRED_FILES = ("config.json", *WEIGHT_FILES, "units.json")
 
 
 @final
@@ -158,8 +158,8 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | PieceTr
         else:
             save_model(plain, parts.model, vocoder, parts.units, decoding=parts.decoding)
         if parts.folder is not None and same_weights(parts.folder, plain):
-            copy_texts(parts.folder, plain, (CARD, CONFIDENCE, PROVENANCE))
-        check_replaceable(target, plain, (CARD, CONFIDENCE))
+            copy_texts(parts.folder, plain, (CARD, CONFIDENCE_FILE, PROVENANCE))
+        check_replaceable(target, plain, (CARD, CONFIDENCE_FILE))
         with atomic_folder(target) as fresh:
             shutil.copytree(plain, fresh, dirs_exist_ok=True)
     return target
@@ -182,7 +182,7 @@ def read_parts(
             raise InputError(
                 f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}. Name another."
             )
-        read = {LAYOUT: _read_daspeech, piece_checkpoint.LAYOUT: read_piece_translator}.get(_layout_name(config))
+        read = {PHONE_LAYOUT: _read_daspeech, piece_checkpoint.LAYOUT: read_piece_translator}.get(_layout_name(config))
         if read is None:
             raise ValueError(f"its layout is {config['layout']!r:.60}")
         parts = read(directory, config)
@@ -238,7 +238,7 @@ def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
 
 def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
     units = read_names(directory / "units.json")
-    state = read_weights([weight_file(directory, name) for name in WEIGHTS if name != VOCODER])
+    state = read_weights([weight_file(directory, name) for name in WEIGHT_FILES if name != VOCODER])
     check_counts(config["architecture"], state)
     shape = DASpeechConfig.from_dict(config["architecture"])
     model = build_with_weights(lambda: DASpeech(shape, len(units)), state, "model", directory)
@@ -260,7 +260,7 @@ def read_layout(directory: Path) -> str:
 
 
 def _layout_name(config: Mapping[str, Any]) -> str:
-    return str(config.get("layout", LAYOUT))
+    return str(config.get("layout", PHONE_LAYOUT))
 
 
 def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
@@ -315,6 +315,6 @@ def _required_files(directory: Path) -> tuple[str, ...]:
     """
     if not (directory / "config.json").is_file():
         return REQUIRED_FILES
-    return {LAYOUT: REQUIRED_FILES, piece_checkpoint.LAYOUT: piece_checkpoint.REQUIRED_FILES}.get(
+    return {PHONE_LAYOUT: REQUIRED_FILES, piece_checkpoint.LAYOUT: piece_checkpoint.REQUIRED_FILES}.get(
         read_layout(directory), ("config.json",)
     )

@@ -22,12 +22,15 @@ from torch import Tensor
 from mmdec.drafters.ctc.network import BLANK, CtcTranscripts, best_pieces, pad_places
 from mmdec.errors import InputError
 
-WIDTH = 16  # number of hypotheses (texts) that are kept after each frame
-CHOICES = 16  # maximum number of pieces with which a hypothesis is extended at one frame
+BEAM_WIDTH = 16  # number of hypotheses (texts) that are kept after each frame
+MAX_FRAME_PIECES = 16  # maximum number of pieces with which a hypothesis is extended at one frame
 MIN_PIECE_LOGPROB = -8.0  # in nats: pieces of a lower log-probability at a frame are not tried at this frame
-WEIGHT, BONUS = 0.8, 2.5  # factor on the n-gram's log-probability; score in nats that is added for each piece
+NGRAM_WEIGHT, PIECE_BONUS = (
+    0.8,
+    2.5,
+)  # factor on the n-gram's log-probability; score in nats that is added for each piece
 # factor on the probabilities of alternatives at a position, so that the piece which the n-gram chose weighs most
-SHARE = 0.3
+ALTERNATIVES_SHARE = 0.3
 IMPOSSIBLE_LOGPROB = -1e9  # log-probability of a path that is impossible
 
 
@@ -147,7 +150,7 @@ def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 
         total = chances.sum(-1, keepdim=True).clamp(min=1e-9)
         chances[torch.arange(len(pieces)), chosen] = 0
         weights, others = chances.topk(best - 1, -1)
-        weights = weights / total * SHARE
+        weights = weights / total * ALTERNATIVES_SHARE
         rows.append(
             (
                 torch.cat([chosen[:, None], others], 1),
@@ -184,7 +187,11 @@ def beam_search(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], lis
     # n-gram, frame at which each piece begins)
     kept: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {(): (0.0, IMPOSSIBLE_LOGPROB, 0.0, ())}
     for frame, row in enumerate(logprobs):
-        likely = np.argpartition(row, -CHOICES)[-CHOICES:] if len(row) > CHOICES else range(len(row))
+        likely = (
+            np.argpartition(row, -MAX_FRAME_PIECES)[-MAX_FRAME_PIECES:]
+            if len(row) > MAX_FRAME_PIECES
+            else range(len(row))
+        )
         choices = [
             (int(piece), float(row[piece])) for piece in likely if piece != BLANK and row[piece] > MIN_PIECE_LOGPROB
         ]
@@ -204,12 +211,13 @@ def beam_search(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], lis
                 if known is not None:
                     grown[longer] = (known[0], _sum(known[1], path), known[2], known[3])
                 else:
-                    more = gain + WEIGHT * score(piece) + BONUS
+                    more = gain + NGRAM_WEIGHT * score(piece) + PIECE_BONUS
                     grown[longer] = (IMPOSSIBLE_LOGPROB, path, more, (*frames, frame))
         best = sorted(grown.items(), key=lambda entry: -_sum(entry[1][0], entry[1][1]) - entry[1][2])
-        kept = dict(best[:WIDTH])
+        kept = dict(best[:BEAM_WIDTH])
     totals = {
-        text: _sum(ended, held) + gain + WEIGHT * after(text)(end) for text, (ended, held, gain, _) in kept.items()
+        text: _sum(ended, held) + gain + NGRAM_WEIGHT * after(text)(end)
+        for text, (ended, held, gain, _) in kept.items()
     }
     text = max(totals, key=totals.__getitem__)
     begun = [*kept[text][3], len(logprobs)]

@@ -22,8 +22,10 @@ from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 MIN_EMISSION = 1e-6  # least emission probability, because the accepted text may have units to which the graph gives 0
-ALTERNATIVE = 0.02  # a branch begins at a second-best unit if it and all units before it have at least this probability
-TAIL = 6  # maximum units of a branch after its first one
+MIN_BRANCH_PROBABILITY = (
+    0.02  # a branch begins at a second-best unit if it and all units before it have at least this probability
+)
+MAX_BRANCH_TAIL = 6  # maximum units of a branch after its first one
 
 
 @dataclass
@@ -108,11 +110,11 @@ class DagDrafter:
         alpha, node, chance = state.alpha, 0, 1.0
         for depth in range(1, min(plan.depth, plan.nodes) + 1):
             ahead, units = state.next_distributions(alpha)
-            unit, other = _two(units)
+            unit, other = _two_most_probable(units)
             total = float(units.sum())
             if total <= 0.0:
                 break
-            if chance * float(units[other]) / total >= ALTERNATIVE:
+            if chance * float(units[other]) / total >= MIN_BRANCH_PROBABILITY:
                 heapq.heappush(second, (-chance * float(units[other]) / total, node, other, ahead, depth))
             tokens.append(unit)
             parents.append(node)
@@ -122,7 +124,7 @@ class DagDrafter:
             alpha = state.after(ahead, unit)
         while second and len(tokens) < plan.nodes:
             _, node, unit, ahead, depth = heapq.heappop(second)
-            for _ in range(min(TAIL + 1, plan.nodes - len(tokens), plan.depth - depth + 1)):
+            for _ in range(min(MAX_BRANCH_TAIL + 1, plan.nodes - len(tokens), plan.depth - depth + 1)):
                 tokens.append(unit)
                 parents.append(node)
                 if unit == self.eos:
@@ -144,7 +146,7 @@ class DagDrafter:
         state[:] = [state[row] for row in live.tolist()]
 
 
-def _two(chances: np.ndarray) -> tuple[int, int]:
+def _two_most_probable(chances: np.ndarray) -> tuple[int, int]:
     """Return the most probable and the second most probable unit.
 
     Args:

@@ -22,7 +22,7 @@ from mmdec.daspeech.model import EncodedSpeech
 from mmdec.daspeech.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig, CtcTranscripts, best_pieces
 from mmdec.errors import InputError
-from mmdec.whisper.encoder import TAIL, WhisperEncoder, WhisperEncoderConfig, sound_features
+from mmdec.whisper.encoder import STATES_TAIL, WhisperEncoder, WhisperEncoderConfig, sound_features
 
 PAD, EOS = 1, 2  # ids of <pad> and </s>; the first four phones are <s>, <pad>, </s>, <unk>
 
@@ -128,7 +128,7 @@ class PieceTranslator(PiecesToUnits):
             Features (B, mels, F); frames (B,), numbers of frames; counts (B,), numbers of encoder states that the CTC
             head reads.
         """
-        return sound_features(sounds, self.sizes.encoder, tail=TAIL)
+        return sound_features(sounds, self.sizes.encoder, tail=STATES_TAIL)
 
     def hear(self, features: Tensor, frames: Tensor, counts: Tensor) -> tuple[CtcTranscripts, Tensor]:
         """Transcribe recordings with the CTC head.

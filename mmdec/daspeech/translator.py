@@ -38,26 +38,26 @@ from mmdec.errors import InputError
 from mmdec.generation.model_lock import reading
 from mmdec.hub.publish import push_folder
 from mmdec.kernels.dag_decode import LatticePath
-from mmdec.tasks.confidence import UNCERTAINTY_OFFSET, Calibration, confidence, evidence
+from mmdec.tasks.confidence import UNCERTAINTY_OFFSET, Calibration, estimate_confidence, token_evidence
 
 __all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation", "check_strategy", "total_timings"]
 
 STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
 GPU_ROWS = 16  # maximum rows of a padded batch on a GPU
-RERANKED = 8  # for "reranked": number of the graph's best texts that the autoregressive decoder scores
+RERANKED_TEXTS = 8  # for "reranked": number of the graph's best texts that the autoregressive decoder scores
 DRAFT_NODES = 192  # maximum nodes of a draft that is made from the graph: an utterance's units and their alternatives
 
-GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
+GRAPH_KIND, AUTOREGRESSIVE_KIND = "graph", "autoregressive"  # kinds of decoding in confidence.json
 
-Rows = list[dict[str, float]]
+EvidenceRows = list[dict[str, float]]
 Decoder = Callable[[Tensor, Tensor, Tensor], Tensor]
 # scores of one text by the autoregressive decoder: ln P of each unit and of </s>; for each, whether it is the decoder's
 # first choice
-Reading = tuple[list[float], list[bool]]
+TextScores = tuple[list[float], list[bool]]
 # for each row: unit ids; the graph's states (K + 1, D) at its K units and </s>; number of passes; evidence for the
 # confidence
-_Decoded = tuple[list[list[int]], list[Tensor] | None, list[int], Rows]
-SPECIALS = 4  # the first four units of every vocabulary are special: <s> <pad> </s> <unk>
+_Decoded = tuple[list[list[int]], list[Tensor] | None, list[int], EvidenceRows]
+NUM_SPECIAL_UNITS = 4  # the first four units of every vocabulary are special: <s> <pad> </s> <unk>
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class PassListener:
         if self.limit is not None:
             tokens = tokens[: self.limit]
             self.limit -= len(tokens)
-        units = [self._units[token] for token in tokens if token >= SPECIALS]
+        units = [self._units[token] for token in tokens if token >= NUM_SPECIAL_UNITS]
         self._on_pass(Pass(self._piece, units, len(tokens), self._seconds, graph))
         self._stopwatch.lap()
 
@@ -151,7 +151,7 @@ class PassListener:
         self.tokens(chosen, Graph(emissions.cpu(), links.cpu(), self._units, path, names))
 
 
-def score_texts(decoder: Decoder, tokens: Sequence[Sequence[int]], source: EncodedSpeech) -> list[Reading]:
+def score_texts(decoder: Decoder, tokens: Sequence[Sequence[int]], source: EncodedSpeech) -> list[TextScores]:
     """Score the units of each row in one pass of the autoregressive decoder.
 
     Args:
@@ -171,7 +171,7 @@ def score_texts(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Encod
     return [(row[:size], agrees[:size]) for row, agrees, size in zip(chosen, same, sizes, strict=True)]
 
 
-def autoregressive_evidence(reading: Reading) -> dict[str, float]:
+def autoregressive_evidence(reading: TextScores) -> dict[str, float]:
     """Compute evidence for the confidence from the autoregressive decoder's scores of one text: its log-probabilities
     of the units, and the share of units for which this decoder prefers another unit.
 
@@ -179,10 +179,10 @@ def autoregressive_evidence(reading: Reading) -> dict[str, float]:
         reading: The scores of one text, from `readings`.
     """
     logprobs, agrees = reading
-    return evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + UNCERTAINTY_OFFSET)}
+    return token_evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + UNCERTAINTY_OFFSET)}
 
 
-def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
+def path_evidence(scores: Tensor, lengths: Tensor) -> EvidenceRows:
     """Compute evidence from the graph's path.
 
     Args:
@@ -193,7 +193,7 @@ def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
     return [{"graph": math.log(mean + UNCERTAINTY_OFFSET)} for mean in means]
 
 
-def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows:
+def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> EvidenceRows:
     """Compute evidence from the graph's probabilities of the units on each row's path.
 
     Args:
@@ -201,10 +201,10 @@ def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows
         vertices, tokens: (B, K), vertex and unit of each of the path's K steps, padded with -1.
     """
     rows = zip(emissions, vertices, tokens, strict=True)
-    return [evidence(row[at[said >= 0], said[said >= 0]].tolist()) for row, at, said in rows]
+    return [token_evidence(row[at[said >= 0], said[said >= 0]].tolist()) for row, at, said in rows]
 
 
-def head_evidence(source: EncodedSpeech) -> Rows:
+def head_evidence(source: EncodedSpeech) -> EvidenceRows:
     """Compute evidence from the CTC head; empty without one.
 
     It has three parts: the head's probabilities of the transcript's pieces; its probabilities of the best piece or
@@ -213,13 +213,13 @@ def head_evidence(source: EncodedSpeech) -> Rows:
     transcripts = source.transcripts
     if transcripts is None:
         return [{} for _ in source.limits]
-    seen: Rows = []
+    seen: EvidenceRows = []
     pieces: Tensor = transcripts.weights[..., 0].clamp(min=1e-12).log()
     rows = (pieces.tolist(), transcripts.lengths.tolist(), transcripts.logprobs.tolist(), transcripts.counts.tolist())
     for sure, places, logprobs, frames in zip(*rows, strict=True):
         doubt = -sum(logprobs[:frames]) / max(frames, 1)
         seen.append(
-            evidence(sure[:places], "heard_")
+            token_evidence(sure[:places], "heard_")
             | {"frames": math.log(doubt + UNCERTAINTY_OFFSET), "rate": math.log(max(places, 1) / max(frames, 1))}
         )
     return seen
@@ -396,7 +396,7 @@ class SpeechTranslator:
             clock: Measures the stages.
         """
         with clock.stage("linguistic"):
-            kind = AUTOREGRESSIVE if strategy in ("autoregressive", "verified") else GRAPH
+            kind = AUTOREGRESSIVE_KIND if strategy in ("autoregressive", "verified") else GRAPH_KIND
             run = {"autoregressive": self._decode_autoregressive, "verified": self._decode_verified}.get(
                 strategy, self._decode_graph
             )
@@ -408,7 +408,7 @@ class SpeechTranslator:
                 read = score_texts(self.model.ar, tokens, source)
                 seen = [row | autoregressive_evidence(one) for row, one in zip(seen, read, strict=True)]
             seen = [row | new for row, new in zip(seen, head_evidence(source), strict=True)]
-            sure = [confidence(row, self.calibrations, kind) for row in seen]
+            sure = [estimate_confidence(row, self.calibrations, kind) for row in seen]
         with clock.stage("words"):
             texts = self.layout.texts(tokens)
         with clock.stage("acoustic"):
@@ -469,7 +469,7 @@ class SpeechTranslator:
             seen = [row | new for row, new in zip(seen, own, strict=True)]
         return tokens, hidden, [2 if strategy == "reranked" else 1] * len(tokens), seen
 
-    def _graph_evidence(self, lattice: Lattice) -> Rows:
+    def _graph_evidence(self, lattice: Lattice) -> EvidenceRows:
         """Compute evidence for a text of the autoregressive decoder: the log-probability of the path that the graph
         itself would choose."""
         guided = getattr(self.model, "english_ngram", None) is not None
@@ -479,7 +479,7 @@ class SpeechTranslator:
     def _path(self, lattice: Lattice, strategy: str) -> LatticePath:
         """Find each row's path through the graph. For "reranked": several paths for each row, one after the other."""
         if strategy in ("beam", "reranked"):
-            count = RERANKED if strategy == "reranked" else 1
+            count = RERANKED_TEXTS if strategy == "reranked" else 1
             return lattice.beam(getattr(self.model, "english_ngram", None), self.decoding.collapse, count)
         return lattice.path(
             strategy,
@@ -488,7 +488,7 @@ class SpeechTranslator:
             collapse=self.decoding.collapse,
         )
 
-    def _rerank(self, paths: LatticePath, source: EncodedSpeech) -> tuple[LatticePath, list[Reading]]:
+    def _rerank(self, paths: LatticePath, source: EncodedSpeech) -> tuple[LatticePath, list[TextScores]]:
         """Choose the best of several paths for each row: the one with the highest sum of beam search score and ln P of
         its text by the autoregressive decoder, which scores all texts in one pass.
 
@@ -524,7 +524,7 @@ class SpeechTranslator:
 def _spoken_units(paths: LatticePath) -> tuple[list[Tensor], list[list[int]]]:
     """Return for each path the steps at which it emits a unit that is not special: their indices (N,), and the units'
     ids."""
-    keep = [row.nonzero()[:, 0] for row in paths.tokens >= SPECIALS]  # padding is -1
+    keep = [row.nonzero()[:, 0] for row in paths.tokens >= NUM_SPECIAL_UNITS]  # padding is -1
     return keep, [row[steps].tolist() for row, steps in zip(paths.tokens, keep, strict=True)]
 
 
@@ -534,7 +534,9 @@ def _cut_to_limits(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
     Args:
         limits: The maximum number of units of each.
     """
-    return [[token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)]
+    return [
+        [token for token in row[:limit] if token >= NUM_SPECIAL_UNITS] for row, limit in zip(rows, limits, strict=True)
+    ]
 
 
 def check_strategy(strategy: str) -> None:

@@ -20,7 +20,7 @@ import torch
 from mmdec.core.timing import Stopwatch
 from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts
 from mmdec.daspeech.piece_reader import unit_limits
-from mmdec.daspeech.translator import SPECIALS, SpeechTranslator
+from mmdec.daspeech.translator import NUM_SPECIAL_UNITS, SpeechTranslator
 from mmdec.errors import InputError
 from mmdec.io.audio import HOP, SAMPLE_RATE
 from mmdec.whisper.checkpoint import load_whisper
@@ -136,7 +136,7 @@ def read(parts: PieceTranslatorParts, text: str) -> str:
     device = next(network.parameters()).device
     pieces, lengths = torch.tensor([numbers], device=device), torch.tensor([len(numbers)], device=device)
     (units,) = network.ar.generate(network.read(pieces, lengths), lengths, unit_limits(lengths)[0])
-    return parts.english.decode([unit for unit in units if unit >= SPECIALS])
+    return parts.english.decode([unit for unit in units if unit >= NUM_SPECIAL_UNITS])
 
 
 @torch.inference_mode()

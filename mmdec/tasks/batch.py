@@ -13,8 +13,8 @@ from mmdec.checks.arguments import check_callable
 from mmdec.errors import InputError
 from mmdec.tasks.confidence import Output, confidence_error
 
-Given = TypeVar("Given")  # type of one input as the caller gives it
-Read = TypeVar("Read")
+Input = TypeVar("Given")  # type of one input as the caller gives it
+ReadInput = TypeVar("Read")
 
 
 class BatchError(InputError):
@@ -34,10 +34,10 @@ class BatchError(InputError):
 
 
 @final
-class InputBatch(Generic[Given]):
+class InputBatch(Generic[Input]):
     """The inputs of one call, a single one or a list, and the errors of those that were rejected."""
 
-    def __init__(self, given: Sequence[Given], single: bool, what: str = "recordings") -> None:
+    def __init__(self, given: Sequence[Input], single: bool, what: str = "recordings") -> None:
         """Initialize.
 
         Args:
@@ -62,14 +62,14 @@ class InputBatch(Generic[Given]):
         if function is not None and not self.single:
             raise InputError(f"`{name}` must be None for a list of {self.what}, but is given. {remedy}")
 
-    def read(self, read: Callable[[Given], Read]) -> dict[int, Read]:
+    def read(self, read: Callable[[Input], ReadInput]) -> dict[int, ReadInput]:
         """Call the function `read` for each input.
 
         Returns:
             Input index -> its result. If it raises InputError for an input, the input is left out, and the error is
             added to `errors`.
         """
-        inputs: dict[int, Read] = {}
+        inputs: dict[int, ReadInput] = {}
         for index, item in enumerate(self.given):
             try:
                 inputs[index] = read(item)

@@ -27,28 +27,30 @@ from mmdec.checks.files import write_atomically
 from mmdec.checks.weights import lies_inside
 from mmdec.errors import InputError
 
-FILE = "confidence.json"
-FORMAT = "mmdec confidence 1"
-LARGEST = 1 << 20  # maximum bytes of confidence.json; a larger file is rejected
+CONFIDENCE_FILE = "confidence.json"
+CONFIDENCE_FORMAT = "mmdec confidence 1"
+MAX_FILE_BYTES = 1 << 20  # maximum bytes of confidence.json; a larger file is rejected
 CUT_CONFIDENCE = 0.4  # maximum for a text that was cut at a length nobody asked for: what is missing is unknown
-STRETCH = 5  # number of consecutive tokens in the worst stretch, which shows a local error in an otherwise certain text
+STRETCH_TOKENS = (
+    5  # number of consecutive tokens in the worst stretch, which shows a local error in an otherwise certain text
+)
 LIKELY_WRONG = 0.5  # people are warned of an output with a lower calibrated confidence
 UNCERTAINTY_OFFSET = 0.01  # in nats: added to an uncertainty, which may be 0, before its logarithm is taken
 
 Evidence = Mapping[str, float]
 
 
-class Sure(Protocol):
+class HasConfidence(Protocol):
     """An output that has a confidence."""
 
     @property
     def confidence(self) -> float | None: ...
 
 
-Output = TypeVar("Output", bound=Sure)
+Output = TypeVar("Output", bound=HasConfidence)
 
 
-def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
+def token_evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
     """Compute evidence from the log-probabilities (nats) of an output's tokens.
 
     A token's uncertainty is its negative log-probability, at most 30 nats.
@@ -58,12 +60,12 @@ def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
 
     Returns:
         Natural logarithms of three numbers: under "mean" the mean uncertainty, under "worst" the highest mean
-        uncertainty of `STRETCH` consecutive tokens, under "count" the number of tokens.
+        uncertainty of `STRETCH_TOKENS` consecutive tokens, under "count" the number of tokens.
     """
     costs = [max(-value, 0.0) for value in logprobs if not math.isnan(value)] or [math.inf]
     costs = [min(cost, 30.0) for cost in costs]
     mean = sum(costs) / len(costs)
-    stretch = min(STRETCH, len(costs))
+    stretch = min(STRETCH_TOKENS, len(costs))
     worst = max(sum(costs[at : at + stretch]) / stretch for at in range(len(costs) - stretch + 1))
     return {
         f"{name}mean": math.log(mean + UNCERTAINTY_OFFSET),
@@ -100,21 +102,21 @@ def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
     Raises:
         InputError: If the file is damaged.
     """
-    if folder is None or not (folder / FILE).is_file():
+    if folder is None or not (folder / CONFIDENCE_FILE).is_file():
         return {}
-    path = folder / FILE
+    path = folder / CONFIDENCE_FILE
     try:
         if not lies_inside(path, folder):
             raise ValueError("it is a link that leads out of the folder")
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"it has more than {LARGEST} bytes")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
+        if content["format"] != CONFIDENCE_FORMAT:
             raise ValueError(f"its format is {content['format']!r}")
         return {str(kind): _calibration(entry) for kind, entry in content["calibrations"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(
-            f"`model` must have a {FILE} that was fitted for it, or none, but '{path}' is damaged "
+            f"`model` must have a {CONFIDENCE_FILE} that was fitted for it, or none, but '{path}' is damaged "
             f"({type(error).__name__}: {error!s:.200}). Fetch it again, or delete it."
         ) from error
 
@@ -129,17 +131,17 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
         measured: The calibrations' scores on held-out data, which the file stores, too.
     """
     content = {
-        "format": FORMAT,
+        "format": CONFIDENCE_FORMAT,
         "calibrations": {
             kind: {"bias": entry.bias, "weights": dict(entry.weights), "typical": dict(entry.typical)}
             for kind, entry in calibrations.items()
         },
         "measured": dict(measured),
     }
-    return write_atomically(folder / FILE, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    return write_atomically(folder / CONFIDENCE_FILE, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
-def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
+def estimate_confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
     """Return an output's confidence in [0, 1].
 
     Args:

@@ -31,7 +31,7 @@ AudioList = (
     | list[Tensor]
     | list[dict[str, Any]]
 )
-Noted = TypeVar("Noted", bound=Any)  # a result, a dataclass with a field `note`
+Result = TypeVar("Noted", bound=Any)  # a result, a dataclass with a field `note`
 MIN_SECONDS = 0.1
 SILENCE, INAUDIBLE = sound.SILENCE, sound.INAUDIBLE
 MAX_CHANNELS = 8
@@ -109,7 +109,7 @@ def read_recording(
     return recording
 
 
-def with_notes(results: Mapping[int, Noted], inputs: Mapping[int, sound.Recording]) -> dict[int, Noted]:
+def with_notes(results: Mapping[int, Result], inputs: Mapping[int, sound.Recording]) -> dict[int, Result]:
     """Add to each result the note of its recording, before its own.
 
     Args:
@@ -118,7 +118,7 @@ def with_notes(results: Mapping[int, Noted], inputs: Mapping[int, sound.Recordin
     return {index: with_note(result, inputs[index].note) for index, result in results.items()}
 
 
-def with_note(result: Noted, note: str) -> Noted:
+def with_note(result: Result, note: str) -> Result:
     """Put a note before a result's own note."""
     return replace(result, note="; ".join(filter(None, (note, result.note)))) if note else result
 

@@ -21,14 +21,14 @@ from torch import nn
 from mmdec.checks.arguments import check_threads
 from mmdec.kernels.threads import own_threads
 
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 MIN_THREADS = 2  # number of threads for the smallest models, if processors are idle
 # one more thread for each 10 M parameters; smaller matrix products do not gain from more threads
-PARAMETERS = 10_000_000
+PARAMETERS_PER_THREAD = 10_000_000
 # the system's load is read 3 times, 0.001 s apart, and the median is used, so that short bursts are ignored
-READINGS, READING_INTERVAL = 3, 0.001
+LOAD_READINGS, READING_INTERVAL = 3, 0.001
 
-_kept = False  # whether `keep_threads` was called; then the number of threads is not chosen
+_is_fixed = False  # whether `keep_threads` was called; then the number of threads is not chosen
 
 
 def choose_threads(parameters: int, idle: int, most: int) -> int:
@@ -39,7 +39,7 @@ def choose_threads(parameters: int, idle: int, most: int) -> int:
         idle: Number of idle processors.
         most: torch's default number of threads.
     """
-    return max(1, min(most, MIN_THREADS + parameters // PARAMETERS, idle))
+    return max(1, min(most, MIN_THREADS + parameters // PARAMETERS_PER_THREAD, idle))
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
     count, before = check_threads(threads), torch.get_num_threads()
     if count is None:
         parameters = sum(p.numel() for network in networks for p in network.parameters() if p.device.type == "cpu")
-        chooses = parameters and not _kept and is_default(before)
+        chooses = parameters and not _is_fixed and is_default(before)
         count = choose_threads(parameters, idle_processors(), before) if chooses else before
     if count == before:
         yield
@@ -69,7 +69,7 @@ def keep_threads(threads: int) -> None:
     """Set torch's number of CPU threads for the rest of the process; calls without `threads=` then use it."""
     global _kept
     torch.set_num_threads(threads)
-    _kept = True
+    _is_fixed = True
 
 
 def is_default(
@@ -82,19 +82,19 @@ def is_default(
         environment: Environment variables.
         defaults: The numbers that torch may choose by default; None: this machine's numbers of cores and of processors.
     """
-    if any(environment.get(name) for name in VARIABLES):
+    if any(environment.get(name) for name in THREAD_VARIABLES):
         return False
     return count in (_defaults() if defaults is None else defaults)
 
 
 def idle_processors() -> int:
     """Count the idle processors, of those that this process may use; all of these, if the system tells no load."""
-    allowed = min(len(_affinity()), quota_of(_text(Path("/sys/fs/cgroup/cpu.max"))))
+    allowed = min(len(_affinity()), quota_of(_read_text(Path("/sys/fs/cgroup/cpu.max"))))
     counts: list[int] = []
-    for reading in range(READINGS if allowed > 1 else 0):
+    for reading in range(LOAD_READINGS if allowed > 1 else 0):
         if reading:
             time.sleep(READING_INTERVAL)
-        running = running_processes(_text(Path("/proc/loadavg")))
+        running = running_processes(_read_text(Path("/proc/loadavg")))
         if running is None:
             return allowed
         counts.append(running)
@@ -127,11 +127,11 @@ def _affinity() -> set[int]:
 def _defaults() -> set[int]:
     cores = Path("/sys/devices/system/cpu")
     mine = _affinity()
-    siblings = {_text(cores / f"cpu{one}" / "topology" / "thread_siblings_list") or str(one) for one in mine}
+    siblings = {_read_text(cores / f"cpu{one}" / "topology" / "thread_siblings_list") or str(one) for one in mine}
     return {len(siblings), len(mine), _processors()}
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
     except (OSError, ValueError):  # no such file: an older Linux kernel, or not Linux

@@ -31,7 +31,7 @@ from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.image_familiarity import FamiliarPictures
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.media import VisionOutput
-from mmdec.tasks.confidence import Calibration, Evidence, confidence, evidence, read_calibrations
+from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_reserved, sets_length, with_length
 from mmdec.tasks.loading import as_drafter, decoding_options, load_speculation
 from mmdec.tasks.usage import Usage, renumber_rounds
@@ -56,9 +56,9 @@ RESERVED_HERE = {  # option of `generate` -> argument of `describe` that sets it
     "streamer": "on_text",
 }
 STRUCTURE, DISTANCE = "structure", "distance"  # names of the evidence in confidence.json
-SIDE = 128  # pixels: `structure` is computed on pictures that were reduced to sides of 128 to 255
+REDUCED_SIDE = 128  # pixels: `structure` is computed on pictures that were reduced to sides of 128 to 255
 MAX_SAMPLED_SIDE = 1024  # pixels: of larger pictures only every n-th row and column is read, which saves time
-SQUARE = 8  # side in pixels of the squares that `structure` compares
+SQUARE_SIDE = 8  # side in pixels of the squares that `structure` compares
 FAINT_EDGE = 2.0  # in grey levels: smaller differences between pixels are rounding, not edges
 # maximum value of `structure`: a page of text has a lower value than a single sign, but is as good a picture
 MAX_STRUCTURE = 0.1
@@ -226,16 +226,16 @@ def describe_batch(
             accepted=entry.accepted,
             lossless=speculation.options.lossless,
             confidence=entry.limit_confidence(
-                confidence(seen, request.calibrations, ANSWER), sets_length(request.options)
+                estimate_confidence(seen, request.calibrations, ANSWER), sets_length(request.options)
             ),
             finish_reason=entry.finish_reason,
             note=entry.note,
             evidence=seen,
             compressor=None if observed is None else observed.compressor[row],
-            kept=None if observed is None else _plain(observed.kept[row]),
+            kept=None if observed is None else _as_list(observed.kept[row]),
         )
         for row, (entry, seconds) in enumerate(zip(usage, parts, strict=True))
-        for seen in [evidence(entry.logprobs) | picture_evidence(pictures[row], distances[row], earlier, count)]
+        for seen in [token_evidence(entry.logprobs) | picture_evidence(pictures[row], distances[row], earlier, count)]
     ]
 
 
@@ -254,7 +254,7 @@ def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[i
     return [new[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def _plain(weights: Tensor | None) -> list[float] | None:
+def _as_list(weights: Tensor | None) -> list[float] | None:
     return None if weights is None else [float(value) for value in weights.to(torch.float32).flatten().tolist()]
 
 
@@ -332,7 +332,7 @@ def structure(pixels: np.ndarray) -> float:
     """
     high, wide = (max(side // MAX_SAMPLED_SIDE, 1) for side in pixels.shape[:2])
     read = to_pil(pixels[::high, ::wide])
-    reduced = read.reduce((max(read.width // SIDE, 1), max(read.height // SIDE, 1)))
+    reduced = read.reduce((max(read.width // REDUCED_SIDE, 1), max(read.height // REDUCED_SIDE, 1)))
     levels = np.asarray(reduced, np.float32)  # (h, w, 3), pixel values of the reduced picture
     across, down = np.diff(levels, axis=1, append=levels[:, -1:]), np.diff(levels, axis=0, append=levels[-1:])
     squares = _means((across**2 + down**2).mean(2))
@@ -345,6 +345,6 @@ def _means(values: np.ndarray) -> np.ndarray:
 
     In smaller images the squares are smaller.
     """
-    high, wide = (min(SQUARE, side) for side in values.shape)
+    high, wide = (min(SQUARE_SIDE, side) for side in values.shape)
     rows, columns = values.shape[0] // high, values.shape[1] // wide
     return values[: rows * high, : columns * wide].reshape(rows, high, columns, wide).mean((1, 3))

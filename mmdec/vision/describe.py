@@ -37,7 +37,7 @@ from mmdec.vision.options import DescribeOptions, Model, OnText
 
 __all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]
 
-PROMPT = "Describe this image."
+DEFAULT_PROMPT = "Describe this image."
 MAX_IMAGES = 256  # maximum number of images of one question
 VLM = TaskLoader(
     load_vlm,
@@ -166,7 +166,7 @@ def check_images(vlm: LoadedVlm, question: Question) -> None:
 @overload
 def describe(
     image: Pictures,
-    prompt: Prompt = PROMPT,
+    prompt: Prompt = DEFAULT_PROMPT,
     *,
     model: Model = DEFAULT_MODEL,
     processor: ProcessorMixin | None = None,
@@ -196,7 +196,7 @@ def describe(
 
 @with_options_of(DescribeOptions)
 def describe(
-    image: Any, prompt: Prompt | list[str] | list[tuple[str, ...]] | list[Prompt] = PROMPT, **options: Any
+    image: Any, prompt: Prompt | list[str] | list[tuple[str, ...]] | list[Prompt] = DEFAULT_PROMPT, **options: Any
 ) -> Description | list[Description]:
     """Ask a vision-language model about images: exactly the answer of `model.generate`, in fewer passes of the model.
 

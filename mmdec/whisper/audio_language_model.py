@@ -21,7 +21,7 @@ from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import option_names, rounds_of
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.tasks.confidence import Calibration, confidence, evidence, read_calibrations
+from mmdec.tasks.confidence import Calibration, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_reserved, length_errors, sets_length, with_length
 from mmdec.tasks.loading import load_speculation
 from mmdec.tasks.usage import Usage, renumber_rounds
@@ -218,7 +218,7 @@ def _transcript(
     if hasattr(processor, "parse_output"):  # the model's output begins with the name of the language
         found = processor.parse_output(text)
         text, language = found["transcription"], language or found["language"]
-    seen = evidence(usage.logprobs)
+    seen = token_evidence(usage.logprobs)
     return Transcript(
         text=text,
         language=language and LANGUAGE_CODES.get(language.lower(), language),
@@ -230,7 +230,7 @@ def _transcript(
         seconds=len(samples) / SAMPLE_RATE,
         lossless=request.speculation.options.lossless,
         confidence=usage.limit_confidence(
-            confidence(seen, request.calibrations, TRANSCRIPT), sets_length(request.options)
+            estimate_confidence(seen, request.calibrations, TRANSCRIPT), sets_length(request.options)
         ),
         note=usage.note,
         finish_reason=usage.finish_reason,

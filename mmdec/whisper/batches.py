@@ -26,7 +26,7 @@ from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import option_names
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.io.audio.voice_activity import SpeechWindow, cut_at_pauses
-from mmdec.tasks.confidence import confidence, evidence
+from mmdec.tasks.confidence import estimate_confidence, token_evidence
 from mmdec.tasks.inputs import describe_silence
 from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.whisper.batcher import PassBatcher
@@ -36,7 +36,7 @@ from mmdec.whisper.options import OnTranscript, Progress
 from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
 from mmdec.whisper.target import hide_generate_warnings, restore_attention
 from mmdec.whisper.transcript import (
-    UNSPACED,
+    UNSPACED_LANGUAGES,
     Segment,
     Transcript,
     reconcile_times,
@@ -50,7 +50,7 @@ TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
 ADVICE_CONFIDENCE = (
     0.7  # below this confidence, the transcript's note recommends a model of more languages or a larger one
 )
-MULTILINGUAL = "openai/whisper-base"  # the model that the note recommends
+MULTILINGUAL_MODEL = "openai/whisper-base"  # the model that the note recommends
 NO_SPEECH_NOTE = "without a voice"  # text of the note for a long recording in which no speech was found
 Languages = str | Sequence[str] | None
 
@@ -138,7 +138,7 @@ def transcribe_in_pieces(
     jobs = (partial(_decode_batch, request, [index], [window.samples], None, together) for index, window in pieces)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
     tell()
-    with _decoding(request):
+    with _decoding_context(request):
         for number, (decoded,) in together.run(jobs):
             index, window = pieces[number]
             found[index][window.start] = decoded
@@ -244,7 +244,7 @@ def transcribe_batch(
         on_window: Called before each window with a tensor (B, 2): for each recording the frames done and the frames in
             total.
     """
-    with _decoding(request):
+    with _decoding_context(request):
         return [_transcript(request, one) for one in _decode_batch(request, indices, recordings, on_window)]
 
 
@@ -304,12 +304,12 @@ def _transcript(request: TranscriptionRequest, decoded: DecodedPiece) -> Transcr
     whisper, usage = request.whisper, decoded.usage
     tokens = [token for segment in decoded.segments for token in segment.tokens]
     text: str = whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip()
-    rate = _rate(tokens, first_timestamp_token(whisper.model), decoded.samples)
-    seen = evidence(usage.logprobs) | {"rate": rate, "repeats": log_compression_ratio(text)}
-    sure = confidence(seen, request.calibrations, TRANSCRIPT)
+    rate = _log_token_rate(tokens, first_timestamp_token(whisper.model), decoded.samples)
+    seen = token_evidence(usage.logprobs) | {"rate": rate, "repeats": log_compression_ratio(text)}
+    sure = estimate_confidence(seen, request.calibrations, TRANSCRIPT)
     # without a calibration, repeated text would get a high confidence: it consists of probable tokens
     if TRANSCRIPT not in request.calibrations:
-        sure = min(sure, confidence(seen, request.doubts, TRANSCRIPT))
+        sure = min(sure, estimate_confidence(seen, request.doubts, TRANSCRIPT))
     return Transcript(
         text=text,
         language=decoded.language,
@@ -360,10 +360,10 @@ def _advice(whisper: LoadedWhisper, sure: float) -> str:
     if not english or sure >= ADVICE_CONFIDENCE:
         return ""
     name = whisper.directory.name if whisper.directory is not None else "this model"
-    return f'{name} knows English alone and is unsure of this recording; model="{MULTILINGUAL}" knows other languages'
+    return f'{name} knows English alone and is unsure of this recording; model="{MULTILINGUAL_MODEL}" knows other languages'
 
 
-def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
+def _log_token_rate(tokens: Sequence[int], first: int, samples: int) -> float:
     """Compute the natural logarithm of the text tokens per second of audio.
 
     Args:
@@ -431,7 +431,7 @@ def _segments(
                 [starts[index] for index in text],
                 [ends[index] for index in text],
                 tokenizer.decode,
-                language not in UNSPACED,
+                language not in UNSPACED_LANGUAGES,
             )
         segments.append(Segment(start, end, tokenizer.decode(tokens, skip_special_tokens=True).strip(), tokens, spoken))
     return reconcile_times(segments) if request.timestamps == "word" else segments
@@ -486,16 +486,16 @@ def _window_progress(progress: Progress, done: float, total: float, whisper: Loa
 
 
 @contextmanager
-def _decoding(request: TranscriptionRequest) -> Iterator[None]:
+def _decoding_context(request: TranscriptionRequest) -> Iterator[None]:
     """Context manager around a call of `generate`: holds the locks of the model and of the drafter's networks, and
     hides warnings."""
     model, words = request.whisper.model, request.timestamps == "word"
-    with _attention(model, words, request.speculation.networks), hide_generate_warnings():
+    with _model_locks(model, words, request.speculation.networks), hide_generate_warnings():
         yield
 
 
 @contextmanager
-def _attention(
+def _model_locks(
     model: WhisperForConditionalGeneration, words: bool, others: Sequence[PreTrainedModel]
 ) -> Iterator[None]:
     """Context manager for one call of `generate`: holds the locks of the model and of the drafter's networks

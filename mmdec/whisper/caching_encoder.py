@@ -21,7 +21,7 @@ from mmdec.core.timing import Stopwatch
 from mmdec.kernels.onednn import is_usable
 from mmdec.targets.hf_target import HOOK_TABLES, shallow_copy
 from mmdec.whisper.batcher import PassBatcher
-from mmdec.whisper.features import FRAMES, can_shorten, context_frames, encode
+from mmdec.whisper.features import FRAMES_PER_SECOND, can_shorten, context_frames, encode
 
 SOUND = "sound"  # attribute of the encoder's output that holds the features which the encoder has read
 
@@ -138,7 +138,7 @@ class CachingEncoder:
         """Return how many seconds of the last window were encoded; None if the whole window was."""
         if self._margin is None or self._last is None or 2 * self._states.shape[1] >= self._last.shape[-1]:
             return None
-        return 2 * self._states.shape[1] / FRAMES
+        return 2 * self._states.shape[1] / FRAMES_PER_SECOND
 
     def whole(self) -> BaseModelOutput:
         """Encode the last window to its end. Returns the window's states, which replace the stored states."""

@@ -241,7 +241,7 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWh
     return LoadedWhisper(model, processor, directory)
 
 
-PREFIX = "model.encoder."
+ENCODER_PREFIX = "model.encoder."
 
 
 def load_whisper_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
@@ -265,7 +265,7 @@ def load_whisper_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
         config = WhisperEncoderConfig.of(settings)
     except KeyError as error:
         raise InputError(f"`model` must name its sizes, but '{folder}' lacks {error}. Fetch it again.") from None
-    weights = read_weights(weight_files(folder, prefixes=(PREFIX,)), prefixes=(PREFIX,))
+    weights = read_weights(weight_files(folder, prefixes=(ENCODER_PREFIX,)), prefixes=(ENCODER_PREFIX,))
     check_counts(settings, weights)
-    state = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
+    state = {name.removeprefix(ENCODER_PREFIX): tensor for name, tensor in weights.items()}
     return build_with_weights(lambda: WhisperEncoder(config), state, "model", folder).eval().requires_grad_(False)

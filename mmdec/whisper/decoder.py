@@ -54,9 +54,9 @@ class FastDecoder(nn.Module):
         # in a tuple, so that torch does not register the embeddings as submodules of this module
         self.embeddings: tuple[Any, Any] = (decoder.embed_tokens, decoder.embed_positions)
         self.copies = half_precision_copies(decoder)
-        halves = self.copies.get(partial(_halves, decoder)) or [{}] * len(decoder.layers)
+        halves = self.copies.get(partial(_copy_to_half, decoder)) or [{}] * len(decoder.layers)
         self.layers_of = [_Layer(layer, half) for layer, half in zip(decoder.layers, halves, strict=True)]
-        self.norm = _direct(decoder.layer_norm)
+        self.norm = _as_function(decoder.layer_norm)
         for name in HOOK_TABLES:
             self.__dict__[name] = decoder.__dict__[name]
 
@@ -73,7 +73,7 @@ class FastDecoder(nn.Module):
             return False
         attentions = [part for layer in layers for part in (layer.self_attn, layer.encoder_attn)]
         stock = all(type(part) is WhisperAttention for part in attentions)
-        return stock and all(map(_bare, (decoder, *layers, *attentions)))
+        return stock and all(map(_has_stock_forward, (decoder, *layers, *attentions)))
 
     def store_encoder_states(self, states: Tensor, cache: EncoderDecoderCache) -> None:
         """Compute keys and values of the encoder's states (B, S, H), and store them in an empty cache.
@@ -163,13 +163,16 @@ class _Layer:
             layer: transformers' decoder layer.
             half: Name -> half-precision copy of a weight; may be empty.
         """
-        self.own = _Attention(layer.self_attn, _stock)
-        self.memory = _Attention(layer.encoder_attn, _across, many=True)
+        self.own = _Attention(layer.self_attn, _attend)
+        self.memory = _Attention(layer.encoder_attn, _cross_attend, many=True)
         self.own.mixed, self.own.out = half.get("own"), half.get("own out", self.own.out)
         self.memory.query, self.memory.out = half.get("query", self.memory.query), half.get("out", self.memory.out)
-        self.own_norm, self.memory_norm = _direct(layer.self_attn_layer_norm), _direct(layer.encoder_attn_layer_norm)
-        self.widen, self.narrow = (half.get(name, _direct(getattr(layer, name))) for name in ("fc1", "fc2"))
-        self.norm, self.activation = _direct(layer.final_layer_norm), cast(Map, layer.activation_fn)
+        self.own_norm, self.memory_norm = (
+            _as_function(layer.self_attn_layer_norm),
+            _as_function(layer.encoder_attn_layer_norm),
+        )
+        self.widen, self.narrow = (half.get(name, _as_function(getattr(layer, name))) for name in ("fc1", "fc2"))
+        self.norm, self.activation = _as_function(layer.final_layer_norm), cast(Map, layer.activation_fn)
 
     def __call__(self, x: Tensor, index: int, pieces: Sequence[PassShare]) -> Tensor:
         """Run the layer over x (B, N, H), the concatenated tokens of all pieces.
@@ -202,8 +205,8 @@ class _Attention:
             many: True for cross-attention, whose keys and values are computed from all states of a window at once.
         """
         self.attend, self.scaling, self.size = attend, attention.scaling, attention.head_dim
-        self.query, self.out = _direct(attention.q_proj), _direct(attention.out_proj)
-        self.keys, self.values = _direct(attention.k_proj, many), _direct(attention.v_proj, many)
+        self.query, self.out = _as_function(attention.q_proj), _as_function(attention.out_proj)
+        self.keys, self.values = _as_function(attention.k_proj, many), _as_function(attention.v_proj, many)
         # computes queries, keys and values in one matrix product; None if that is not possible
         self.mixed: Map | None = None
 
@@ -229,7 +232,7 @@ class _Attention:
         return x.unflatten(2, (-1, self.size)).transpose(1, 2)
 
 
-def _halves(decoder: Any) -> list[dict[str, HalfWeights]] | None:
+def _copy_to_half(decoder: Any) -> list[dict[str, HalfWeights]] | None:
     """Copy the weights to half precision.
 
     Returns for each layer: name -> copy. Returns None if half precision would change a weight, or if a projection is
@@ -252,7 +255,7 @@ def _halves(decoder: Any) -> list[dict[str, HalfWeights]] | None:
     return found
 
 
-def _across(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+def _cross_attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Attend to the encoder's states.
 
     For few queries on a CPU, keys x queries is computed, because that is faster.
@@ -262,16 +265,16 @@ def _across(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
         keys, values: (B, heads, S, D).
     """
     if queries.shape[2] > MAX_TRANSPOSED_QUERIES or keys.numel() < MIN_ONEDNN_ELEMENTS or queries.device.type != "cpu":
-        return _stock(queries, keys, values, mask)
+        return _attend(queries, keys, values, mask)
     scores = torch.matmul(keys, queries.transpose(2, 3)).transpose(2, 3)
     return torch.matmul(scores.softmax(3), values)
 
 
-def _stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
 
 
-def _direct(module: Any, many: bool = False) -> Map:
+def _as_function(module: Any, many: bool = False) -> Map:
     """Return a function that computes what a torch module without hooks does, without the overhead of its `__call__`.
 
     Other modules are returned unchanged.
@@ -282,15 +285,15 @@ def _direct(module: Any, many: bool = False) -> Map:
     if plain_linear(module):
         large = (many or module.weight.numel() >= MIN_ONEDNN_ELEMENTS) and module.weight.device.type == "cpu"
         return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)
-    if type(module) is Int8Linear and _bare(module):
+    if type(module) is Int8Linear and _has_stock_forward(module):
         return module.forward
-    if type(module) is nn.LayerNorm and _bare(module):
+    if type(module) is nn.LayerNorm and _has_stock_forward(module):
         shape = list(module.normalized_shape)
         return partial(torch.layer_norm, normalized_shape=shape, weight=module.weight, bias=module.bias, eps=module.eps)
     return module
 
 
-def _bare(module: nn.Module) -> bool:
+def _has_stock_forward(module: nn.Module) -> bool:
     return "forward" not in vars(module) if type(module) is WhisperDecoder else not has_hooks(module)
 
 

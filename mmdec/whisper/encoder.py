@@ -24,10 +24,10 @@ from mmdec.io.audio import SAMPLE_RATE
 from mmdec.kernels.onednn import attention, linear
 from mmdec.nn.conformer import lengths_to_mask
 
-HOP, WINDOW = 160, 400  # in samples: hop and window of the features' frames
-STATE_SAMPLES = 2 * HOP  # in samples: distance of two encoder states; each state covers two frames
-MARGIN = 1.0  # seconds of silence that are added after a recording
-TAIL = 0.2  # seconds of this silence whose states a CTC head reads
+HOP_SAMPLES, FRAME_SAMPLES = 160, 400  # in samples: hop and window of the features' frames
+STATE_SAMPLES = 2 * HOP_SAMPLES  # in samples: distance of two encoder states; each state covers two frames
+SILENCE_MARGIN = 1.0  # seconds of silence that are added after a recording
+STATES_TAIL = 0.2  # seconds of this silence whose states a CTC head reads
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class SelfAttention(nn.Module):
 
 
 def sound_features(
-    sounds: Sequence[Tensor], config: WhisperEncoderConfig, margin: float = MARGIN, tail: float | None = None
+    sounds: Sequence[Tensor], config: WhisperEncoderConfig, margin: float = SILENCE_MARGIN, tail: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the log-mel features of recordings, each at its own length.
 
@@ -201,7 +201,7 @@ def sound_features(
 
     padded = [F.pad(sound[:most], (0, max(size(sound, margin) - len(sound), 0))) for sound in sounds]
     device = padded[0].device
-    frames = torch.tensor([len(sound) // HOP for sound in padded], device=device)
+    frames = torch.tensor([len(sound) // HOP_SAMPLES for sound in padded], device=device)
     wanted = torch.tensor(
         [size(sound, margin if tail is None else tail) // STATE_SAMPLES for sound in sounds], device=device
     )
@@ -213,7 +213,7 @@ def sound_features(
 def read_states(
     encoder: WhisperEncoder,
     sounds: Sequence[Tensor],
-    margin: float = MARGIN,
+    margin: float = SILENCE_MARGIN,
     tail: float | None = None,
     top: int = 0,
 ) -> tuple[Tensor, Tensor]:
@@ -247,8 +247,8 @@ def sinusoid_positions(config: WhisperEncoderConfig) -> Tensor:
 def whisper_mel(samples: Tensor, mels: int = 80) -> Tensor:
     """Compute Whisper's log-mel features (B, mels, T / 160) of 16 kHz samples (B, T): log10 of mel energies, limited to
     80 dB below the maximum, scaled to about -1 to 1 (Radford et al. 2022, section 2.2)."""
-    window = torch.hann_window(WINDOW, device=samples.device)
-    power = torch.stft(samples, WINDOW, HOP, window=window, return_complex=True)[..., :-1].abs() ** 2
+    window = torch.hann_window(FRAME_SAMPLES, device=samples.device)
+    power = torch.stft(samples, FRAME_SAMPLES, HOP_SAMPLES, window=window, return_complex=True)[..., :-1].abs() ** 2
     energies = (_filters(mels, samples.device) @ power).clamp(min=1e-10).log10()
     loudest = energies.amax(dim=(1, 2), keepdim=True)
     return (torch.maximum(energies, loudest - 8.0) + 4.0) / 4.0
@@ -256,6 +256,6 @@ def whisper_mel(samples: Tensor, mels: int = 80) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _filters(mels: int, device: torch.device) -> Tensor:  # (mels, 201)
-    bank = mel_filter_bank(1 + WINDOW // 2, mels, 0.0, 8000.0, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
+    bank = mel_filter_bank(1 + FRAME_SAMPLES // 2, mels, 0.0, 8000.0, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
     with torch.inference_mode(False):  # no inference tensor, because the cached table is used in training, too
         return torch.from_numpy(bank).float().T.contiguous().to(device)

@@ -21,9 +21,11 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 from mmdec.kernels.onednn import attention, linear
 from mmdec.targets.hf_target import has_hooks, plain_linear
 
-FRAMES = 100  # mel frames per second of audio
-CONTEXT_STEP_FRAMES = FRAMES  # the encoder reads multiples of this number of frames (1 s), so that few shapes occur
-BLOCK = 64  # the number of mel frames that are computed is a multiple of this number, so that few shapes occur
+FRAMES_PER_SECOND = 100  # mel frames per second of audio
+CONTEXT_STEP_FRAMES = (
+    FRAMES_PER_SECOND  # the encoder reads multiples of this number of frames (1 s), so that few shapes occur
+)
+FRAME_BLOCK = 64  # the number of mel frames that are computed is a multiple of this number, so that few shapes occur
 
 
 def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate: int, long: bool) -> dict[str, Tensor]:
@@ -46,7 +48,7 @@ def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate
         return dict(call(samples.numpy(), padding="longest", truncation=False))
     hop, window = extractor.hop_length, extractor.nb_max_frames
     # Number of frames to compute. The last of them contains only silence, as do all later frames of the window.
-    computed = -(-(len(samples) + extractor.n_fft) // (hop * BLOCK)) * BLOCK
+    computed = -(-(len(samples) + extractor.n_fft) // (hop * FRAME_BLOCK)) * FRAME_BLOCK
     if computed >= window or extractor.dither or type(extractor) is not WhisperFeatureExtractor:
         return dict(call(samples.numpy()))
     sound = pad(samples, (0, computed * hop - len(samples)))
@@ -67,7 +69,9 @@ def context_frames(features: Tensor, margin: float) -> int:
     """
     sounds = (features != features[..., -1:]).any(1)[0].nonzero()[:, 0]
     heard = int(sounds[-1]) + 1 if len(sounds) else 0
-    return min(math.ceil((heard + margin * FRAMES) / CONTEXT_STEP_FRAMES) * CONTEXT_STEP_FRAMES, features.shape[-1])
+    return min(
+        math.ceil((heard + margin * FRAMES_PER_SECOND) / CONTEXT_STEP_FRAMES) * CONTEXT_STEP_FRAMES, features.shape[-1]
+    )
 
 
 def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
@@ -80,15 +84,15 @@ def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
     x = gelu(encoder.conv2(x)).transpose(1, 2)
     x = x + encoder.embed_positions.weight[: x.shape[1]]
     for layer in encoder.layers:
-        if _stock(layer):
-            x = _through(layer, x)
+        if _is_stock_layer(layer):
+            x = _run_stock_layer(layer, x)
         else:
             read = layer(x, None)
             x = read[0] if isinstance(read, tuple) else read  # some versions of transformers return a tuple
     return encoder.layer_norm(x)
 
 
-def _stock(layer: nn.Module) -> bool:
+def _is_stock_layer(layer: nn.Module) -> bool:
     """Return whether a layer is transformers' own, without hooks, and uses "sdpa" attention."""
     if type(layer) is not WhisperEncoderLayer or layer.training or has_hooks(layer):
         return False
@@ -99,7 +103,7 @@ def _stock(layer: nn.Module) -> bool:
     return settings._attn_implementation == "sdpa"
 
 
-def _through(layer: Any, x: Tensor) -> Tensor:
+def _run_stock_layer(layer: Any, x: Tensor) -> Tensor:
     """Run one of transformers' own encoder layers over x (B, S, H)."""
     own, y = layer.self_attn, layer.self_attn_layer_norm(x)
     parts = (_linear(own.q_proj, y) * own.scaling, _linear(own.k_proj, y), _linear(own.v_proj, y))

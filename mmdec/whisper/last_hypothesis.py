@@ -17,9 +17,9 @@ from torch import Tensor
 from mmdec.core.tree import merge_chains, trees_from_lists
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
-LONGEST = 4  # at most this many of the newest tokens are compared to find where an earlier text continues
-UNSURE = 6  # maximum tokens copied from the previous text from a guessed place (`_Place.sure` is False)
-OLDER = 4  # maximum tokens of a branch that is copied from an older text
+MAX_MATCH = 4  # at most this many of the newest tokens are compared to find where an earlier text continues
+MAX_GUESSED_TOKENS = 6  # maximum tokens copied from the previous text from a guessed place (`_Place.sure` is False)
+MAX_OLDER_TOKENS = 4  # maximum tokens of a branch that is copied from an older text
 
 
 @dataclass
@@ -70,7 +70,10 @@ class LastHypothesis:
         """Draft the rest of the previous text, and short branches of the older texts and of the expected end."""
         trees = list[tuple[list[int], list[int]]]()
         for row in state:
-            sizes = [plan.depth if row.places[0].sure else UNSURE, *[OLDER * place.sure for place in row.places[1:]]]
+            sizes = [
+                plan.depth if row.places[0].sure else MAX_GUESSED_TOKENS,
+                *[MAX_OLDER_TOKENS * place.sure for place in row.places[1:]],
+            ]
             found = zip(self._texts, row.places, sizes, strict=True)
             tails = [text[place.at : place.at + min(size, plan.depth)] for text, place, size in found]
             trees.append(merge_chains([*tails, self._ending[: plan.depth]], plan.nodes))
@@ -80,7 +83,7 @@ class LastHypothesis:
         """Move each batch row's places in the earlier texts forward by the tokens of this round."""
         for row, tokens, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
-                row.text = [*row.text[1 - LONGEST :], token]
+                row.text = [*row.text[1 - MAX_MATCH :], token]
                 row.places = [_advance(*pair, row.text) for pair in zip(self._texts, row.places, strict=True)]
 
     def select(self, state: list[_Row], live: Tensor) -> None:

@@ -36,14 +36,16 @@ from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
 from mmdec.whisper.transcribe import WHISPER, as_drafter
 from mmdec.whisper.transcript import Segment, Transcript, shift_segment
 
-HEAD = 12  # number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
+HEADER_BYTES = (
+    12  # number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
+)
 # for provisional text: seconds of silence that the encoder reads after the audio, see docs/reference/whisper.md
-MARGIN = 5.0
+PROVISIONAL_MARGIN = 5.0
 MAX_DRAFT_CHAIN = 31  # maximum number of drafted tokens in a round, from the window's previous text
 MAX_PREVIOUS_TEXTS = 3  # number of the window's previous texts that are kept for drafts
 TIMESTAMPS_PER_SECOND = 50  # number of timestamp tokens per second of audio
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # in seconds: minimum and maximum of the argument `pause`
-LOUDEST = 8.0  # maximum absolute sample value, 1 is full scale; larger samples are rejected
+MIN_PAUSE, MAX_PAUSE = 0.5, 10.0  # in seconds: minimum and maximum of the argument `pause`
+MAX_SAMPLE_VALUE = 8.0  # maximum absolute sample value, 1 is full scale; larger samples are rejected
 Chunk = np.ndarray | Tensor | bytes
 
 
@@ -136,7 +138,7 @@ class StreamOptions:
         check_choice("encoding", self.encoding, tuple(BYTES), "s16 is the usual one.")
         if self.every is not None:
             _check_seconds("every", self.every, 0.1, 30.0)
-        _check_seconds("pause", self.pause, SHORTEST_PAUSE, LONGEST_PAUSE)
+        _check_seconds("pause", self.pause, MIN_PAUSE, MAX_PAUSE)
 
 
 STREAM_OPTIONS = tuple(one.name for one in fields(StreamOptions))
@@ -186,7 +188,7 @@ class LiveTranscriber:
         # silence hardly ever changes a token
         self._quick = replace(
             request,
-            margin=MARGIN,
+            margin=PROVISIONAL_MARGIN,
             timestamps="segment" if request.timestamps == "word" else request.timestamps,
         )
         self._threads, self._encoding = chosen.threads, stream.encoding
@@ -262,11 +264,11 @@ class LiveTranscriber:
             sound = split_channels(chunk)
         else:
             raise InputError(f"`chunks` must hold arrays or bytes, but one is {show(chunk)}. Convert it.")
-        wrong = ~(np.abs(sound) <= LOUDEST)  # written with ~, so that NaN counts as wrong, too
+        wrong = ~(np.abs(sound) <= MAX_SAMPLE_VALUE)  # written with ~, so that NaN counts as wrong, too
         if wrong.any():
             raise InputError(
                 f"`chunks` must hold samples from -1 to 1, but {int(wrong.sum())} of {sound.size} of one are NaN or "
-                f"beyond {LOUDEST:g}. Check `encoding`, or scale them: a stream's own peak is not known before its end."
+                f"beyond {MAX_SAMPLE_VALUE:g}. Check `encoding`, or scale them: a stream's own peak is not known before its end."
             )
         return self._mix(sound).clip(-1.0, 1.0)
 
@@ -379,7 +381,7 @@ def read_pipe(
     """
     if encoding is not None:
         check_choice("encoding", encoding, tuple(BYTES), "s16 is the usual one.")
-    head = stream.read(HEAD) if rate is None and encoding is None else b""
+    head = stream.read(HEADER_BYTES) if rate is None and encoding is None else b""
     if is_wav(head):
         sound = wav_stream(head, stream)
     elif looks_like_a_file(head):

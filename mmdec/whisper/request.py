@@ -30,8 +30,8 @@ TIMESTAMPS = (None, "segment", "word")
 FALLBACK_CALIBRATION_MODEL = (
     "whisper-base"  # the model whose calibration limits the confidence of models without a calibration
 )
-ENGLISH = "<|en|>"  # the language of a Whisper that has no tokens of languages
-TASKS = ("transcribe", "translate")
+ENGLISH_TOKEN = "<|en|>"  # the language of a Whisper that has no tokens of languages
+TASK_NAMES = ("transcribe", "translate")
 MAX_TEMPERATURE = 100.0  # maximum temperature that is accepted
 THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
 RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets it, or ""
@@ -124,7 +124,7 @@ class TranscriptionRequest:
             chosen["prompt_ids"] = _prompt(whisper, prompt)
         languages = _languages(settings, options.language, recordings)
         calibrations = read_calibrations(whisper.directory) or read_calibrations(shipped_folder(whisper.model))
-        doubts = {} if calibrations else read_calibrations(_home(FALLBACK_CALIBRATION_MODEL))
+        doubts = {} if calibrations else read_calibrations(_shipped_model(FALLBACK_CALIBRATION_MODEL))
         return cls(
             whisper=whisper,
             speculation=speculation,
@@ -253,14 +253,14 @@ def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 def _task(settings: Any, task: str | None) -> dict[str, Any]:
     if task is None:
         return {}
-    if not isinstance(task, str) or task not in TASKS:
-        raise InputError(f"`task` must be one of {', '.join(TASKS)}, but is {show(task)}. Choose one.")
+    if not isinstance(task, str) or task not in TASK_NAMES:
+        raise InputError(f"`task` must be one of {', '.join(TASK_NAMES)}, but is {show(task)}. Choose one.")
     table = getattr(settings, "task_to_id", None)
     if not _multilingual(settings) or not table:
         if task == "transcribe":
             return {}
         raise InputError(f"`task` must be 'transcribe' for a model that knows no other, but is {task!r}. Leave it out.")
-    if task == "translate" and [*settings.lang_to_id] == [ENGLISH]:
+    if task == "translate" and [*settings.lang_to_id] == [ENGLISH_TOKEN]:
         raise InputError(
             "`task` must be 'transcribe' for a model that knows English alone, but is 'translate': there is nothing to "
             "translate into English. Leave it out, or use a multilingual model."
@@ -291,7 +291,7 @@ def language_code(settings: Any, language: object) -> str:
     Raises:
         InputError: If it is unknown.
     """
-    known = settings.lang_to_id if _multilingual(settings) else [ENGLISH]
+    known = settings.lang_to_id if _multilingual(settings) else [ENGLISH_TOKEN]
     codes = [token.removeprefix("<|").removesuffix("|>") for token in known]
     names = {code: name for name, code in reversed(LANGUAGE_CODES.items())}
     if isinstance(language, str):
@@ -316,7 +316,7 @@ def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
     return ids.to(whisper.model.device)
 
 
-def _home(name: str) -> Path | None:
+def _shipped_model(name: str) -> Path | None:
     """Find the folder of a shipped model; None if it is not installed."""
     return next((home / name for home in model_folders() if (home / name).is_dir()), None)
 
@@ -327,7 +327,7 @@ def can_translate(settings: Any) -> bool:
     Args:
         settings: Its generation config.
     """
-    others = _multilingual(settings) and [*settings.lang_to_id] != [ENGLISH]
+    others = _multilingual(settings) and [*settings.lang_to_id] != [ENGLISH_TOKEN]
     return others and "translate" in (getattr(settings, "task_to_id", None) or ())
 
 

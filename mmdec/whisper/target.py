@@ -40,7 +40,7 @@ from mmdec.whisper.caching_encoder import can_use_eager_copy, eager_copy
 from mmdec.whisper.decoder import FastDecoder, PassShare
 from mmdec.whisper.vocabulary import vocabulary_scores
 
-OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
+GENERATE_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
 LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
 
 
@@ -238,7 +238,7 @@ def hide_generate_warnings() -> Iterator[None]:
     log = logging.getLogger("transformers.generation.utils")
 
     def drop(record: logging.LogRecord) -> bool:  # new in each call: each thread removes only its own filter
-        return not record.getMessage().startswith(OWN_WARNINGS)
+        return not record.getMessage().startswith(GENERATE_WARNINGS)
 
     log.addFilter(drop)
     try:

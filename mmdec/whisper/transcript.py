@@ -16,12 +16,12 @@ from mmdec.checks.arguments import show
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.errors import InputError
 
-FORMATS = ("text", "json", "srt", "vtt")
-SUBTITLES = ("srt", "vtt")
-UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-UNSPACED_FROM = "\u0e00"  # in the order of Unicode, the first letter of the scripts without spaces
-OPENING = frozenset("\"'“‘«¿¡([{-")
-BROKEN = "\ufffd"  # the character that a tokenizer writes for a token that is only a part of a character
+TRANSCRIPT_FORMATS = ("text", "json", "srt", "vtt")
+SUBTITLE_FORMATS = ("srt", "vtt")
+UNSPACED_LANGUAGES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+FIRST_UNSPACED_LETTER = "\u0e00"  # in the order of Unicode, the first letter of the scripts without spaces
+OPENING_MARKS = frozenset("\"'“‘«¿¡([{-")
+REPLACEMENT_CHARACTER = "\ufffd"  # the character that a tokenizer writes for a token that is only a part of a character
 MAX_CHARACTER_TOKENS = 4  # maximum number of tokens of one character, because a character has at most 4 bytes
 
 
@@ -108,8 +108,10 @@ class Transcript:
         Raises:
             InputError: For another kind, or for subtitles without timestamps.
         """
-        if not isinstance(kind, str) or kind not in FORMATS:
-            raise InputError(f"`format` must be one of {', '.join(FORMATS)}, but is {show(kind)}. Choose one.")
+        if not isinstance(kind, str) or kind not in TRANSCRIPT_FORMATS:
+            raise InputError(
+                f"`format` must be one of {', '.join(TRANSCRIPT_FORMATS)}, but is {show(kind)}. Choose one."
+            )
         if kind == "text":
             return self.text + "\n"
         if kind == "json":
@@ -132,10 +134,10 @@ class Cue:
 
 
 # maximum letters and seconds of a subtitle: two lines of 42 letters, as in broadcasting
-CUE_LETTERS, CUE_SECONDS = 84, 6.0
-CUE_LEAST = 21  # minimum letters of a subtitle that ends at a sentence or clause
-SENTENCE, CLAUSE = tuple(".?!…。？！"), tuple(",;:–—、，；：")
-CLOSING = "\"'”’»)]"  # characters that may follow a sentence or clause mark
+MAX_CUE_LETTERS, MAX_CUE_SECONDS = 84, 6.0
+MIN_CUE_LETTERS = 21  # minimum letters of a subtitle that ends at a sentence or clause
+SENTENCE_MARKS, CLAUSE_MARKS = tuple(".?!…。？！"), tuple(",;:–—、，；：")
+CLOSING_MARKS = "\"'”’»)]"  # characters that may follow a sentence or clause mark
 SUBTITLE_PAUSE = 0.5  # seconds of silence at which a subtitle ends
 
 
@@ -153,13 +155,13 @@ def cues(segments: Iterable[Segment]) -> list[Cue]:
             continue
         group: list[Word] = []
         for word, following in zip(segment.words, [*segment.words[1:], None], strict=True):
-            while group and (_letters([*group, word]) > CUE_LETTERS or word.end - group[0].start > CUE_SECONDS):
+            while group and (_letters([*group, word]) > MAX_CUE_LETTERS or word.end - group[0].start > MAX_CUE_SECONDS):
                 cut = _clause(group)
                 cues.append(_cue(group[:cut]))
                 group = group[cut:]
             group.append(word)
             paused = following is not None and following.start - word.end >= SUBTITLE_PAUSE
-            if paused or (_ends(word, SENTENCE) and _letters(group) >= CUE_LEAST):
+            if paused or (_ends(word, SENTENCE_MARKS) and _letters(group) >= MIN_CUE_LETTERS):
                 cues.append(_cue(group))
                 group = []
         if group:
@@ -176,7 +178,7 @@ def _clause(group: Sequence[Word]) -> int:
     able = (
         count
         for count in range(len(group), 0, -1)
-        if _ends(group[count - 1], SENTENCE + CLAUSE) and _letters(group[:count]) >= CUE_LEAST
+        if _ends(group[count - 1], SENTENCE_MARKS + CLAUSE_MARKS) and _letters(group[:count]) >= MIN_CUE_LETTERS
     )
     return next(able, len(group))
 
@@ -186,7 +188,7 @@ def _letters(words: Iterable[Word]) -> int:
 
 
 def _ends(word: Word, marks: tuple[str, ...]) -> bool:
-    return word.text.rstrip(CLOSING).endswith(marks)
+    return word.text.rstrip(CLOSING_MARKS).endswith(marks)
 
 
 def srt(segments: Iterable[Segment], first: int = 1) -> str:
@@ -261,7 +263,7 @@ def words_from_tokens(
     for piece in _pieces(tokens, starts, ends, decode):
         bare = piece.text.strip()
         mark = bool(bare) and not any(letter.isalnum() for letter in bare)
-        opens = mark and piece.text.startswith(" ") and bare in OPENING
+        opens = mark and piece.text.startswith(" ") and bare in OPENING_MARKS
         new = not joined or (not mark if not spaced else piece.text.startswith(" ") and (opens or not mark))
         if new and not opening:
             joined.append(piece)
@@ -312,10 +314,12 @@ def word_beginnings(tokens: Sequence[int], *, decode: Callable[[list[int]], str]
     for token in tokens:
         text = decode([token])
         bare = text.strip()
-        if BROKEN not in bare and not any(letter.isalnum() for letter in bare):
+        if REPLACEMENT_CHARACTER not in bare and not any(letter.isalnum() for letter in bare):
             found.append(None)
         else:
-            found.append(text.startswith(" ") or (BROKEN not in bare and bare[0] >= UNSPACED_FROM))
+            found.append(
+                text.startswith(" ") or (REPLACEMENT_CHARACTER not in bare and bare[0] >= FIRST_UNSPACED_LETTER)
+            )
     return found
 
 
@@ -328,7 +332,7 @@ def _pieces(
         begin = begin if group else start
         group.append(token)
         text = decode(group)
-        if BROKEN not in text or len(group) == MAX_CHARACTER_TOKENS or index == len(tokens) - 1:
+        if REPLACEMENT_CHARACTER not in text or len(group) == MAX_CHARACTER_TOKENS or index == len(tokens) - 1:
             pieces.append(_Piece(text, begin, end))
             group = []
     return pieces

@@ -29,8 +29,10 @@ from mmdec.whisper.usage_meter import UsageMeter
 from mmdec.whisper.words import WordBeginnings, time_tokens
 
 RUNAWAY_CHECK_TOKENS = 16  # number of new tokens between two checks whether the text repeats itself
-TOKENS_A_SECOND, TOKENS_MORE = 12, 24  # a text with more than 12 tokens a second, plus 24, cannot be speech
-COMPRESSIBLE = 1.35  # maximum compression ratio of the token ids as bytes, Whisper's threshold; above it, text repeats
+MAX_TOKENS_PER_SECOND, EXTRA_TOKENS = 12, 24  # a text with more than 12 tokens a second, plus 24, cannot be speech
+MAX_COMPRESSION_RATIO = (
+    1.35  # maximum compression ratio of the token ids as bytes, Whisper's threshold; above it, text repeats
+)
 
 
 @final
@@ -154,10 +156,10 @@ class WindowDecoder:
 def is_runaway(tokens: Sequence[int], seconds: float, vocab_size: int) -> bool:
     """Return whether a text has too many tokens for `seconds` of sound, or repeats itself, which shows in its
     compression ratio."""
-    if len(tokens) > TOKENS_A_SECOND * seconds + TOKENS_MORE:
+    if len(tokens) > MAX_TOKENS_PER_SECOND * seconds + EXTRA_TOKENS:
         return True
     size = int(math.log2(vocab_size) / 8) + 1
-    return compression_ratio(b"".join(token.to_bytes(size, "little") for token in tokens)) > COMPRESSIBLE
+    return compression_ratio(b"".join(token.to_bytes(size, "little") for token in tokens)) > MAX_COMPRESSION_RATIO
 
 
 def compression_ratio(content: bytes) -> float:

@@ -22,24 +22,28 @@ from transformers import WhisperForConditionalGeneration
 
 from mmdec.errors import InputError
 
-FRAME = 0.02  # seconds of audio for each encoder state, the frame of the alignment
+STATE_SECONDS = 0.02  # seconds of audio for each encoder state, the frame of the alignment
 MELS_A_STATE = 2  # mel frames for each encoder state
-SILENCE_PERCENTILE, CEILING = (
+SILENCE_PERCENTILE, SPEECH_PERCENTILE = (
     5.0,
     95.0,
 )  # percentiles of a window's log power that count as silence (0) and as speech (1)
 SPEECH_LEVEL = (
     0.45  # on the scale from silence (0) to speech (1): the level at which a frame is as likely speech as silence
 )
-SMOOTH = 5  # mel frames over which loudness is averaged
+SMOOTHING_FRAMES = 5  # mel frames over which loudness is averaged
 # mel frames, and largest deviation of their log power, of noise without speech, because speech varies; and the level
 # below which it is noise
-STEADY, STEADY_BELS, STEADY_LEVEL = 100, 0.2, 0.95
-GAP = 4.0  # score of a fully silent frame in a gap, in standard deviations of attention, the unit of token scores
-WIDTH = 7  # width of the median filter over attention, in encoder states
+NOISE_FRAMES, MAX_NOISE_DEVIATION, MAX_NOISE_LEVEL = 100, 0.2, 0.95
+GAP_SCORE = 4.0  # score of a fully silent frame in a gap, in standard deviations of attention, the unit of token scores
+MEDIAN_WIDTH = 7  # width of the median filter over attention, in encoder states
 MAX_LATE_STATES = 25  # encoder states: how long speech may go on after the timestamp that ends its text
-SLACK = 5  # encoder states by which a word may begin before the timestamp that ends the text before it
-LEADS = (-2, 1, 4)  # encoder states by which attention may come before its sound; each window gets the best lead
+MAX_EARLY_STATES = 5  # encoder states by which a word may begin before the timestamp that ends the text before it
+ATTENTION_LEADS = (
+    -2,
+    1,
+    4,
+)  # encoder states by which attention may come before its sound; each window gets the best lead
 LONG_PAUSE_STATES = 100  # encoder states of silence before words that may be of the text after this one
 FORBIDDEN_SCORE = -1e9  # score of a forbidden transition
 
@@ -74,15 +78,17 @@ def loudness(features: np.ndarray) -> np.ndarray:
         features: (mels, 2 S), the window's log-mel features as Whisper reads them: (log10 of power + 4) / 4.
     """
     decibels = np.log10((10.0 ** (features.astype(np.float64) * 4 - 4)).sum(0) + 1e-12)
-    low, high = np.percentile(decibels, (SILENCE_PERCENTILE, CEILING))
+    low, high = np.percentile(decibels, (SILENCE_PERCENTILE, SPEECH_PERCENTILE))
     level = (decibels - low) / max(high - low, 1e-3)
-    quieter = level < STEADY_LEVEL
-    level = np.convolve(np.pad(level, SMOOTH // 2, mode="edge"), np.ones(SMOOTH) / SMOOTH, "valid")
+    quieter = level < MAX_NOISE_LEVEL
+    level = np.convolve(
+        np.pad(level, SMOOTHING_FRAMES // 2, mode="edge"), np.ones(SMOOTHING_FRAMES) / SMOOTHING_FRAMES, "valid"
+    )
     spoken = np.clip(2 * (level - SPEECH_LEVEL), -1, 1)
-    if len(decibels) >= STEADY:
-        steady = np.lib.stride_tricks.sliding_window_view(decibels, STEADY).std(1) < STEADY_BELS
+    if len(decibels) >= NOISE_FRAMES:
+        steady = np.lib.stride_tricks.sliding_window_view(decibels, NOISE_FRAMES).std(1) < MAX_NOISE_DEVIATION
         # a frame is steady if any stretch that holds it is
-        spoken[: len(decibels)][(np.convolve(steady, np.ones(STEADY)) > 0) & quieter] = -1
+        spoken[: len(decibels)][(np.convolve(steady, np.ones(NOISE_FRAMES)) > 0) & quieter] = -1
     return spoken[: len(spoken) // MELS_A_STATE * MELS_A_STATE].reshape(-1, MELS_A_STATE).mean(1)
 
 
@@ -95,9 +101,9 @@ def mean_attention(maps: Tensor) -> np.ndarray:
     maps = maps.float()
     spread = maps.std(-2, keepdim=True, unbiased=False)
     maps = (maps - maps.mean(-2, keepdim=True)) / (spread + 1e-9)
-    half = WIDTH // 2
+    half = MEDIAN_WIDTH // 2
     if maps.shape[-1] > half:
-        maps = torch.nn.functional.pad(maps, (half, half), mode="reflect").unfold(-1, WIDTH, 1).median(-1).values
+        maps = torch.nn.functional.pad(maps, (half, half), mode="reflect").unfold(-1, MEDIAN_WIDTH, 1).median(-1).values
     return maps.mean(0).double().cpu().numpy()
 
 
@@ -112,7 +118,7 @@ def shift_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
         (N, S).
     """
     frames = np.arange(len(loud))
-    moves = [np.clip(frames - lead, 0, len(loud) - 1) for lead in LEADS]
+    moves = [np.clip(frames - lead, 0, len(loud) - 1) for lead in ATTENTION_LEADS]
     peaks = np.stack([seen.max(0)[move] for move in moves])
     peaks -= peaks.mean(1, keepdims=True)
     agreement = peaks @ (loud - loud.mean()) / (np.linalg.norm(peaks, axis=1) + 1e-9)
@@ -140,8 +146,8 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
     # Numbers of the path's states: 2 i is the gap before token i; 2 i + 1 is token i; 2 N is the gap after the last
     # token.
     worth = np.empty((2 * count + 1, frames))
-    worth[0::2] = -GAP * loud
-    worth[1::2] = tokens + GAP * loud
+    worth[0::2] = -GAP_SCORE * loud
+    worth[1::2] = tokens + GAP_SCORE * loud
     worth[[2 * at for at in range(1, count) if not begins[at]]] = FORBIDDEN_SCORE
     skips = np.where(
         np.arange(2 * count + 1) % 2 == 1, 0.0, FORBIDDEN_SCORE
@@ -175,7 +181,7 @@ def align_text(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool], end
     """
     starts, ends = align(tokens, loud, begins)
     pauses = [at for at in range(1, len(starts)) if starts[at] - ends[at - 1] >= LONG_PAUSE_STATES]
-    if not pauses or starts[pauses[-1]] < end - SLACK:
+    if not pauses or starts[pauses[-1]] < end - MAX_EARLY_STATES:
         return starts, ends
     before = int(starts[pauses[-1]])
     return align(tokens[:, :before], loud[:before], begins) if len(tokens) < before else (starts, ends)
@@ -204,7 +210,7 @@ class TokenAligner:
         self,
         output: Any,
         alignment_heads: Sequence[Sequence[int]],
-        time_precision: float = FRAME,
+        time_precision: float = STATE_SECONDS,
         num_frames: Any = None,
         num_input_ids: int = 1,
     ) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from mmdec.daspeech.dag_decoder import BOS, EOS
 from mmdec.daspeech.translator import (
-    RERANKED,
+    RERANKED_TEXTS,
     STRATEGIES,
     SpeechTranslator,
     autoregressive_evidence,
@@ -59,7 +59,7 @@ def test_reranked_is_the_graphs_text_that_both_decoders_find_likeliest(seed: int
     with torch.inference_mode():
         source = model.model.source(*model.model.features([sound]))
         paths = model.model.lattice(source.states, source.lengths, source.sizes).beam(
-            None, model.decoding.collapse, RERANKED
+            None, model.decoding.collapse, RERANKED_TEXTS
         )
         texts = [[token for token in row.tolist() if token > EOS + 1] for row in paths.tokens]
         beams, worth = paths.beams, []

@@ -21,7 +21,7 @@ from mmdec.drafters.ctc.training.module import CtcModule
 from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from mmdec.phonetics.pieces import PieceTokenizer
-from mmdec.whisper.encoder import TAIL, read_states
+from mmdec.whisper.encoder import STATES_TAIL, read_states
 from recipes.reader.export import main
 from tests.support.tiny_piece_translator import parts
 from tests.support.tiny_sentences import SIZES, write
@@ -86,7 +86,7 @@ def test_the_folder_has_the_weights_of_its_runs(runs: Path, tmp_path: Path) -> N
         assert (own[name] - value).norm() <= 0.02 * value.norm() + 1e-3, name
     sound = load_audio(runs / "clips" / "3.wav")
     with torch.no_grad():
-        heard = best_pieces(*translator.model.head(*read_states(encoder, [sound], tail=TAIL)))
+        heard = best_pieces(*translator.model.head(*read_states(encoder, [sound], tail=STATES_TAIL)))
         source = translator.model.source(*translator.model.features([sound]))
     assert abs(int(source.lengths[0]) - int(heard.lengths[0])) <= 2  # 8 bits of the encoder
 

@@ -17,7 +17,7 @@ from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
 import mmdec
 from mmdec.checks.weights import check_counts, check_finite_weights, read_settings, read_weights, weight_files
-from mmdec.daspeech.checkpoint import WEIGHTS
+from mmdec.daspeech.checkpoint import WEIGHT_FILES
 from mmdec.daspeech.training.vocoder import load_acoustic
 from mmdec.drafters.medusa.checkpoint import load_heads
 from mmdec.training.checkpoints import read_checkpoint
@@ -167,7 +167,7 @@ def test_weights_that_are_not_finite_are_named(whisper: Path, tiny_model: Path, 
     refused(good.heads, f"finite weights, but '{name}' in .*heads.safetensors' holds NaN or infinity")
     name = spoil(whisper / WHOLE, value, 7)
     refused(lambda: load_whisper(whisper, "cpu"), f"finite weights, but '{name}'")
-    for file in WEIGHTS:
+    for file in WEIGHT_FILES:
         copy = Path(shutil.copytree(tiny_model, tmp_path / file))
         name = spoil(copy / file, value)
         refused(lambda copy=copy: mmdec.load(copy, "cpu"), f"finite weights, but '{name}' in .*{file}")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmdec.daspeech.ctc_beam import BONUS, WEIGHT, PieceNGram, beam_search, read_pieces
+from mmdec.daspeech.ctc_beam import NGRAM_WEIGHT, PIECE_BONUS, PieceNGram, beam_search, read_pieces
 from mmdec.drafters.ctc.network import BLANK, best_pieces, collapse
 from mmdec.errors import InputError
 from mmdec.phonetics.ngram import END, START, NGram
@@ -66,7 +66,7 @@ def best_text(logprobs: np.ndarray, model: PieceNGram) -> tuple[int, ...]:
         totals[tuple(text)] = float(np.logaddexp(totals.get(tuple(text), -np.inf), cost))
     for text in totals:
         for at, piece in enumerate((*text, PIECES + 1)):
-            totals[text] += WEIGHT * model.after((PIECES, *text[:at]))(piece) + BONUS * (piece <= PIECES)
+            totals[text] += NGRAM_WEIGHT * model.after((PIECES, *text[:at]))(piece) + PIECE_BONUS * (piece <= PIECES)
     return max(totals, key=totals.__getitem__)
 
 

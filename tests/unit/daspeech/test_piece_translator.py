@@ -12,7 +12,7 @@ from torch import Tensor
 from mmdec.daspeech.piece_translator import PieceTranslator, PieceTranslatorConfig
 from mmdec.drafters.ctc.network import best_pieces, collapse
 from mmdec.errors import InputError
-from mmdec.whisper.encoder import TAIL, read_states
+from mmdec.whisper.encoder import STATES_TAIL, read_states
 from tests.conftest import buzz
 from tests.support.tiny_piece_translator import network, sizes
 
@@ -25,7 +25,7 @@ def sounds() -> list[Tensor]:
 def test_the_parts_run_in_their_order() -> None:
     model = network(0)
     for sound in sounds():
-        states, counts = read_states(model.encoder, [sound], tail=TAIL)
+        states, counts = read_states(model.encoder, [sound], tail=STATES_TAIL)
         heard = best_pieces(*model.head(states, counts), best=4)
         read = model.reader(heard.pieces, heard.weights, heard.lengths)
         source = model.source(*model.features([sound]))

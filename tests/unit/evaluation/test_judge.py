@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from mmdec import cli
 from mmdec.daspeech.piece_reader import unit_limits
 from mmdec.daspeech.translate import load
-from mmdec.daspeech.translator import SPECIALS, SpeechTranslator
+from mmdec.daspeech.translator import NUM_SPECIAL_UNITS, SpeechTranslator
 from mmdec.errors import InputError
 from mmdec.evaluation import judge as judge_transcription
 from mmdec.evaluation.judge import Cascade, Judge, comparison_systems, read, speak
@@ -115,7 +115,9 @@ def test_text_is_read_by_the_translators_own_networks(translator: SpeechTranslat
     with torch.inference_mode():
         states = parts.model.read(torch.tensor([numbers]), lengths)
         (units,) = parts.model.ar.generate(states, lengths, unit_limits(lengths)[0])
-    assert read(parts, "Bonjour, madame ?") == parts.english.decode([unit for unit in units if unit >= SPECIALS])
+    assert read(parts, "Bonjour, madame ?") == parts.english.decode(
+        [unit for unit in units if unit >= NUM_SPECIAL_UNITS]
+    )
     assert read(parts, "...") == ""
 
 

@@ -165,13 +165,13 @@ def test_a_recording_without_units_is_refused(tiny_model: Path) -> None:
 
     import torch
 
-    from mmdec.daspeech.translator import SPECIALS
+    from mmdec.daspeech.translator import NUM_SPECIAL_UNITS
 
     loaded = mmdec.load(tiny_model, "cpu")
     silenced = copy.deepcopy(loaded)
     weight = silenced.model.decoder.embed_tokens.weight
     with torch.no_grad():  # whatever a vertex holds, a special unit wins
-        weight[SPECIALS:] = 0
+        weight[NUM_SPECIAL_UNITS:] = 0
         weight[0] = torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(0))
         weight[1] = -weight[0]
     with pytest.raises(mmdec.InputError, match="`audio` must hold speech that the model knows, but it found no unit"):

@@ -13,13 +13,13 @@ import pytest
 import mmdec
 from mmdec.errors import InputError
 from mmdec.tasks.confidence import (
-    FILE,
+    CONFIDENCE_FILE,
     UNCERTAINTY_OFFSET,
     Calibration,
-    confidence,
     confidence_error,
-    evidence,
+    estimate_confidence,
     read_calibrations,
+    token_evidence,
     write_calibrations,
 )
 from mmdec.tasks.options import check_min_confidence
@@ -29,17 +29,17 @@ SAMPLES = Path(__file__).parents[3] / "data" / "samples"
 
 
 def test_evidence_is_the_mean_the_worst_stretch_and_the_count() -> None:
-    seen = evidence([-0.1] * 6 + [-1.1, -0.6], "own ")
+    seen = token_evidence([-0.1] * 6 + [-1.1, -0.6], "own ")
     assert seen["own mean"] == pytest.approx(math.log(2.3 / 8 + UNCERTAINTY_OFFSET))
     assert seen["own worst"] == pytest.approx(math.log((0.3 + 1.1 + 0.6) / 5 + UNCERTAINTY_OFFSET))
     assert seen["own count"] == pytest.approx(math.log(8))
-    short = evidence([-0.1, -0.6])  # a stretch of five that ends after two is one of two
+    short = token_evidence([-0.1, -0.6])  # a stretch of five that ends after two is one of two
     assert short["worst"] == short["mean"] == pytest.approx(math.log(0.35 + UNCERTAINTY_OFFSET))
 
 
 def test_evidence_of_extreme_numbers_is_finite() -> None:
     for logprobs in ([], [0.0], [-math.inf, -1.0], [math.nan, -1.0], [0.3]):
-        assert all(math.isfinite(value) for value in evidence(logprobs).values())
+        assert all(math.isfinite(value) for value in token_evidence(logprobs).values())
 
 
 def test_a_text_that_repeats_itself_is_seen() -> None:
@@ -53,7 +53,7 @@ def test_a_calibration_is_a_logistic_curve_and_survives_its_file(tmp_path: Path)
     assert calibration(seen) == pytest.approx(1 / (1 + math.exp(-(0.25 + 2.0 + 1.0))))
     write_calibrations(tmp_path, {"answer": calibration}, {"outputs": 3})
     assert read_calibrations(tmp_path) == {"answer": calibration}
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [CONFIDENCE_FILE]
 
 
 def test_absent_evidence_counts_as_typical(tmp_path: Path) -> None:
@@ -67,13 +67,15 @@ def test_absent_evidence_counts_as_typical(tmp_path: Path) -> None:
 
 def test_a_file_without_typical_values_is_read(tmp_path: Path) -> None:
     entry = {"bias": 0.5, "weights": {"mean": -1.0}}
-    (tmp_path / FILE).write_text(json.dumps({"format": "mmdec confidence 1", "calibrations": {"answer": entry}}))
+    (tmp_path / CONFIDENCE_FILE).write_text(
+        json.dumps({"format": "mmdec confidence 1", "calibrations": {"answer": entry}})
+    )
     assert read_calibrations(tmp_path) == {"answer": Calibration({"mean": -1.0}, 0.5)}
 
 
 def test_without_a_file_the_mean_probability_is_the_confidence(tmp_path: Path) -> None:
     assert read_calibrations(tmp_path) == read_calibrations(None) == {}
-    assert confidence(evidence([math.log(0.25), math.log(1.0)]), {}, "answer") == pytest.approx(0.5)
+    assert estimate_confidence(token_evidence([math.log(0.25), math.log(1.0)]), {}, "answer") == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -92,15 +94,15 @@ def test_without_a_file_the_mean_probability_is_the_confidence(tmp_path: Path) -
     ],
 )
 def test_a_damaged_file_is_one_clear_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / FILE).write_text(content)
-    with pytest.raises(InputError, match=FILE):
+    (tmp_path / CONFIDENCE_FILE).write_text(content)
+    with pytest.raises(InputError, match=CONFIDENCE_FILE):
         read_calibrations(tmp_path)
 
 
 def test_a_link_that_leads_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     write_calibrations(tmp_path, {"a": Calibration({}, 0.0)}, {})
-    (tmp_path / "model" / FILE).symlink_to(tmp_path / FILE)
+    (tmp_path / "model" / CONFIDENCE_FILE).symlink_to(tmp_path / CONFIDENCE_FILE)
     assert read_calibrations(tmp_path)
     with pytest.raises(InputError, match="leads out of the folder"):
         read_calibrations(tmp_path / "model")

@@ -12,8 +12,8 @@ from torch import nn
 from mmdec.errors import InputError
 from mmdec.tasks import threads
 from mmdec.tasks.threads import (
-    PARAMETERS,
-    VARIABLES,
+    PARAMETERS_PER_THREAD,
+    THREAD_VARIABLES,
     choose_threads,
     idle_processors,
     is_default,
@@ -32,9 +32,9 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch has the threads that it began with, three, and one processor is free."""
     before = torch.get_num_threads()
     torch.set_num_threads(3)
-    for name in VARIABLES:
+    for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(threads, "_kept", False)
+    monkeypatch.setattr(threads, "_is_fixed", False)
     monkeypatch.setattr(threads, "_defaults", lambda: {3})
     monkeypatch.setattr(threads, "idle_processors", lambda: 1)
     yield
@@ -68,7 +68,7 @@ def test_threads_are_restored_where_none_can_be_started(monkeypatch: pytest.Monk
         (SMALL, 1, 2, 1),  # one other process
         (SMALL, -10, 2, 1),  # twelve of them
         (SMALL, 64, 64, 2),  # a small model gains nothing from more
-        (4 * PARAMETERS, 64, 64, 6),
+        (4 * PARAMETERS_PER_THREAD, 64, 64, 6),
         (LARGE, 64, 64, 64),
         (LARGE, 40, 64, 40),
         (LARGE, 64, 32, 32),  # torch takes a thread for each core
@@ -84,7 +84,7 @@ def test_a_call_sets_threads_and_restores_them(busy: None) -> None:
     assert torch.get_num_threads() == 3
 
 
-@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("variable", THREAD_VARIABLES)
 def test_the_environments_number_is_left_alone(busy: None, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "3")
     with with_threads(None, NETWORK):
@@ -187,7 +187,7 @@ def test_a_container_quota_limits_threads(limit: str, quota: int, monkeypatch: p
 def test_idle_cpus_are_counted(files: dict[str, str], idle: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setattr(threads, "_affinity", lambda: set(range(8)))
-    monkeypatch.setattr(threads, "_text", lambda path: files.get(str(path), ""))
+    monkeypatch.setattr(threads, "_read_text", lambda path: files.get(str(path), ""))
     assert idle_processors() == idle
 
 

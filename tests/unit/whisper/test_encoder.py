@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.whisper.encoder import MARGIN, STATE_SAMPLES, WhisperEncoder, WhisperEncoderConfig, read_states
+from mmdec.whisper.encoder import SILENCE_MARGIN, STATE_SAMPLES, WhisperEncoder, WhisperEncoderConfig, read_states
 from tests.support.tiny_whisper import build
 
 
@@ -47,7 +47,7 @@ def test_a_row_alone_equals_a_row_beside_a_longer_one(pair: tuple[WhisperEncoder
 def test_the_sound_and_a_second_of_silence_are_read_and_no_more_than_a_window(
     pair: tuple[WhisperEncoder, torch.nn.Module], seconds: float, states: int
 ) -> None:
-    assert MARGIN == 1.0
+    assert SILENCE_MARGIN == 1.0
     with torch.no_grad():
         assert read_states(pair[0], [sound(seconds)])[1].tolist() == [states]
     assert STATE_SAMPLES == 320

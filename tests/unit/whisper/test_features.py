@@ -122,7 +122,7 @@ def test_runaway_provisional_text_is_that_of_the_whole_window(
 ) -> None:
     """Where provisional text did not end, or repeats itself, it is that of the whole window. These random weights do
     both."""
-    monkeypatch.setattr(live, "MARGIN", 0.0)
+    monkeypatch.setattr(live, "PROVISIONAL_MARGIN", 0.0)
     options: dict[str, Any] = {"model": whisper, "language": "en", "drafter": drafter}
     for seed in range(4):
         sound = buzz(1.0, seed)

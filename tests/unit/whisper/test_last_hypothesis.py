@@ -13,7 +13,7 @@ import mmdec
 from mmdec.core.tree import chain_drafts
 from mmdec.types import Context, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from mmdec.whisper.last_hypothesis import OLDER, UNSURE, LastHypothesis
+from mmdec.whisper.last_hypothesis import MAX_GUESSED_TOKENS, MAX_OLDER_TOKENS, LastHypothesis
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 
@@ -53,7 +53,7 @@ def test_the_rest_of_the_last_hypothesis_is_drafted() -> None:
 
 
 def test_the_position_is_recovered_after_a_change() -> None:
-    assert Run(OLD).told(5, 6, 40).draft() == OLD[3 : 3 + UNSURE]  # one token for another
+    assert Run(OLD).told(5, 6, 40).draft() == OLD[3 : 3 + MAX_GUESSED_TOKENS]  # one token for another
     assert Run(OLD).told(5, 6, 40, 7).draft() == OLD[3:11]  # one more
     assert Run(OLD).told(5, 6, 9).draft() == OLD[5:]  # two fewer
     assert Run(OLD).told(5, 6, 40, 41, 9).draft() == OLD[5:]
@@ -70,9 +70,9 @@ def test_older_texts_and_the_expected_end_are_branches() -> None:
     run.told(5, 6)
     draft = run.drafter.propose(run.memory, torch.zeros(1, dtype=torch.long), Plan(nodes=15, depth=15))
     size = int(draft.size[0])
-    assert draft.tokens[0, 1:size].tolist() == [*OLD[2:], *[40, 41, 42, 43][:OLDER], 90, 91]
+    assert draft.tokens[0, 1:size].tolist() == [*OLD[2:], *[40, 41, 42, 43][:MAX_OLDER_TOKENS], 90, 91]
     assert draft.parents[0, 10:size].tolist() == [0, 10, 11, 12, 0, 14]
-    assert run.told(40, 41).draft(Plan(nodes=20, depth=20), chain=False)[UNSURE:] == [42, 43, 44, 90, 91]
+    assert run.told(40, 41).draft(Plan(nodes=20, depth=20), chain=False)[MAX_GUESSED_TOKENS:] == [42, 43, 44, 90, 91]
     small = run.drafter.propose(run.memory, torch.zeros(1, dtype=torch.long), Plan(nodes=2, depth=1))
     assert int(small.size[0]) == 3
 

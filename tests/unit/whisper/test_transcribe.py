@@ -15,7 +15,7 @@ import mmdec
 from mmdec.core.loop import Round
 from mmdec.errors import InputError
 from mmdec.pretrained.audio_lm import load_audio_lm
-from mmdec.tasks.confidence import confidence, read_calibrations
+from mmdec.tasks.confidence import estimate_confidence, read_calibrations
 from mmdec.whisper.checkpoint import LoadedWhisper
 from tests.conftest import RATE, buzz
 from tests.support import audio_lm_folders as hearing_folders
@@ -182,7 +182,7 @@ def test_a_confidence_says_whether_it_was_fitted(whisper: LoadedWhisper) -> None
     bare = transcribe(model=whisper)
     assert not bare.calibrated
     fits = {}, read_calibrations(Path("models/whisper-base"))
-    mean, base = (confidence(bare.evidence, fit, "transcript") for fit in fits)
+    mean, base = (estimate_confidence(bare.evidence, fit, "transcript") for fit in fits)
     assert bare.confidence == pytest.approx(min(mean, base))
     assert transcribe(model="whisper-tiny.en").calibrated
 

@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.whisper.words import LEADS, TokenAligner, align, align_text, loudness, mean_attention, shift_to_sound
+from mmdec.whisper.words import (
+    ATTENTION_LEADS,
+    TokenAligner,
+    align,
+    align_text,
+    loudness,
+    mean_attention,
+    shift_to_sound,
+)
 
 MELS = 80
 # Three words: [first, last) state; a pause of 40 states is between the second and the third.
@@ -24,7 +32,7 @@ def features(*spoken: tuple[int, int]) -> Tensor:
     return sound
 
 
-def looks(*spoken: tuple[int, int], lead: int = LEADS[-1]) -> Tensor:
+def looks(*spoken: tuple[int, int], lead: int = ATTENTION_LEADS[-1]) -> Tensor:
     """Attention (N, STATES) of steps that look at their own word, `lead` states early, and a little everywhere."""
     maps = torch.full((len(spoken), STATES), 1e-3)
     for row, (begin, end) in enumerate(spoken):
@@ -38,7 +46,7 @@ def aligned(maps: Tensor, begins: list[bool]) -> tuple[np.ndarray, np.ndarray]:
     return align(shift_to_sound(mean_attention(maps[None]), loud), loud, begins)
 
 
-@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize("lead", ATTENTION_LEADS)
 def test_words_are_aligned_with_their_sound(lead: int) -> None:
     """However early or late the model attends; two words without a pause reveal the shift."""
     starts, ends = aligned(looks(*SPOKEN, lead=lead), [True] * 3)

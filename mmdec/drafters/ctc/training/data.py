@@ -39,7 +39,7 @@ from mmdec.training.corpora.text_files import held_out_sources, read_training_pa
 from mmdec.training.optim import batches_by_size, rows_of
 from mmdec.training.stores import FrameStore
 from mmdec.whisper.checkpoint import WHISPER_KIND
-from mmdec.whisper.encoder import TAIL, WhisperEncoder, read_states
+from mmdec.whisper.encoder import STATES_TAIL, WhisperEncoder, read_states
 
 ENCODER_FILES = ("*.json", "model.safetensors", "model-*.safetensors")
 STATES_PER_SECOND = 50  # encoder states per second of sound; the same for all supported encoders
@@ -222,7 +222,7 @@ def keep_states(
     missing = [(row, view) for row, view in rows if state_name(row, view) not in store]
     if not missing:
         return store
-    seconds = sum(sound_seconds(row.path) + TAIL + (distortion.silence if view else 0) for row, view in missing)
+    seconds = sum(sound_seconds(row.path) + STATES_TAIL + (distortion.silence if view else 0) for row, view in missing)
     size = seconds * STATES_PER_SECOND * store.width * 2 / 1e9
     rank_zero_info(f"states of {len(missing)} sounds, {seconds / 3600:.2f} hours, {size:.2f} GB, go to {folder}")
     for start in range(0, len(missing), SORTED_RECORDINGS):
@@ -234,7 +234,7 @@ def keep_states(
         sounds.sort(key=lambda item: len(item[1]))
         for begin in range(0, len(sounds), ENCODER_BATCH):
             batch = sounds[begin : begin + ENCODER_BATCH]
-            states, counts = encoder.read([sound for _, sound in batch], TAIL)
+            states, counts = encoder.read([sound for _, sound in batch], STATES_TAIL)
             store.add({name: states[at, : counts[at]] for at, (name, _) in enumerate(batch)})
     return store
 

@@ -28,7 +28,7 @@ from mmdec.training.checkpoints import load_averaged, read_start
 from mmdec.training.metrics.text import phone_distance
 from mmdec.training.module import RecipeModule
 from mmdec.training.optim import MuonAdamW, groups
-from mmdec.whisper.encoder import MARGIN, TAIL, TopLayers
+from mmdec.whisper.encoder import SILENCE_MARGIN, STATES_TAIL, TopLayers
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class CtcModule(RecipeModule):
             states = self.top(states, lengths)
             # a recording that fills the window has hardly any silence after it, so nothing is cut off
             cut = lengths < self.most
-            lengths = lengths - cut * round((MARGIN - TAIL) * STATES_PER_SECOND)
+            lengths = lengths - cut * round((SILENCE_MARGIN - STATES_TAIL) * STATES_PER_SECOND)
             states = states[:, : int(lengths.max())]
         if self.training:
             lost = torch.rand(len(states), 1, states.shape[-1]) < self.options.channels
@@ -190,7 +190,7 @@ class CtcRecogniser:
 
     @torch.inference_mode()
     def __call__(self, path: Path) -> tuple[Tensor, Tensor]:
-        return self.head(*self.encoder.read([load_audio(path)], TAIL))
+        return self.head(*self.encoder.read([load_audio(path)], STATES_TAIL))
 
 
 def load_ctc_recogniser(checkpoint: Path, encoder: str) -> CtcRecogniser:
