@@ -105,7 +105,7 @@ class AcousticLoss:
 
     @property
     def total(self) -> Tensor:
-        """Return the acoustic loss, the sum of the four terms."""
+        """The acoustic loss, the sum of the four terms."""
         return self.mel + self.duration + self.pitch + self.energy
 
 

@@ -93,7 +93,7 @@ class ArDecoder(nn.Module):
 
     @property
     def stack(self) -> list[DecoderLayer]:
-        """Return the decoder layers. (The property exists to give type checkers the layers' type.)"""
+        """The decoder layers. (The property exists to give type checkers the layers' type.)"""
         return cast(list[DecoderLayer], list(self.layers))
 
     def start(self, states: Tensor, state_lengths: Tensor, size: int) -> ArCache:

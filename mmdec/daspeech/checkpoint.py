@@ -81,7 +81,7 @@ class DASpeechParts:
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """Return all modules that have weights."""
+        """All modules that have weights."""
         return self.model, self.vocoder
 
 

@@ -18,11 +18,7 @@ from mmdec.nn.int8 import unpack_rows
 
 VOCODER = "vocoder.safetensors"
 GRAPH_STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "beam")
-AUTOREGRESSIVE_STRATEGIES = (
-    "reranked",
-    "autoregressive",
-    "verified",
-)  # strategies that need the autoregressive decoder
+AUTOREGRESSIVE_STRATEGIES = ("reranked", "autoregressive", "verified")  # those that need the autoregressive decoder
 STRATEGIES = (*GRAPH_STRATEGIES, *AUTOREGRESSIVE_STRATEGIES)
 
 

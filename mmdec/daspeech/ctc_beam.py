@@ -25,10 +25,8 @@ from mmdec.errors import InputError
 BEAM_WIDTH = 16  # number of hypotheses (texts) that are kept after each frame
 MAX_FRAME_PIECES = 16  # maximum number of pieces with which a hypothesis is extended at one frame
 MIN_PIECE_LOGPROB = -8.0  # in nats: pieces of a lower log-probability at a frame are not tried at this frame
-NGRAM_WEIGHT, PIECE_BONUS = (
-    0.8,
-    2.5,
-)  # factor on the n-gram's log-probability; score in nats that is added for each piece
+NGRAM_WEIGHT = 0.8  # factor on the n-gram's log-probability
+PIECE_BONUS = 2.5  # score in nats that is added for each piece
 # factor on the probabilities of alternatives at a position, so that the piece which the n-gram chose weighs most
 ALTERNATIVES_SHARE = 0.3
 IMPOSSIBLE_LOGPROB = -1e9  # log-probability of a path that is impossible

@@ -22,9 +22,8 @@ from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 MIN_EMISSION = 1e-6  # least emission probability, because the accepted text may have units to which the graph gives 0
-MIN_BRANCH_PROBABILITY = (
-    0.02  # a branch begins at a second-best unit if it and all units before it have at least this probability
-)
+# a branch begins at a second-best unit if it and all units before it have at least this probability
+MIN_BRANCH_PROBABILITY = 0.02
 MAX_BRANCH_TAIL = 6  # maximum units of a branch after its first one
 
 

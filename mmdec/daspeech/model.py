@@ -109,7 +109,7 @@ class SpeechToUnits(nn.Module):
 
     @property
     def baseline(self) -> ArDecoder:
-        """Return the autoregressive decoder.
+        """The autoregressive decoder.
 
         Raises:
             InputError: For a model that has none.

@@ -77,17 +77,17 @@ class PieceTranslatorParts:
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        """Return all modules that have weights."""
+        """All modules that have weights."""
         return self.model, self.voice, self.vocoder
 
     @property
     def mels(self) -> MelKind:
-        """Return the kind of mel spectrogram that the voice gives the vocoder."""
+        """The kind of mel spectrogram that the voice gives the vocoder."""
         return OUR_MELS
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Return the English pieces, in the order of their ids."""
+        """The English pieces, in the order of their ids."""
         return tuple(self.english.names)
 
     def source_pieces(self, text: str) -> list[int]:

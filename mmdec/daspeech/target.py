@@ -41,7 +41,7 @@ class UnitTarget:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the decoder."""
+        """The device of the decoder."""
         return self.decoder.embed_tokens.weight.device
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[UnitSession, Context, Draft, Scores]:

@@ -267,12 +267,12 @@ class SpeechTranslator:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the networks."""
+        """The device of the networks."""
         return next(self.model.parameters()).device
 
     @property
     def baseline(self) -> ArDecoder:
-        """Return the autoregressive decoder.
+        """The autoregressive decoder.
 
         Raises:
             InputError: For a model that has none.

@@ -20,12 +20,15 @@ ReadInput = TypeVar("Read")
 class BatchError(InputError):
     """Raised if some inputs of a list were rejected.
 
-    Holds the results of the accepted inputs (`results`) and the errors of the rejected ones (`errors`).
+    Args:
+        results: The results in the order of the inputs; None for rejected inputs.
+        errors: Index of a rejected input -> its error.
+        what: The inputs' name in the message.
     """
 
     def __init__(self, results: list[Any], errors: dict[int, InputError], what: str = "recordings") -> None:
-        self.results = results  # results in the order of the inputs; None for rejected inputs
-        self.errors = errors  # index of a rejected input -> its error
+        self.results = results
+        self.errors = errors
         first = next(iter(errors))
         super().__init__(
             f"{len(errors)} of {len(results)} {what} were refused, the first at index {first}: {errors[first]} "
@@ -35,28 +38,29 @@ class BatchError(InputError):
 
 @final
 class InputBatch(Generic[Input]):
-    """The inputs of one call, a single one or a list, and the errors of those that were rejected."""
+    """The inputs of one call, a single one or a list, and the errors of those that were rejected.
 
-    def __init__(self, given: Sequence[Input], single: bool, what: str = "recordings") -> None:
-        """Initialize.
+    Args:
+        inputs: The inputs.
+        single: Whether the caller gave one input instead of a list.
+        what: The inputs' name in errors.
+    """
 
-        Args:
-            given: The inputs.
-            single: Whether the caller gave one input instead of a list.
-            what: The inputs' name in errors.
-        """
-        self.given, self.single, self.what = given, single, what
+    def __init__(self, inputs: Sequence[Input], single: bool, what: str = "recordings") -> None:
+        self.inputs, self.single, self.what = inputs, single, what
         self.errors: dict[int, InputError] = {}  # index of a rejected input -> its error
 
     def __len__(self) -> int:
-        return len(self.given)
+        return len(self.inputs)
 
     def check_listener(self, name: str, function: object, rule: str, remedy: str) -> None:
         """Raise InputError if a callback is not callable, or is given for a list of inputs, where it is not supported.
 
         Args:
             name: The argument's name.
-            rule, remedy: For the message: what the argument must be, and what the caller can do.
+            function: The callback; None: there is none.
+            rule: What the argument must be, for the message.
+            remedy: What the caller can do, for the message.
         """
         check_callable(name, function, rule)
         if function is not None and not self.single:
@@ -69,18 +73,18 @@ class InputBatch(Generic[Input]):
             Input index -> its result. If it raises InputError for an input, the input is left out, and the error is
             added to `errors`.
         """
-        inputs: dict[int, ReadInput] = {}
-        for index, item in enumerate(self.given):
+        accepted: dict[int, ReadInput] = {}
+        for index, item in enumerate(self.inputs):
             try:
-                inputs[index] = read(item)
+                accepted[index] = read(item)
             except InputError as error:
                 self.errors[index] = error
-        return inputs
+        return accepted
 
     def finish(
         self, results: Mapping[int, Output], least: float | None, arguments: Mapping[int, str] | None = None
     ) -> Output | list[Output]:
-        """Reject unsure results, and return what the public call returns.
+        """Reject results of low confidence, and return what the public call returns.
 
         A result of an input with an error is left out.
 
@@ -94,7 +98,7 @@ class InputBatch(Generic[Input]):
             A single result, or the list of results.
 
         Raises:
-            InputError: That of a single input.
+            InputError: If the only input was rejected.
             BatchError: If some inputs of a list were rejected.
         """
         for index, result in results.items():

@@ -20,8 +20,9 @@ def comparison_words(seconds: float, baseline: float, same: bool, output: str = 
     """Compare the two ways of decoding in words, such as "2.9 times faster, same text".
 
     Args:
-        seconds, baseline: Times with and without drafts.
+        seconds: Time with drafts.
+        baseline: Time without drafts.
         same: Whether both outputs are equal.
-        output: What the output is called.
+        output: The word for the output.
     """
     return f"{speedup_words(seconds, baseline)}, {'same' if same else 'not the same'} {output}"

@@ -1,17 +1,19 @@
-"""Confidence: the probability that an output is right, computed by logistic regression from evidence such as token
-probabilities.
+"""Confidence: the probability that an output is right, by logistic regression on evidence such as token probabilities.
 
 All outputs have three pieces of evidence from the log-probabilities of the chosen tokens: their mean, the worst stretch
 of consecutive tokens, and their number. A transcript adds `rate`, tokens per second of audio, and `repeats`, how well
 the text can be compressed. An answer about a picture adds `structure` (whether the picture shows anything) and
-`distance` (how different it is from the training pictures); `description/answer.py` explains both. A translation takes
+`distance` (how different it is from the training pictures); `vision/answer.py` explains both. A translation takes
 its probabilities from one pass of the autoregressive decoder over its units. It adds `differs`, the share of units for
 which this decoder prefers another unit; `graph`, the log-probability of the graph decoder's path; and evidence from a
-CTC head (`translation/translator.py`).
+CTC head (`daspeech/translator.py`).
 
 The weights were fitted on held-out data (`recipes/confidence`) and are stored in the model's folder as
 confidence.json. Without that file the confidence is the geometric mean of the token probabilities, which is not
-calibrated. Source: Platt, "Probabilistic outputs for support vector machines", 1999, with several inputs.
+calibrated.
+
+References:
+    Platt, "Probabilistic outputs for support vector machines", 1999; here with several inputs.
 """
 
 from __future__ import annotations
@@ -31,9 +33,8 @@ CONFIDENCE_FILE = "confidence.json"
 CONFIDENCE_FORMAT = "mmdec confidence 1"
 MAX_FILE_BYTES = 1 << 20  # maximum bytes of confidence.json; a larger file is rejected
 CUT_CONFIDENCE = 0.4  # maximum for a text that was cut at a length nobody asked for: what is missing is unknown
-STRETCH_TOKENS = (
-    5  # number of consecutive tokens in the worst stretch, which shows a local error in an otherwise certain text
-)
+# number of consecutive tokens in the worst stretch, which shows a local error in an otherwise certain text
+STRETCH_TOKENS = 5
 LIKELY_WRONG = 0.5  # people are warned of an output with a lower calibrated confidence
 UNCERTAINTY_OFFSET = 0.01  # in nats: added to an uncertainty, which may be 0, before its logarithm is taken
 
@@ -89,15 +90,17 @@ class Calibration:
     bias: float
     typical: Mapping[str, float] = field(default_factory=lambda: {})
 
-    def __call__(self, seen: Evidence) -> float:
-        complete = {name: seen.get(name, self.typical.get(name, 0.0)) for name in self.weights}
+    def __call__(self, evidence: Evidence) -> float:
+        complete = {name: evidence.get(name, self.typical.get(name, 0.0)) for name in self.weights}
         total = self.bias + sum(weight * complete[name] for name, weight in self.weights.items())
         return 1.0 / (1.0 + math.exp(-max(min(total, 60.0), -60.0)))
 
 
 def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
-    """Read the calibrations in a model's folder: kind of decoding (such as "transcript") -> calibration; {} if there
-    are none.
+    """Read the calibrations in a model's folder.
+
+    Returns:
+        Kind of decoding (such as "transcript") -> calibration; {} if there are none.
 
     Raises:
         InputError: If the file is damaged.
@@ -117,18 +120,17 @@ def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(
             f"`model` must have a {CONFIDENCE_FILE} that was fitted for it, or none, but '{path}' is damaged "
-            f"({type(error).__name__}: {error!s:.200}). Fetch it again, or delete it."
+            f"({type(error).__name__}: {error!s:.200}). Download it again, or delete it."
         ) from error
 
 
 def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], measured: Mapping[str, Any]) -> Path:
-    """Write confidence.json to a folder.
-
-    If writing fails, an existing file stays as it was.
+    """Write confidence.json to a folder. If writing fails, an existing file is not changed.
 
     Args:
+        folder: The model's folder.
         calibrations: Kind of decoding -> calibration.
-        measured: The calibrations' scores on held-out data, which the file stores, too.
+        measured: The calibrations' scores on held-out data, which are stored with them.
     """
     content = {
         "format": CONFIDENCE_FORMAT,
@@ -141,27 +143,26 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
     return write_atomically(folder / CONFIDENCE_FILE, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
-def estimate_confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
+def estimate_confidence(evidence: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
     """Return an output's confidence in [0, 1].
 
     Args:
-        seen: The output's evidence by name.
+        evidence: The output's evidence by name.
         calibrations: Kind of decoding -> calibration.
         kind: The kind of decoding; if it has no calibration, the confidence is the geometric mean of the token
             probabilities.
     """
     if kind in calibrations:
-        return calibrations[kind](seen)
-    name = next(name for name in seen if name.endswith("mean"))
-    return math.exp(min(UNCERTAINTY_OFFSET - math.exp(seen[name]), 0.0))
+        return calibrations[kind](evidence)
+    name = next(name for name in evidence if name.endswith("mean"))
+    return math.exp(min(UNCERTAINTY_OFFSET - math.exp(evidence[name]), 0.0))
 
 
 def confidence_error(value: float | None, least: float | None, what: str) -> InputError | None:
     """Return an error if the confidence is too low, else None.
 
     Args:
-        value: The confidence; None: there is none, because the input was silent, which is no reason to refuse the
-            output.
+        value: The confidence; None for a silent input, whose output is accepted.
         least: The minimum; None: no minimum.
         what: Name of the call's argument that holds the input.
     """
@@ -177,7 +178,7 @@ def _calibration(entry: Mapping[str, Any]) -> Calibration:
     weights, typical = _numbers(entry["weights"]), _numbers(entry.get("typical", {}))
     bias = float(entry["bias"])
     if not all(math.isfinite(value) for value in (bias, *weights.values(), *typical.values())):
-        raise ValueError("a weight is no finite number")
+        raise ValueError("a weight is not a finite number")
     return Calibration(weights, bias, typical)
 
 

@@ -33,7 +33,7 @@ def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], othe
     """Raise InputError if the caller passed options of `generate` that the task sets itself.
 
     Args:
-        options: What the caller passed.
+        options: The caller's options.
         reserved: Option -> the task's argument that sets it, or "" if there is none.
         otherwise: Name of a call that accepts the option, for the message.
     """
@@ -44,29 +44,29 @@ def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], othe
 
 
 def sets_length(options: Mapping[str, Any]) -> bool:
-    """Return whether options of `generate` limit the length of the text."""
     return any(options.get(name) is not None for name in LENGTH_OPTIONS)
 
 
 def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """Return the options without those that are None.
-
-    `max_new_tokens` is added, unless the options limit the length or the model's generation config has it.
-    """
-    given = {name: value for name, value in options.items() if value is not None}
+    """Return the options that are not None, and a `max_new_tokens` if neither they nor the model limit the length."""
+    present = {name: value for name, value in options.items() if value is not None}
     config: Any = model.generation_config
-    if not sets_length(given) and config.max_new_tokens is None:
-        given["max_new_tokens"] = MAX_NEW_TOKENS
-    return given
+    if not sets_length(present) and config.max_new_tokens is None:
+        present["max_new_tokens"] = MAX_NEW_TOKENS
+    return present
 
 
 def length_errors(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, remedy: str) -> dict[int, InputError]:
-    """Return an error for each prompt that is longer than the model's maximum: row -> error.
+    """Return an error for each prompt that is longer than the model's maximum.
 
     Args:
+        model: The model.
         inputs: Inputs of `generate`.
         rule: Beginning of the message, in which `{most}` stands for the maximum.
         remedy: Last sentence of the message.
+
+    Returns:
+        Row -> error.
     """
     most = max_positions(model.config.get_text_config(decoder=True))
     # fast check: a prompt never needs more positions than it has tokens

@@ -38,9 +38,10 @@ MAX_CHANNELS = 8
 
 
 def as_batch(audio: Audio | Sequence[Audio], sample_rate: int | None) -> InputBatch[Audio]:
-    """Collect the recordings of one call in a `Batch`.
+    """Collect the recordings of one call in an `InputBatch`.
 
     Args:
+        audio: One recording, or a list of recordings.
         sample_rate: In Hz, for recordings that are arrays.
 
     Raises:
@@ -66,12 +67,13 @@ def read_audio(
     """Convert one recording in any accepted form to 16 kHz mono samples (T,).
 
     Args:
+        audio: The recording.
         sample_rate: Hz of an array.
         max_seconds: Maximum duration of a file.
         silence: Whether a silent recording is accepted.
 
     Raises:
-        InputError.
+        InputError: If the recording cannot be read, is too short or too long, or is silent.
     """
     return read_recording(audio, sample_rate, max_seconds, silence).samples
 
@@ -83,11 +85,14 @@ def read_recording(
     silence: bool = False,
     strict: bool = False,
 ) -> sound.Recording:
-    """Convert one recording as `read` does, with a note about what of a file could not be read, and about channels that
-    cancel.
+    """Convert one recording as `read_audio` does, with a note about unreadable parts and about channels that cancel.
 
     Args:
-        strict: Whether a file of which a part cannot be read is rejected.
+        audio: The recording.
+        sample_rate: Hz of an array.
+        max_seconds: Maximum duration of a file.
+        silence: Whether a silent recording is accepted.
+        strict: Whether a file is rejected if a part of it cannot be read.
     """
     try:
         recording = _recording(audio, sample_rate, max_seconds, strict)
@@ -126,8 +131,8 @@ def with_note(result: Result, note: str) -> Result:
 def describe_silence(samples: Tensor) -> str:
     """Describe for a message how quiet silent samples (T,) are; "" if they are not silent.
 
-    Quiet speech stands out from the noise of its recording, as 24-bit recordings at a low level do. So must what is
-    louder only for as long as a click.
+    A quiet recording, such as one of 24 bits at a low level, counts as speech if it stands out from its own noise. The
+    same holds for a recording that is loud only during a click.
     """
     loudest = peak(samples)
     if loudest >= SILENCE and not sound.only_clicks(samples):
@@ -135,19 +140,12 @@ def describe_silence(samples: Tensor) -> str:
     if loudest >= INAUDIBLE and sound.stands_out(samples):
         return ""
     if loudest >= SILENCE:
-        return f"silent: but for a click, its peak is below {_decibels(SILENCE)}"
+        return f"silent: apart from a click, its peak is below {_decibels(SILENCE)}"
     level = f"silent: its peak is {_decibels(loudest)}, below {_decibels(SILENCE)}"
     return level if loudest < INAUDIBLE else f"{level}, and nothing stands out from its noise"
 
 
 def _recording(audio: Audio, sample_rate: int | None, max_seconds: float, strict: bool) -> sound.Recording:
-    """Convert one recording in any accepted form to 16 kHz mono samples (T,) and a note.
-
-    Args:
-        sample_rate: Hz of an array.
-        max_seconds: Maximum duration of a file.
-        strict: Whether a file is rejected if a part of it cannot be read.
-    """
     if isinstance(audio, (np.ndarray, Tensor)):
         return _from_array(audio, sample_rate)
     if isinstance(audio, Mapping):
@@ -163,16 +161,11 @@ def _recording(audio: Audio, sample_rate: int | None, max_seconds: float, strict
 
 
 def _from_dict(audio: Mapping[str, Any], max_seconds: float, strict: bool) -> sound.Recording:
-    """Read a recording as the package datasets gives it: {"array", "sampling_rate"}, or not decoded {"bytes", "path"}.
-
-    Args:
-        max_seconds: Maximum duration of a file.
-        strict: Whether a file is rejected if a part of it cannot be read.
-    """
+    """Read a recording of the package datasets: {"array", "sampling_rate"}, or not decoded {"bytes", "path"}."""
     if audio.get("array") is not None:
         array, rate = audio["array"], audio.get("sampling_rate")
         if rate is None:
-            raise InputError("`audio` must hold `sampling_rate` beside `array`, but does not. Add it, in Hz.")
+            raise InputError("`audio` must hold `sampling_rate` as well as `array`, but does not. Add it, in Hz.")
         array = array if isinstance(array, (np.ndarray, Tensor)) else np.asarray(array)
         return _from_array(array, rate)
     source = audio.get("bytes") or audio.get("path")
@@ -192,10 +185,9 @@ def _from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> sound.Re
 def from_array(audio: np.ndarray | Tensor, sample_rate: int | None, notes: list[str] | None = None) -> Tensor:
     """Convert an array to 16 kHz mono samples (T,).
 
-    The array is (T,), (T, channels) or (channels, T), of floats, or of integers, which are scaled by the range of their
-    type.
-
     Args:
+        audio: (T,), (T, channels) or (channels, T), of floats, or of integers, which are scaled by the range of their
+            type.
         sample_rate: The array's, in Hz.
         notes: A list to which remarks about the recording are added.
     """
@@ -242,7 +234,7 @@ def _as_numpy(audio: Tensor) -> np.ndarray:
         return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
     except Exception as error:  # all exceptions, because torch raises errors of many types
         raise InputError(
-            f"`audio` must be a dense tensor of numbers, but this one of {audio.dtype} gives no array "
+            f"`audio` must be a dense tensor of numbers, but this one of {audio.dtype} cannot become an array "
             f"({type(error).__name__}). Convert it to torch.float32."
         ) from error
 
@@ -291,10 +283,7 @@ def _channels(array: np.ndarray) -> np.ndarray:
 
 
 def peak(samples: Tensor) -> float:
-    """Return the largest absolute deviation of samples (T,) from their mean.
-
-    The mean is subtracted, because a microphone may add a constant.
-    """
+    """Return the largest absolute deviation of samples (T,) from their mean; a microphone may add a constant."""
     return float((samples - samples.mean()).abs().max())
 
 

@@ -83,11 +83,11 @@ def as_loaded(loader: TaskLoader[Loaded], options: ModelOptions) -> Loaded:
             model's, or a loaded model has another device or dtype.
     """
     model, processor = options.model, options.processor
-    wanted = check_dtype(options.dtype, loader.integers)
+    dtype = check_dtype(options.dtype, loader.integers)
     if isinstance(model, (str, bytes, os.PathLike)):
         if processor is not None:
             raise InputError("`processor` must be left out for a `model` that is named, which has one, but is given.")
-        return loader.load(model, options.device, wanted)
+        return loader.load(model, options.device, dtype)
     loaded: Any = model
     if not isinstance(model, loader.loaded):  # type: ignore[arg-type] # it is a class
         for name, value, part, after in (
@@ -108,6 +108,9 @@ def check_placement(model: Any, device: str | torch.device | None, dtype: Any, r
     """Raise InputError if `device` or `dtype` is not None and differs from the loaded model's.
 
     Args:
+        model: The loaded model.
+        device: The caller's argument.
+        dtype: The caller's argument.
         remedy: Last sentence of the message about `device`.
     """
     if device is not None and check_device(device).type != model.device.type:
@@ -133,24 +136,26 @@ def decoding_options(options: GenerateOptions, drafter: DrafterChoice) -> Decodi
     )
 
 
-def load_speculation(options: DecodingOptions, model: PreTrainedModel, known: set[str] | None = None) -> Speculation:
+def load_speculation(options: DecodingOptions, model: PreTrainedModel, checked: set[str] | None = None) -> Speculation:
     """Make the decoding loop from the options: load the drafter, and check that it fits the model.
 
     Args:
-        known: Names of drafters that passed the check for this model before. For these the check is skipped, because it
-            takes a large part of the time of a short answer. A new drafter's name is added.
+        options: The options of the loop, with the drafter.
+        model: The target model.
+        checked: Names of drafters that passed the check for this model before. For these the check is skipped, because
+            it takes a large part of the time of a short answer. A new drafter's name is added.
 
     Raises:
         InputError: If the drafter does not fit.
     """
-    speculation, known = Speculation(options), set() if known is None else known
+    speculation, checked = Speculation(options), set() if checked is None else checked
     drafter = speculation.drafter_for(model)
     name = "" if drafter is None else drafter.name
-    if name not in known:
+    if name not in checked:
         target = target_of(model)
         if drafter is not None:
             drafter.check(target)
-        known.add(name)
+        checked.add(name)
     return speculation
 
 
@@ -165,8 +170,8 @@ def as_drafter(loaded: LanguageModel, drafter: DrafterChoice) -> DrafterChoice:
     """
     if isinstance(drafter, PreTrainedModel):
         # a small model with the same vocabulary needs no change: `Speculation` makes the drafter, and locks the model
-        made = small_drafter(drafter, loaded.model, None, loaded.tokenizer)
-        return made if isinstance(made, OtherVocabulary) else drafter
+        small = small_drafter(drafter, loaded.model, None, loaded.tokenizer)
+        return small if isinstance(small, OtherVocabulary) else drafter
     if isinstance(drafter, str) and drafter == AUTO:
         return auto_drafter(loaded.model, loaded.directory, partial(_read, loaded))
     named = drafter_by_name(drafter, "drafter")
@@ -209,7 +214,7 @@ def _read(loaded: LanguageModel, folder: Path) -> Drafter:
 def _missing_weights_error(loaded: LanguageModel, name: str) -> InputError:
     home = loaded.directory
     where = (
-        "it was loaded by its user"
+        "the caller loaded it"
         if home is None
         else f"neither '{home / name}' nor '{home.with_name(f'{home.name}-{name}')}' is there"
     )

@@ -34,7 +34,7 @@ class OptionInfo:
     """Describes an option for people, and how it is typed on the command line."""
 
     help: str
-    typed: Any = None  # its type on the command line; None: it is not there
+    typed: Any = None  # its type on the command line; None: it is not an option of the command
     short: str = ""  # short name on the command line, such as "-d"
     metavar: str | None = None
     least: float | None = None
@@ -47,7 +47,7 @@ def option(default: T, help: str, typed: Any = None, **named: Any) -> T:
     Args:
         default: The field's default.
         help: What the option does, in a sentence or two.
-        typed: Its type on the command line; None: it is not there.
+        typed: Its type on the command line; None: it is not an option of the command.
         named: Further fields of `OptionInfo`.
     """
     return field(default=default, metadata={"option": OptionInfo(help, typed, **named)})
@@ -72,7 +72,7 @@ class TaskOptions:
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Self:
-        """Make options of the keyword arguments of a call."""
+        """Make options from the keyword arguments of a call."""
         return cls(**keywords)
 
     def changed(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class TaskOptions:
         return {name: value for name, (value, default) in values.items() if value is not default and value != default}
 
     def _set(self, **values: Any) -> None:
-        """Replace values by what their checks made of them."""
+        """Replace values by their checked values."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -104,9 +104,9 @@ class GenerateOptions(TaskOptions):
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Self:
-        """Make options of the keyword arguments of a call; those that it does not know are options of `generate`."""
-        own = {name: value for name, value in keywords.items() if name in option_names(cls)}
-        return cls(**own, generate={name: value for name, value in keywords.items() if name not in own})
+        """Make options from the keyword arguments of a call; unknown ones are options of `generate`."""
+        known = {name: value for name, value in keywords.items() if name in option_names(cls)}
+        return cls(**known, generate={name: value for name, value in keywords.items() if name not in known})
 
     def changed(self) -> dict[str, Any]:
         return super().changed() | dict(self.generate)

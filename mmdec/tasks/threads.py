@@ -28,7 +28,7 @@ PARAMETERS_PER_THREAD = 10_000_000
 # the system's load is read 3 times, 0.001 s apart, and the median is used, so that short bursts are ignored
 LOAD_READINGS, READING_INTERVAL = 3, 0.001
 
-_is_fixed = False  # whether `keep_threads` was called; then the number of threads is not chosen
+_is_fixed = False  # whether `keep_threads` was called, after which the number of threads is not chosen any more
 
 
 def choose_threads(parameters: int, idle: int, most: int) -> int:
@@ -44,11 +44,12 @@ def choose_threads(parameters: int, idle: int, most: int) -> int:
 
 @contextmanager
 def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
-    """Context manager that sets torch's number of CPU threads inside the block, for this Python thread only.
+    """Set torch's number of CPU threads inside the block, for this Python thread only.
 
     Args:
         threads: The number. None: if the user has set a number, keep it; else choose a number from the sizes of those
             `networks` that are on a CPU.
+        networks: The networks that the block runs.
 
     Raises:
         InputError: For an invalid number.
@@ -88,7 +89,7 @@ def is_default(
 
 
 def idle_processors() -> int:
-    """Count the idle processors, of those that this process may use; all of these, if the system tells no load."""
+    """Count the idle processors that this process may use; if the system does not tell its load, all count as idle."""
     allowed = min(len(_affinity()), quota_of(_read_text(Path("/sys/fs/cgroup/cpu.max"))))
     counts: list[int] = []
     for reading in range(LOAD_READINGS if allowed > 1 else 0):
@@ -103,15 +104,14 @@ def idle_processors() -> int:
 
 
 def running_processes(loadavg: str) -> int | None:
-    """Read the number of running processes from the text of /proc/loadavg. (The load averages in it are minutes
-    old.)"""
+    """Read the number of running processes from the text of /proc/loadavg, whose load averages are minutes old."""
     fields = loadavg.split()
     count = fields[3].partition("/")[0] if len(fields) > 3 else ""
     return int(count) if count.isdecimal() else None
 
 
 def quota_of(limit: str) -> int:
-    """Read how many processors a container may use from the text of its cpu.max; if it has no limit, all of them."""
+    """Read from the text of a container's cpu.max how many processors it may use; all of them if it has no limit."""
     quota, _, period = limit.strip().partition(" ")
     return max(1, int(quota) // int(period)) if quota.isdecimal() else _processors()
 

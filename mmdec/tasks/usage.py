@@ -1,4 +1,4 @@
-"""What one input of a call costs: rounds, tokens, and its share of the batch's time."""
+"""The cost of one input of a call: rounds, tokens, and its share of the batch's time."""
 
 from __future__ import annotations
 
@@ -92,22 +92,20 @@ class Usage:
 
     @property
     def note(self) -> str:
-        """Return the note on a text that was cut; "" if it was not."""
+        """The note on a text that was cut; "" if it was not."""
         return cut_note(self.cut, self.raisable)
 
-    def limit_confidence(self, sure: float, by_caller: bool) -> float:
-        """Return the confidence of the text, at most `CUT_CONFIDENCE` if it was cut at a length that the caller did not
-        set.
+    def limit_confidence(self, confidence: float, by_caller: bool) -> float:
+        """Limit the confidence to `CUT_CONFIDENCE` if the text was cut at a length that the caller did not set.
 
         Args:
-            sure: The confidence of what was written.
+            confidence: The confidence of the text that was written.
             by_caller: Whether the caller set the length, and so knows that the text may be cut.
         """
-        return min(sure, CUT_CONFIDENCE) if self.cut and not by_caller else sure
+        return min(confidence, CUT_CONFIDENCE) if self.cut and not by_caller else confidence
 
     @property
     def tokens_per_round(self) -> float:
-        """Return the mean number of tokens per round, without the passes over prompts; 1 if there were no other
-        rounds."""
+        """The mean number of tokens per round, without the passes over prompts; 1 without other rounds."""
         later = self.rounds - self.prompts
         return self.later / later if later else 1.0

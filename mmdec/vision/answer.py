@@ -92,9 +92,8 @@ class Description:
     confidence: float = 0.0  # probability in [0, 1] that the answer is right, see `mmdec.tasks.confidence`
     # the values from which the confidence was computed
     evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)
-    kept: list[float] | None = field(
-        default=None, repr=False
-    )  # in [0, 1]: the compressor's weight of each visual token; None: no image was compressed
+    # in [0, 1]: the compressor's weight of each visual token; None: no image was compressed
+    kept: list[float] | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         """Write three lines: the text, the number of rounds, the time."""
@@ -110,8 +109,7 @@ class Description:
 @final
 @dataclass(frozen=True)
 class DescriptionRequest:
-    """What all questions of one call share: the model, the decoding loop, options of `generate`, and calibrations of
-    the confidence."""
+    """What all questions of one call share: model, decoding loop, options of `generate`, and calibrations."""
 
     vlm: LoadedVlm
     speculation: Speculation
@@ -121,9 +119,10 @@ class DescriptionRequest:
 
     @classmethod
     def of(cls, vlm: LoadedVlm, options: DescribeOptions) -> DescriptionRequest:
-        """Make a request, and check all that can be checked before an image is read.
+        """Make a request, and check everything that can be checked before an image is read.
 
         Args:
+            vlm: The model.
             options: Those of the call; its `on_round` is called with each round and its text.
 
         Raises:
@@ -149,9 +148,9 @@ class DescriptionRequest:
 
 @final
 class CompressionRecorder(ForwardingDrafter):
-    """Wraps a drafter for one generate() call.
+    """Wraps a drafter for one call of `generate`, and records how it compressed the image of each row.
 
-    Records how it compressed the image of each row, if the drafter's state tells this in a field `info`.
+    The drafter's state must have a field `info`; for other drafters nothing is recorded.
     """
 
     def __init__(self, drafter: Drafter, rows: int) -> None:
@@ -175,7 +174,7 @@ def describe_batch(
     request: DescriptionRequest,
     inputs: Mapping[str, Any],
     pictures: Sequence[Sequence[np.ndarray]],
-    read: float,
+    read_seconds: float,
     earlier: Evidence | None = None,
     count: int = 0,
     indices: Sequence[int] | None = None,
@@ -183,23 +182,25 @@ def describe_batch(
     """Answer a batch of questions.
 
     Args:
+        request: What all questions of the call share.
         inputs: The batch, as inputs of `generate`.
         pictures: The pictures of each question, (H, W, 3) uint8.
-        read: Seconds that it took to make the inputs.
-        earlier, count: For a chat: the evidence from the `count` pictures of earlier turns.
+        read_seconds: Seconds that it took to make the inputs.
+        earlier: For a chat: the evidence from the pictures of earlier turns.
+        count: Number of these pictures.
         indices: Index of each question in the call, for `on_round`. Default None: its index in the batch.
 
     Returns:
-        A `Description` for each.
+        A `Description` of each question.
     """
     vlm, speculation = request.vlm, request.speculation
     on_round = renumber_rounds(speculation.options.on_round, range(len(pictures)) if indices is None else indices)
     usage, counts = [Usage() for _ in pictures], [len(group) for group in pictures]
     distances: list[list[float]] = [[] for _ in pictures]
-    drafter, observed = speculation.drafter_for(vlm.model), None
+    drafter, recorder = speculation.drafter_for(vlm.model), None
     if drafter is not None and not speculation.networks:
-        observed = CompressionRecorder(drafter, len(pictures))
-        speculation = Speculation(replace(speculation.options, drafter=observed))
+        recorder = CompressionRecorder(drafter, len(pictures))
+        speculation = Speculation(replace(speculation.options, drafter=recorder))
     stopwatch, writer = Stopwatch(vlm.model.device), None if request.on_text is None else _TextWriter(request.on_text)
     for round_ in request.rounds(inputs, speculation):
         for index, row in enumerate(round_.rows):
@@ -213,7 +214,7 @@ def describe_batch(
         if on_round is not None:
             on_round(round_)
     parts = [{stage: entry.seconds[stage] for stage in STAGES} for entry in usage]
-    read /= len(usage)
+    read_seconds /= len(usage)
     rest = max(stopwatch.lap() - sum(sum(part.values()) for part in parts), 0.0) / len(usage)
     return [
         Description(
@@ -221,33 +222,37 @@ def describe_batch(
             tokens=entry.tokens,
             rounds=entry.rounds,
             tokens_per_round=entry.tokens_per_round,
-            timings={"read": read, **seconds, "total": read + sum(seconds.values()) + rest},
+            timings={"read": read_seconds, **seconds, "total": read_seconds + sum(seconds.values()) + rest},
             drafted=entry.drafted,
             accepted=entry.accepted,
             lossless=speculation.options.lossless,
             confidence=entry.limit_confidence(
-                estimate_confidence(seen, request.calibrations, ANSWER), sets_length(request.options)
+                estimate_confidence(evidence, request.calibrations, ANSWER), sets_length(request.options)
             ),
             finish_reason=entry.finish_reason,
             note=entry.note,
-            evidence=seen,
-            compressor=None if observed is None else observed.compressor[row],
-            kept=None if observed is None else _as_list(observed.kept[row]),
+            evidence=evidence,
+            compressor=None if recorder is None else recorder.compressor[row],
+            kept=None if recorder is None else _as_list(recorder.kept[row]),
         )
         for row, (entry, seconds) in enumerate(zip(usage, parts, strict=True))
-        for seen in [token_evidence(entry.logprobs) | picture_evidence(pictures[row], distances[row], earlier, count)]
+        for evidence in [
+            token_evidence(entry.logprobs) | picture_evidence(pictures[row], distances[row], earlier, count)
+        ]
     ]
 
 
 def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[int]) -> list[list[float]]:
-    """Return how different each question's pictures are from the training pictures: a list of distances for each
-    question.
+    """Measure how different the pictures of each question are from the training pictures.
 
     Args:
         familiar: Statistics of the training pictures.
         summaries: (N, F), the vision encoder's features of each picture.
         counts: Number of pictures of each question. If a chat had to compute its cache again, `summaries` begins with
             pictures of earlier turns, which are skipped.
+
+    Returns:
+        For each question a list of distances, one for each picture.
     """
     new = familiar.distance(summaries[len(summaries) - sum(counts) :]).tolist()
     ends = list(accumulate(counts))
@@ -275,30 +280,29 @@ class _TextWriter:
 def picture_evidence(
     pictures: Sequence[np.ndarray], distances: Sequence[float] = (), earlier: Evidence | None = None, count: int = 0
 ) -> dict[str, float]:
-    """Compute the evidence from a question's pictures: the mean logarithms of `structure` and of `distance`, under
-    these names.
+    """Compute the evidence from a question's pictures: the mean logarithms of `structure` and of `distance`.
 
     Args:
         pictures: (H, W, 3) uint8 each.
         distances: One for each picture, or empty if unknown.
-        earlier, count: The evidence from the `count` pictures of earlier turns of a chat; the question may be about
-            these pictures.
+        earlier: The evidence from the pictures of earlier turns of a chat; the question may be about these pictures.
+        count: Number of these pictures.
 
     Returns:
-        {} without pictures.
+        Name of the evidence -> value; {} without pictures.
     """
     logarithms = {
         STRUCTURE: [math.log(min(structure(pixels), MAX_STRUCTURE) + STRUCTURE_OFFSET) for pixels in pictures]
     }
     if len(distances) == len(pictures):
         logarithms[DISTANCE] = [math.log(max(distance, MIN_DISTANCE)) for distance in distances]
-    told: dict[str, float] = {}
+    means: dict[str, float] = {}
     for name, values in logarithms.items():
         if count and earlier is not None and name in earlier:
             values = [*values, *[earlier[name]] * count]
         if values:
-            told[name] = sum(values) / len(values)
-    return told
+            means[name] = sum(values) / len(values)
+    return means
 
 
 @torch.inference_mode()
@@ -306,6 +310,7 @@ def picture_summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor 
     """Compute the features of N pictures from which `FamiliarPictures` measures the distance to the training pictures.
 
     Args:
+        vlm: The model, whose vision encoder computes the features.
         sources: The pictures, as paths, bytes or arrays.
 
     Returns:
@@ -313,26 +318,26 @@ def picture_summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor 
     """
     processor: Any = vlm.processor
     model: Any = vlm.model
-    seen: list[Tensor] = []
+    summaries: list[Tensor] = []
     for start in range(0, len(sources), SUMMARY_BATCH_SIZE):
         pictures = [to_pil(read_image(source)) for source in sources[start : start + SUMMARY_BATCH_SIZE]]
         pixels = processor.image_processor(images=pictures, return_tensors="pt").to(model.device, model.dtype)
         summary = VisionOutput.of(model.get_image_features(**pixels, return_dict=True)).summaries
         if summary is None:
             return None
-        seen.append(summary.float().cpu())
-    return torch.cat(seen)
+        summaries.append(summary.float().cpu())
+    return torch.cat(summaries)
 
 
 def structure(pixels: np.ndarray) -> float:
-    """Measure how unevenly edges are spread over a picture (H, W, 3): 0 if all of its squares are equally rough, nearly
-    1 if one square has all edges.
+    """Measure how unevenly edges are spread over a picture (H, W, 3).
 
+    The measure is 0 if all squares of the picture are equally rough, and nearly 1 if one square has all edges.
     Brightness does not change the measure. Contrast changes it only for very faint pictures.
     """
     high, wide = (max(side // MAX_SAMPLED_SIDE, 1) for side in pixels.shape[:2])
-    read = to_pil(pixels[::high, ::wide])
-    reduced = read.reduce((max(read.width // REDUCED_SIDE, 1), max(read.height // REDUCED_SIDE, 1)))
+    sampled = to_pil(pixels[::high, ::wide])
+    reduced = sampled.reduce((max(sampled.width // REDUCED_SIDE, 1), max(sampled.height // REDUCED_SIDE, 1)))
     levels = np.asarray(reduced, np.float32)  # (h, w, 3), pixel values of the reduced picture
     across, down = np.diff(levels, axis=1, append=levels[:, -1:]), np.diff(levels, axis=0, append=levels[-1:])
     squares = _means((across**2 + down**2).mean(2))
@@ -341,7 +346,7 @@ def structure(pixels: np.ndarray) -> float:
 
 
 def _means(values: np.ndarray) -> np.ndarray:
-    """Average values (h, w) over squares of `SQUARE` pixels; incomplete squares at the edges are left out.
+    """Average values (h, w) over squares of `SQUARE_SIDE` pixels; incomplete squares at the edges are left out.
 
     In smaller images the squares are smaller.
     """

@@ -69,7 +69,7 @@ class Chat:
         self._request = DescriptionRequest.of(vlm, chosen)
         self._messages: list[Message] = []  # all questions and answers so far
         self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
-        self._seen: Evidence = {}  # evidence of the last answer, which covers all pictures so far
+        self._evidence: Evidence = {}  # evidence of the last answer, which covers all pictures so far
         # the ids of all tokens of the dialogue so far, without the end token of the last answer
         self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)
         # The key-value cache of `_ids`; it may lack the last token. None: there is no valid cache, so the next answer
@@ -79,12 +79,12 @@ class Chat:
 
     @property
     def messages(self) -> list[Message]:
-        """Return the messages up to the last answer, in the format of chat templates."""
+        """The messages up to the last answer, in the format of chat templates."""
         return [{**message, "content": list(message["content"])} for message in self._messages]
 
     @property
     def tokens(self) -> list[int]:
-        """Return the token ids of the dialogue, image tokens included, without the last answer's end token."""
+        """The token ids of the dialogue, image tokens included, without the last answer's end token."""
         return self._ids[0].tolist()
 
     def ask(self, prompt: Prompt, image: Pictures = (), *, on_text: OnText | None = None) -> Description:
@@ -116,9 +116,9 @@ class Chat:
             for error in prompt_errors(self._request.vlm, inputs, remedy).values():
                 raise error
             self._cache = None  # no cache while an answer is computed: after an interruption it would be incomplete
-            request, shown = replace(self._request, on_text=on_text), len(self._pictures)
+            request, count = replace(self._request, on_text=on_text), len(self._pictures)
             with suggesting_options(option_names(DescribeOptions) - {*UNSUPPORTED_OPTIONS}):
-                (answer,) = describe_batch(request, inputs, [question.pictures], stopwatch.lap(), self._seen, shown)
+                (answer,) = describe_batch(request, inputs, [question.pictures], stopwatch.lap(), self._evidence, count)
             refusal = confidence_error(answer.confidence, self._min_confidence, question.argument)
             if refusal is not None:
                 raise refusal
@@ -127,12 +127,13 @@ class Chat:
             reply = {"role": "assistant", "content": [{"type": "text", "text": answer.text}]}
             self._messages += [message, reply]
             self._pictures += question.pictures
-            self._seen = answer.evidence
+            self._evidence = answer.evidence
             return answer
 
     def _inputs(self, question: Question, message: Message) -> dict[str, Any]:
-        """Make the model's inputs: token ids of the whole dialogue, and the images of this turn (of all turns if there
-        is no cache).
+        """Make the model's inputs: token ids of the whole dialogue, and the images of this turn.
+
+        Without a cache, they have the images of all turns.
 
         Args:
             question: This turn's question with its images.
@@ -152,14 +153,14 @@ class Chat:
                 inputs[name] = (ids == vlm.model.config.image_token_id).long()
         if self._cache is None and self._pictures:
             pictures = [to_pil(pixels) for pixels in (*self._pictures, *question.pictures)]
-            again = vlm.processor.image_processor(images=pictures, return_tensors="pt")
-            inputs |= dict(again.to(vlm.model.device, vlm.model.dtype))
+            pixels = vlm.processor.image_processor(images=pictures, return_tensors="pt")
+            inputs |= dict(pixels.to(vlm.model.device, vlm.model.dtype))
         return inputs
 
     def _turn(self, message: Message) -> str:
-        """Return what the chat template adds to the text for this turn.
+        """Return the text that the chat template adds for this turn.
 
-        It is the end of the last answer, the new question, and the beginning of the next answer.
+        It contains the end of the last answer, the new question, and the beginning of the next answer.
 
         Args:
             message: The question, in the format of chat templates.
@@ -172,11 +173,13 @@ class Chat:
         return text.rpartition(mark)[2]
 
     def _append_answer(self, ids: Tensor, answer: list[int]) -> Tensor:
-        """Append an answer's tokens to the dialogue's ids (1, L), without the answer's end token, which the chat
-        template writes in the next turn."""
+        """Append an answer's tokens to the dialogue's ids (1, L).
+
+        The answer's end token is left out, because the chat template writes it in the next turn.
+        """
         config: Any = self._request.vlm.model.generation_config
-        given = self._request.options.get("eos_token_id")
-        end: Any = config.eos_token_id if given is None else given
+        option = self._request.options.get("eos_token_id")
+        end: Any = config.eos_token_id if option is None else option
         ends = end if isinstance(end, list | tuple) else [end]
         continued = answer[:-1] if answer[-1] in ends else answer
         return torch.cat([ids, ids.new_tensor([continued])], 1)

@@ -53,16 +53,16 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """One question about some images. Images are (H, W, 3) uint8, in the order of their places in the prompt."""
+    """One question about some images. Images are (H, W, 3) uint8, in the order in which the prompt has them."""
 
-    prompt: str | tuple[str, ...]  # a tuple: the texts before, between and behind the images
+    prompt: str | tuple[str, ...]  # a tuple: the texts before, between and after the images
     pictures: tuple[np.ndarray, ...] = ()
     # the prompt as the chat template writes it, special tokens of the caller hidden; "" if it was not applied yet
     text: str = ""
 
     @property
     def argument(self) -> str:
-        """Return the name of the argument that an error about the whole question mentions."""
+        """The name of the argument that an error about the whole question mentions."""
         return "image" if self.pictures else "prompt"
 
 
@@ -84,7 +84,7 @@ def user_message(question: Question) -> Message:
 def render_chat(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
     """Write a dialogue as text by the chat template, up to where the model continues.
 
-    Special tokens in the messages are hidden: what `tensors` makes of them is text.
+    Special tokens in the messages are hidden: `model_inputs` reads them as text.
 
     Raises:
         InputError: If the template leaves out an image.
@@ -95,7 +95,7 @@ def render_chat(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
     if text.count(vlm.image_token) != len(images):
         raise InputError(
             f"`model` must place each of the {len(images)} images in its text, but its chat template writes "
-            f"{text.count(vlm.image_token)} {vlm.image_token!r}. Mend `processor.chat_template`."
+            f"{text.count(vlm.image_token)} {vlm.image_token!r}. Fix `processor.chat_template`."
         )
     return text
 
@@ -137,19 +137,22 @@ def model_inputs(
 
 
 def prompt_errors(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int, InputError]:
-    """Return an error for each prompt that is longer than the model's maximum: row -> error.
+    """Return an error for each prompt that is longer than the model's maximum.
 
     Args:
-        inputs: From `tensors`.
+        vlm: The model.
+        inputs: From `model_inputs`.
         remedy: Last sentence of the message.
+
+    Returns:
+        Row -> error.
     """
     rule = "`prompt` must take at most the model's {most} positions, its pictures and the chat template included"
     return length_errors(vlm.model, inputs, rule, remedy)
 
 
 def check_images(vlm: LoadedVlm, question: Question) -> None:
-    """Raise InputError if the processor rejects a question's images, for example because their sides are too
-    unequal."""
+    """Raise InputError if the processor rejects a question's images, for instance for an extreme aspect ratio."""
     try:
         model_inputs(vlm, [render_chat(vlm, [user_message(question)])], [question])
     except PASSED_ON:
@@ -246,8 +249,8 @@ def describe(
     vlm = as_loaded(VLM, chosen)
     request = DescriptionRequest.of(vlm, chosen)
 
-    def read(given: tuple[Any, object]) -> Question:
-        question = read_question(*given)
+    def read(images_and_prompt: tuple[Any, object]) -> Question:
+        question = read_question(*images_and_prompt)
         return replace(question, text=render_chat(vlm, [user_message(question)]))
 
     with with_threads(chosen.threads, vlm.model), suggesting_options(option_names(DescribeOptions)):
@@ -274,15 +277,14 @@ def read_question(images: Any, prompt: object) -> Question:
         raise InputError(f"`prompt` must be text, or a tuple of texts, but is {show(prompt)}. Ask a question.")
     if isinstance(prompt, tuple) and len(prompt) != len(sources) + 1:
         raise InputError(
-            f"`prompt` must have the texts before, between and behind the images, {len(sources) + 1} for "
+            f"`prompt` must have the texts before, between and after the images, {len(sources) + 1} for "
             f"{len(sources)}, but has {len(prompt)}. Add or drop some, or give one text."
         )
-    asked = cast(str | tuple[str, ...], prompt)
     try:
         "".join(cast(tuple[str, ...], texts)).encode()
     except UnicodeEncodeError:
         raise InputError("`prompt` must be text, but holds half a character (a surrogate). Decode it again.") from None
-    return Question(asked, tuple(read_image(source) for source in sources))
+    return Question(cast(str | tuple[str, ...], prompt), tuple(read_image(source) for source in sources))
 
 
 def _questions(image: Any, prompt: Any) -> list[tuple[Any, object]]:
@@ -371,9 +373,10 @@ def _tensors(
 
 
 def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
-    """List the drafters with weights that belong to this model: name -> description in one line.
+    """List the drafters with weights that belong to this model, in the order in which "auto" prefers them.
 
-    They are in the order in which "auto" prefers them.
+    Returns:
+        Name -> description in one line.
     """
     names = [name for name in auto_names() if find_drafter_folder(vlm, name) is not None]
     entries = {name: drafter_entry(name) for name in names}

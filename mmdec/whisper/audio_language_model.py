@@ -55,7 +55,7 @@ WINDOW_OPTIONS = (  # options of `generate` for Whisper's decoding in windows
 class AudioLmRequest:
     """The options of one call of `transcribe` with an audio language model; they apply to all of its recordings."""
 
-    heard: LoadedAudioLm  # the audio language model with its processor
+    loaded: LoadedAudioLm  # the audio language model with its processor
     speculation: Speculation
     options: Mapping[str, Any]  # further arguments of `generate`
     prompt: str | None  # the instruction in the prompt; None: the processor's own
@@ -66,7 +66,7 @@ class AudioLmRequest:
     @classmethod
     def of(
         cls,
-        heard: LoadedAudioLm,
+        loaded: LoadedAudioLm,
         decoding: DecodingOptions,
         options: TranscribeOptions,
         recordings: int,
@@ -74,14 +74,13 @@ class AudioLmRequest:
         """Check the options of a call of `transcribe`.
 
         Args:
-            heard: The audio language model with its processor.
             decoding: Options of decoding, with a drafter from `as_drafter`.
             recordings: Number of recordings.
 
         Raises:
             InputError: For an option that this model does not support.
         """
-        name, generate = type(heard.model).__name__, options.generate
+        name, generate = type(loaded.model).__name__, options.generate
         whisper = "Leave it out, or use a Whisper."
         if options.cut_at_pauses:
             raise InputError(f"`cut_at_pauses` must be False for {name}, but is True. {whisper}")
@@ -101,7 +100,7 @@ class AudioLmRequest:
                 f"`temperature` must be one number for {name}, but is {show(temperature)}. Leave it out for greedy "
                 "decoding."
             )
-        if options.prompt is not None and heard.requests and not heard.written:
+        if options.prompt is not None and loaded.requests and not loaded.written:
             raise InputError(f"`prompt` must be None for {name}, but is {show(options.prompt)}. Leave it out.")
         prompt = options.prompt
         if prompt is not None and not isinstance(prompt, str):
@@ -109,14 +108,16 @@ class AudioLmRequest:
         check_reserved(
             {key: value for key, value in generate.items() if value is not None}, RESERVED_HERE, "mmdec.generate"
         )
-        speculation = load_speculation(decoding, heard.model, heard.checked)
-        languages = _languages(heard, options.language, recordings)
-        calibrations = read_calibrations(heard.directory)
-        return cls(heard, speculation, generate, prompt if prompt and prompt.strip() else None, languages, calibrations)
+        speculation = load_speculation(decoding, loaded.model, loaded.checked)
+        languages = _languages(loaded, options.language, recordings)
+        calibrations = read_calibrations(loaded.directory)
+        return cls(
+            loaded, speculation, generate, prompt if prompt and prompt.strip() else None, languages, calibrations
+        )
 
     def check(self, samples: Tensor) -> Tensor:
         """Return samples (T,); raise InputError if the model cannot take them."""
-        return self.heard.check(samples)
+        return self.loaded.check(samples)
 
     def language(self, index: int) -> str | None:
         """Return the language that the caller gave for a recording, or None.
@@ -134,7 +135,7 @@ class AudioLmRequest:
             samples: Index of the recording in the call -> samples (T,).
         """
         languages = None if self.languages is None else [self.language(index) for index in samples]
-        return self.heard.inputs([*samples.values()], self.prompt, languages)
+        return self.loaded.inputs([*samples.values()], self.prompt, languages)
 
 
 def transcribe_with_audio_lm(
@@ -157,44 +158,44 @@ def transcribe_with_audio_lm(
         Index -> transcript.
     """
     transcripts = silent_transcripts(request.languages, samples)
-    tell = ordered_reporter(samples, transcripts, on_transcript)
+    report_finished = ordered_reporter(samples, transcripts, on_transcript)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
     indices = [index for index in samples if index not in transcripts]
     for start in range(0, len(indices), batch_size):
         batch = indices[start : start + batch_size]
         transcripts |= _batch(request, {index: samples[index] for index in batch}, errors)
         done += sum(len(samples[index]) for index in batch) / SAMPLE_RATE
-        tell()
+        report_finished()
         if progress is not None:
             progress(done, total)
-    tell()
+    report_finished()
     return transcripts
 
 
 def _batch(
     request: AudioLmRequest, samples: Mapping[int, Tensor], errors: dict[int, InputError]
 ) -> dict[int, Transcript]:
-    heard, speculation, indices = request.heard, request.speculation, [*samples]
-    stopwatch = Stopwatch(heard.model.device)
+    loaded, speculation, indices = request.loaded, request.speculation, [*samples]
+    stopwatch = Stopwatch(loaded.model.device)
     inputs = request.inputs(samples)
     rule = "`audio` and `prompt` must take at most the model's {most} positions, the chat template included"
-    if long := length_errors(heard.model, inputs, rule, "Cut the recording."):
+    if long := length_errors(loaded.model, inputs, rule, "Cut the recording."):
         errors |= {indices[row]: error for row, error in long.items()}
         rest = {index: sound for index, sound in samples.items() if index not in errors}
         return _batch(request, rest, errors) if rest else {}
     features = stopwatch.lap()
     usage = [Usage() for _ in indices]
     on_round = renumber_rounds(speculation.options.on_round, indices)
-    drafts = speculation.drafter_for(heard.model) is not None
-    options = with_length(request.options, heard.model)
+    drafts = speculation.drafter_for(loaded.model) is not None
+    options = with_length(request.options, loaded.model)
     if "stop_strings" in options:
-        options["tokenizer"] = heard.tokenizer
+        options["tokenizer"] = loaded.tokenizer
     try:
-        rounds = rounds_of(heard.model, inputs, speculation, options)
+        rounds = rounds_of(loaded.model, inputs, speculation, options)
     except PASSED_ON:
         raise
     except Exception as error:
-        raise options_error(tuple(request.options), error, option_names(heard.model)) from error
+        raise options_error(tuple(request.options), error, option_names(loaded.model)) from error
     for round_ in rounds:
         for row, index in enumerate(round_.rows):
             usage[index].clock(round_, row, drafts)
@@ -213,12 +214,12 @@ def _batch(
 def _transcript(
     request: AudioLmRequest, usage: Usage, samples: Tensor, features: float, rest: float, index: int
 ) -> Transcript:
-    processor, language = cast(Any, request.heard.processor), request.language(index)
-    text: str = request.heard.tokenizer.decode(usage.tokens, skip_special_tokens=True).strip()
+    processor, language = cast(Any, request.loaded.processor), request.language(index)
+    text: str = request.loaded.tokenizer.decode(usage.tokens, skip_special_tokens=True).strip()
     if hasattr(processor, "parse_output"):  # the model's output begins with the name of the language
-        found = processor.parse_output(text)
-        text, language = found["transcription"], language or found["language"]
-    seen = token_evidence(usage.logprobs)
+        output = processor.parse_output(text)
+        text, language = output["transcription"], language or output["language"]
+    evidence = token_evidence(usage.logprobs)
     return Transcript(
         text=text,
         language=language and LANGUAGE_CODES.get(language.lower(), language),
@@ -230,19 +231,19 @@ def _transcript(
         seconds=len(samples) / SAMPLE_RATE,
         lossless=request.speculation.options.lossless,
         confidence=usage.limit_confidence(
-            estimate_confidence(seen, request.calibrations, TRANSCRIPT), sets_length(request.options)
+            estimate_confidence(evidence, request.calibrations, TRANSCRIPT), sets_length(request.options)
         ),
         note=usage.note,
         finish_reason=usage.finish_reason,
         calibrated=TRANSCRIPT in request.calibrations,
-        evidence=seen,
+        evidence=evidence,
     )
 
 
 def _languages(
-    heard: LoadedAudioLm, language: str | Sequence[str] | None, recordings: int
+    loaded: LoadedAudioLm, language: str | Sequence[str] | None, recordings: int
 ) -> str | Sequence[str] | None:
-    """Check the languages of a call: the processor is called with each of them.
+    """Check the languages of a call by calling the processor with each of them.
 
     Args:
         recordings: Number of recordings.
@@ -252,9 +253,9 @@ def _languages(
     """
     if language is None:
         return None
-    if "language" not in heard.requests:
+    if "language" not in loaded.requests:
         raise InputError(
-            f"`language` must be left out for {type(heard.model).__name__}, which hears it itself, but is "
+            f"`language` must be left out for {type(loaded.model).__name__}, which detects it, but is "
             f"{show(language)}. Name it in `prompt`."
         )
     names = [language] if isinstance(language, str) else language
@@ -265,12 +266,12 @@ def _languages(
         )
     for name in names:
         try:
-            how = {"tokenize": False} if heard.written else {"model_id": "", "format": ["wav"]}
-            request = cast(Any, heard.processor).apply_transcription_request
-            request([torch.zeros(SAMPLE_RATE).numpy()], language=name, **how)
+            settings = {"tokenize": False} if loaded.written else {"model_id": "", "format": ["wav"]}
+            request = cast(Any, loaded.processor).apply_transcription_request
+            request([torch.zeros(SAMPLE_RATE).numpy()], language=name, **settings)
         except Exception as error:
             raise InputError(
-                f"`language` must be one that {type(heard.model).__name__} knows, but is {show(name)} "
+                f"`language` must be one that {type(loaded.model).__name__} knows, but is {show(name)} "
                 f"({' '.join(str(error).split())[:300]}). Choose one."
             ) from error
     return language

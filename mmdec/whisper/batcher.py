@@ -30,7 +30,7 @@ Several = Callable[[Sequence[Any]], Sequence[Any]]  # computes one pass for seve
 
 
 class _Dropped(BaseException):
-    """Raised in the thread of a job to end it, because its result is not needed any more."""
+    """Raised in a job's thread to end the job, because its result is no longer needed."""
 
 
 @final
@@ -41,7 +41,7 @@ class _Request:
     several: Several  # the computation: a list of inputs -> a list of results
     part: Any  # this job's input
     shared: bool  # whether the inputs of all jobs are computed in one call of `several`
-    apart: bool  # whether `function` may run in another thread, at the same time as decoder passes
+    apart: bool  # whether `several` may run in another thread, at the same time as decoder passes
     inference: bool  # whether the job runs in torch's inference mode
 
     def run(self, parts: Sequence[Any]) -> Sequence[Any]:
@@ -49,7 +49,7 @@ class _Request:
             return self.several(parts)
 
     def answer(self) -> tuple[Any, float]:
-        """Compute this job's request alone.
+        """Compute this job's request by itself.
 
         If another thread may compute the request (`apart`), torch always uses one thread, so that all threads give the
         same bits.
@@ -108,7 +108,7 @@ class _Job(Generic[T]):
         self._thread.join()
 
     def wait(self, wish: _Request) -> Any:
-        """Called in the job's thread: ask for a computation and wait. Returns its result, or raises its exception."""
+        """Ask for a computation, from the job's thread, and wait for its result; raise its exception if it failed."""
 
         def wait() -> tuple[Any, float]:
             self.wish = wish
@@ -139,15 +139,14 @@ class _Job(Generic[T]):
 class PassBatcher:
     """Runs jobs, for example one `generate` call for each recording.
 
-    A job hands its computations over by `alone` and `run_in_shared_pass`; the thread that called `run` computes them.
+    A job hands its computations over by `run_alone` and `run_in_shared_pass`; the thread that called `run` computes
+    them.
+
+    Args:
+        width: Maximum number of jobs at a time.
     """
 
     def __init__(self, width: int) -> None:
-        """Initialize.
-
-        Args:
-            width: Maximum number of jobs at a time.
-        """
         self._width, self._current = width, threading.local()
 
     def run_alone(self, function: Callable[[], T], apart: bool = False) -> T:
@@ -157,7 +156,7 @@ class PassBatcher:
             apart: Whether a further thread may compute it, at the same time as passes of other jobs.
 
         Returns:
-            Its result.
+            The function's result.
         """
         inference = torch.is_inference_mode_enabled()
         return self._current.job.wait(
@@ -179,7 +178,8 @@ class PassBatcher:
     def run(self, functions: Iterable[Callable[[], T]]) -> Generator[tuple[int, T]]:
         """Run each function as a job, at most `width` at a time.
 
-        Yields (index of the function, result) as jobs end.
+        Yields:
+            (index of the function, result) as jobs end.
 
         Raises:
             Exception: That of a job; the other jobs are then ended.
@@ -239,26 +239,25 @@ class PassBatcher:
 
 
 def _resume_finished(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> bool:
-    """Continue those jobs whose computations the second thread has finished. Returns whether there were such jobs."""
-    done = [(job, job.later) for job in jobs if job.later is not None and job.later.done()]
-    for job, later in done:
+    """Continue those jobs whose computations the second thread has finished; return whether there were any."""
+    finished = [(job, job.later) for job in jobs if job.later is not None and job.later.done()]
+    for job, later in finished:
         job.later = None
         job.go_on(*later.result())
         _serve(job, other)
-    return bool(done)
+    return bool(finished)
 
 
 def _reclaim_pending(jobs: Iterable[_Job[T]]) -> _Job[T] | None:
-    """If the other thread is busy, take back a job whose request that thread has not begun; None if there is no such
-    job.
+    """If the other thread is busy, take back a job whose request it has not begun; None if there is no such job.
 
     The caller then computes this request itself: two encoder passes at the same time take less time than one after the
     other.
     """
-    given = [job for job in jobs if job.later is not None]
-    if not any(job.later.running() for job in given if job.later is not None):
+    submitted = [job for job in jobs if job.later is not None]
+    if not any(job.later.running() for job in submitted if job.later is not None):
         return None
-    return next((job for job in given if job.later is not None and job.later.cancel()), None)
+    return next((job for job in submitted if job.later is not None and job.later.cancel()), None)
 
 
 def _serve(job: _Job[Any], other: ThreadPoolExecutor | None) -> None:

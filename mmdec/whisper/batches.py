@@ -1,8 +1,9 @@
 """Decodes the recordings of a `transcribe` call with Whisper, in batches, or cut at pauses into pieces that are decoded
 at the same time.
 
-`in_batches` decodes each batch by one call of `generate`, as transformers does. `in_pieces` decodes each piece of a
-recording by its own call of `generate`; calls that run at the same time share the passes of the decoder.
+`transcribe_in_batches` decodes each batch by one call of `generate`, as transformers does. `transcribe_in_pieces`
+decodes each piece of a recording by its own call of `generate`; calls that run at the same time share the passes of the
+decoder.
 """
 
 from __future__ import annotations
@@ -47,10 +48,9 @@ from mmdec.whisper.transcript import (
 from mmdec.whisper.window_decoder import WindowDecoder, compression_ratio
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
-ADVICE_CONFIDENCE = (
-    0.7  # below this confidence, the transcript's note recommends a model of more languages or a larger one
-)
-MULTILINGUAL_MODEL = "openai/whisper-base"  # the model that the note recommends
+# below this confidence, the note on an English-only model's transcript recommends `MULTILINGUAL_MODEL`
+ADVICE_CONFIDENCE = 0.7
+MULTILINGUAL_MODEL = "openai/whisper-base"
 NO_SPEECH_NOTE = "without a voice"  # text of the note for a long recording in which no speech was found
 Languages = str | Sequence[str] | None
 
@@ -85,7 +85,7 @@ def transcribe_in_batches(
         Index -> transcript.
     """
     transcripts = silent_transcripts(request.languages, samples)
-    tell = ordered_reporter(samples, transcripts, on_transcript)
+    report_finished = ordered_reporter(samples, transcripts, on_transcript)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
     lengths = {index: len(recording) for index, recording in samples.items() if index not in transcripts}
     for indices in request.batches(lengths, batch_size):
@@ -93,8 +93,8 @@ def transcribe_in_batches(
         batch = [samples[index] for index in indices]
         transcripts |= zip(indices, transcribe_batch(request, indices, batch, on_window), strict=True)
         done += sum(map(len, batch)) / SAMPLE_RATE
-        tell()
-    tell()
+        report_finished()
+    report_finished()
     if progress is not None:
         progress(total, total)
     return transcripts
@@ -132,20 +132,21 @@ def transcribe_in_pieces(
         for index, cut in cuts.items()
         if not cut
     }
-    tell = ordered_reporter(samples, transcripts, on_transcript)
+    report_finished = ordered_reporter(samples, transcripts, on_transcript)
     pieces = [(index, window) for index, windows in cuts.items() for window in windows]
-    found, together = defaultdict[int, dict[int, DecodedPiece]](dict), PassBatcher(batch_size)
-    jobs = (partial(_decode_batch, request, [index], [window.samples], None, together) for index, window in pieces)
+    decoded_pieces = defaultdict[int, dict[int, DecodedPiece]](dict)  # recording -> first sample -> piece
+    pass_batcher = PassBatcher(batch_size)
+    jobs = (partial(_decode_batch, request, [index], [window.samples], None, pass_batcher) for index, window in pieces)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
-    tell()
+    report_finished()
     with _decoding_context(request):
-        for number, (decoded,) in together.run(jobs):
+        for number, (decoded,) in pass_batcher.run(jobs):
             index, window = pieces[number]
-            found[index][window.start] = decoded
-            if len(found[index]) == len(cuts[index]):
-                whole = _join_pieces(sorted(found.pop(index).items()), len(samples[index]))
+            decoded_pieces[index][window.start] = decoded
+            if len(decoded_pieces[index]) == len(cuts[index]):
+                whole = _join_pieces(sorted(decoded_pieces.pop(index).items()), len(samples[index]))
                 transcripts[index] = _transcript(request, whole)
-                tell()
+                report_finished()
             done += len(window.samples) / SAMPLE_RATE
             if progress is not None:
                 progress(min(done, total), total)
@@ -173,31 +174,33 @@ def _join_pieces(parts: Sequence[tuple[int, DecodedPiece]], samples: int) -> Dec
 
 
 def ordered_reporter(
-    wanted: Mapping[int, Tensor], found: Mapping[int, Transcript], on_transcript: OnTranscript | None
+    recordings: Mapping[int, Tensor], transcripts: Mapping[int, Transcript], on_transcript: OnTranscript | None
 ) -> Callable[[], None]:
-    """Return a function that passes new transcripts to the callback `on_transcript`, each once, in the order of the
-    recordings.
+    """Return a function that passes new transcripts to `on_transcript`, each once, in the order of the recordings.
 
     Args:
-        wanted: Index -> recording (T,).
-        found: Index -> finished transcript; the caller adds transcripts to it.
+        recordings: Index -> recording (T,).
+        transcripts: Index -> finished transcript; the caller adds transcripts to it.
     """
-    left = list(wanted)
+    remaining = list(recordings)
 
-    def tell() -> None:
-        while on_transcript is not None and left and left[0] in found:
-            index = left.pop(0)
-            on_transcript(index, found[index])
+    def report_finished() -> None:
+        while on_transcript is not None and remaining and remaining[0] in transcripts:
+            index = remaining.pop(0)
+            on_transcript(index, transcripts[index])
 
-    return tell
+    return report_finished
 
 
 def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:
-    """Return an empty transcript for each silent recording: index -> transcript.
+    """Make an empty transcript of each silent recording.
 
     Args:
         languages: The argument `language` of the call.
         samples: Index -> recording (T,).
+
+    Returns:
+        Index -> transcript, of the silent recordings only.
     """
     levels = {index: describe_silence(recording) for index, recording in samples.items()}
     return {
@@ -206,8 +209,9 @@ def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> d
 
 
 def _empty_transcript(languages: Languages, index: int, samples: Tensor, level: str) -> Transcript:
-    """Make an empty transcript of a recording without speech, which is not decoded, because the model would invent
-    words.
+    """Make the transcript of a recording without speech.
+
+    Such a recording is not decoded, because the model would invent words.
 
     Args:
         languages: The argument `language` of the call.
@@ -253,14 +257,14 @@ def _decode_batch(
     indices: Sequence[int],
     recordings: Sequence[Tensor],
     on_window: Callable[[Tensor], None] | None,
-    together: PassBatcher | None = None,
+    pass_batcher: PassBatcher | None = None,
 ) -> list[DecodedPiece]:
-    """Decode one batch of recordings (T,); the caller must hold the locks of `_decoding`.
+    """Decode one batch of recordings (T,); the caller must be inside `_decoding_context`.
 
     Args:
         indices: Index of each recording in the call.
         on_window: Called before each window with (B, 2): frames done and frames in total.
-        together: Lets several calls of `generate` share decoder passes; None: this call shares none.
+        pass_batcher: Lets several calls of `generate` share decoder passes; None: this call shares none.
     """
     model = request.whisper.model
     stopwatch = Stopwatch(model.device)
@@ -279,7 +283,7 @@ def _decode_batch(
         on_round=_wrap_callback(renumber_rounds(speculation.options.on_round, indices)),
         margin=request.margin,
         word_beginnings=beginnings,
-        together=together,
+        pass_batcher=pass_batcher,
     )
     arguments = request.arguments(indices, request.is_long(len(recordings[0])))
     stopwatch.lap()
@@ -305,11 +309,11 @@ def _transcript(request: TranscriptionRequest, decoded: DecodedPiece) -> Transcr
     tokens = [token for segment in decoded.segments for token in segment.tokens]
     text: str = whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip()
     rate = _log_token_rate(tokens, first_timestamp_token(whisper.model), decoded.samples)
-    seen = token_evidence(usage.logprobs) | {"rate": rate, "repeats": log_compression_ratio(text)}
-    sure = estimate_confidence(seen, request.calibrations, TRANSCRIPT)
+    evidence = token_evidence(usage.logprobs) | {"rate": rate, "repeats": log_compression_ratio(text)}
+    confidence = estimate_confidence(evidence, request.calibrations, TRANSCRIPT)
     # without a calibration, repeated text would get a high confidence: it consists of probable tokens
     if TRANSCRIPT not in request.calibrations:
-        sure = min(sure, estimate_confidence(seen, request.doubts, TRANSCRIPT))
+        confidence = min(confidence, estimate_confidence(evidence, request.fallback_calibrations, TRANSCRIPT))
     return Transcript(
         text=text,
         language=decoded.language,
@@ -320,11 +324,11 @@ def _transcript(request: TranscriptionRequest, decoded: DecodedPiece) -> Transcr
         timings=timings(usage, decoded.features, decoded.rest),
         seconds=decoded.samples / SAMPLE_RATE,
         lossless=request.speculation.options.lossless,
-        confidence=usage.limit_confidence(sure, request.length_given),
+        confidence=usage.limit_confidence(confidence, request.caller_limits_length),
         calibrated=TRANSCRIPT in request.calibrations,
-        evidence=seen,
+        evidence=evidence,
         windows=usage.prompts,
-        note="; ".join(filter(None, (usage.note, _advice(whisper, sure)))),
+        note="; ".join(filter(None, (usage.note, _advice(whisper, confidence)))),
         finish_reason=usage.finish_reason,
     )
 
@@ -341,26 +345,22 @@ def _generate(request: TranscriptionRequest, decoder: WindowDecoder, arguments: 
     except PASSED_ON:
         raise
     except _CallerError as error:
-        raise error.own from None
+        raise error.original from None
     except Exception as error:
         # transformers raises ValueError for rejected options, and any exception for wrong types, before the first
         # window
         if isinstance(error, ValueError) or not decoder.prompts:
-            raise options_error(request.given, error, option_names(request.whisper.model)) from error
+            raise options_error(request.caller_options, error, option_names(request.whisper.model)) from error
         raise
 
 
-def _advice(whisper: LoadedWhisper, sure: float) -> str:
-    """Return a note on a transcript that a model of English alone is unsure of; else "".
-
-    Args:
-        sure: The confidence.
-    """
+def _advice(whisper: LoadedWhisper, confidence: float) -> str:
+    """Return a note on a transcript of which an English-only model is unsure; else ""."""
     english = not getattr(whisper.model.generation_config, "is_multilingual", True)
-    if not english or sure >= ADVICE_CONFIDENCE:
+    if not english or confidence >= ADVICE_CONFIDENCE:
         return ""
     name = whisper.directory.name if whisper.directory is not None else "this model"
-    return f'{name} knows English alone and is unsure of this recording; model="{MULTILINGUAL_MODEL}" knows other languages'
+    return f'{name} is English-only and is unsure of this recording; model="{MULTILINGUAL_MODEL}" knows other languages'
 
 
 def _log_token_rate(tokens: Sequence[int], first: int, samples: int) -> float:
@@ -376,13 +376,12 @@ def _log_token_rate(tokens: Sequence[int], first: int, samples: int) -> float:
 def log_compression_ratio(text: str) -> float:
     """Compute the natural logarithm of a text's compression ratio by zlib, at least 0.
 
-    It is high for a text that repeats itself. Models write such text where there is no speech.
-
-    Characters are numbered as they occur, so that no script counts for more bytes than another.
+    The ratio is high for a text that repeats itself. Models write such text where there is no speech. Characters are
+    numbered in the order in which they occur, so that no script counts for more bytes than another.
 
     References:
-        after Radford et al. 2022 (Whisper), section 4.5, where the ratio of the text in UTF-8 decides whether it is
-        decoded again.
+        Radford et al. 2022 (Whisper), section 4.5, where the ratio of the text in UTF-8 decides whether it is decoded
+        again.
     """
     numbers = {sign: number % 256 for number, sign in enumerate(dict.fromkeys(text))}
     return math.log(max(compression_ratio(bytes(map(numbers.__getitem__, text))), 1.0))
@@ -403,9 +402,7 @@ def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
 def _segments(
     request: TranscriptionRequest, timed: Sequence[dict[str, Any]], language: str | None, seconds: float
 ) -> list[Segment]:
-    """Convert transformers' segments to `Segment`s: add their text and, if word timestamps were requested, their words.
-
-    The times of words and segments are made consistent.
+    """Convert transformers' segments to `Segment`s with text, and with words if word timestamps were requested.
 
     Args:
         timed: transformers' segments, with times in seconds.
@@ -438,11 +435,7 @@ def _segments(
 
 
 def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list[str | None]:
-    """Return each recording's language code: that of the token after the start token in its prompt.
-
-    Args:
-        prompts: Token ids of each recording's prompt.
-    """
+    # the language is the token after the start token in each recording's prompt
     settings: Any = whisper.model.generation_config
     codes = {number: token[2:-2] for token, number in (getattr(settings, "lang_to_id", None) or {}).items()}
     start: int = settings.decoder_start_token_id
@@ -450,32 +443,29 @@ def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list
 
 
 class _CallerError(Exception):
-    """Wraps an exception of the caller's callback (`progress` or `on_round`), so that no option of `generate` is blamed
-    for it."""
+    """Wraps an exception of `progress` or `on_round`, so that no option of `generate` is blamed for it."""
 
-    def __init__(self, own: Exception) -> None:
-        super().__init__(str(own))
-        self.own = own
+    def __init__(self, original: Exception) -> None:
+        super().__init__(str(original))
+        self.original = original
 
 
 def _wrap_callback(function: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Wrap a callback: an exception that it raises is raised as `_CallerError`. For None, return None."""
+    """Wrap a callback, so that its exceptions are raised as `_CallerError`. For None, return None."""
     if function is None:
         return None
 
-    def called(*arguments: Any) -> None:
+    def call(*arguments: Any) -> None:
         try:
             function(*arguments)
         except Exception as error:
             raise _CallerError(error) from error
 
-    return called
+    return call
 
 
 def _window_progress(progress: Progress, done: float, total: float, whisper: LoadedWhisper) -> Callable[[Tensor], None]:
-    """Return a callback `on_window`, as `transcribe_batch` takes it.
-
-    It converts the frames done to seconds of audio, and passes them to `progress`.
+    """Return an `on_window` for `transcribe_batch` that converts frames to seconds and passes them to `progress`.
 
     Args:
         done: Seconds of audio in earlier batches.
@@ -487,8 +477,7 @@ def _window_progress(progress: Progress, done: float, total: float, whisper: Loa
 
 @contextmanager
 def _decoding_context(request: TranscriptionRequest) -> Iterator[None]:
-    """Context manager around a call of `generate`: holds the locks of the model and of the drafter's networks, and
-    hides warnings."""
+    """Hold the locks of the model and of the drafter's networks, and hide transformers' warnings."""
     model, words = request.whisper.model, request.timestamps == "word"
     with _model_locks(model, words, request.speculation.networks), hide_generate_warnings():
         yield
@@ -498,13 +487,15 @@ def _decoding_context(request: TranscriptionRequest) -> Iterator[None]:
 def _model_locks(
     model: WhisperForConditionalGeneration, words: bool, others: Sequence[PreTrainedModel]
 ) -> Iterator[None]:
-    """Context manager for one call of `generate`: holds the locks of the model and of the drafter's networks
-    (`others`).
+    """Hold the locks of the model and of the drafter's networks during one call of `generate`.
+
+    With word timestamps a warning of NumPy 2 is silenced. If a module's `forward` was replaced, `generate` with word
+    timestamps switches the model's attention to "eager" and does not switch it back. Then the lock is exclusive,
+    because an attention mask made for one implementation of attention must not be used by another.
 
     Args:
-        words: Whether word timestamps are wanted; then a warning of NumPy 2 is silenced. If a module's `forward` was
-            replaced, `generate` switches the model's attention to "eager" and does not switch it back. Then the lock is
-            exclusive, because an attention mask made for one implementation of attention must not be used by another.
+        words: Whether word timestamps were requested.
+        others: The drafter's networks.
     """
     if not words:
         with reading(model, *others):

@@ -23,7 +23,7 @@ from mmdec.targets.hf_target import HOOK_TABLES, shallow_copy
 from mmdec.whisper.batcher import PassBatcher
 from mmdec.whisper.features import FRAMES_PER_SECOND, can_shorten, context_frames, encode
 
-SOUND = "sound"  # attribute of the encoder's output that holds the features which the encoder has read
+SOUND = "sound"  # attribute of the encoder's output that holds the features that the encoder has read
 
 
 def can_use_eager_copy(model: WhisperForConditionalGeneration) -> bool:
@@ -56,20 +56,20 @@ def with_caching_encoder(
     on_pass: Callable[[float], None],
     own_config: bool = True,
     margin: float | None = None,
-    together: PassBatcher | None = None,
+    pass_batcher: PassBatcher | None = None,
 ) -> tuple[WhisperForConditionalGeneration, CachingEncoder]:
     """Make a copy of the model for one `generate` call, whose encoder stores the states of the last windows.
 
     `generate` encodes each window several times: for its text, to detect the language, to recognise silence, and at
     each fallback temperature. With the copy, the encoder runs once. The model itself is not changed, so other threads
-    may use it meanwhile. Attentions of the encoder are not returned.
+    may use it at the same time. The encoder's attention maps are not returned.
 
     Args:
         on_pass: Called with the seconds of each pass of the encoder.
         own_config: Whether the copy gets a copy of the configuration, so that `generate` may set it to "eager"
             attention for word timestamps.
         margin: A single window is encoded only up to this many seconds after its sound; None: to its end.
-        together: Computes the encoder's passes in another thread; None: they are computed in this thread.
+        pass_batcher: Computes the encoder's passes in another thread; None: they are computed in this thread.
 
     Returns:
         The copy, and the object that replaces its encoder's `forward`.
@@ -77,7 +77,7 @@ def with_caching_encoder(
     outer, inner, encoder = shallow_copy(model), shallow_copy(model.model), shallow_copy(model.model.encoder)
     for name in HOOK_TABLES:
         vars(encoder)[name] = OrderedDict()  # the copy gets no hooks: it calls the original encoder, which has them
-    remembering = CachingEncoder(model.model.encoder, on_pass, margin, together)
+    remembering = CachingEncoder(model.model.encoder, on_pass, margin, pass_batcher)
     vars(encoder)["forward"] = remembering
     inner._modules["encoder"] = encoder
     outer._modules["model"] = inner
@@ -91,6 +91,12 @@ class CachingEncoder:
     """Replaces the `forward` of an encoder, and stores the features and states of the last windows.
 
     If all rows equal stored windows, it returns their states without running the encoder.
+
+    Args:
+        encoder: The model's encoder, which is not changed.
+        on_pass: Called with the seconds of each pass of the encoder.
+        margin: A single window is encoded up to this many seconds after its sound; None: to its end.
+        pass_batcher: Computes passes in another thread; None: not used.
     """
 
     def __init__(
@@ -98,21 +104,15 @@ class CachingEncoder:
         encoder: nn.Module,
         on_pass: Callable[[float], None],
         margin: float | None,
-        together: PassBatcher | None = None,
+        pass_batcher: PassBatcher | None = None,
     ) -> None:
-        """Initialize.
-
-        Args:
-            on_pass: Called with the seconds of each pass of the encoder.
-            margin: A single window is encoded up to this many seconds after its sound; None: to its end.
-            together: Computes passes in another thread; None: not used.
-        """
-        self._on_pass, self._together = on_pass, together
-        own = not can_shorten(encoder)
-        self._margin = None if own else margin
-        self._encoder, self._quick = encoder, None if own else shallow_copy(encoder)  # the copy keeps the hooks
-        if self._quick is not None:
-            vars(self._quick)["forward"] = self._read
+        self._on_pass, self._pass_batcher = on_pass, pass_batcher
+        replaceable = can_shorten(encoder)
+        self._margin = margin if replaceable else None
+        self._encoder = encoder
+        self._fast_encoder = shallow_copy(encoder) if replaceable else None  # the copy keeps the hooks
+        if self._fast_encoder is not None:
+            vars(self._fast_encoder)["forward"] = self._fast_forward
         self._last: Tensor | None = None  # features (B, mels, T) of the last windows
         self._states = torch.empty(0)  # (B, S, H), the encoder's states for `_last`
         self.sound = torch.empty(0)  # (b, mels, T), features of the last call
@@ -124,7 +124,7 @@ class CachingEncoder:
             options |= {"output_attentions": False, "return_dict": True}
             encode = partial(self._encode, input_features, attention_mask, options)
             apart = input_features.device.type == "cpu"
-            encoded = encode() if self._together is None else self._together.run_alone(encode, apart)
+            encoded = encode() if self._pass_batcher is None else self._pass_batcher.run_alone(encode, apart)
             self._last, self._states = input_features, cast(Tensor, encoded.last_hidden_state)
             self._on_pass(stopwatch.lap())
         else:
@@ -135,13 +135,13 @@ class CachingEncoder:
 
     @property
     def seconds(self) -> float | None:
-        """Return how many seconds of the last window were encoded; None if the whole window was."""
+        """How many seconds of the last window were encoded; None if the whole window was."""
         if self._margin is None or self._last is None or 2 * self._states.shape[1] >= self._last.shape[-1]:
             return None
         return 2 * self._states.shape[1] / FRAMES_PER_SECOND
 
     def whole(self) -> BaseModelOutput:
-        """Encode the last window to its end. Returns the window's states, which replace the stored states."""
+        """Encode the last window to its end, and return its states, which replace the stored ones."""
         features, margin = self._last, self._margin
         assert features is not None
         self._last = self._margin = None
@@ -157,17 +157,16 @@ class CachingEncoder:
                 return BaseModelOutput(last_hidden_state=encode(self._encoder, features, frames))
         config: Any = self._encoder.config
         whole = features.shape[-1] == 2 * config.max_source_positions
-        if self._quick is not None and whole and is_usable(features) and not options.get("output_hidden_states"):
-            return self._quick(features, attention_mask=attention_mask, **options)
+        if self._fast_encoder is not None and whole and is_usable(features) and not options.get("output_hidden_states"):
+            return self._fast_encoder(features, attention_mask=attention_mask, **options)
         return self._encoder(features, attention_mask=attention_mask, **options)
 
-    def _read(self, input_features: Tensor, **_: Any) -> BaseModelOutput:
+    def _fast_forward(self, input_features: Tensor, **_: Any) -> BaseModelOutput:
         states = encode(self._encoder, input_features, input_features.shape[-1])
         return BaseModelOutput(last_hidden_state=states)
 
     def _rows(self, features: Tensor) -> list[int] | None:
-        """Return for each batch row of features (B, mels, T) the index of the equal stored row; None if any row is
-        new."""
+        """Return the index of the equal stored row for each row of features (B, mels, T); None if any row is new."""
         if self._last is None or self._last.shape[1:] != features.shape[1:]:
             return None
         rows = list[int]()

@@ -92,17 +92,17 @@ class LoadedWhisper:
 
     @property
     def tokenizer(self) -> Any:
-        """Return the processor's tokenizer."""
+        """The processor's tokenizer."""
         return self.processor.tokenizer  # type: ignore[attr-defined] # set by name
 
     @cached_property
     def plain(self) -> PlainText:
-        """Return what keeps special tokens in prompts of callers apart from the model's own."""
+        """The tokenizer for callers' prompts, which reads special tokens in them as text."""
         return PlainText(self.tokenizer)
 
     @property
     def extractor(self) -> Any:
-        """Return the processor's feature extractor."""
+        """The processor's feature extractor."""
         return self.processor.feature_extractor
 
     def read_drafter(self, folder: Path) -> Drafter:
@@ -137,7 +137,7 @@ class LoadedWhisper:
         """
         folder = None if self.directory is None else drafter_folder(self.directory, name)
         if folder is None or self.directory is None:
-            where = f"'{self.directory / name}' has none" if self.directory is not None else "it was loaded by its user"
+            where = f"'{self.directory / name}' has none" if self.directory is not None else "the caller loaded it"
             raise InputError(
                 f"`drafter` must be {', '.join(map(repr, drafter_names()))}, a directory, an object or None for a "
                 f"`model` without the drafter '{name}', and {where}. Train one, or convert a published one with "
@@ -214,9 +214,8 @@ def read_model(directory: Path) -> WhisperForConditionalGeneration:
         InputError: If files are damaged or outside the directory.
     """
     model = read_network(directory, WhisperConfig, WhisperForConditionalGeneration, "Whisper")
-    if not (
-        directory / GENERATION_FILE
-    ).is_file():  # older folders have the generation settings in the model's config.json
+    # older folders have the generation settings in the model's config.json
+    if not (directory / GENERATION_FILE).is_file():
         with report_damage(f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version"):
             settings = read_settings(directory / "config.json")
             model.generation_config = GenerationConfig.from_model_config(cast(Any, settings))
@@ -264,7 +263,7 @@ def load_whisper_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
     try:
         config = WhisperEncoderConfig.of(settings)
     except KeyError as error:
-        raise InputError(f"`model` must name its sizes, but '{folder}' lacks {error}. Fetch it again.") from None
+        raise InputError(f"`model` must name its sizes, but '{folder}' lacks {error}. Download it again.") from None
     weights = read_weights(weight_files(folder, prefixes=(ENCODER_PREFIX,)), prefixes=(ENCODER_PREFIX,))
     check_counts(settings, weights)
     state = {name.removeprefix(ENCODER_PREFIX): tensor for name, tensor in weights.items()}

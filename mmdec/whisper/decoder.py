@@ -29,24 +29,21 @@ from mmdec.nn.int8 import Int8Linear
 from mmdec.targets.hf_target import HOOK_TABLES, has_hooks, plain_linear
 from mmdec.whisper.vocabulary import half_precision_copies
 
-MIN_ONEDNN_ELEMENTS = (
-    2**17
-)  # minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which `FEW` holds
-MAX_TRANSPOSED_QUERIES = (
-    6  # for up to this many queries on a CPU, cross-attention computes keys x queries, which is faster
-)
+# minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which `MAX_TRANSPOSED_QUERIES` holds
+MIN_ONEDNN_ELEMENTS = 2**17
+# for up to this many queries on a CPU, cross-attention computes keys x queries, which is faster
+MAX_TRANSPOSED_QUERIES = 6
 Map = Callable[[Tensor], Tensor]
 KeysValues = tuple[Tensor, Tensor]  # keys and values, each (B, heads, tokens, head size)
 
 
 @final
 class FastDecoder(nn.Module):
-    """Replaces the decoder's `forward` once the cache holds the prompt and the encoder's keys and values. It holds the
-    decoder's layers with their projections. Make a new object for each `generate` call: hooks that are added later are
-    ignored.
+    """Replaces the decoder's `forward` once the cache holds the prompt and the encoder's keys and values.
 
-    Modules with hooks or adapters, and those of unknown classes, are called normally. Hooks on the decoder itself are
-    called, too.
+    It holds the decoder's layers with their projections. Make a new object for each `generate` call: hooks that are
+    added later are ignored. Modules with hooks or adapters, and those of unknown classes, are called normally. Hooks on
+    the decoder itself are called, too.
     """
 
     def __init__(self, decoder: WhisperDecoder) -> None:
@@ -55,15 +52,14 @@ class FastDecoder(nn.Module):
         self.embeddings: tuple[Any, Any] = (decoder.embed_tokens, decoder.embed_positions)
         self.copies = half_precision_copies(decoder)
         halves = self.copies.get(partial(_copy_to_half, decoder)) or [{}] * len(decoder.layers)
-        self.layers_of = [_Layer(layer, half) for layer, half in zip(decoder.layers, halves, strict=True)]
+        self.fast_layers = [_Layer(layer, half) for layer, half in zip(decoder.layers, halves, strict=True)]
         self.norm = _as_function(decoder.layer_norm)
         for name in HOOK_TABLES:
             self.__dict__[name] = decoder.__dict__[name]
 
     @staticmethod
     def can_replace(decoder: nn.Module) -> bool:
-        """Return whether the decoder can be replaced: its layers are transformers' own, without hooks, and use
-        "sdpa"."""
+        """Return whether the decoder's layers are transformers' own, without hooks, and use "sdpa"."""
         if type(decoder) is not WhisperDecoder or decoder.training:
             return False
         if decoder.config._attn_implementation != "sdpa":
@@ -81,15 +77,15 @@ class FastDecoder(nn.Module):
         This saves time, because transformers' pass would copy keys and values once more (30 MB for the shipped
         Whisper).
         """
-        memory = cache.cross_attention_cache
-        for index, layer in enumerate(self.layers_of):
-            if index == len(memory.layers):
-                memory.layers.append(DynamicLayer())
+        cross_cache = cache.cross_attention_cache
+        for index, layer in enumerate(self.fast_layers):
+            if index == len(cross_cache.layers):
+                cross_cache.layers.append(DynamicLayer())
             # contiguous in memory for each head: later passes read them faster, which saves more than this copy costs
-            keys, values = (part.contiguous() for part in layer.memory.pair(states))
-            kept = cast(DynamicLayer, memory.layers[index])
-            kept.lazy_initialization(keys, values)
-            kept.keys, kept.values = keys, values
+            keys, values = (part.contiguous() for part in layer.cross_attention.pair(states))
+            cache_layer = cast(DynamicLayer, cross_cache.layers[index])
+            cache_layer.lazy_initialization(keys, values)
+            cache_layer.keys, cache_layer.values = keys, values
             cache.is_updated[index] = True
 
     def forward(
@@ -97,34 +93,37 @@ class FastDecoder(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None,
         position_ids: Tensor,
-        **given: Any,
+        **options: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the decoder over N tokens per batch row.
 
         Args:
             input_ids, position_ids: (B, N).
             attention_mask: (B, 1, N, S + N), additive; None: nothing is hidden.
-            given: transformers' other arguments.
+            options: transformers' other arguments, among them the cache.
 
         Returns:
             An output object with last_hidden_state (B, N, H).
         """
-        cache: EncoderDecoderCache = given[CACHE_ARGUMENT]
+        cache: EncoderDecoderCache = options[CACHE_ARGUMENT]
         states = self.run_shares([PassShare(input_ids, position_ids, attention_mask, cache)])
         named: Any = {CACHE_ARGUMENT: cache}
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states, **named)
 
-    def run_shares(self, pieces: Sequence[PassShare]) -> Tensor:
-        """Run the decoder over drafts of several recordings. Returns their joined hidden states (B, sum of all N, H).
+    def run_shares(self, shares: Sequence[PassShare]) -> Tensor:
+        """Run the decoder over drafts of several recordings.
 
-        Each draft attends to the cache of its recording. All else is computed for all tokens at once, so that weights
-        are read only once.
+        Each draft attends to the cache of its recording. Everything else is computed for all tokens at once, so that
+        weights are read only once.
+
+        Returns:
+            Hidden states (B, sum of all N, H), joined over the drafts.
         """
         self.copies.passes += 1
         tokens, positions = self.embeddings
-        x = torch.cat([tokens(piece.ids) + positions(piece.ids, position_ids=piece.positions) for piece in pieces], 1)
-        for index, layer in enumerate(self.layers_of):
-            x = layer(x, index, pieces)
+        x = torch.cat([tokens(share.ids) + positions(share.ids, position_ids=share.positions) for share in shares], 1)
+        for index, layer in enumerate(self.fast_layers):
+            x = layer(x, index, shares)
         return self.norm(x)
 
 
@@ -138,7 +137,7 @@ class PassShare:
     mask: Tensor | None  # (B, 1, N, S + N), additive; None: nothing is hidden
     cache: EncoderDecoderCache
 
-    def own(self, index: int, keys: Tensor, values: Tensor) -> KeysValues:
+    def append_to_cache(self, index: int, keys: Tensor, values: Tensor) -> KeysValues:
         """Append the keys and values (B, heads, N, D) of this draft to the cache of decoder layer `index`.
 
         Returns:
@@ -147,46 +146,50 @@ class PassShare:
         layer: Any = self.cache.self_attention_cache.layers[index]
         return layer.update(keys, values)
 
-    def memory(self, index: int) -> KeysValues:
+    def encoder_pair(self, index: int) -> KeysValues:
         """Return layer `index`'s keys and values of the encoder's states, which cross-attention reads."""
         layer: Any = self.cache.cross_attention_cache.layers[index]
         return layer.keys, layer.values
 
 
 class _Layer:
-    """One decoder layer, with its projections as plain functions, which are looked up once, when the object is made."""
+    """One decoder layer, with its projections as plain functions, which are looked up once, when the object is made.
+
+    Args:
+        layer: transformers' decoder layer.
+        half: Name -> half-precision copy of a weight, from `_copy_to_half`; may be empty.
+    """
 
     def __init__(self, layer: Any, half: Mapping[str, HalfWeights]) -> None:
-        """Initialize.
-
-        Args:
-            layer: transformers' decoder layer.
-            half: Name -> half-precision copy of a weight; may be empty.
-        """
-        self.own = _Attention(layer.self_attn, _attend)
-        self.memory = _Attention(layer.encoder_attn, _cross_attend, many=True)
-        self.own.mixed, self.own.out = half.get("own"), half.get("own out", self.own.out)
-        self.memory.query, self.memory.out = half.get("query", self.memory.query), half.get("out", self.memory.out)
-        self.own_norm, self.memory_norm = (
+        self.self_attention = _Attention(layer.self_attn, _attend)
+        self.cross_attention = _Attention(layer.encoder_attn, _cross_attend, many=True)
+        self.self_attention.mixed = half.get("self qkv")
+        self.self_attention.out = half.get("self out", self.self_attention.out)
+        self.cross_attention.query = half.get("cross query", self.cross_attention.query)
+        self.cross_attention.out = half.get("cross out", self.cross_attention.out)
+        self.self_norm, self.cross_norm = (
             _as_function(layer.self_attn_layer_norm),
             _as_function(layer.encoder_attn_layer_norm),
         )
         self.widen, self.narrow = (half.get(name, _as_function(getattr(layer, name))) for name in ("fc1", "fc2"))
         self.norm, self.activation = _as_function(layer.final_layer_norm), cast(Map, layer.activation_fn)
 
-    def __call__(self, x: Tensor, index: int, pieces: Sequence[PassShare]) -> Tensor:
-        """Run the layer over x (B, N, H), the concatenated tokens of all pieces.
+    def __call__(self, x: Tensor, index: int, shares: Sequence[PassShare]) -> Tensor:
+        """Run the layer over x (B, N, H), the concatenated tokens of all shares.
 
         Args:
+            x: Hidden states.
             index: The layer's index.
+            shares: The recordings' shares of the pass.
         """
-        sizes = [piece.ids.shape[1] for piece in pieces]
-        queries, *news = self.own.trio(self.own_norm(x))
-        parts = zip(pieces, *(part.split(sizes, 2) for part in news), strict=True)
-        pairs = [piece.own(index, keys, values) for piece, keys, values in parts]
-        x = x + self.own(queries, pairs, [piece.mask for piece in pieces], sizes)
-        queries = self.memory.heads(self.memory.query(self.memory_norm(x)))
-        x = x + self.memory(queries, [piece.memory(index) for piece in pieces], [None] * len(pieces), sizes)
+        sizes = [share.ids.shape[1] for share in shares]
+        queries, *new_pair = self.self_attention.trio(self.self_norm(x))
+        parts = zip(shares, *(part.split(sizes, 2) for part in new_pair), strict=True)
+        pairs = [share.append_to_cache(index, keys, values) for share, keys, values in parts]
+        x = x + self.self_attention(queries, pairs, [share.mask for share in shares], sizes)
+        queries = self.cross_attention.heads(self.cross_attention.query(self.cross_norm(x)))
+        pairs = [share.encoder_pair(index) for share in shares]
+        x = x + self.cross_attention(queries, pairs, [None] * len(shares), sizes)
         return x + self.narrow(self.activation(self.widen(self.norm(x))))
 
 
@@ -194,16 +197,14 @@ class _Attention:
     """The self-attention or the cross-attention of a decoder layer, with its projections as plain functions.
 
     Queries are scaled before the product with keys, as in transformers' layer.
+
+    Args:
+        attention: transformers' module.
+        attend: Called with (queries, keys, values, mask).
+        many: True for cross-attention, whose keys and values are computed from all states of a window at once.
     """
 
     def __init__(self, attention: Any, attend: Callable[..., Tensor], many: bool = False) -> None:
-        """Initialize.
-
-        Args:
-            attention: transformers' module.
-            attend: Called with (queries, keys, values, mask).
-            many: True for cross-attention, whose keys and values are computed from all states of a window at once.
-        """
         self.attend, self.scaling, self.size = attend, attention.scaling, attention.head_dim
         self.query, self.out = _as_function(attention.q_proj), _as_function(attention.out_proj)
         self.keys, self.values = _as_function(attention.k_proj, many), _as_function(attention.v_proj, many)
@@ -213,8 +214,8 @@ class _Attention:
     def __call__(
         self, queries: Tensor, pairs: Sequence[KeysValues], masks: Sequence[Tensor | None], sizes: Sequence[int]
     ) -> Tensor:
-        each = zip((queries * self.scaling).split(sizes, 2), pairs, masks, strict=True)
-        outs = [self.attend(own, *pair, mask) for own, pair, mask in each]
+        parts = zip((queries * self.scaling).split(sizes, 2), pairs, masks, strict=True)
+        outs = [self.attend(part, *pair, mask) for part, pair, mask in parts]
         out = outs[0] if len(outs) == 1 else torch.cat(outs, 2)
         return self.out(out.transpose(1, 2).flatten(2))
 
@@ -233,26 +234,27 @@ class _Attention:
 
 
 def _copy_to_half(decoder: Any) -> list[dict[str, HalfWeights]] | None:
-    """Copy the weights to half precision.
+    """Copy the weights of the decoder's layers to half precision.
 
-    Returns for each layer: name -> copy. Returns None if half precision would change a weight, or if a projection is
-    not torch's own linear layer without hooks.
+    Returns:
+        For each layer: name -> copy. None if half precision would change a weight, or if a projection is not torch's
+        own linear layer without hooks.
     """
-    found = list[dict[str, HalfWeights]]()
+    halves = list[dict[str, HalfWeights]]()
     for layer in decoder.layers:
-        own, memory = layer.self_attn, layer.encoder_attn
+        own, cross = layer.self_attn, layer.encoder_attn
         parts = (own.q_proj, own.k_proj, own.v_proj)
-        single = {"own out": own.out_proj, "query": memory.q_proj, "out": memory.out_proj}
+        single = {"self out": own.out_proj, "cross query": cross.q_proj, "cross out": cross.out_proj}
         single |= {"fc1": layer.fc1, "fc2": layer.fc2}
         if not all(map(plain_linear, (*parts, *single.values()))):
             return None
         biases = [part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in parts]
         mixed = HalfWeights(torch.cat([part.weight for part in parts]), torch.cat(biases))
         copies = {name: HalfWeights(module.weight, module.bias) for name, module in single.items()}
-        found.append({"own": mixed, **copies})
-        if not all(copy.exact for copy in found[-1].values()):
+        halves.append({"self qkv": mixed, **copies})
+        if not all(copy.exact for copy in halves[-1].values()):
             return None
-    return found
+    return halves
 
 
 def _cross_attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -280,6 +282,7 @@ def _as_function(module: Any, many: bool = False) -> Map:
     Other modules are returned unchanged.
 
     Args:
+        module: A projection or a norm.
         many: Whether the function is called with many positions at once.
     """
     if plain_linear(module):
@@ -298,16 +301,19 @@ def _has_stock_forward(module: nn.Module) -> bool:
 
 
 def decoder_of_layers(model: WhisperForConditionalGeneration, layers: Sequence[int]) -> WhisperForCausalLM:
-    """Make a smaller decoder from the layers of the model with the indices `layers`, for transformers' assisted
-    generation.
+    """Make a smaller decoder from some layers of the model, for transformers' assisted generation.
 
     It shares the model's embeddings, final norm and output layer, and reads the model's encoder states. Each layer is
     copied, because its index in the cache changes.
+
+    Args:
+        model: The Whisper.
+        layers: Indices of the layers, in order.
     """
     config = copy.deepcopy(model.config)
     config.decoder_layers = len(layers)
     config._attn_implementation = model.config._attn_implementation
-    with torch.device("meta"):  # On the device "meta" parameters take no memory. All of them are replaced below.
+    with torch.device("meta"):  # parameters on "meta" take no memory; all of them are replaced below
         assistant = WhisperForCausalLM(config).eval()
     small: Any = assistant.model.decoder
     large = model.model.decoder

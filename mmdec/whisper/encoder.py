@@ -53,18 +53,7 @@ class WhisperEncoderConfig:
 
 
 class WhisperEncoder(nn.Module):
-    """Converts log-mel features to states.
-
-    A row's states are the same alone and in a batch with longer rows. The arguments are those of `forward`.
-
-    Args:
-        features: (B, mels, F), F at most twice the window's positions.
-        lengths: (B,), numbers of frames, or None.
-        top: Number of last layers to leave out, together with the final norm; a `TopLayers` applies these.
-
-    Returns:
-        States (B, S, D), and their numbers (B,).
-    """
+    """Converts log-mel features to states. A row's states are the same alone and in a batch with longer rows."""
 
     def __init__(self, config: WhisperEncoderConfig) -> None:
         super().__init__()
@@ -78,6 +67,16 @@ class WhisperEncoder(nn.Module):
         self.layer_norm = nn.LayerNorm(config.d_model)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, top: int = 0) -> tuple[Tensor, Tensor]:
+        """Encode log-mel features.
+
+        Args:
+            features: (B, mels, F), F at most twice the window's positions.
+            lengths: (B,), numbers of frames; None: all rows have F.
+            top: Number of last layers to leave out, together with the final norm; a `TopLayers` applies these.
+
+        Returns:
+            States (B, S, D), and their numbers (B,).
+        """
         frames = features.shape[-1]
         if lengths is None:
             lengths = torch.full((len(features),), frames, device=features.device)
@@ -94,12 +93,7 @@ class WhisperEncoder(nn.Module):
 
 
 class TopLayers(nn.Module):
-    """The last layers of an encoder and its final norm, as a separate module that can be trained together with a
-    network that reads the states.
-
-    forward: states (B, S, D) from `WhisperEncoder.forward` with the same `top`; lengths (B,), numbers of states.
-        Returns: states (B, S, D).
-    """
+    """The last layers of an encoder and its final norm, to be trained together with a network that reads the states."""
 
     def __init__(self, config: WhisperEncoderConfig, top: int) -> None:
         super().__init__()
@@ -107,14 +101,16 @@ class TopLayers(nn.Module):
         self.layer_norm = nn.LayerNorm(config.d_model)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Apply the layers to states (B, S, D) from `WhisperEncoder.forward` with the same `top`.
+
+        Args:
+            x: The states.
+            lengths: (B,), numbers of states.
+        """
         return self.layer_norm(run_layers(self.layers, x, lengths))
 
     def take(self, encoder: WhisperEncoder) -> TopLayers:
-        """Copy the weights of an encoder's last layers into this object.
-
-        Returns:
-            This object.
-        """
+        """Copy the weights of an encoder's last layers into this object, and return it."""
         self.layers.load_state_dict(encoder.layers[-len(self.layers) :].state_dict())
         self.layer_norm.load_state_dict(encoder.layer_norm.state_dict())
         return self
@@ -191,8 +187,7 @@ def sound_features(
         tail: Seconds of this silence that count as part of the recording; None: all.
 
     Returns:
-        Features (B, mels, F); frames (B,), numbers of frames; states (B,), numbers of encoder states that belong to
-        each recording.
+        Features (B, mels, F); numbers of frames (B,); numbers of encoder states (B,) that belong to each recording.
     """
     most = config.positions * STATE_SAMPLES
 
@@ -202,12 +197,12 @@ def sound_features(
     padded = [F.pad(sound[:most], (0, max(size(sound, margin) - len(sound), 0))) for sound in sounds]
     device = padded[0].device
     frames = torch.tensor([len(sound) // HOP_SAMPLES for sound in padded], device=device)
-    wanted = torch.tensor(
+    counts = torch.tensor(
         [size(sound, margin if tail is None else tail) // STATE_SAMPLES for sound in sounds], device=device
     )
     rows = [whisper_mel(sound[None], config.mels)[0] for sound in padded]
     longest = max(row.shape[-1] for row in rows)
-    return torch.stack([F.pad(row, (0, longest - row.shape[-1])) for row in rows]), frames, wanted
+    return torch.stack([F.pad(row, (0, longest - row.shape[-1])) for row in rows]), frames, counts
 
 
 def read_states(
@@ -228,16 +223,15 @@ def read_states(
     Returns:
         States (B, S, D), 50 per second, and their number in each row (B,).
     """
-    features, frames, wanted = sound_features(sounds, encoder.config, margin, tail)
+    features, frames, own_counts = sound_features(sounds, encoder.config, margin, tail)
     weight = encoder.conv1.weight
     states, counts = encoder(features.to(weight), frames.to(weight.device), top)
-    counts = counts.minimum(wanted.to(counts.device))
+    counts = counts.minimum(own_counts.to(counts.device))
     return states[:, : int(counts.max())], counts
 
 
 def sinusoid_positions(config: WhisperEncoderConfig) -> Tensor:
-    """Compute the position embeddings (positions, d) that all Whisper encoders have: first all sines, then all
-    cosines."""
+    """Compute the position embeddings (positions, d) of all Whisper encoders: first the sines, then the cosines."""
     half = config.d_model // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10_000) / (half - 1)))
     angles = torch.arange(config.positions)[:, None] * rates
@@ -245,8 +239,13 @@ def sinusoid_positions(config: WhisperEncoderConfig) -> Tensor:
 
 
 def whisper_mel(samples: Tensor, mels: int = 80) -> Tensor:
-    """Compute Whisper's log-mel features (B, mels, T / 160) of 16 kHz samples (B, T): log10 of mel energies, limited to
-    80 dB below the maximum, scaled to about -1 to 1 (Radford et al. 2022, section 2.2)."""
+    """Compute Whisper's log-mel features (B, mels, T / 160) of 16 kHz samples (B, T).
+
+    They are log10 of mel energies, limited to 80 dB below the maximum, and scaled to about -1 to 1.
+
+    References:
+        Radford et al. 2022 (Whisper), section 2.2.
+    """
     window = torch.hann_window(FRAME_SAMPLES, device=samples.device)
     power = torch.stft(samples, FRAME_SAMPLES, HOP_SAMPLES, window=window, return_complex=True)[..., :-1].abs() ** 2
     energies = (_filters(mels, samples.device) @ power).clamp(min=1e-10).log10()

@@ -22,26 +22,25 @@ from mmdec.kernels.onednn import attention, linear
 from mmdec.targets.hf_target import has_hooks, plain_linear
 
 FRAMES_PER_SECOND = 100  # mel frames per second of audio
-CONTEXT_STEP_FRAMES = (
-    FRAMES_PER_SECOND  # the encoder reads multiples of this number of frames (1 s), so that few shapes occur
-)
+# the encoder reads multiples of this number of frames (1 s), so that few shapes occur
+CONTEXT_STEP_FRAMES = FRAMES_PER_SECOND
 FRAME_BLOCK = 64  # the number of mel frames that are computed is a multiple of this number, so that few shapes occur
 
 
 def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate: int, long: bool) -> dict[str, Tensor]:
     """Compute the same features of a recording as transformers' extractor, bit for bit.
 
-    Short recordings take a fifth of the extractor's time.
-
-    Frames of the silence that fills a window are all alike: they are not computed, but copied from the last computed
-    frame.
+    Short recordings take a fifth of the extractor's time: the frames of the silence that fills a window are all alike,
+    so they are not computed, but copied from the last computed frame.
 
     Args:
-        samples: (T,) of the recording, with `rate` samples a second.
+        extractor: The model's feature extractor.
+        samples: (T,) of the recording.
+        rate: Samples per second.
         long: Keep the whole recording, instead of one window.
 
     Returns:
-        input_features (1, mels, F) and attention_mask (1, F), by name.
+        `input_features` (1, mels, F) and `attention_mask` (1, F).
     """
     call = partial(extractor, sampling_rate=rate, return_tensors="pt", return_attention_mask=True)
     if long:
@@ -52,11 +51,11 @@ def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate
     if computed >= window or extractor.dither or type(extractor) is not WhisperFeatureExtractor:
         return dict(call(samples.numpy()))
     sound = pad(samples, (0, computed * hop - len(samples)))
-    found = call(sound.numpy(), padding="longest", truncation=False)
-    heard, mask = found["input_features"], found["attention_mask"]
-    silence = heard[..., -1:].expand(*heard.shape[:-1], window - computed)
+    extracted = call(sound.numpy(), padding="longest", truncation=False)
+    features, mask = extracted["input_features"], extracted["attention_mask"]
+    silence = features[..., -1:].expand(*features.shape[:-1], window - computed)
     real = torch.arange(window)[None] * hop < len(samples)
-    return {"input_features": torch.cat([heard, silence], -1), "attention_mask": real.to(mask.dtype)}
+    return {"input_features": torch.cat([features, silence], -1), "attention_mask": real.to(mask.dtype)}
 
 
 def context_frames(features: Tensor, margin: float) -> int:
@@ -65,12 +64,13 @@ def context_frames(features: Tensor, margin: float) -> int:
     Frames at the end that equal the last frame are padding or digital silence.
 
     Args:
-        features: (1, mels, T).
+        features: (1, mels, T), the window's log-mel features.
+        margin: In seconds.
     """
     sounds = (features != features[..., -1:]).any(1)[0].nonzero()[:, 0]
-    heard = int(sounds[-1]) + 1 if len(sounds) else 0
+    last = int(sounds[-1]) + 1 if len(sounds) else 0
     return min(
-        math.ceil((heard + margin * FRAMES_PER_SECOND) / CONTEXT_STEP_FRAMES) * CONTEXT_STEP_FRAMES, features.shape[-1]
+        math.ceil((last + margin * FRAMES_PER_SECOND) / CONTEXT_STEP_FRAMES) * CONTEXT_STEP_FRAMES, features.shape[-1]
     )
 
 
@@ -87,8 +87,8 @@ def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
         if _is_stock_layer(layer):
             x = _run_stock_layer(layer, x)
         else:
-            read = layer(x, None)
-            x = read[0] if isinstance(read, tuple) else read  # some versions of transformers return a tuple
+            output = layer(x, None)
+            x = output[0] if isinstance(output, tuple) else output  # some versions of transformers return a tuple
     return encoder.layer_norm(x)
 
 
@@ -96,10 +96,10 @@ def _is_stock_layer(layer: nn.Module) -> bool:
     """Return whether a layer is transformers' own, without hooks, and uses "sdpa" attention."""
     if type(layer) is not WhisperEncoderLayer or layer.training or has_hooks(layer):
         return False
-    own: Any = layer.self_attn
-    if type(own) is not WhisperAttention or has_hooks(own):
+    self_attention: Any = layer.self_attn
+    if type(self_attention) is not WhisperAttention or has_hooks(self_attention):
         return False
-    settings: Any = own.config
+    settings: Any = self_attention.config
     return settings._attn_implementation == "sdpa"
 
 
@@ -122,5 +122,5 @@ def _linear(module: Any, x: Tensor) -> Tensor:
 
 
 def can_shorten(encoder: nn.Module) -> bool:
-    """Return whether `encode` may replace the encoder's `forward`: only if no `forward` in the encoder was replaced."""
+    """Return whether `encode` may replace the encoder's `forward`: no `forward` inside the encoder was replaced."""
     return not any("forward" in vars(module) for module in encoder.modules())

@@ -18,7 +18,7 @@ from mmdec.core.tree import merge_chains, trees_from_lists
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 MAX_MATCH = 4  # at most this many of the newest tokens are compared to find where an earlier text continues
-MAX_GUESSED_TOKENS = 6  # maximum tokens copied from the previous text from a guessed place (`_Place.sure` is False)
+MAX_GUESSED_TOKENS = 6  # maximum tokens copied from the previous text from a guessed place (`_Place.is_match` is False)
 MAX_OLDER_TOKENS = 4  # maximum tokens of a branch that is copied from an older text
 
 
@@ -27,7 +27,9 @@ class _Place:
     """The place in an earlier text from which a batch row's new text is expected to continue."""
 
     at: int = 0  # index in the earlier text of the token that is expected next
-    sure: bool = True  # whether the row's newest token is before `at` in the earlier text; else the place is a guess
+    is_match: bool = (
+        True  # whether the row's newest token is before `at` in the earlier text; else the place is a guess
+    )
 
 
 @dataclass
@@ -43,27 +45,24 @@ class LastHypothesis:
     """A drafter that copies from earlier texts of the same audio window. It has no weights and takes microseconds.
 
     It holds the earlier texts of one window: make one object for each window.
+
+    Args:
+        tokens: Token ids of the window's previous text, without prompt and end token.
+        older: Earlier texts of the window.
+        ending: Tokens expected at the end of the text; they are drafted in every round as a branch.
     """
 
     needs = Needs()
     name = "last-hypothesis"
 
     def __init__(self, tokens: Sequence[int], older: Sequence[Sequence[int]] = (), ending: Sequence[int] = ()) -> None:
-        """Initialize.
-
-        Args:
-            tokens: Token ids of the window's previous text, without prompt and end token.
-            older: Earlier texts of the window.
-            ending: Tokens expected at the end of the text; they are drafted in every round as a branch.
-        """
         self._texts = [list(text) for text in (tokens, *older)]
         self._ending = list(ending)
 
-    def check(self, target: Target) -> None:
-        """Accept every target."""
+    def check(self, target: Target) -> None:  # it fits every target
+        pass
 
     def start(self, context: Context) -> list[_Row]:
-        """Return the state of each batch row: its place is before the first token of each earlier text."""
         return [_Row([_Place() for _ in self._texts]) for _ in context.tokens]
 
     def propose(self, state: list[_Row], roots: Tensor, plan: Plan) -> Draft:
@@ -71,23 +70,21 @@ class LastHypothesis:
         trees = list[tuple[list[int], list[int]]]()
         for row in state:
             sizes = [
-                plan.depth if row.places[0].sure else MAX_GUESSED_TOKENS,
-                *[MAX_OLDER_TOKENS * place.sure for place in row.places[1:]],
+                plan.depth if row.places[0].is_match else MAX_GUESSED_TOKENS,
+                *[MAX_OLDER_TOKENS * place.is_match for place in row.places[1:]],
             ]
-            found = zip(self._texts, row.places, sizes, strict=True)
-            tails = [text[place.at : place.at + min(size, plan.depth)] for text, place, size in found]
+            copies = zip(self._texts, row.places, sizes, strict=True)
+            tails = [text[place.at : place.at + min(size, plan.depth)] for text, place, size in copies]
             trees.append(merge_chains([*tails, self._ending[: plan.depth]], plan.nodes))
         return trees_from_lists(roots, trees)
 
     def update(self, state: list[_Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Move each batch row's places in the earlier texts forward by the tokens of this round."""
         for row, tokens, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 row.text = [*row.text[1 - MAX_MATCH :], token]
                 row.places = [_advance(*pair, row.text) for pair in zip(self._texts, row.places, strict=True)]
 
     def select(self, state: list[_Row], live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         state[:] = [state[index] for index in live.tolist()]
 
 
@@ -108,7 +105,7 @@ def _advance(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Plac
         equal = 1
         while equal < len(text) and equal <= index and tokens[index - equal] == text[-1 - equal]:
             equal += 1
-        found = (equal, -abs(index + 1 - place.at), index + 1)
-        best = found if best is None else max(best, found)
+        match = (equal, -abs(index + 1 - place.at), index + 1)
+        best = match if best is None else max(best, match)
     # without a match, guess that the new token replaced one token of the earlier text
     return _Place(place.at + 1, False) if best is None else _Place(best[2])

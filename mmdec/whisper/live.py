@@ -36,9 +36,8 @@ from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
 from mmdec.whisper.transcribe import WHISPER, as_drafter
 from mmdec.whisper.transcript import Segment, Transcript, shift_segment
 
-HEADER_BYTES = (
-    12  # number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
-)
+# number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
+HEADER_BYTES = 12
 # for provisional text: seconds of silence that the encoder reads after the audio, see docs/reference/whisper.md
 PROVISIONAL_MARGIN = 5.0
 MAX_DRAFT_CHAIN = 31  # maximum number of drafted tokens in a round, from the window's previous text
@@ -64,12 +63,12 @@ class StreamUpdate:
 
     @property
     def text(self) -> str:
-        """Return the window's text."""
+        """The window's text."""
         return self.transcript.text
 
     @property
     def segments(self) -> list[Segment]:
-        """Return the window's segments and words, with times relative to the beginning of the stream; empty unless
+        """The window's segments and words, with times relative to the beginning of the stream; empty unless
         timestamps were requested."""
         return [shift_segment(segment, self.start) for segment in self.transcript.segments]
 
@@ -80,23 +79,23 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Any) -> Iterator[Strea
     Text is provisional while somebody speaks, and final after a pause, or when a window of 30 s is full. The final text
     of a window is exactly that of `transcribe` on the same samples. Silence is not decoded. Close the iterator to stop.
 
-    sample_rate: Hz of the samples. Default 16000.
-    encoding: the format of bytes: "s16" (default), "s24", "s32" or "u8" for integers, "f32" for floats; little-endian.
-    every: seconds of new audio after which provisional text is decoded anew. Default 1. Text is decoded at most once
-        for each chunk, so a slow machine decodes less often and does not fall behind. For
-        provisional text the encoder reads 5 s after the sound, instead of up to 30 s in all, and there are no word
-        times. None: no provisional text.
-    pause: seconds of silence that end a window. Default 1. What is silence is judged by the level, compared with loud
-        speech and with the noise.
-    drafter: as for `transcribe`, for a window's first decoding. Later decodings use the window's previous text as the
-        draft. None: no drafts at all.
-    model: a Whisper, as for `transcribe`; no audio language model.
-    processor, timestamps, task, prompt, rule, seed, statistics, device, dtype, threads: as for `transcribe`.
-    language: a name or a code. Default None: detected for each window.
-
     Args:
         chunks: Pieces of one recording, of any length: samples (T,) or (T, channels) as for `transcribe`, or bytes of
             one channel. A microphone's queue, a pipe or a socket, for instance.
+        sample_rate: Hz of the samples. Default 16000.
+        encoding: The format of bytes: "s16" (default), "s24", "s32" or "u8" for integers, "f32" for floats;
+            little-endian.
+        every: Seconds of new audio after which provisional text is decoded again. Default 1. Text is decoded at most
+            once for each chunk, so a slow machine decodes less often and does not fall behind. For provisional text the
+            encoder reads 5 s after the sound, instead of up to 30 s in all, and there are no word times. None: no
+            provisional text.
+        pause: Seconds of silence that end a window. Default 1. Silence is recognised by its level, compared with loud
+            speech and with the noise.
+        drafter: As for `transcribe`, for a window's first decoding. Later decodings use the window's previous text as
+            the draft. None: no drafts at all.
+        model: A Whisper, as for `transcribe`; no audio language model.
+        processor, timestamps, task, prompt, rule, seed, statistics, device, dtype, threads: As for `transcribe`.
+        language: A name or a code. Default None: detected for each window.
         options: Arguments of `generate`, as for `transcribe`.
 
     Returns:
@@ -119,7 +118,7 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Any) -> Iterator[Strea
 @final
 @dataclass(frozen=True)
 class StreamOptions:
-    """The options that `transcribe_stream` has and `transcribe` has not, or has another default for.
+    """The options of `transcribe_stream` that `transcribe` does not have, or for which it has another default.
 
     Args:
         sample_rate: In Hz.
@@ -158,18 +157,18 @@ STREAM_NAMES = (option_names(TranscribeOptions) | {*STREAM_OPTIONS}) - {*UNSUPPO
 
 @final
 class LiveTranscriber:
-    """Transcribes a stream by method calls, as `transcribe_stream` does for an iterable: `feed` each chunk when it
-    arrives, then `end`. Holds the open window and its texts."""
+    """Transcribes a stream by method calls: `feed` each chunk when it arrives, then `end`.
+
+    It loads the model, and holds the open window and its texts.
+
+    Args:
+        options: Those of `transcribe_stream`.
+
+    Raises:
+        InputError: If an option is rejected.
+    """
 
     def __init__(self, **options: Any) -> None:
-        """Load the model.
-
-        Args:
-            options: Those of `transcribe_stream`.
-
-        Raises:
-            InputError: If an option is rejected.
-        """
         for name in UNSUPPORTED_OPTIONS:
             if name in options:
                 raise InputError(f"`{name}` must be left out, but is given: a stream is one recording.")
@@ -177,7 +176,7 @@ class LiveTranscriber:
         chosen = TranscribeOptions.of(options)
         if isinstance(chosen.model, LoadedAudioLm):
             raise InputError(
-                "`model` must be a Whisper for sound that arrives, but is "
+                "`model` must be a Whisper to transcribe a stream, but is "
                 f"{type(chosen.model.model).__name__}. Transcribe whole recordings with it."
             )
         whisper = as_loaded(WHISPER, chosen)
@@ -186,17 +185,17 @@ class LiveTranscriber:
         self._request = request = TranscriptionRequest.of(whisper, first, chosen, 1)
         # options for provisional text: no word times, and less silence after the audio than up to 30 s; the shorter
         # silence hardly ever changes a token
-        self._quick = replace(
+        self._provisional_request = replace(
             request,
             margin=PROVISIONAL_MARGIN,
             timestamps="segment" if request.timestamps == "word" else request.timestamps,
         )
         self._threads, self._encoding = chosen.threads, stream.encoding
         self._every = None if stream.every is None else round(stream.every * SAMPLE_RATE)
-        self._half = b""  # the first bytes of a sample of which the other bytes have not arrived yet
+        self._partial_sample = b""  # the first bytes of a sample of which the other bytes have not arrived yet
         self._rate = integer_rate(stream.sample_rate)
         self._mixer, self._channels = Mixer(self._rate), 1
-        self._notes = list[str]()  # those of the mixers before
+        self._notes = list[str]()  # those of earlier mixers
         self._noted = False  # whether a final update had a note about channels
         self._resampler = StreamResampler(self._rate)
         self._windows = SpeechWindows(stream.pause, whisper.extractor.n_samples)
@@ -204,18 +203,19 @@ class LiveTranscriber:
         self._decoded: SpeechWindow | None = None
         # The transcript of `_decoded`, if it was made with the options of final text, so that it equals that of
         # `transcribe`; else None.
-        self._settled: Transcript | None = None
+        self._final_transcript: Transcript | None = None
         self._texts: list[list[int]] = []  # token ids of the window's previous texts, the newest first
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of audio that were passed to `feed` so far."""
+        """The seconds of audio that were passed to `feed` so far."""
         return self._windows.sample_count / SAMPLE_RATE
 
     def feed(self, chunk: Chunk) -> Iterator[StreamUpdate]:
         """Add a chunk of samples or bytes to the stream.
 
-        Yields new texts of windows.
+        Yields:
+            New texts of windows.
 
         Raises:
             InputError: For a chunk that cannot be read.
@@ -229,10 +229,14 @@ class LiveTranscriber:
     def end(self, note: str = "") -> Iterator[StreamUpdate]:
         """End the stream.
 
-        Yields the final updates. Then raises InputError if the last chunk ended inside a sample.
-
         Args:
             note: About the whole stream. The last update has it; if no window is open, an update without text has it.
+
+        Yields:
+            The final updates.
+
+        Raises:
+            InputError: After these updates, if the last chunk ended inside a sample.
         """
         closed = self._windows.add(self._resampler.add(self._mixer.end(), last=True))
         last = [*closed, *self._windows.end()]
@@ -243,22 +247,18 @@ class LiveTranscriber:
             end, note = self.seconds, "; ".join(filter(None, (note, self._channel_note)))
             nothing = Transcript("", None, [], [], 0, 1.0, {}, confidence=None, windows=0, note=note)
             yield StreamUpdate(end, end, True, nothing)
-        if self._half:
+        if self._partial_sample:
             raise InputError(
-                f"`chunks` must hold whole samples of {BYTES[self._encoding]} bytes, but end with {len(self._half)} of "
-                f"one. Check `encoding`, which is {self._encoding!r}."
+                f"`chunks` must hold whole samples of {BYTES[self._encoding]} bytes, but end with "
+                f"{len(self._partial_sample)} of one. Check `encoding`, which is {self._encoding!r}."
             )
 
     def _samples(self, chunk: Chunk) -> np.ndarray:
-        """Convert a chunk to mono samples (T,) in [-1, 1].
-
-        Raises:
-            InputError: If it cannot be read.
-        """
+        """Convert a chunk to mono samples (T,) in [-1, 1]; raise InputError if it cannot be read."""
         if isinstance(chunk, (bytes, bytearray, memoryview)):
-            whole = self._half + bytes(chunk)
+            whole = self._partial_sample + bytes(chunk)
             used = len(whole) - len(whole) % BYTES[self._encoding]
-            self._half = whole[used:]
+            self._partial_sample = whole[used:]
             sound = decode_samples(whole[:used], self._encoding)[:, None]
         elif isinstance(chunk, (np.ndarray, Tensor)):
             sound = split_channels(chunk)
@@ -268,12 +268,13 @@ class LiveTranscriber:
         if wrong.any():
             raise InputError(
                 f"`chunks` must hold samples from -1 to 1, but {int(wrong.sum())} of {sound.size} of one are NaN or "
-                f"beyond {MAX_SAMPLE_VALUE:g}. Check `encoding`, or scale them: a stream's own peak is not known before its end."
+                f"beyond {MAX_SAMPLE_VALUE:g}. Check `encoding`, or scale them: a stream's peak is not known before "
+                "its end."
             )
         return self._mix(sound).clip(-1.0, 1.0)
 
     def _mix(self, sound: np.ndarray) -> np.ndarray:
-        """Mix the next samples (T, channels) down. The mixer holds those of the last twentieth of a second."""
+        """Mix the next samples (T, channels) down. The mixer holds back those of the last twentieth of a second."""
         if sound.shape[1] == self._channels:
             return self._mixer.add(sound)
         rest = self._mixer.end()  # the chunks have another number of channels from here on
@@ -286,11 +287,11 @@ class LiveTranscriber:
 
         The window is decoded, unless its last decoding had the same samples and options.
         """
-        decoded, settled = self._decoded, self._settled
-        same = decoded is not None and (decoded.start, decoded.end) == (window.start, window.end)
-        transcript = settled if same and settled is not None else self._transcript(window, self._request)
-        self._decoded = self._settled = None
-        self._texts = []  # the old texts are dropped: they are of no use as drafts for the next window
+        decoded, transcript = self._decoded, self._final_transcript
+        if decoded is None or (decoded.start, decoded.end) != (window.start, window.end) or transcript is None:
+            transcript = self._transcript(window, self._request)
+        self._decoded = self._final_transcript = None
+        self._texts = []  # as drafts for the next window they would be useless
         note = self._channel_note
         self._noted |= bool(note)
         return _update(window, with_note(transcript, note), final=True)
@@ -309,12 +310,12 @@ class LiveTranscriber:
         if window is None or self._every is None:
             return None
         sound, pausing = window
-        known = self._decoded
-        heard = 0 if known is None or known.start != sound.start else known.end - sound.start
-        if len(sound.samples) - heard < (1 if pausing else self._every):
+        previous = self._decoded
+        decoded_samples = 0 if previous is None or previous.start != sound.start else previous.end - sound.start
+        if len(sound.samples) - decoded_samples < (1 if pausing else self._every):
             return None
-        transcript = self._transcript(sound, self._request if pausing else self._quick)
-        self._decoded, self._settled = sound, transcript if pausing else None
+        transcript = self._transcript(sound, self._request if pausing else self._provisional_request)
+        self._decoded, self._final_transcript = sound, transcript if pausing else None
         return _update(sound, transcript, final=False)
 
     def _transcript(self, window: SpeechWindow, request: TranscriptionRequest) -> Transcript:
@@ -350,7 +351,9 @@ class LiveTranscriber:
         first = first_timestamp_token(request.whisper.model)
         if last < first:  # the text has no timestamp tokens, so only the end token follows
             return ends[:1]
-        short = request is self._quick  # provisional text ends with the audio's end, rounded up to seconds
+        short = (
+            request is self._provisional_request
+        )  # provisional text ends with the audio's end, rounded up to seconds
         return [
             first + TIMESTAMPS_PER_SECOND * math.ceil(len(window.samples) / SAMPLE_RATE) if short else last,
             *ends[:1],
@@ -369,8 +372,8 @@ def read_pipe(
     Args:
         rate, encoding: Sample rate in Hz and sample format (such as "s16") of samples without a header. Both None:
             16000 and "s16", unless the first bytes are those of a sound file.
-        loss: Is filled at the end of a wav stream that is cut off.
-        remarks: Gets what is odd about a wav stream's channels at its end.
+        loss: Filled in at the end of a wav stream that is cut off.
+        remarks: A list to which remarks about a wav stream's channels are added at its end.
 
     Returns:
         (rate in Hz, iterator of samples (T,) as they arrive); for a sound file other than wav, its whole content as a

@@ -5,14 +5,14 @@ begins with, where the next window starts, whether a text is decoded again at a 
 silence, and which segments the timestamps delimit. It runs no model itself: it yields an `EncodeRequest` for a window's
 encoder states and a `LogitsRequest` for a decoder pass over known tokens, and continues with the answer; texts come
 from `yield from decode_window(...)`, which may yield requests of its own. So one thread can drive any number of
-recordings and choose which of their requests it answers together. `run` answers those of one recording alone.
+recordings and choose which of their requests it answers together. `run` answers the requests of a single recording.
 
-The result equals that of transformers' `generate` for the recording alone, which encodes a window again for each
-temperature and each question; here each window is encoded once, and the probability of silence costs a pass only if
-the text is improbable.
+The result equals that of transformers' `generate` for one recording, which encodes a window again for each temperature
+and each question; here each window is encoded once, and the probability of silence costs a pass only if the text is
+improbable.
 
 References:
-    Radford et al. 2022 (Whisper), section 3.8 and 4.5: the sequence of windows, fallback temperatures and thresholds.
+    Radford et al. 2022 (Whisper), sections 3.8 and 4.5: the sequence of windows, fallback temperatures and thresholds.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class TimedSegment:
 
 @dataclass(frozen=True)
 class DecodedWindow:
-    """What became of one window."""
+    """The text of one window, and how it was decoded."""
 
     seek: int  # the frame of the recording at which it begins
     frames: int
@@ -126,7 +126,7 @@ class LongFormResult:
 
     @property
     def tokens(self) -> list[int]:
-        """Return the token ids of all segments, which are `generate`'s sequence."""
+        """The token ids of all segments, which are `generate`'s sequence."""
         return [token for segment in self.segments for token in segment.tokens]
 
 
@@ -175,7 +175,7 @@ def transcribe_windows(
     frames = input_features.shape[-1]
     long = frames > window_frames
 
-    # 1. Options that the caller left out are those of the generation config.
+    # 1. Options that the caller left out come from the generation config.
     def chosen(name: str, value: Any) -> Any:
         return value if value is not None else getattr(settings, name, None)
 
@@ -246,7 +246,7 @@ def transcribe_windows(
             "attention_mask": attention_mask,
             "decoder_input_ids": ids,
             "logits_processor": processors,
-            # or `generate` would add processors for the model's own settings to those above
+            # otherwise `generate` would add the model's own processors to those above
             "suppress_tokens": None,
             "begin_suppress_tokens": None,
             **({} if mask is None else {"decoder_attention_mask": mask}),
@@ -331,7 +331,7 @@ class _Thresholds:
         if self.no_speech is not None and self.logprob is None:
             raise InputError(
                 f"`logprob_threshold` must be given with `no_speech_threshold`, which is {show(self.no_speech)}, but "
-                "is None: silence is where both say so. Whisper's own is -1.0."
+                "is None: a window is silent only if both say so. Whisper's default is -1.0."
             )
 
     def refuse(self, ratio: float | None, logprob: float | None) -> bool:
@@ -364,8 +364,8 @@ def _check(
     """Raise InputError for options that contradict each other or the model."""
     if (language is not None or task is not None) and not getattr(settings, "is_multilingual", True):
         raise InputError(
-            f"`language` and `task` must be None for a model that knows English alone, but are {show(language)} and "
-            f"{show(task)}. Leave them out."
+            f"`language` and `task` must be None for an English-only model, but are {show(language)} and {show(task)}. "
+            "Leave them out."
         )
     if prompt_kind not in CONDITION_TYPES:
         raise InputError(
@@ -375,7 +375,7 @@ def _check(
     if prompt_kind == "all-segments" and not condition:
         raise InputError(
             "`condition_on_prev_tokens` must be True where `prompt_condition_type` is 'all-segments', but is False. "
-            "Set it, or condition the first segment alone."
+            "Set it, or condition only the first segment."
         )
     if long and not timestamps:
         raise InputError(
@@ -429,7 +429,7 @@ def _language_id(settings: Any, language: str) -> int:
 
 
 def _with_task(tokens: Sequence[Any], settings: Any, language: str | None, task: str | None) -> list[int]:
-    """Add the task to the first tokens of a text, and that the text has no timestamps, if so."""
+    """Append the task token and, without timestamps, the token that says so."""
     tokens = list(tokens)
     tasks: Mapping[str, int] | None = getattr(settings, "task_to_id", None)
     if task is not None:
@@ -596,13 +596,13 @@ def _spans(tokens: Sequence[int], first_time: int, frames: int, stride: int) -> 
     if not cuts:  # the whole text is one segment, up to its last timestamp
         # in single precision, as in transformers, because the result is rounded down
         last = int(torch.tensor(frames) * FRAME_SECONDS / TIMESTAMP_SECONDS)
-        heard = [token for token in tokens if token >= first_time]
-        if heard and heard[-1] != first_time:
-            last = heard[-1] - first_time
+        timestamps = [token for token in tokens if token >= first_time]
+        if timestamps and timestamps[-1] != first_time:
+            last = timestamps[-1] - first_time
         return [_Span(0, len(tokens), 0, last)], frames
-    ends_alone = times[-2:] == [False, True]  # nothing is said after the last timestamp
-    # Else the text after the last pair is dropped: the window cut it off, so the next one begins with it. The pair's
-    # second timestamp stays, to show that there was a pair.
+    ends_alone = times[-2:] == [False, True]  # no speech after the last timestamp
+    # Otherwise the text after the last pair is dropped: the window cut it off, so the next window begins with it. The
+    # pair's second timestamp stays, to show that there was a pair.
     bounds = [0, *cuts, len(tokens)] if ends_alone else [0, *cuts[:-1], cuts[-1] + 1]
     spans = [
         _Span(begin, end, tokens[begin] - first_time, tokens[end - 1] - first_time) for begin, end in pairwise(bounds)
@@ -656,7 +656,7 @@ def decode_alone(model: WhisperForConditionalGeneration, speculation: Speculatio
 
 @torch.no_grad()
 def run(recording: Generator[Any, Any, LongFormResult], model: WhisperForConditionalGeneration) -> LongFormResult:
-    """Drive one recording to its end, and answer each of its requests alone."""
+    """Drive one recording to its end, and answer its requests one by one."""
     reply: Tensor | None = None
     while True:
         try:

@@ -27,9 +27,8 @@ from mmdec.whisper.target import LANGUAGE_CODES
 from mmdec.whisper.words import check_alignment
 
 TIMESTAMPS = (None, "segment", "word")
-FALLBACK_CALIBRATION_MODEL = (
-    "whisper-base"  # the model whose calibration limits the confidence of models without a calibration
-)
+# the model whose calibration limits the confidence of models without a calibration
+FALLBACK_CALIBRATION_MODEL = "whisper-base"
 ENGLISH_TOKEN = "<|en|>"  # the language of a Whisper that has no tokens of languages
 TASK_NAMES = ("transcribe", "translate")
 MAX_TEMPERATURE = 100.0  # maximum temperature that is accepted
@@ -79,11 +78,12 @@ class TranscriptionRequest:
     languages: str | Sequence[str] | None
     options: Mapping[str, Any]  # further arguments of `generate`
     has_timestamps: bool  # whether the model has timestamp tokens; without them only one window is possible
-    given: tuple[str, ...] = ()  # names of the options that the caller passed, for errors
+    caller_options: tuple[str, ...] = ()  # names of the options of `generate` that the caller passed, for errors
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
     margin: float | None = None  # for provisional text: seconds that the encoder reads after the audio; None: to 30 s
-    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # `FITTED`'s: upper limit of the confidence
-    length_given: bool = False  # whether the caller limits the length of a window's text
+    # without a calibration: those of `FALLBACK_CALIBRATION_MODEL`, an upper limit of the confidence
+    fallback_calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
+    caller_limits_length: bool = False  # whether the caller limits the length of a window's text
 
     @classmethod
     def of(
@@ -124,7 +124,7 @@ class TranscriptionRequest:
             chosen["prompt_ids"] = _prompt(whisper, prompt)
         languages = _languages(settings, options.language, recordings)
         calibrations = read_calibrations(whisper.directory) or read_calibrations(shipped_folder(whisper.model))
-        doubts = {} if calibrations else read_calibrations(_shipped_model(FALLBACK_CALIBRATION_MODEL))
+        fallback = {} if calibrations else read_calibrations(_shipped_model(FALLBACK_CALIBRATION_MODEL))
         return cls(
             whisper=whisper,
             speculation=speculation,
@@ -132,10 +132,10 @@ class TranscriptionRequest:
             languages=languages,
             options=chosen,
             has_timestamps=has_timestamps,
-            given=tuple(options.generate),
+            caller_options=tuple(options.generate),
             calibrations=calibrations,
-            doubts=doubts,
-            length_given=sets_length(options.generate),
+            fallback_calibrations=fallback,
+            caller_limits_length=sets_length(options.generate),
         )
 
     def is_long(self, samples: int) -> bool:
@@ -169,9 +169,10 @@ class TranscriptionRequest:
         return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
 
     def features(self, recordings: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Compute the features of recordings (T,): input_features (B, mels, F) and attention_mask (B, F) of F frames.
+        """Compute the features of recordings (T,), each as it would be computed without the others.
 
-        A recording's features are the same as those of the recording alone.
+        Returns:
+            `input_features` (B, mels, F) and `attention_mask` (B, F) of F frames.
         """
         extractor, model = self.whisper.extractor, self.whisper.model
         long = self.is_long(len(recordings[0]))
@@ -222,18 +223,19 @@ def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
             "num_beams=1, or call `model.generate` for beams."
         )
     for name in ("logprob_threshold", "no_speech_threshold"):  # transformers reads these options in two places
-        own = getattr(settings, name, None)
-        if own is not None:
-            chosen.setdefault(name, own)
+        default = getattr(settings, name, None)
+        if default is not None:
+            chosen.setdefault(name, default)
     if "no_speech_threshold" in chosen and "logprob_threshold" not in chosen:
         raise InputError(
             "`logprob_threshold` must be given with `no_speech_threshold`, which is "
-            f"{show(chosen['no_speech_threshold'])}, but is None: silence is where both say so. Whisper's own is -1.0."
+            f"{show(chosen['no_speech_threshold'])}, but is None: a window is silent only if both say so. Whisper's "
+            "default is -1.0."
         )
     if "logprob_threshold" in chosen:
         chosen.setdefault("temperature", 0.0)
     if "max_new_tokens" in chosen:
-        chosen.setdefault("max_length", None)  # or transformers warns of the config's value in each window
+        chosen.setdefault("max_length", None)  # else transformers warns about the config's value in each window
     temperature = chosen.get("temperature", 0.0)
     temperatures = list(temperature) if isinstance(temperature, (list, tuple)) else [temperature]
     if not temperatures or not all(
@@ -259,11 +261,11 @@ def _task(settings: Any, task: str | None) -> dict[str, Any]:
     if not _multilingual(settings) or not table:
         if task == "transcribe":
             return {}
-        raise InputError(f"`task` must be 'transcribe' for a model that knows no other, but is {task!r}. Leave it out.")
+        raise InputError(f"`task` must be 'transcribe' for a model without other tasks, but is {task!r}. Leave it out.")
     if task == "translate" and [*settings.lang_to_id] == [ENGLISH_TOKEN]:
         raise InputError(
-            "`task` must be 'transcribe' for a model that knows English alone, but is 'translate': there is nothing to "
-            "translate into English. Leave it out, or use a multilingual model."
+            "`task` must be 'transcribe' for an English-only model, but is 'translate': there is nothing to translate "
+            "into English. Leave it out, or use a multilingual model."
         )
     if task not in table:
         raise InputError(f"`task` must be one of {', '.join(table)} for this model, but is {task!r}. Choose one.")
@@ -322,11 +324,7 @@ def _shipped_model(name: str) -> Path | None:
 
 
 def can_translate(settings: Any) -> bool:
-    """Return whether a Whisper translates into English: it knows the task, and another language than English.
-
-    Args:
-        settings: Its generation config.
-    """
+    """Return whether a Whisper with the generation config `settings` can translate from a language into English."""
     others = _multilingual(settings) and [*settings.lang_to_id] != [ENGLISH_TOKEN]
     return others and "translate" in (getattr(settings, "task_to_id", None) or ())
 

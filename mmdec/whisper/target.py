@@ -46,7 +46,15 @@ LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case 
 
 @final
 class WhisperTarget(EncodedTarget):
-    """Scores token trees with a Whisper model, which is not changed."""
+    """Scores token trees with a Whisper model, which is not changed.
+
+    Args:
+        model: The Whisper.
+        pass_batcher: Computes passes for several recordings at once; None: not used.
+
+    Raises:
+        InputError: If the model's attention implementation cannot take tree masks.
+    """
 
     decodes_once: ClassVar[bool] = False  # `generate` calls the decoding loop once for each window and temperature
     counts_padding: ClassVar[bool] = False
@@ -56,50 +64,37 @@ class WhisperTarget(EncodedTarget):
 
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
-        """Return whether this is a Whisper with encoder, decoder and output layer."""
         return isinstance(model, WhisperForConditionalGeneration)
 
-    def __init__(self, model: WhisperForConditionalGeneration, together: PassBatcher | None = None) -> None:
-        """Initialize.
-
-        Args:
-            together: Computes passes for several recordings at once; None: not used.
-
-        Raises:
-            InputError: If the model's attention implementation cannot take tree masks.
-        """
+    def __init__(self, model: WhisperForConditionalGeneration, pass_batcher: PassBatcher | None = None) -> None:
         super().__init__(model, model.config.decoder_layers, model.config.max_target_positions)
-        self._together = together
+        self._pass_batcher = pass_batcher
 
     @property
     def name(self) -> str:
-        """Return a name: the model, a hash of its weights, and a suffix for each of two settings that change the time
-        of a pass: "-int8" for int8 weights, "-together" for batching (one pass over the drafts of several
-        recordings)."""
+        """The model, a hash of its weights, and a suffix for each setting that changes the time of a pass.
+
+        "-int8" stands for int8 weights, "-together" for passes that several recordings share.
+        """
         return (
-            model_name(self.model) + "-int8" * has_int8_layers(self.model) + "-together" * (self._together is not None)
+            model_name(self.model)
+            + "-int8" * has_int8_layers(self.model)
+            + "-together" * (self._pass_batcher is not None)
         )
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
-        """Run the decoder over the prompt, as `EncodedTarget.prefill` does.
-
-        If recordings share passes (`PassBatcher`), the thread that called `PassBatcher.run` computes this pass.
-        """
-        if self._together is not None:
-            return self._together.run_alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
+        # the thread that called `PassBatcher.run` computes this pass
+        if self._pass_batcher is not None:
+            return self._pass_batcher.run_alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
         return super().prefill(inputs, needs)
 
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
-        """Return the logits after each node of a draft.
-
-        If recordings share passes (`PassBatcher`), the drafts of several recordings are scored in one pass.
-        """
-        if self._together is None:
+        if self._pass_batcher is None:
             return super().score(session, draft)
         alone = WhisperTarget(self.model)
         if session.reader is None:
-            return self._together.run_alone(partial(alone.score, session, draft))
-        return self._together.run_in_shared_pass(alone.score_several, (session, draft))
+            return self._pass_batcher.run_alone(partial(alone.score, session, draft))
+        return self._pass_batcher.run_in_shared_pass(alone.score_several, (session, draft))
 
     @torch.no_grad()
     def score_several(self, drafts: Sequence[tuple[EncodedSession, Draft]]) -> list[Scores]:
@@ -112,13 +107,14 @@ class WhisperTarget(EncodedTarget):
         Returns:
             Each recording's scores.
         """
-        pieces = list[PassShare]()
+        shares = list[PassShare]()
         for session, draft in drafts:
             tree, positions = session.rows.mask_and_positions(draft, self.model.dtype)
-            places = torch.tensor(positions, device=draft.tokens.device)
-            pieces.append(PassShare(draft.tokens, places, None if tree is None else tree.additive, session.cache))
-        states: Tensor = drafts[0][0].reader.run_shares(pieces)
-        sizes = [piece.ids.shape[1] for piece in pieces]
+            position_ids = torch.tensor(positions, device=draft.tokens.device)
+            mask = None if tree is None else tree.additive
+            shares.append(PassShare(draft.tokens, position_ids, mask, session.cache))
+        states: Tensor = drafts[0][0].reader.run_shares(shares)
+        sizes = [share.ids.shape[1] for share in shares]
         scores = vocabulary_scores(self.model.proj_out, states)
         parts = zip(scores.split(sizes, 1), states.split(sizes, 1), strict=True)
         for (session, _), size in zip(drafts, sizes, strict=True):
@@ -140,7 +136,8 @@ class WhisperTarget(EncodedTarget):
     def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> FastDecoder | None:
         """Make a decoder that scores drafts with less Python overhead.
 
-        Returns None if the model's decoder is not transformers' own, or if the drafter reads other layers than -1.
+        Returns:
+            None if the model's decoder is not transformers' own, or if the drafter reads other layers than -1.
         """
         decoder, states = self.model.model.decoder, prompt.encoded[0]
         if set(layers) - {-1} or not FastDecoder.can_replace(decoder):
@@ -180,7 +177,7 @@ class WhisperTarget(EncodedTarget):
         states: Tensor,
         cache: Any,
         layers: tuple[int, ...],
-        # a faster module that runs in place of the model's decoder; None: the decoder itself runs
+        # a faster module that runs instead of the model's decoder; None: the decoder itself runs
         quick: nn.Module | None = None,
         **outputs: bool,
     ) -> Any:
@@ -203,9 +200,11 @@ class WhisperTarget(EncodedTarget):
 def generate_processors(
     model: WhisperForConditionalGeneration, prompt_length: int, timestamps: bool
 ) -> list[Callable[[Tensor, Tensor], Tensor]]:
-    """Make the logits processors that `model.generate` would use, in its order, for prompts of `prompt_length` tokens.
+    """Make the logits processors that `model.generate` would use, in its order.
 
     Args:
+        model: The Whisper, whose generation config has the suppressed tokens.
+        prompt_length: Number of tokens of each prompt.
         timestamps: Whether the rules for timestamp tokens apply.
     """
     config: Any = model.generation_config
@@ -223,8 +222,7 @@ def generate_processors(
 
 @contextmanager
 def restore_attention(model: WhisperForConditionalGeneration) -> Iterator[None]:
-    """Restore the model's attention implementation at the end of the `with` block, because `generate` with word
-    timestamps sets it to "eager"."""
+    """Restore the model's attention implementation afterwards: `generate` with word timestamps sets it to "eager"."""
     before = model.config._attn_implementation or "sdpa"
     try:
         yield
@@ -234,7 +232,7 @@ def restore_attention(model: WhisperForConditionalGeneration) -> Iterator[None]:
 
 @contextmanager
 def hide_generate_warnings() -> Iterator[None]:
-    """In this context, hide warnings of transformers (5.23) about arguments that its own `generate` passes."""
+    """Hide warnings of transformers (5.23) about arguments that its own `generate` passes."""
     log = logging.getLogger("transformers.generation.utils")
 
     def drop(record: logging.LogRecord) -> bool:  # new in each call: each thread removes only its own filter

@@ -26,8 +26,7 @@ from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.generation.run import DrafterChoice
 from mmdec.hub.find import drafter_by_name, find_model
 from mmdec.io.audio import Recording
-from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES as HEARD
-from mmdec.pretrained.audio_lm import LoadedAudioLm, audio_family, load_audio_lm
+from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES, LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES as AUDIO_FILES
 from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_recording, with_note, with_notes
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded, decoding_options, load_speculation
@@ -125,9 +124,9 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
         cut_at_pauses: Recordings longer than one window are cut at pauses into pieces of up to 30 s. Each piece is
             transcribed by itself; up to `batch_size` pieces are decoded at the same time. The text may differ from that
             of `model.generate`, whose windows follow each other and overlap. Default False.
-        strict: Reject a file of which a part cannot be read, because it is damaged or cut off. Default False: the rest
-            is transcribed, silence stands for the part if sound follows it, and the transcript's `note` says where it
-            is and how long.
+        strict: Reject a file that cannot be read completely, because it is damaged or cut off. Default False: the rest
+            is transcribed, the missing part becomes silence if sound follows it, and the transcript's `note` says where
+            that part is and how long.
         rule, num_speculative_tokens, seed, statistics: Verification rule, draft size, random seed (set again for each
             window), and acceptance rates measured in earlier calls, as for `mmdec.generate`.
         device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.
@@ -232,18 +231,11 @@ def load_transcriber(
 
 
 def _loader(model: object) -> TaskLoader[Any]:
-    """Return how to load the model: as an audio language model or as a Whisper.
-
-    Args:
-        model: The argument of `transcribe`.
-    """
+    """Return the loader for the argument `model`: that of audio language models or that of Whispers."""
     if isinstance(model, (str, os.PathLike)):
         return AUDIO_LM if audio_family(find_model(model, WHISPER_KIND, (*WHISPER_FILES, *AUDIO_FILES))) else WHISPER
-    return (
-        AUDIO_LM
-        if isinstance(model, LoadedAudioLm) or type(model).__name__.removesuffix(GENERATION_CLASS_SUFFIX) in HEARD
-        else WHISPER
-    )
+    family = type(model).__name__.removesuffix(GENERATION_CLASS_SUFFIX)
+    return AUDIO_LM if isinstance(model, LoadedAudioLm) or family in AUDIO_FAMILY_NAMES else WHISPER
 
 
 def as_drafter(whisper: LoadedTranscriber, drafter: DrafterChoice) -> DrafterChoice:

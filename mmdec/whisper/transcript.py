@@ -1,8 +1,8 @@
 """`Transcript`: the text of one recording, and its formats: text, JSON, SubRip (.srt) and WebVTT (.vtt) subtitles.
 
-Times are seconds from the recording's beginning. `words` makes words with times from tokens with times. A word begins
-at a space; in scripts without spaces every complete character is a word. Punctuation belongs to its word. `agree` makes
-the times of segments and words consistent.
+Times are seconds from the recording's beginning. `words_from_tokens` makes words with times from tokens with times. A
+word begins at a space; in scripts without spaces every complete character is a word. Punctuation belongs to its word.
+`reconcile_times` makes the times of segments and words consistent.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Transcript:
             return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
         if self.text and not self.segments:
             raise InputError(
-                f"`timestamps` must be asked for where `format` is {kind!r}, but were not. Transcribe with "
+                f"`timestamps` must be requested if `format` is {kind!r}, but were not. Transcribe with "
                 'timestamps="segment" or "word".'
             )
         return srt(self.segments) if kind == "srt" else vtt(self.segments)
@@ -142,10 +142,10 @@ SUBTITLE_PAUSE = 0.5  # seconds of silence at which a subtitle ends
 
 
 def cues(segments: Iterable[Segment]) -> list[Cue]:
-    """Convert segments to subtitles. Segments with words are cut to a readable length, empty segments are dropped.
+    """Convert segments to subtitles.
 
-    A subtitle ends at a pause and at the end of a sentence; a subtitle that would be too long ends after its last
-    clause.
+    Segments with words are cut to a readable length, empty segments are dropped. A subtitle ends at a pause and at the
+    end of a sentence; a subtitle that would be too long ends after its last clause.
     """
     cues = []
     for segment in segments:
@@ -248,9 +248,7 @@ def words_from_tokens(
     decode: Callable[[list[int]], str],
     spaced: bool = True,
 ) -> list[Word]:
-    """Make words with times from tokens with times.
-
-    No word ends before it begins.
+    """Make words with times from tokens with times. No word ends before it begins.
 
     Args:
         tokens: Ids of the text, without timestamp tokens.
@@ -276,8 +274,7 @@ def words_from_tokens(
 
 
 def reconcile_times(segments: Sequence[Segment]) -> list[Segment]:
-    """Make the times of segments and their words consistent: a segment begins with its first word, ends with its last,
-    and nothing overlaps.
+    """Let segments begin and end with their words, and remove overlaps.
 
     Segment times are timestamp tokens that the model writes. Word times come from an alignment to the audio, which is
     more accurate. If two words overlap, the first one ends where the second one starts. A segment without words keeps
@@ -306,21 +303,22 @@ def reconcile_times(segments: Sequence[Segment]) -> list[Segment]:
 def word_beginnings(tokens: Sequence[int], *, decode: Callable[[list[int]], str]) -> list[bool | None]:
     """Return for each token whether it begins a word; None for a token without sound, such as punctuation.
 
+    In scripts without spaces (Thai and all scripts after it in Unicode) each token may begin a word.
+
     Args:
-        decode: Function from token ids to text, without special tokens. In scripts without spaces (Thai and all scripts
-            after it in Unicode) each token may begin a word.
+        decode: Function from token ids to text, without special tokens.
     """
-    found = list[bool | None]()
+    begins = list[bool | None]()
     for token in tokens:
         text = decode([token])
         bare = text.strip()
         if REPLACEMENT_CHARACTER not in bare and not any(letter.isalnum() for letter in bare):
-            found.append(None)
+            begins.append(None)
         else:
-            found.append(
+            begins.append(
                 text.startswith(" ") or (REPLACEMENT_CHARACTER not in bare and bare[0] >= FIRST_UNSPACED_LETTER)
             )
-    return found
+    return begins
 
 
 def _pieces(

@@ -18,17 +18,15 @@ class UsageMeter:
 
     A window may be decoded again, at a higher temperature or with more of its sound encoded. Rounds and seconds of all
     its decodings count; log-probabilities and cuts are those of the last.
+
+    Args:
+        recordings: Batch size.
+        first_timestamp: Id of the first timestamp token; the confidence ignores timestamp tokens.
+        drafts: Whether there is a drafter.
+        device: The model's.
     """
 
     def __init__(self, recordings: int, first_timestamp: int, drafts: bool, device: torch.device) -> None:
-        """Initialize.
-
-        Args:
-            recordings: Batch size.
-            first_timestamp: Id of the first timestamp token; the confidence ignores timestamp tokens.
-            drafts: Whether there is a drafter.
-            device: The model's.
-        """
         self.usage = [Usage() for _ in range(recordings)]
         self._first_timestamp, self._drafts = first_timestamp, drafts
         self._stopwatch = Stopwatch(device)
@@ -74,7 +72,7 @@ class UsageMeter:
         self._stopwatch.lap()
 
     def restart(self) -> None:
-        """Drop what was noted of the text of the rows in this window, because it is decoded again."""
+        """Drop the log-probabilities and cuts of this window's text, because it is decoded again."""
         for index in self._rows:
             del self.usage[index].logprobs[self._earlier[index] :]
             self.usage[index].cut, self.usage[index].raisable = self._cut_before[index]
@@ -92,8 +90,8 @@ class UsageMeter:
             self._tokens[recording] += len(tokens)
             if any(round_.cut[index : index + 1]):
                 usage.note_cut(self._tokens[recording], self._tokens[recording] < self._room)
-            of_text = zip(tokens, chosen, strict=False)
-            usage.logprobs += [chance for token, chance in of_text if token < self._first_timestamp]
+            pairs = zip(tokens, chosen, strict=False)
+            usage.logprobs += [logprob for token, logprob in pairs if token < self._first_timestamp]
             self._rounds[recording] = self._rounds.get(recording, 0.0) + 1 / len(round_.rows)
         if self._drafts:
             self._drafter += round_.drafter
@@ -103,11 +101,10 @@ class UsageMeter:
         self._divide(self._stopwatch.lap() - self._encoder - self._drafter)
 
     def _divide(self, decoder: float) -> None:
-        """Divide seconds among the recordings that are decoded now: the encoder's equally, the decoder's by each
-        recording's share of the rounds.
+        """Divide seconds among the recordings that are decoded now.
 
-        Args:
-            decoder: The decoder's seconds.
+        The encoder's seconds are divided equally, the decoder's seconds (`decoder`) by each recording's share of the
+        rounds.
         """
         rounds = sum(self._rounds.values())
         for index in self._rows:

@@ -20,13 +20,12 @@ from mmdec.kernels.float16_linear import HalfWeights
 from mmdec.kernels.onednn import linear
 from mmdec.targets.hf_target import plain_linear
 
-MIN_COPIED_VOCABULARY = 2**14  # least vocabulary size for which a half-precision copy of the output layer saves time
+MIN_COPIED_VOCABULARY = 2**14  # minimum vocabulary size for which a half-precision copy of the output layer saves time
 # After this many passes the half-precision copies are made. This costs as much time as the copies save in 100 passes,
 # so it would not pay for a short use.
 MIN_PASSES_BEFORE_COPY = 64
-MAX_COPY_POSITIONS = (
-    32  # the output layer's half-precision copy is used for up to this many positions (rows x tokens) in a pass
-)
+# the output layer's half-precision copy is used for up to this many positions (rows x tokens) in a pass
+MAX_COPY_POSITIONS = 32
 
 
 @final
@@ -44,7 +43,7 @@ class HalfPrecisionCopies:
         """Return the copies; None before `MIN_PASSES_BEFORE_COPY` passes, or if they cannot be made.
 
         Args:
-            make: Makes them, called once.
+            make: Makes the copies; called once.
         """
         with self._lock:
             if self.usable and self._made is None and self.passes >= MIN_PASSES_BEFORE_COPY:

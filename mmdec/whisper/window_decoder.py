@@ -1,9 +1,9 @@
 """Decodes the windows of one `generate` call of Whisper by the loop of `mmdec.core`.
 
 transformers' long-form code divides recordings into windows. It calls the `custom_generate` of the call, a
-`WindowDecoder`, once for each window and temperature, with those rows of the batch that are still decoded. Which
-recordings these are, it does not tell: `monitor_progress` shows which have sound left for a new window, and
-`_need_fallback` decides for each row whether it is decoded again at a higher temperature.
+`WindowDecoder`, once for each window and temperature, with those rows of the batch that are still decoded. It does not
+tell which recordings these are: `monitor_progress` shows which have sound left for a new window, and `_need_fallback`
+decides for each row whether it is decoded again at a higher temperature.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from mmdec.whisper.words import WordBeginnings, time_tokens
 
 RUNAWAY_CHECK_TOKENS = 16  # number of new tokens between two checks whether the text repeats itself
 MAX_TOKENS_PER_SECOND, EXTRA_TOKENS = 12, 24  # a text with more than 12 tokens a second, plus 24, cannot be speech
-MAX_COMPRESSION_RATIO = (
-    1.35  # maximum compression ratio of the token ids as bytes, Whisper's threshold; above it, text repeats
-)
+# maximum compression ratio of the token ids as bytes, Whisper's threshold; above it, text repeats
+MAX_COMPRESSION_RATIO = 1.35
 
 
 @final
@@ -40,6 +39,16 @@ class WindowDecoder:
     """The decoding loop of one `generate` call.
 
     Use `decoder.model.generate(..., custom_generate=decoder, monitor_progress=decoder.begin_window)`.
+
+    Args:
+        model: The caller's model, which is not changed: `decoder.model` is a copy for one call.
+        speculation: The decoding loop with its drafter.
+        recordings: Batch size.
+        on_window: Called with the argument of `begin_window`.
+        on_round: Called with each round; its rows are indices in the batch.
+        margin: Seconds that the encoder reads after the audio; None: up to 30 s in all.
+        word_beginnings: Tells which tokens begin a word, for word timestamps; None: no word timestamps.
+        pass_batcher: Lets several calls share decoder passes; None: no sharing.
     """
 
     def __init__(
@@ -52,31 +61,21 @@ class WindowDecoder:
         on_round: Callable[[Round], None] | None = None,
         margin: float | None = None,
         word_beginnings: WordBeginnings | None = None,
-        together: PassBatcher | None = None,
+        pass_batcher: PassBatcher | None = None,
     ) -> None:
-        """Initialize.
-
-        Args:
-            recordings: Batch size.
-            on_window: Called with the argument of `begin_window`.
-            on_round: Called with each round; its rows are indices in the batch.
-            margin: Seconds that the encoder reads after the audio; None: up to 30 s in all.
-            word_beginnings: Function that tells which tokens begin a word, for word timestamps; None: there are none.
-            together: Lets several calls share decoder passes; None: no sharing.
-        """
         self._first_timestamp = first_timestamp_token(model)
         drafts = speculation.drafter_for(model) is not None
         self.meter = UsageMeter(recordings, self._first_timestamp, drafts, model.device)
         self.prompts: list[list[int]] = []  # token ids of each recording's prompt in the first window
-        # a model for this call alone, whose encoder is timed
+        # a model for this call only, whose encoder is timed
         self.model, self._encoder = with_caching_encoder(
-            model, self.meter.count_encoder, can_use_eager_copy(model), margin, together
+            model, self.meter.count_encoder, can_use_eager_copy(model), margin, pass_batcher
         )
         if word_beginnings is not None:
             time_tokens(self.model, word_beginnings, lambda: self._encoder.sound)
         self._need_fallback = self.model._need_fallback  # type: ignore[operator] # a method of transformers' Whisper
         vars(self.model)["_need_fallback"] = self._note_fallback
-        self._target = target_of(model) if together is None else WhisperTarget(model, together)
+        self._target = target_of(model) if pass_batcher is None else WhisperTarget(model, pass_batcher)
         self._original, self._speculation = model, speculation  # the caller's model has the locks and statistics
         self._on_window, self._on_round = on_window, on_round
         self._rows: list[int] = list(range(recordings))  # the recording of each row that is decoded now
@@ -95,20 +94,23 @@ class WindowDecoder:
             self._on_window(progress)
 
     def _note_fallback(self, sequence: Any, outputs: Any, row: int, *further: Any, **named: Any) -> Any:
-        """Take the place of transformers' function, which returns whether a row is decoded again, and note it."""
+        """Replace transformers' function, which returns whether a row is decoded again, and note the row."""
         again, skip = self._need_fallback(sequence, outputs, row, *further, **named)
         if again and self._again is not None:
             self._again.append(self._rows[row])
         return again, skip
 
-    def __call__(
-        self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-    ) -> Any:  # as `Speculation` returns it: ids or a dict
+    def __call__(self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any) -> Any:
         """Decode one window at one temperature.
 
         Args:
-            input_ids: (b, P), prompts of P tokens of the b rows that are decoded. Returns what `generate` expects of a
-                `custom_generate`.
+            model: The copy of the model on which `generate` was called.
+            input_ids: (b, P), prompts of P tokens of the b rows that are decoded.
+            generation_config: The window's generation config, with its temperature.
+            inputs: Further inputs of `generate`.
+
+        Returns:
+            The output that `generate` expects of a `custom_generate`: ids or a dict.
         """
         again = self._again is not None
         if self._again is not None:
@@ -154,8 +156,7 @@ class WindowDecoder:
 
 
 def is_runaway(tokens: Sequence[int], seconds: float, vocab_size: int) -> bool:
-    """Return whether a text has too many tokens for `seconds` of sound, or repeats itself, which shows in its
-    compression ratio."""
+    """Return whether a text has too many tokens for `seconds` of sound, or repeats itself by its compression ratio."""
     if len(tokens) > MAX_TOKENS_PER_SECOND * seconds + EXTRA_TOKENS:
         return True
     size = int(math.log2(vocab_size) / 8) + 1
@@ -168,6 +169,6 @@ def compression_ratio(content: bytes) -> float:
 
 
 def has_end_token(tokens: Sequence[int], config: Any) -> bool:
-    """Return whether a text ends with an end-of-text token. If not, it was cut off at the maximum length."""
+    """Return whether a text ends with an end-of-text token, that is, was not cut off at the maximum length."""
     end = config.eos_token_id
     return bool(tokens) and tokens[-1] in (end if isinstance(end, (list, tuple)) else [end])

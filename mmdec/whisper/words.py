@@ -6,7 +6,9 @@ it visits the tokens in order, and may stay in a gap before a word. Attention sh
 Loudness shows whether the frame is speech at all.
 A token's attention is that of the step which predicts this token. (transformers uses the following step, which attends
 to the next token and is late by about one token.)
-Source: the dynamic programming is Whisper's (Radford et al. 2022, `word_timestamps`); the gaps are an addition.
+
+References:
+    The dynamic programming is Whisper's (Radford et al. 2022, `word_timestamps`); the gaps are an addition.
 """
 
 from __future__ import annotations
@@ -24,32 +26,25 @@ from mmdec.errors import InputError
 
 STATE_SECONDS = 0.02  # seconds of audio for each encoder state, the frame of the alignment
 MELS_A_STATE = 2  # mel frames for each encoder state
-SILENCE_PERCENTILE, SPEECH_PERCENTILE = (
-    5.0,
-    95.0,
-)  # percentiles of a window's log power that count as silence (0) and as speech (1)
-SPEECH_LEVEL = (
-    0.45  # on the scale from silence (0) to speech (1): the level at which a frame is as likely speech as silence
-)
+# percentiles of a window's log power that count as silence (0) and as speech (1)
+SILENCE_PERCENTILE, SPEECH_PERCENTILE = 5.0, 95.0
+# on the scale from silence (0) to speech (1): the level at which a frame is as likely speech as silence
+SPEECH_LEVEL = 0.45
 SMOOTHING_FRAMES = 5  # mel frames over which loudness is averaged
-# mel frames, and largest deviation of their log power, of noise without speech, because speech varies; and the level
-# below which it is noise
+# Noise without speech is steady: over NOISE_FRAMES mel frames its log power deviates by less than MAX_NOISE_DEVIATION,
+# and its level is below MAX_NOISE_LEVEL.
 NOISE_FRAMES, MAX_NOISE_DEVIATION, MAX_NOISE_LEVEL = 100, 0.2, 0.95
 GAP_SCORE = 4.0  # score of a fully silent frame in a gap, in standard deviations of attention, the unit of token scores
 MEDIAN_WIDTH = 7  # width of the median filter over attention, in encoder states
 MAX_LATE_STATES = 25  # encoder states: how long speech may go on after the timestamp that ends its text
 MAX_EARLY_STATES = 5  # encoder states by which a word may begin before the timestamp that ends the text before it
-ATTENTION_LEADS = (
-    -2,
-    1,
-    4,
-)  # encoder states by which attention may come before its sound; each window gets the best lead
+# encoder states by which attention may come before its sound; each window gets the best lead
+ATTENTION_LEADS = (-2, 1, 4)
 LONG_PAUSE_STATES = 100  # encoder states of silence before words that may be of the text after this one
 FORBIDDEN_SCORE = -1e9  # score of a forbidden transition
 
-WordBeginnings = Callable[
-    [Sequence[int]], list[bool | None]
-]  # token ids -> for each, whether it begins a word; None: no sound
+# token ids -> for each, whether it begins a word; None: no sound
+WordBeginnings = Callable[[Sequence[int]], list[bool | None]]
 
 
 def check_alignment(model: WhisperForConditionalGeneration) -> None:
@@ -71,8 +66,8 @@ def check_alignment(model: WhisperForConditionalGeneration) -> None:
 def loudness(features: np.ndarray) -> np.ndarray:
     """Return the loudness (S,) at each of the S encoder states, from -1 (silence) to 1 (as loud as speech).
 
-    A stretch of a second and more whose power hardly varies is silence if speech is louder: the noise of a room is loud
-    beside digital silence elsewhere in the window.
+    A stretch of at least a second whose power hardly varies is silence if speech is louder: the noise of a room is loud
+    compared with digital silence elsewhere in the window.
 
     Args:
         features: (mels, 2 S), the window's log-mel features as Whisper reads them: (log10 of power + 4) / 4.
@@ -81,9 +76,8 @@ def loudness(features: np.ndarray) -> np.ndarray:
     low, high = np.percentile(decibels, (SILENCE_PERCENTILE, SPEECH_PERCENTILE))
     level = (decibels - low) / max(high - low, 1e-3)
     quieter = level < MAX_NOISE_LEVEL
-    level = np.convolve(
-        np.pad(level, SMOOTHING_FRAMES // 2, mode="edge"), np.ones(SMOOTHING_FRAMES) / SMOOTHING_FRAMES, "valid"
-    )
+    window = np.ones(SMOOTHING_FRAMES) / SMOOTHING_FRAMES
+    level = np.convolve(np.pad(level, SMOOTHING_FRAMES // 2, mode="edge"), window, "valid")
     spoken = np.clip(2 * (level - SPEECH_LEVEL), -1, 1)
     if len(decibels) >= NOISE_FRAMES:
         steady = np.lib.stride_tricks.sliding_window_view(decibels, NOISE_FRAMES).std(1) < MAX_NOISE_DEVIATION
@@ -95,8 +89,8 @@ def loudness(features: np.ndarray) -> np.ndarray:
 def mean_attention(maps: Tensor) -> np.ndarray:
     """Average attention maps (H, N, S) of H heads, N tokens and S encoder states into one map (N, S).
 
-    Before, each head's map is normalised over the tokens to mean 0 and standard deviation 1, and smoothed over the
-    states by a median filter.
+    Each head's map is first normalised over the tokens to mean 0 and standard deviation 1, and smoothed over the states
+    by a median filter.
     """
     maps = maps.float()
     spread = maps.std(-2, keepdim=True, unbiased=False)
@@ -107,11 +101,11 @@ def mean_attention(maps: Tensor) -> np.ndarray:
     return maps.mean(0).double().cpu().numpy()
 
 
-def shift_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
+def shift_to_sound(attention: np.ndarray, loud: np.ndarray) -> np.ndarray:
     """Shift attention in time so that its peaks fit the loud frames best.
 
     Args:
-        seen: (N, S), attention of N tokens to S encoder states.
+        attention: (N, S), attention of N tokens to S encoder states.
         loud: (S,), loudness from -1 to 1.
 
     Returns:
@@ -119,10 +113,10 @@ def shift_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
     """
     frames = np.arange(len(loud))
     moves = [np.clip(frames - lead, 0, len(loud) - 1) for lead in ATTENTION_LEADS]
-    peaks = np.stack([seen.max(0)[move] for move in moves])
+    peaks = np.stack([attention.max(0)[move] for move in moves])
     peaks -= peaks.mean(1, keepdims=True)
     agreement = peaks @ (loud - loud.mean()) / (np.linalg.norm(peaks, axis=1) + 1e-9)
-    return seen[:, moves[int(agreement.argmax())]]
+    return attention[:, moves[int(agreement.argmax())]]
 
 
 def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
@@ -145,38 +139,40 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
         return edges[:-1], edges[1:]
     # Numbers of the path's states: 2 i is the gap before token i; 2 i + 1 is token i; 2 N is the gap after the last
     # token.
-    worth = np.empty((2 * count + 1, frames))
-    worth[0::2] = -GAP_SCORE * loud
-    worth[1::2] = tokens + GAP_SCORE * loud
-    worth[[2 * at for at in range(1, count) if not begins[at]]] = FORBIDDEN_SCORE
-    skips = np.where(
-        np.arange(2 * count + 1) % 2 == 1, 0.0, FORBIDDEN_SCORE
-    )  # the path may skip a gap, but not a token
+    frame_scores = np.empty((2 * count + 1, frames))
+    frame_scores[0::2] = -GAP_SCORE * loud
+    frame_scores[1::2] = tokens + GAP_SCORE * loud
+    frame_scores[[2 * at for at in range(1, count) if not begins[at]]] = FORBIDDEN_SCORE
+    # the path may skip a gap, but not a token
+    skips = np.where(np.arange(2 * count + 1) % 2 == 1, 0.0, FORBIDDEN_SCORE)
     best = np.full(2 * count + 1, FORBIDDEN_SCORE)
-    best[:2] = worth[:2, 0]
+    best[:2] = frame_scores[:2, 0]
     back = np.zeros((frames, 2 * count + 1), np.int8)
     ways = np.full((3, 2 * count + 1), FORBIDDEN_SCORE)
     for frame in range(1, frames):
         ways[0], ways[1, 1:] = best, best[:-1]
         ways[2, 2:] = best[:-2] + skips[2:]
         back[frame] = ways.argmax(0)
-        best = ways.max(0) + worth[:, frame]
+        best = ways.max(0) + frame_scores[:, frame]
     state = 2 * count - int(best[2 * count - 1] > best[2 * count])
     states = np.empty(frames, np.int64)
     for frame in range(frames - 1, -1, -1):
         states[frame] = state
         state -= int(back[frame, state])
-    wanted = 2 * np.arange(count) + 1
-    return np.searchsorted(states, wanted, "left"), np.searchsorted(states, wanted, "right")
+    token_states = 2 * np.arange(count) + 1
+    return np.searchsorted(states, token_states, "left"), np.searchsorted(states, token_states, "right")
 
 
 def align_text(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool], end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the frames of each token as `align` does, but let no word begin after the text's end behind a long pause.
+    """Find the frames of each token as `align` does, but let no word begin after a long pause that follows the text.
 
-    Where a sentence is said again after a pause, its last words get attention at both places. The later ones are of the
-    next text: then the words are aligned to the sound before the pause alone, if that has a frame for each token.
+    If a sentence is repeated after a pause, its last words get attention at both places, of which the later one belongs
+    to the next text. Then the words are aligned only to the sound before the pause, if it has a frame for each token.
 
     Args:
+        tokens: (N, S), how well each frame fits each token, as for `align`.
+        loud: (S,), loudness from -1 to 1.
+        begins: (N,), whether a gap is allowed before the token.
         end: The frame of the timestamp that ends the text.
     """
     starts, ends = align(tokens, loud, begins)
@@ -193,17 +189,15 @@ class TokenAligner:
 
     Calling it returns each token's start in seconds, and stores each token's duration as `token_seconds` in the output.
     Tokens without sound (punctuation, timestamps) begin and end where the token before them ends.
+
+    Args:
+        layers: Number of the decoder's layers.
+        begins: Called with token ids; returns for each whether it begins a word, None for a token without sound.
+        sound: Returns the features (B, mels, T) of the rows decoded last.
+        first_time: Id of the timestamp token of 0 seconds.
     """
 
     def __init__(self, layers: int, begins: WordBeginnings, sound: Callable[[], Tensor], first_time: int) -> None:
-        """Initialize.
-
-        Args:
-            layers: Number of the decoder's layers.
-            begins: Called with token ids; returns for each whether it begins a word, None for a token without sound.
-            sound: Returns the features (B, mels, T) of the rows decoded last.
-            first_time: Id of the timestamp token of 0 seconds.
-        """
         self._layers, self._begins, self._sound, self._first_time = layers, begins, sound, first_time
 
     def __call__(
@@ -233,15 +227,17 @@ class TokenAligner:
         sound = self._sound().float().cpu().numpy()
         for index, row in enumerate(rows):
             begins = self._begins(row[num_input_ids:])
-            heard = min(int(counts[index]) // MELS_A_STATE, maps.shape[-1], self._cut(row[num_input_ids:], begins))
-            states = max(1, heard)
+            limit = self._cut(row[num_input_ids:], begins)
+            states = max(1, min(int(counts[index]) // MELS_A_STATE, maps.shape[-1], limit))
             spoken = [num_input_ids + at for at, begin in enumerate(begins) if begin is not None]
             if not spoken:
                 continue
-            seen = mean_attention(maps[index, :, [at - 1 for at in spoken], :states])
+            attention = mean_attention(maps[index, :, [at - 1 for at in spoken], :states])
             loud = loudness(sound[index, :, : states * MELS_A_STATE])
             new = [bool(begins[at - num_input_ids]) for at in spoken]
-            starts, ends = align_text(shift_to_sound(seen, loud), loud, new, self._end(row[num_input_ids:], begins))
+            starts, ends = align_text(
+                shift_to_sound(attention, loud), loud, new, self._end(row[num_input_ids:], begins)
+            )
             times[0, index, spoken], times[1, index, spoken] = starts, ends - starts
             end = float(starts[0])
             for at in range(num_input_ids, len(row)):
@@ -253,15 +249,14 @@ class TokenAligner:
         return starts
 
     def _cut(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
-        """Return how many encoder states to align at most: up to 0.5 s after the text's end, because later speech is
-        not in the text."""
+        """Return how many encoder states to align at most: those up to 0.5 s after the text's end."""
         return min(self._end(tokens, begins), sys.maxsize - MAX_LATE_STATES) + MAX_LATE_STATES
 
     def _end(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
-        """Return the encoder state at which the text ends, if it ends with a timestamp; else there is no limit:
-        `sys.maxsize`.
+        """Return the encoder state of the timestamp that ends the text; `sys.maxsize` if there is none.
 
         Args:
+            tokens: The text's tokens, without the prompt.
             begins: For each token, whether it begins a word; None: without sound.
         """
         last = len(tokens)
@@ -272,7 +267,7 @@ class TokenAligner:
 
 
 def time_tokens(model: WhisperForConditionalGeneration, begins: WordBeginnings, sound: Callable[[], Tensor]) -> None:
-    """Make `model.generate` compute start and duration of each token by `TokenAligner`.
+    """Let `model.generate` compute start and duration of each token by `TokenAligner`.
 
     Args:
         model: A copy for one call.

@@ -393,7 +393,7 @@ class AcousticData(LightningDataModule):
 
     @cached_property
     def units(self) -> list[str]:
-        """Return the vocabulary: the special tokens, then the training split's phones in alphabetical order."""
+        """The vocabulary: the special tokens, then the training split's phones in alphabetical order."""
         alignments = read_alignments(self.root, "train").values()
         return [*SPECIALS, *sorted({phone for alignment in alignments for phone in phone_names(alignment)})]
 

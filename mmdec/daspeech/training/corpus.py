@@ -327,7 +327,7 @@ class SpeechTranslationData(LightningDataModule):
 
     @cached_property
     def units(self) -> list[str]:
-        """Return the vocabulary: the special tokens, and the phones of the training split's alignments."""
+        """The vocabulary: the special tokens, and the phones of the training split's alignments."""
         return vocabulary(read_pairs(self.common_voice, self.cvss, "train", admission=self.admission)[0])
 
     def prepare_data(self) -> None:

@@ -200,7 +200,7 @@ class VocoderData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """Return an empty list. The command line asks each data module for its vocabulary, but a vocoder has none."""
+        """An empty list. The command line asks each data module for its vocabulary, but a vocoder has none."""
         return []
 
     def prepare_data(self) -> None:

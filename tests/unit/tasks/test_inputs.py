@@ -241,7 +241,7 @@ def test_dicts_of_datasets_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("audio", "message"),
     [
-        ({"array": [0.1] * 9000}, "must hold `sampling_rate` beside `array`"),
+        ({"array": [0.1] * 9000}, "must hold `sampling_rate` as well as `array`"),
         ({"array": [0.1] * 9000, "sampling_rate": "fast"}, "whole number"),
         ({"array": [0.1] * 9000, "sampling_rate": 100}, "at least 8000"),
         ({"array": "talk", "sampling_rate": RATE}, "floats or integers"),

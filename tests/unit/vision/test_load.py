@@ -115,7 +115,7 @@ def test_automatic_drafters_have_weights_and_a_note() -> None:
 
 def test_a_model_without_a_folder_has_no_systems() -> None:
     model, processor = llava()
-    with pytest.raises(InputError, match="it was loaded by its user"):
+    with pytest.raises(InputError, match="the caller loaded it"):
         mmdec.describe(pixels(0), QUESTION, model=model, processor=processor, drafter="eagle")
 
 

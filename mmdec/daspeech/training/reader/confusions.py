@@ -80,7 +80,7 @@ class Confusions:
 
     @cached_property
     def right(self) -> list[int]:
-        """Return the indices of the outcomes in which the head recognised the piece: the true piece is the likeliest at
+        """The indices of the outcomes in which the head recognised the piece: the true piece is the likeliest at
         the first position."""
         some = self.starts[1:] > self.starts[:-1]
         first = self.pieces[self.starts[:-1].clamp(max=len(self.pieces) - 1), 0]

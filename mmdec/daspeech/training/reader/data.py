@@ -150,7 +150,7 @@ class PairData(LightningDataModule):
 
     @property
     def units(self) -> list[list[str]]:
-        """Return the source pieces and the target pieces, each ordered by id.
+        """The source pieces and the target pieces, each ordered by id.
 
         The command line passes them to the model.
         """

@@ -201,7 +201,8 @@ class WindowReader:
         """Compute the encoder states (B, S, D) of B recordings, each 16 kHz samples (T,).
 
         Args:
-            whole: Pad the recordings to 30 s. False: only to the longest of them and `SILENCE_MARGIN` seconds of silence.
+            whole: Pad the recordings to 30 s. False: only to the longest of them and `SILENCE_MARGIN` seconds of
+                silence.
         """
         features = [self._features(sound) for sound in sounds]
         frames = features[0].shape[-1] if whole else max(context_frames(row, MARGIN_SECONDS) for row in features)
