@@ -41,8 +41,7 @@ class FastSpeech2Config:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> FastSpeech2Config:
-        """Make a configuration from the dict of `dataclasses.asdict`, also after JSON, which turns tuples into
-        lists."""
+        """Make a configuration from the dict of `dataclasses.asdict`, also if JSON turned its tuples into lists."""
         sizes: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
@@ -110,8 +109,7 @@ class AcousticLoss:
 
 
 class FftBlock(nn.Module):
-    """A Transformer block: self-attention, then a feed-forward of two convolutions, each followed by a norm
-    (post-norm)."""
+    """A post-norm Transformer block: self-attention, then a feed-forward network of two convolutions."""
 
     def __init__(self, config: FastSpeech2Config) -> None:
         super().__init__()
@@ -211,8 +209,10 @@ class FastSpeech2(nn.Module):
         """Set statistics of the training data.
 
         Args:
-            mel_mean, mel_std: (80,), mean and standard deviation of each mel band.
-            pitch, energy: (2,), mean and standard deviation of log(Hz + 1) and of log(energy + 1).
+            mel_mean: (80,), mean of each mel band.
+            mel_std: (80,), standard deviation of each mel band.
+            pitch: (2,), mean and standard deviation of log(Hz + 1).
+            energy: (2,), mean and standard deviation of log(energy + 1).
         """
         self.mel_mean.copy_(mel_mean)
         self.mel_std.copy_(mel_std)
@@ -234,14 +234,16 @@ class FastSpeech2(nn.Module):
     ) -> FastSpeech2Output:
         """Predict the log mels of B rows of phones.
 
-        On a GPU this method synchronises once, to read the number of frames.
+        On a GPU this method synchronises once, to read the number of frames. Durations, pitch and energy that are given
+        replace the predictions (teacher forcing).
 
         Args:
             inputs: (B, K, d), phone vectors.
             lengths: (B,), numbers of phones.
+            durations: (B, K), in frames; None: predict.
+            pitch: (B, K), in Hz; None: predict.
+            energy: (B, K), linear; None: predict.
             max_frames: Maximum frames of a row; longer rows are cut.
-            durations, pitch, energy: (B, K), frames, Hz and linear energy of each phone, used instead of the
-                predictions (teacher forcing); None: predict.
         """
         keep, bias = _masks(lengths, inputs.shape[1], inputs.dtype)
         x = inputs + self.encoder_scale * self._positions(inputs)
@@ -296,11 +298,12 @@ def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tens
 
 
 def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
-    """Compute the loss of FastSpeech 2: the mean absolute error of the log mels, and the mean squared errors of
-    log(duration + 1), log(Hz + 1) and log(energy + 1).
+    """Compute the loss of FastSpeech 2.
 
-    Mel, pitch and energy are normalised by the statistics in `model`, so that voices of other ranges have the same
-    weight. `output` must have been computed with the durations of `batch`. Means are over the valid frames and phones.
+    Its terms are the mean absolute error of the log mels, and the mean squared errors of log(duration + 1), log(Hz + 1)
+    and log(energy + 1). Mel, pitch and energy are normalised by the statistics in `model`, so that voices of other
+    ranges have the same weight. `output` must have been computed with the durations of `batch`. Means are over the
+    valid frames and phones.
     """
     phones = torch.arange(batch.durations.shape[1], device=batch.lengths.device) < batch.lengths[:, None]  # (B, K)
     spoken = phones & (batch.durations > 0)  # not </s>, which has neither pitch nor energy
@@ -320,7 +323,10 @@ def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSp
 
 
 def _masks(lengths: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Make two masks for rows of the given lengths (B,): (B, size, 1) with 1 at valid positions and 0 at padding; (B,
-    1, 1, size) to add to attention scores."""
+    """Make two masks for rows of the given lengths (B,).
+
+    Returns:
+        (B, size, 1), 1 at valid positions and 0 at padding; (B, 1, 1, size), to add to attention scores.
+    """
     valid = torch.arange(size, device=lengths.device) < lengths[:, None]
     return valid[..., None].to(dtype), torch.where(valid, 0.0, -1e9)[:, None, None, :]

@@ -1,5 +1,4 @@
-"""An autoregressive decoder of units (phones or word pieces): the baseline of the parallel decoder, and the verifier of
-its drafts.
+"""An autoregressive decoder of units (phones or word pieces): the parallel decoder's baseline and verifier.
 
 It is a plain post-norm Transformer decoder, which attends to the same encoder states as the parallel decoder (the "AR
 S2T" of DASpeech's table 5). It has a preallocated key-value cache, and on a GPU its loop synchronises with the device
@@ -41,13 +40,14 @@ class ArConfig:
 class ArCache:
     """The state of one `generate` call: key-value cache, masks and tables. The decoder itself holds weights only."""
 
-    own: list[tuple[Tensor, Tensor]]  # self-attention: each layer's (keys, values), each (B, heads, size, d / heads)
+    # self-attention: each layer's (keys, values), each (B, heads, size, d / heads)
+    self_pairs: list[tuple[Tensor, Tensor]]
     # cross-attention to S encoder states: each layer's (keys, values), each (B, heads, S, d / heads)
-    memories: list[tuple[Tensor, Tensor]]
+    cross_pairs: list[tuple[Tensor, Tensor]]
     mask: Tensor | None  # (B, 1, 1, S), additive mask of the encoder states; None: none of them is padding
     positions: Tensor  # (size, d), sinusoidal position embeddings
     table: Tensor  # (V, d) embeddings of the units, multiplied by sqrt(d)
-    length: int = 0  # number of units in the cache; `own` has room for `size`
+    length: int = 0  # number of units in the cache; `self_pairs` has room for `size`
 
     def reserve(self, size: int) -> None:
         """Enlarge the cache, if needed, to at least `size` units."""
@@ -55,19 +55,15 @@ class ArCache:
         if size <= have:
             return
         more = max(size, 2 * have) - have
-        self.own = [(F.pad(keys, (0, 0, 0, more)), F.pad(values, (0, 0, 0, more))) for keys, values in self.own]
+        self.self_pairs = [
+            (F.pad(keys, (0, 0, 0, more)), F.pad(values, (0, 0, 0, more))) for keys, values in self.self_pairs
+        ]
         width = self.positions.shape[1]
         self.positions = sinusoids(have + more, width, self.positions.device).to(self.positions.dtype)
 
 
 class ArDecoder(nn.Module):
-    """Predicts each unit from the units before it and the encoder's states.
-
-    forward: tokens (B, M), states (B, S, d_memory), state_lengths (B,).
-
-    Returns:
-        Logits (B, M, V) of the next units.
-    """
+    """Predicts each unit from the units before it and the encoder's states."""
 
     def __init__(self, config: ArConfig, num_units: int, d_memory: int) -> None:
         super().__init__()
@@ -83,6 +79,16 @@ class ArDecoder(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, tokens: Tensor, states: Tensor, state_lengths: Tensor) -> Tensor:
+        """Score all units of a text in one pass.
+
+        Args:
+            tokens: (B, M), unit ids, which begin with <s>.
+            states: (B, S, d_memory) of the encoder.
+            state_lengths: (B,), numbers of states.
+
+        Returns:
+            Logits (B, M, V) of the next units.
+        """
         size, d = tokens.shape[1], self.config.d_model
         x = self.dropout(math.sqrt(d) * self.embed_tokens(tokens) + sinusoids(size, d, tokens.device))
         causal = torch.full((size, size), -1e9, device=tokens.device).triu(1)
@@ -93,27 +99,29 @@ class ArDecoder(nn.Module):
 
     @property
     def stack(self) -> list[DecoderLayer]:
-        """The decoder layers. (The property exists to give type checkers the layers' type.)"""
+        """The decoder layers, typed for type checkers."""
         return cast(list[DecoderLayer], list(self.layers))
 
     def start(self, states: Tensor, state_lengths: Tensor, size: int) -> ArCache:
         """Make an empty cache for at most `size` units.
 
         Args:
-            states: The encoder's, (B, S, d_memory).
+            states: (B, S, d_memory) of the encoder.
+            state_lengths: (B,), numbers of states.
+            size: Maximum number of units.
         """
         b, d = states.shape[0], self.config.d_model
         mask = additive_mask(lengths_to_mask(state_lengths, states.shape[1]))
         if b == 1:  # a batch of one row has no padding, so it needs no mask
             states, mask = states[:, : int(state_lengths[0])], None
-        memories = []
+        cross_pairs = []
         for layer in self.stack:
             keys, values = layer.encoder_attn.keys_values(states)
-            memories.append((keys.contiguous(), values.contiguous()))
+            cross_pairs.append((keys.contiguous(), values.contiguous()))
         shape = (b, self.config.heads, size, d // self.config.heads)
-        own = [(states.new_empty(shape), states.new_empty(shape)) for _ in self.layers]
+        self_pairs = [(states.new_empty(shape), states.new_empty(shape)) for _ in self.layers]
         table = math.sqrt(d) * self.embed_tokens.weight
-        return ArCache(own, memories, mask, sinusoids(size, d, states.device).to(states.dtype), table)
+        return ArCache(self_pairs, cross_pairs, mask, sinusoids(size, d, states.device).to(states.dtype), table)
 
     def step(self, tokens: Tensor, cache: ArCache) -> Tensor:
         """Process the next token (B,) of each row.
@@ -123,7 +131,7 @@ class ArDecoder(nn.Module):
         """
         index = cache.length
         x = (cache.table[tokens] + cache.positions[index])[:, None]  # shape (B, 1, d)
-        for layer, (keys, values), memory in zip(self.stack, cache.own, cache.memories, strict=True):
+        for layer, (keys, values), memory in zip(self.stack, cache.self_pairs, cache.cross_pairs, strict=True):
             key, value = layer.self_attn.keys_values(x)
             keys[:, :, index] = key[:, :, 0]
             values[:, :, index] = value[:, :, 0]
@@ -138,7 +146,9 @@ class ArDecoder(nn.Module):
         does not change: the caller decides which of the tokens stay in the cache.
 
         Args:
+            tokens: Unit ids.
             indices: (B, N), position of each token.
+            cache: The keys and values so far.
             mask: Additive (B, 1, N, length + N), which cached and new tokens each token attends to; None: all.
 
         Returns:
@@ -147,12 +157,12 @@ class ArDecoder(nn.Module):
         start, count = cache.length, tokens.shape[1]
         cache.reserve(start + count)
         x = cache.table[tokens] + cache.positions[indices]
-        for layer, (keys, values), memory in zip(self.stack, cache.own, cache.memories, strict=True):
+        for layer, (keys, values), memory in zip(self.stack, cache.self_pairs, cache.cross_pairs, strict=True):
             key, value = layer.self_attn.keys_values(x)
             keys[:, :, start : start + count] = key
             values[:, :, start : start + count] = value
-            seen = slice(0, start + count)
-            x = layer.rest(x, keys[:, :, seen], values[:, :, seen], mask, *memory, cache.mask)
+            filled = slice(0, start + count)
+            x = layer.rest(x, keys[:, :, filled], values[:, :, filled], mask, *memory, cache.mask)
         return F.linear(x, self.embed_tokens.weight)
 
     @torch.inference_mode()
@@ -164,9 +174,11 @@ class ArDecoder(nn.Module):
         min_length: int = 0,
         on_step: Callable[[Tensor], None] | None = None,
     ) -> list[list[int]]:
-        """Decode the states (B, S, d_memory) greedily.
+        """Decode greedily.
 
         Args:
+            states: (B, S, d_memory) of the encoder.
+            state_lengths: (B,), numbers of states.
             max_length: Maximum number of units of a row.
             min_length: </s> is not chosen before this number of units (to measure the time for a fixed length).
             on_step: Called after each step with its units (B,); <pad> for a row that has ended. On a GPU a few more

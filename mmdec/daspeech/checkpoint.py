@@ -49,6 +49,7 @@ from mmdec.errors import InputError
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find_model, model_kind, path_text
 from mmdec.hub.provenance import CARD, command_record, portable
 from mmdec.hub.publish import PROVENANCE, atomic_folder, check_replaceable, copy_texts, same_weights, write_card
+from mmdec.tasks.confidence import CONFIDENCE_FILE
 from mmdec.whisper.checkpoint import WHISPER_KIND as WHISPER_KIND
 from mmdec.whisper.checkpoint import load_whisper_encoder
 from mmdec.whisper.encoder import WhisperEncoder
@@ -58,8 +59,7 @@ PHONE_LAYOUT = "phones"
 VOCODER_RULE = "a directory"
 # weights are divided into several files, because code hosts do not accept large files
 WEIGHT_FILES = ("encoder.safetensors", "model.safetensors", VOCODER)
-CONFIDENCE_FILE = "confidence.json"
-LEXICON = "lexicon.tsv"  # a file of folders whose phones became words, which is gone: they are refused
+
 REQUIRED_FILES = ("config.json", *WEIGHT_FILES, "units.json")
 
 
@@ -106,10 +106,14 @@ def save_model(
 ) -> Path:
     """Write a translator's directory, with weights in half precision.
 
-    If writing fails, an existing directory stays as it was.
+    If writing fails, an existing directory is not changed.
 
     Args:
+        directory: The directory to write.
+        model: The network.
+        vocoder: The model's own vocoder.
         units: Names of the phones, ordered by id.
+        decoding: Decoding options, which become the model's defaults.
         card: Text of README.md. None keeps the existing card; if the new weights differ from the existing ones, this
             raises InputError, because the figures in the card would be wrong.
         provenance: Entries of provenance.json in addition to command, versions, commit and date, which are always
@@ -142,6 +146,7 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | PieceTr
     """Write a translator to a directory: its networks, tables and settings.
 
     Args:
+        directory: The directory to write.
         parts: From `read_parts`. The model card, the calibration of the confidence and provenance.json are copied only
             if the weights are still those of the source folder, because their figures hold only for these weights.
 
@@ -171,6 +176,8 @@ def read_parts(
     """Load the translator in a directory (from `resolve`) to a device.
 
     Args:
+        directory: The translator's directory.
+        device: The device to which it is moved.
         vocoder: None for the model's own; or a directory or hub id of published HiFi-GAN weights.
 
     Raises:
@@ -191,12 +198,12 @@ def read_parts(
     except Exception as error:  # all exceptions, because a setting of a wrong type may raise any exception
         raise InputError(
             f"`model` must be a whole translator, but '{directory}' is damaged or of another version "
-            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
+            f"({type(error).__name__}: {error!s:.300}). Download it again."
         ) from error
     if vocoder is not None:
         if parts.mels != OUR_MELS:
             raise InputError(
-                f"`vocoder` must be left out for '{directory.name}', whose mels only its own knows, but is "
+                f"`vocoder` must be left out for '{directory.name}', whose mels only its own vocoder reads, but is "
                 f"'{os.fspath(vocoder)}'. Leave it out."
             )
         parts = replace(parts, vocoder=_vocoder(vocoder))
@@ -214,7 +221,7 @@ def load_piece_translator(model: str | os.PathLike[str]) -> PieceTranslatorParts
     parts = read_parts(resolve(model), torch.device("cpu"))
     if not isinstance(parts, PieceTranslatorParts):
         raise InputError(
-            f"`model` must be a translator of pieces, but '{os.fspath(model)}' is one of phones. Name another."
+            f"`model` must be a translator of word pieces, but '{os.fspath(model)}' is one of phones. Name another."
         )
     return parts
 
@@ -244,18 +251,12 @@ def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
     model = build_with_weights(lambda: DASpeech(shape, len(units)), state, "model", directory)
     own = read_vocoder(directory, config)
     decoding = check_decoding(DecodingSettings(**config.get("decoding", {})))
-    if (directory / LEXICON).exists():
-        raise InputError(
-            f"`model` must have phones as its text, but '{directory}' has {LEXICON}, by which phones became words, "
-            "which is gone. Delete that file, and let a recogniser write down the speech."
-        )
     mels = own.received if isinstance(own, HifiGanVocoder) else OUR_MELS
     return DASpeechParts(model, own, tuple(units), decoding, directory.name, directory, mels)
 
 
 def read_layout(directory: Path) -> str:
-    """Return which kind of translator a folder holds, by its config.json: "phones" (`LAYOUT`, a DASpeech) or "pieces"
-    (`daspeech/piece_checkpoint.py`)."""
+    """Return the kind of translator in a folder: "phones" (a DASpeech) or "pieces" (`daspeech/piece_checkpoint.py`)."""
     return _layout_name(read_settings(directory / "config.json"))
 
 
@@ -284,16 +285,17 @@ def check_complete(directory: Path, name: str) -> Path:
     """Check that the directory has all files of a translator, and return it.
 
     Args:
+        directory: The translator's directory.
         name: The value of the caller's argument, for the error.
 
     Raises:
-        InputError: If a file is missing or the model is no translator.
+        InputError: If a file is missing or the model is not a translator.
     """
     system = model_kind(directory)
     if system not in ("", "daspeech"):
         raise InputError(
             f"`model` must translate speech, but '{name}' is {system!r}. Call `mmdec.transcribe` for a model that "
-            "writes speech down."
+            "transcribes speech."
         )
     needed = _required_files(directory)
     missing = [file for file in needed if not (directory / file).is_file()]
@@ -304,7 +306,9 @@ def check_complete(directory: Path, name: str) -> Path:
         raise InputError(
             f"`model` must hold safetensors, but '{name}' holds a pickle, {pickles[0]}. Save it as safetensors."
         )
-    raise InputError(f"`model` must hold {', '.join(needed)}, but '{name}' lacks {', '.join(missing)}. Fetch it again.")
+    raise InputError(
+        f"`model` must hold {', '.join(needed)}, but '{name}' lacks {', '.join(missing)}. Download it again."
+    )
 
 
 def _required_files(directory: Path) -> tuple[str, ...]:

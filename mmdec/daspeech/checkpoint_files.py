@@ -1,5 +1,7 @@
-"""Reads and writes what the folders of both kinds of translators (of phones, of word pieces) contain: vocoder, lists of
-names, weights in half precision, decoding options."""
+"""Reads and writes the files that translators of phones and of word pieces share.
+
+These are the vocoder, lists of names, weights in half precision, and decoding options.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def check_decoding(decoding: DecodingSettings, graph: bool = True) -> DecodingSe
     if decoding.strategy not in possible:
         raise InputError(
             f"`model` must decode by one of {', '.join(possible)}, but its config says {decoding.strategy!r:.60}. "
-            "Fetch it again."
+            "Download it again."
         )
     return decoding
 
@@ -75,15 +77,17 @@ def read_names(file: Path) -> list[str]:
         InputError: If the file holds anything else.
     """
     try:
-        found = json.loads(check_inside_folder(file).read_text(encoding="utf-8"))
+        names = json.loads(check_inside_folder(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"`model` must hold {file.name} as a JSON list, but '{file}' is damaged or of another version ({error}). "
-            "Fetch it again."
+            "Download it again."
         ) from error
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise InputError(f"`model` must hold {file.name} as a list of names, but '{file}' is none. Fetch it again.")
-    return found
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(
+            f"`model` must hold {file.name} as a list of names, but '{file}' is not one. Download it again."
+        )
+    return names
 
 
 def check_inside_folder(file: Path) -> Path:
@@ -99,9 +103,9 @@ def to_half_precision(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         MmdecError: If a value is too large for half precision.
     """
-    kept = {name: (t.half() if t.is_floating_point() else t).detach().cpu().clone() for name, t in state.items()}
-    check_half(kept)
-    return kept
+    halved = {name: (t.half() if t.is_floating_point() else t).detach().cpu().clone() for name, t in state.items()}
+    check_half(halved)
+    return halved
 
 
 def check_half(state: Mapping[str, Tensor]) -> None:

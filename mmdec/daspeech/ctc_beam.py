@@ -1,9 +1,11 @@
-"""Decodes the output of a CTC head with an n-gram language model of its pieces: prefix beam search (Hannun et al.
-2014).
+"""Decodes the output of a CTC head by prefix beam search with an n-gram language model of its pieces.
 
-A head that was trained on little speech recognises the sounds, but misspells words. An n-gram of pieces, trained on
-text alone, corrects the spelling. The n-gram's values are stored in 8 bits: 470,000 n-grams of up to four pieces take 2
-MB.
+A head that was trained on little speech recognises the sounds, but misspells words. An n-gram of pieces, trained only
+on text, corrects the spelling. The n-gram's values are stored in 8 bits: 470,000 n-grams of up to four pieces take
+2 MB.
+
+References:
+    Hannun et al. 2014: prefix beam search.
 """
 
 from __future__ import annotations
@@ -72,14 +74,14 @@ class PieceNGram:
             self._backoff: list[float] = found["backoff"].tolist()
         except (KeyError, ValueError, TypeError) as error:
             raise InputError(
-                f"`ngram` must hold an n-gram of pieces, but does not ({error}). Fetch it again."
+                f"`ngram` must hold an n-gram of pieces, but does not ({error}). Download it again."
             ) from None
         ends = [*self._unigrams, *self._backoff]
         if len(self._unigrams) != base or len(self._backoff) != base or not np.isfinite(ends).all():
-            raise InputError(f"`ngram` must have a number for each of {base} pieces, but has not. Fetch it again.")
+            raise InputError(f"`ngram` must have a number for each of {base} pieces, but does not. Download it again.")
 
     def after(self, context: Sequence[int]) -> Callable[[int], float]:
-        """Return a function: piece id -> ln P(piece | context).
+        """Return the function that maps a piece id to ln P(piece | context).
 
         Args:
             context: Ids of the pieces before this piece; at the beginning of a sentence the first id is `self.pieces`.
@@ -101,18 +103,18 @@ class PieceNGram:
             if high > low:
                 rows.append((low, high, code * base, entries, values, total))
             total += self._weight(code, len(context) - begin)
-        seen: dict[int, float] = {}
+        cache: dict[int, float] = {}
 
         def score(piece: int) -> float:
-            if (found := seen.get(piece)) is None:
-                found = total + self._unigrams[piece]
+            if (logprob := cache.get(piece)) is None:
+                logprob = total + self._unigrams[piece]
                 for low, high, code, entries, values, weight in rows:
                     at = bisect_left(entries, code + piece, low, high)
                     if at < high and entries[at] == code + piece:
-                        found = weight + values[at]
+                        logprob = weight + values[at]
                         break
-                seen[piece] = found
-            return found
+                cache[piece] = logprob
+            return logprob
 
         return score
 
@@ -131,10 +133,12 @@ class PieceNGram:
 
 
 def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> CtcTranscripts:
-    """Transcribe the logits (B, F, V) of F frames by beam search with an n-gram.
+    """Transcribe the logits of a CTC head by beam search with an n-gram.
 
     Args:
+        logits: (B, F, V), of V pieces at F frames.
         lengths: (B,), numbers of frames.
+        model: The n-gram.
         best: Number of pieces at each position of the transcript: the chosen piece and its most probable alternatives.
             An alternative's weight is 0.3 times its probability by the head (without the blank); the chosen piece gets
             the rest.
@@ -157,8 +161,8 @@ def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 
             )
         )
     pieces, weights, frames = (part.to(logits.device) for part in pad_places(rows))
-    found = torch.tensor([len(frames) for _, _, frames in rows], device=logits.device)
-    return CtcTranscripts(pieces, weights, found, frames, plain.logprobs, plain.counts)
+    counts = torch.tensor([len(frames) for _, _, frames in rows], device=logits.device)
+    return CtcTranscripts(pieces, weights, counts, frames, plain.logprobs, plain.counts)
 
 
 def beam_search(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[int]]:
@@ -177,9 +181,9 @@ def beam_search(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], lis
 
     def after(text: tuple[int, ...]) -> Callable[[int], float]:
         last = (start, *text)[-max(model.order - 1, 1) :]
-        if (found := scores.get(last)) is None:
-            found = scores[last] = model.after(last)
-        return found
+        if (score := scores.get(last)) is None:
+            score = scores[last] = model.after(last)
+        return score
 
     # hypothesis -> (ln P of its paths that end in a blank, ln P of its paths that end in its last piece, score by the
     # n-gram, frame at which each piece begins)
@@ -219,11 +223,11 @@ def beam_search(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], lis
     }
     text = max(totals, key=totals.__getitem__)
     begun = [*kept[text][3], len(logprobs)]
-    surest = [
+    best_frames = [
         at + int(np.argmax(logprobs[at : max(until, at + 1), piece]))
         for piece, at, until in zip(text, begun, begun[1:], strict=False)
     ]
-    return list(text), surest
+    return list(text), best_frames
 
 
 def _sum(one: float, other: float) -> float:

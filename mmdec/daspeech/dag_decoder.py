@@ -1,9 +1,11 @@
 """The graph decoder: one parallel pass predicts a directed acyclic graph of tokens.
 
 Every vertex has a hidden state, a distribution over units (its emission), and transition probabilities to all later
-vertices (its links). Source: DA-Transformer (Huang et al., ICML 2022, section 3), as used by DASpeech (Fang et al.,
-NeurIPS 2023, section 3.2). The options `link_prior`, `copy_encoder` and sinusoidal positions are not in the paper; the
-small shipped model uses them. `kernels/dag.py` and `kernels/dag_decode.py` choose a path through the graph.
+vertices (its links). The options `link_prior`, `copy_encoder` and sinusoidal positions are not in the papers; the small
+shipped model uses them. `kernels/dag.py` and `kernels/dag_decode.py` choose a path through the graph.
+
+References:
+    DA-Transformer (Huang et al., ICML 2022, section 3), as used by DASpeech (Fang et al., NeurIPS 2023, section 3.2).
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Lattice:
 
     @cached_property
     def emissions(self) -> Tensor:
-        """Compute ln P of all units at each vertex, (B, L, V) fp32. (`matches` computes only those of given units.)"""
+        """ln P of all units at each vertex, (B, L, V) fp32. (`matches` computes only those of given units.)"""
         return self.logits.float().log_softmax(-1)
 
     def beam(self, ngram: TokenNGram | None, collapse: bool, count: int = 1) -> LatticePath:
@@ -142,10 +144,10 @@ class Lattice:
 
 
 def graph_sizes(config: DagConfig, frame_lengths: Tensor) -> Tensor:
-    """Compute the number of vertices of each graph (B,): floor(config.upsample * frames), clamped to the configured
-    range.
+    """Compute the number of vertices of each graph (B,): floor(upsample * frames), clamped to the configured range.
 
     Args:
+        config: The decoder's sizes.
         frame_lengths: (B,), numbers of input frames.
     """
     sizes = (config.upsample * frame_lengths.to(torch.float64)).floor().to(torch.long)
@@ -153,8 +155,10 @@ def graph_sizes(config: DagConfig, frame_lengths: Tensor) -> Tensor:
 
 
 class Links(nn.Module):
-    """Computes the transition probabilities between vertices: a mixture of attention heads, whose mixture weights
-    depend on the source vertex."""
+    """Computes the transition probabilities between vertices.
+
+    They are a mixture of attention heads, whose mixture weights depend on the source vertex.
+    """
 
     def __init__(self, config: DagConfig) -> None:
         super().__init__()
@@ -218,7 +222,8 @@ class Links(nn.Module):
 
         Args:
             x: (B, L, 2d), states and positions of the vertices.
-            q, k: (B, H, L, link_dim), queries and keys of H heads.
+            q: (B, H, L, link_dim), queries of H heads.
+            k: (B, H, L, link_dim), keys of H heads.
             lengths: (B,), numbers of vertices.
         """
         b, heads, size, _ = q.shape
@@ -248,13 +253,15 @@ _NO_JUMP = 1e30
 
 
 def jump_penalties(size: int, prior: bool, device: torch.device) -> Tensor:
-    """Make the table (L, L) of what a jump from vertex i to vertex j costs: j - i; 0 if `prior` is False; 1e30 for j <=
-    i, which is impossible.
+    """Make the table (L, L) of the cost of a jump from vertex i to vertex j.
 
-    The caller multiplies the table by a learned slope and subtracts it from the links' scores.
+    The cost is j - i, or 0 if `prior` is False; for j <= i, which is impossible, it is 1e30. The caller multiplies the
+    table by a learned slope and subtracts it from the links' scores.
 
     Args:
         size: L.
+        prior: Whether longer jumps cost more.
+        device: The table's device.
     """
     rows = 1 << max(size - 1, 255).bit_length()
     return _toll_table(rows, prior, device)[:size, :size]
@@ -273,19 +280,7 @@ def _toll_table(rows: int, prior: bool, device: torch.device) -> Tensor:
 
 
 class DagDecoder(nn.Module):
-    """Predicts a graph from encoder states in one pass.
-
-    The arguments are those of `forward`.
-
-    Args:
-        states: (B, S, d_memory) of the encoder.
-        state_lengths: (B,), numbers of states.
-        frame_lengths: (B,), numbers of input frames, which decide the graphs' sizes.
-        given: (B, L), token ids that some vertices get as input, -1 for none (glancing training, as in GLAT).
-
-    Returns:
-        A `Lattice`.
-    """
+    """Predicts a graph from encoder states in one pass."""
 
     def __init__(self, config: DagConfig, num_units: int, d_memory: int) -> None:
         super().__init__()
@@ -312,7 +307,8 @@ class DagDecoder(nn.Module):
 
         Args:
             states: (B, S, d_memory) of the encoder.
-            state_lengths, lengths: (B,), numbers of states and of vertices.
+            state_lengths: (B,), numbers of states.
+            lengths: (B,), numbers of vertices.
             given: (B, L), token ids that some vertices get as input, -1 for none; or None.
         """
         size, d = int(lengths.max()), self.config.d_model
@@ -348,6 +344,14 @@ class DagDecoder(nn.Module):
     def forward(
         self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor, given: Tensor | None = None
     ) -> Lattice:
+        """Predict the graphs of B recordings.
+
+        Args:
+            states: (B, S, d_memory) of the encoder.
+            state_lengths: (B,), numbers of states.
+            frame_lengths: (B,), numbers of input frames, which decide the graphs' sizes.
+            given: (B, L), token ids that some vertices get as input, -1 for none (glancing training, as in GLAT).
+        """
         lengths = graph_sizes(self.config, frame_lengths)
         x = self.inputs(states, state_lengths, lengths, given)
         if states.shape[0] == 1:  # a batch of one row has no padding, so it needs no mask

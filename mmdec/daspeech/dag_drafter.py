@@ -59,7 +59,7 @@ class RowState:
 
 @final
 class DagDrafter:
-    """A drafter that proposes the graph's most probable next units, and a branch where a second unit is likely, too.
+    """Proposes the graph's most probable next units, and a branch where a second unit is likely, too.
 
     It holds the graphs of one batch.
 
@@ -96,8 +96,6 @@ class DagDrafter:
         return states
 
     def propose(self, state: list[RowState], roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree after each batch row's last unit: the most probable units, and branches at likely second-best
-        ones."""
         return trees_from_lists(roots, [self._tree(row, plan) for row in state])
 
     def _tree(self, state: RowState, plan: Plan) -> tuple[list[int], list[int]]:
@@ -134,14 +132,11 @@ class DagDrafter:
         return tokens, parents
 
     def update(self, state: list[RowState], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """For each batch row, update the probabilities `alpha` of the vertices: which of them may have emitted the last
-        accepted unit."""
         for row, units, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for unit in units[:length]:
                 row.alpha = row.after(row.alpha @ row.links, unit)
 
     def select(self, state: list[RowState], live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         state[:] = [state[row] for row in live.tolist()]
 
 
@@ -152,8 +147,8 @@ def _two_most_probable(chances: np.ndarray) -> tuple[int, int]:
         chances: (V,), probability of each unit.
     """
     first = int(chances.argmax())
-    kept = chances[first]
+    highest = chances[first]
     chances[first] = -1.0
     second = int(chances.argmax())
-    chances[first] = kept
+    chances[first] = highest
     return first, second

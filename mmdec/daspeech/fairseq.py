@@ -6,8 +6,10 @@ config.json. Only tensors and plain values are read from the pickles.
 
 Differences that the conversion removes: fairseq numbers positions from 2, has separate weights for keys and values,
 copies the embedding to the output projection, and stores the bins of pitch and energy outside the weights. The
-sinusoids of fairseq's FastSpeech 2 have other frequencies, which `FastSpeech2Config.positions` reproduces. Source:
-github.com/ictnlp/DASpeech (65c3684).
+sinusoids of fairseq's FastSpeech 2 have other frequencies, which `FastSpeech2Config.positions` reproduces.
+
+References:
+    github.com/ictnlp/DASpeech (65c3684).
 """
 
 from __future__ import annotations
@@ -118,17 +120,17 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             weights are missing.
     """
     with torch.serialization.safe_globals([argparse.Namespace]):
-        stored = read_pickle(path, "Save its `model` and `args` alone.")
+        stored = read_pickle(path, "Save only its `model` and `args`.")
     weights = stored.get("model") if isinstance(stored, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise InputError(f"`source` must hold its weights as `model`, but '{path}' does not. Fetch it again.")
+        raise InputError(f"`source` must hold its weights as `model`, but '{path}' does not. Download it again.")
     arguments = stored.get("args")
     if arguments is None:
         arguments = (stored.get("cfg") or {}).get("model")
     if isinstance(arguments, argparse.Namespace):
         arguments = vars(arguments)
     if not isinstance(arguments, dict):
-        raise InputError(f"`source` must hold `args` or `cfg`, but '{path}' has neither. Fetch it again.")
+        raise InputError(f"`source` must hold `args` or `cfg`, but '{path}' has neither. Download it again.")
     check_finite_weights(weights, path, "source")
     return arguments, weights
 
@@ -171,7 +173,7 @@ def read_published(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) 
     named |= _graph(state, config.dag.layers) | _acoustic(state, config.tts)
     if state:
         raise InputError(
-            f"`source` must hold DASpeech's weights alone, but has {min(state)!r}, {len(state)} in all that mmdec does "
+            f"`source` must hold only DASpeech's weights, but has {min(state)!r}, {len(state)} in all that mmdec does "
             "not know. Convert a model of the paper's layout."
         )
     strategy = STRATEGIES.get(arguments.get("decode_strategy", "lookahead"), "lookahead")
@@ -197,7 +199,7 @@ def read_dictionary(path: Path) -> list[str]:
             raise InputError(f"`source` must hold a symbol and a count a line, but '{path}', line {number}, does not.")
         units.append(symbol)
     if len(set(units)) < len(units):
-        raise InputError(f"`source` must name each symbol once, but '{path}' repeats one. Fetch it again.")
+        raise InputError(f"`source` must name each symbol once, but '{path}' repeats one. Download it again.")
     return units
 
 
@@ -220,7 +222,10 @@ def _dag_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor], vertic
 def _acoustic_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> FastSpeech2Config:
     heads = _required_number(arguments, "tts_encoder_attention_heads")
     if heads != _required_number(arguments, "tts_decoder_attention_heads"):
-        raise InputError("`source` must have equal heads in FastSpeech 2's encoder and decoder, but has other ones.")
+        raise InputError(
+            "`source` must have as many heads in FastSpeech 2's encoder as in its decoder, but does not. Convert a "
+            "model of the paper's layout."
+        )
     first = state["tts.encoder_fft_layers.0.ffn.ffn.0.weight"]
     predictor = state["tts.var_adaptor.duration_predictor.conv1.0.weight"]
     return FastSpeech2Config(
@@ -384,14 +389,14 @@ def _find_in_folder(folder: Path, name: Any) -> Path:
 
 
 def _text(path: Path) -> str:
-    with report_damage(f"`source` must hold {path.name} as text, but '{path}' is none"):
+    with report_damage(f"`source` must hold {path.name} as text, but '{path}' is not"):
         if path.stat().st_size > MAX_TEXT_BYTES:
             raise ValueError(f"it has more than {MAX_TEXT_BYTES} bytes")
         return path.read_text(encoding="utf-8")
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    with report_damage(f"`source` must hold {path.name} as fairseq writes it, but '{path}' is none"):
+    with report_damage(f"`source` must hold {path.name} in fairseq's format, but '{path}' is not"):
         found = yaml.safe_load(_text(path))
         if not isinstance(found, dict):
             raise ValueError(f"it holds a {type(found).__name__}")

@@ -59,7 +59,7 @@ def export(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Pa
 def _read(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return read_weights([path], "source")
-    stored = read_pickle(path, "Save its `model` alone.")
+    stored = read_pickle(path, "Save only its `model`.")
     state = stored.get("model", stored) if isinstance(stored, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"`source` must hold a state dict, or one as `model`, but '{path}' does not. Save it again.")

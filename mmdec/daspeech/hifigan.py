@@ -54,7 +54,7 @@ def load_hifigan(vocoder: str | Path) -> HifiGanVocoder:
             f"`vocoder` must be a directory with safetensors, but is the file '{vocoder}', and pickles are not "
             "read. Convert the authors' generator file with `mmdec convert hifigan IN OUT`."
         )
-    with report_damage(f"`vocoder` must hold whole HiFi-GAN weights, but '{vocoder}' does not", "Fetch them again."):
+    with report_damage(f"`vocoder` must hold whole HiFi-GAN weights, but '{vocoder}' does not", "Download them again."):
         return _read(path)
 
 
@@ -115,7 +115,7 @@ def read_official(path: Path) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
     """
     if not path.is_file() or not path.with_name("config.json").is_file():
         raise InputError(
-            f"`source` must be a generator file with its config.json beside it, but '{path}' is not. Fetch both."
+            f"`source` must be a generator file with its config.json beside it, but '{path}' is not. Download both."
         )
     described = read_settings(path.with_name("config.json"), "source")
     with report_damage(f"`source` must hold a whole HiFi-GAN generator, but '{path}' does not"):

@@ -1,5 +1,4 @@
-"""The two kinds of translators ("layouts"). They differ in the parts before and after the decoders; the decoders are
-the same.
+"""The two kinds of translators ("layouts"), which differ in the parts before and after the decoders.
 
 `phones` is DASpeech as in the paper: the encoder reads filterbanks, the graph's states are the input of the acoustic
 model, and the phones are the text. `pieces` is for real speech: the decoders write pieces of English words, which make
@@ -66,8 +65,7 @@ class Layout(Protocol):
 
 @final
 class PhoneLayout:
-    """The layout of the paper's DASpeech: the input of the acoustic model is the states on the graph's path; without a
-    path, phone embeddings."""
+    """The paper's DASpeech: the acoustic model reads the states on the graph's path, or else phone embeddings."""
 
     def __init__(self, parts: DASpeechParts) -> None:
         self.model, self.units = parts.model, parts.units

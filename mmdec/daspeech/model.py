@@ -95,8 +95,7 @@ class DASpeechConfig:
 
 
 class SpeechToUnits(nn.Module):
-    """The first half of DASpeech: a speech encoder with two decoders, the graph decoder (`decoder`) and the
-    autoregressive baseline (`ar`)."""
+    """The first half of DASpeech: a speech encoder, the graph decoder (`decoder`) and the baseline decoder (`ar`)."""
 
     def __init__(self, config: DASpeechConfig, num_units: int) -> None:
         super().__init__()
@@ -115,7 +114,7 @@ class SpeechToUnits(nn.Module):
             InputError: For a model that has none.
         """
         if self.ar is None:
-            raise InputError("`model` must have an autoregressive decoder, but has its graph alone. Use the graph.")
+            raise InputError("`model` must have an autoregressive decoder, but has only its graph. Use the graph.")
         return self.ar
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,6 +135,7 @@ class SpeechToUnits(nn.Module):
         A translation is limited to 24 units and 25 more for each second of speech, because nobody speaks faster.
 
         Args:
+            features: Filterbank features.
             lengths: (B,), numbers of 10 ms frames.
         """
         return EncodedSpeech(*self.encode(features, lengths), lengths, (24 + lengths // 4).tolist())
@@ -152,8 +152,7 @@ class SpeechToUnits(nn.Module):
 
 
 class DASpeech(SpeechToUnits):
-    """The whole DASpeech model except the vocoder: it converts speech to units, and the graph's hidden states to mel
-    frames."""
+    """DASpeech without the vocoder: it converts speech to units, and the graph's hidden states to mel frames."""
 
     def __init__(self, config: DASpeechConfig, num_units: int) -> None:
         super().__init__(config, num_units)

@@ -1,5 +1,4 @@
-"""Reads and writes the folders of translators that translate word pieces (`mmdec.daspeech.piece_translator`): networks,
-tables and a voice.
+"""Reads and writes the folders of translators of word pieces (`mmdec.daspeech.piece_translator`).
 
 A folder holds config.json (with `"layout": "pieces"`); encoder.safetensors, model.safetensors (CTC head, piece reader
 and decoders), voice.safetensors and vocoder.safetensors, with matrices in 8 bits; pieces.json (the CTC head's French
@@ -91,8 +90,7 @@ class PieceTranslatorParts:
         return tuple(self.english.names)
 
     def source_pieces(self, text: str) -> list[int]:
-        """Normalise a French text like the CTC head's transcripts (lower case, hardly any punctuation), and convert it
-        to piece ids."""
+        """Normalise a French text as in the CTC head's transcripts (lower case), and convert it to piece ids."""
         return self.pieces.encode(normalise_for_speech(text))
 
 
@@ -103,11 +101,11 @@ def save_piece_translator(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a translator's directory, with matrices in 8 bits.
-
-    If writing fails, an existing directory stays as it was.
+    """Write a translator's directory, with matrices in 8 bits. If writing fails, an existing directory is not changed.
 
     Args:
+        directory: The directory to write.
+        parts: The translator.
         card: Text of README.md; None keeps the existing card, and raises InputError if the new weights differ from the
             existing ones.
         provenance: Entries of provenance.json in addition to command, versions, commit and date.
@@ -145,10 +143,12 @@ def save_piece_translator(
 
 
 def save_encoder(folder: Path, state: dict[str, Tensor], sizes: WhisperEncoderConfig) -> None:
-    """Write encoder.safetensors: matrices in 8 bits, without the position embeddings if they are the sinusoids that
-    every Whisper has.
+    """Write encoder.safetensors, with matrices in 8 bits.
+
+    The position embeddings are left out if they are the sinusoids that every Whisper has.
 
     Args:
+        folder: The translator's folder.
         state: Tensors by name; each name begins with "encoder.".
         sizes: Sizes of the encoder.
     """
@@ -190,9 +190,8 @@ def read_piece_translator(directory: Path, config: Mapping[str, Any]) -> PieceTr
     sizes = PieceTranslatorConfig.from_dict(config["architecture"])
     if not 0 < sizes.encoder.positions <= MAX_ENCODER_POSITIONS:
         raise InputError(
-            f"`model` must hear at most {MAX_ENCODER_POSITIONS} positions, but '{directory}' names "
-            f"{sizes.encoder.positions}. "
-            "Fetch it again."
+            f"`model` must have at most {MAX_ENCODER_POSITIONS} encoder positions, but '{directory}' has "
+            f"{sizes.encoder.positions}. Download it again."
         )
     state.setdefault(POSITIONS, sinusoid_positions(sizes.encoder))
     model = build_with_weights(lambda: PieceTranslator(sizes), state, "model", directory)
@@ -216,11 +215,11 @@ def read_piece_translator(directory: Path, config: Mapping[str, Any]) -> PieceTr
     voice = build_with_weights(lambda: PhoneVoice(shape, len(phones)), spoken_state, "model", directory)
     file = check_inside_folder(directory / "pronunciation.tsv")
     speller = Speller.read(file)
-    said = {phone for table in (speller.lexicon, speller.rules) for variant in table.values() for phone in variant}
-    if not said <= set(phones):
+    spelled = {phone for table in (speller.lexicon, speller.rules) for variant in table.values() for phone in variant}
+    if not spelled <= set(phones):
         raise InputError(
             f"`model` must have only phones of its voice in pronunciation.tsv, but '{directory}' has "
-            f"{min(said - set(phones))!r:.60}. Fetch it again."
+            f"{min(spelled - set(phones))!r:.60}. Download it again."
         )
     own = read_vocoder(directory, config)
     decoding = check_decoding(DecodingSettings(**config.get("decoding", {})), graph=model.decoder is not None)
@@ -248,6 +247,6 @@ def read_pieces_table(directory: Path, name: str, special: tuple[str, ...]) -> P
     pieces = PieceTokenizer.read(file)
     if tuple(pieces.names[: len(special)]) != special:
         raise InputError(
-            f"`model` must have {', '.join(special)} first in {name}, but '{file}' has others. Fetch it again."
+            f"`model` must have {', '.join(special)} first in {name}, but '{file}' has others. Download it again."
         )
     return pieces

@@ -1,7 +1,7 @@
 """Encodes the transcript of a CTC head, several word pieces with probabilities at each position, for translation.
 
-The input at a position is the expected embedding of its pieces. So the encoder can be trained on text alone (one piece
-with probability 1), and then further on speech. The speech encoder's states can be added, for information that the
+The input at a position is the expected embedding of its pieces. So the encoder can be trained first only on text (one
+piece with probability 1), and then on speech. The speech encoder's states can be added, for information that the
 pieces lack.
 """
 
@@ -27,7 +27,7 @@ class ReaderConfig:
 
     Args:
         ar: The autoregressive decoder.
-        dag: The graph decoder; None: there is none.
+        dag: The graph decoder; None: no graph decoder.
     """
 
     pieces: int = 1001  # vocabulary size of the transcript, in pieces
@@ -48,14 +48,7 @@ class ReaderConfig:
 
 
 class PieceReader(nn.Module):
-    """Encodes a transcript of N positions with K weighted pieces each.
-
-    forward: pieces (B, N, K), ids; weights (B, N, K), which sum to 1 over K; lengths (B,), numbers of positions; states
-    (B, N, D), the speech encoder's state at each position (zeros: there is none), or None.
-
-    Returns:
-        (B, N, d).
-    """
+    """Encodes a transcript of N positions with K weighted pieces each."""
 
     def __init__(self, config: ReaderConfig) -> None:
         super().__init__()
@@ -68,6 +61,17 @@ class PieceReader(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, pieces: Tensor, weights: Tensor, lengths: Tensor, states: Tensor | None = None) -> Tensor:
+        """Encode B transcripts.
+
+        Args:
+            pieces: (B, N, K), ids.
+            weights: (B, N, K), which sum to 1 over K.
+            lengths: (B,), numbers of positions.
+            states: (B, N, D), the speech encoder's state at each position (zeros where there is none), or None.
+
+        Returns:
+            (B, N, d).
+        """
         d = self.config.d_model
         x = (self.embed_pieces(pieces) * weights[..., None]).sum(2) * math.sqrt(d)
         if self.project is not None and states is not None:
@@ -124,9 +128,9 @@ class PiecesToUnits(nn.Module):
 
 
 def unit_limits(pieces: Tensor) -> list[int]:
-    """Compute the maximum number of units of each row's translation.
+    """Compute the maximum number of units of each row's translation, the same for speech, for text and in training.
 
     Args:
-        pieces: (B,), numbers of pieces of the transcripts. The limit is the same for speech, for text and in training.
+        pieces: (B,), numbers of pieces of the transcripts.
     """
     return (2 * pieces + 10).tolist()

@@ -1,5 +1,4 @@
-"""A translator of French speech: Whisper's encoder, a CTC head that transcribes French, and a network that translates
-the transcript.
+"""A translator of French speech: Whisper's encoder, a CTC head for the transcript, and a network that translates it.
 
 At each position of the transcript, the CTC head gives several word pieces with probabilities. The piece reader encodes
 them. From its states, the graph decoder or the autoregressive decoder predicts English pieces (`piece_reader.py`).
@@ -54,9 +53,9 @@ class PhoneVoice(nn.Module):
         Returns:
             Mel (B, F, 80), natural logarithm, zeros beyond a row's frames; numbers of frames (B,).
         """
-        places = torch.arange(phones.shape[1] + 1, device=phones.device)
-        units = F.pad(phones, (0, 1)).masked_fill(places >= lengths[:, None], PAD)  # shape (B, N + 1)
-        units = units.masked_fill(places == lengths[:, None], EOS)
+        positions = torch.arange(phones.shape[1] + 1, device=phones.device)
+        units = F.pad(phones, (0, 1)).masked_fill(positions >= lengths[:, None], PAD)  # shape (B, N + 1)
+        units = units.masked_fill(positions == lengths[:, None], EOS)
         output = self.tts(self.tts.embed(units), lengths + 1, max_frames=max_frames)
         return output.mel, output.mel_lengths
 
@@ -82,7 +81,7 @@ class PieceTranslatorConfig:
             ("best", self.best, min(max(self.best, 1), self.head.pieces)),
         ):
             if one != other:
-                raise InputError(f"`{name}` must fit the network before it, {other}, but is {one}. Export them anew.")
+                raise InputError(f"`{name}` must fit the network before it, {other}, but is {one}. Export them again.")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -134,7 +133,9 @@ class PieceTranslator(PiecesToUnits):
         """Transcribe recordings with the CTC head.
 
         Args:
-            features, frames, counts: The outputs of `features`.
+            features: (B, mels, F), from `features`.
+            frames: (B,), numbers of frames.
+            counts: (B,), numbers of encoder states that the CTC head reads.
 
         Returns:
             The transcripts, and the speech encoder's states (B, S, D).
@@ -147,19 +148,21 @@ class PieceTranslator(PiecesToUnits):
         return best_pieces(logits, lengths, self.sizes.best), states
 
     def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> EncodedSpeech:
-        """Encode recordings for the decoders.
+        """Encode recordings for the decoders. A recording with an empty transcript has length 0.
 
         Args:
-            features, frames, counts: The outputs of `features`. A recording with an empty transcript has length 0.
+            features: (B, mels, F), from `features`.
+            frames: (B,), numbers of frames.
+            counts: (B,), numbers of encoder states that the CTC head reads.
         """
         transcripts, states = self.hear(features, frames, counts)
-        beside = None
+        piece_states = None
         if self.reader.project is not None:
-            places = (transcripts.frames * self.sizes.head.stride).clamp(max=states.shape[1] - 1)
-            beside = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
-        read = self.reader(transcripts.pieces, transcripts.weights, transcripts.lengths, beside)
+            indices = (transcripts.frames * self.sizes.head.stride).clamp(max=states.shape[1] - 1)
+            piece_states = states.gather(1, indices[..., None].expand(-1, -1, states.shape[-1]))
+        encoded = self.reader(transcripts.pieces, transcripts.weights, transcripts.lengths, piece_states)
         return EncodedSpeech(
-            read, transcripts.lengths, transcripts.lengths, unit_limits(transcripts.lengths), transcripts
+            encoded, transcripts.lengths, transcripts.lengths, unit_limits(transcripts.lengths), transcripts
         )
 
     def lattice(self, states: Tensor, state_lengths: Tensor, sizes: Tensor) -> Lattice:

@@ -78,14 +78,14 @@ class UnitTarget:
     def commit(self, session: UnitSession, verdict: Verdict) -> None:
         """Move the accepted nodes to the end of their row in the cache, and drop the draft's other nodes."""
         columns, begins = session.rows.commit(verdict.path.tolist())
-        for part in (part for pair in session.cache.own for part in pair):  # (B, H, size, D)
+        for part in (part for pair in session.cache.self_pairs for part in pair):  # (B, H, size, D)
             kv_gather(part, columns, begins)
         session.cache.length = session.rows.width
 
     def select(self, session: UnitSession, live: Tensor) -> None:
         cache = session.cache
-        cache.own = [(keys[live], values[live]) for keys, values in cache.own]
-        cache.memories = [(keys[live], values[live]) for keys, values in cache.memories]
+        cache.self_pairs = [(keys[live], values[live]) for keys, values in cache.self_pairs]
+        cache.cross_pairs = [(keys[live], values[live]) for keys, values in cache.cross_pairs]
         if cache.mask is not None:
             cache.mask = cache.mask[live]
         session.rows.select(live.tolist())

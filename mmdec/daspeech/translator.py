@@ -51,7 +51,7 @@ GRAPH_KIND, AUTOREGRESSIVE_KIND = "graph", "autoregressive"  # kinds of decoding
 
 EvidenceRows = list[dict[str, float]]
 Decoder = Callable[[Tensor, Tensor, Tensor], Tensor]
-# scores of one text by the autoregressive decoder: ln P of each unit and of </s>; for each, whether it is the decoder's
+# the autoregressive decoder's scores of one text: ln P of each unit and of </s>; for each, whether it is the decoder's
 # first choice
 TextScores = tuple[list[float], list[bool]]
 # for each row: unit ids; the graph's states (K + 1, D) at its K units and </s>; number of passes; evidence for the
@@ -76,13 +76,13 @@ class Graph:
 class Pass:
     """One pass of a decoder, as it is reported to the caller.
 
-    It makes units final; but for strategy "verified", the graph's pass only drafts units.
+    It makes units final, except for the strategy "verified", in which the graph's pass only drafts units.
     """
 
-    piece: int  # index of the piece of the recording; long recordings are cut into pieces at pauses
+    piece: int  # index of the recording's segment; long recordings are cut into segments at pauses
     units: list[str]  # names of the units that this pass made final, in order
     tokens: int  # number of units that this pass made final, special ones such as </s> included
-    seconds: float  # seconds since decoding of the piece began, without the time spent in `on_pass`
+    seconds: float  # seconds since decoding of the segment began, without the time spent in `on_pass`
     graph: Graph | None = None  # the graph that this pass predicted; None for a pass of the autoregressive decoder
 
 
@@ -100,8 +100,8 @@ class PassListener:
         self._on_pass, self._piece, self._units = on_pass, piece, list(units)
         self._stopwatch, self._seconds = Stopwatch(device), 0.0
         self.limit: int | None = None  # maximum number of units to report, because a decoder may run one step more
-        # Whether the text has ended. On a GPU the decoder seldom checks this, so it may report a few more steps after
-        # the end; they are ignored.
+        # Whether the text has ended. On a GPU the decoder checks this only now and then, so it may report a few more
+        # steps after the end; they are ignored.
         self._ended = False
 
     def tokens(self, tokens: Sequence[int], graph: Graph | None = None) -> None:
@@ -136,12 +136,11 @@ class PassListener:
     ) -> None:
         """Report the graph of one row.
 
-        If a path is given, its units are final.
-
         Args:
             emissions: (L, V) log-probabilities of V units at L vertices.
             links: (L, L) log-probabilities.
-            tokens, vertices: (K,), unit and vertex of each of the path's K steps, padded with -1.
+            tokens: (K,), unit of each step of the chosen path, padded with -1; the units are final. None: no path.
+            vertices: (K,), vertex of each of these steps, padded with -1.
         """
         if self._on_pass is None:
             return
@@ -155,7 +154,7 @@ def score_texts(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Encod
     """Score the units of each row in one pass of the autoregressive decoder.
 
     Args:
-        decoder: Function from units (B, M), encoder states and their lengths to logits (B, M, V).
+        decoder: Function: (units (B, M), encoder states, their lengths) -> logits (B, M, V).
         tokens: Unit ids of each row.
         source: The encoded recordings.
 
@@ -163,23 +162,26 @@ def score_texts(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Encod
         For each row the ln P of its units and of </s>, and whether each is the decoder's first choice.
     """
     rows = [torch.tensor([BOS, *row, EOS], device=source.states.device) for row in tokens]
-    said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-    chances = decoder(said[:, :-1], source.states, source.lengths).float().log_softmax(-1)
-    chosen = chances.gather(2, said[:, 1:, None])[..., 0].tolist()
-    same = (chances.argmax(-1) == said[:, 1:]).tolist()
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    logprobs = decoder(padded[:, :-1], source.states, source.lengths).float().log_softmax(-1)
+    scores = logprobs.gather(2, padded[:, 1:, None])[..., 0].tolist()
+    is_first_choice = (logprobs.argmax(-1) == padded[:, 1:]).tolist()
     sizes = [len(row) + 1 for row in tokens]
-    return [(row[:size], agrees[:size]) for row, agrees, size in zip(chosen, same, sizes, strict=True)]
+    return [(row[:size], firsts[:size]) for row, firsts, size in zip(scores, is_first_choice, sizes, strict=True)]
 
 
-def autoregressive_evidence(reading: TextScores) -> dict[str, float]:
-    """Compute evidence for the confidence from the autoregressive decoder's scores of one text: its log-probabilities
-    of the units, and the share of units for which this decoder prefers another unit.
+def autoregressive_evidence(scores: TextScores) -> dict[str, float]:
+    """Compute evidence from the autoregressive decoder's scores of one text.
+
+    It consists of the log-probabilities of the units, and the share of units for which this decoder prefers another
+    unit.
 
     Args:
-        reading: The scores of one text, from `readings`.
+        scores: The scores of one text, from `score_texts`.
     """
-    logprobs, agrees = reading
-    return token_evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + UNCERTAINTY_OFFSET)}
+    logprobs, is_first_choice = scores
+    share = sum(is_first_choice) / len(is_first_choice)
+    return token_evidence(logprobs) | {"differs": math.log(1 - share + UNCERTAINTY_OFFSET)}
 
 
 def path_evidence(scores: Tensor, lengths: Tensor) -> EvidenceRows:
@@ -198,14 +200,15 @@ def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Evid
 
     Args:
         emissions: (B, L, V) log-probabilities of V units at L vertices.
-        vertices, tokens: (B, K), vertex and unit of each of the path's K steps, padded with -1.
+        vertices: (B, K), vertex of each of the path's K steps, padded with -1.
+        tokens: (B, K), unit of each of these steps, padded with -1.
     """
     rows = zip(emissions, vertices, tokens, strict=True)
-    return [token_evidence(row[at[said >= 0], said[said >= 0]].tolist()) for row, at, said in rows]
+    return [token_evidence(row[path[units >= 0], units[units >= 0]].tolist()) for row, path, units in rows]
 
 
 def head_evidence(source: EncodedSpeech) -> EvidenceRows:
-    """Compute evidence from the CTC head; empty without one.
+    """Compute evidence from the CTC head; {} for each row without a head.
 
     It has three parts: the head's probabilities of the transcript's pieces; its probabilities of the best piece or
     blank at each frame; and the number of pieces per frame, which is unusual for other languages and noise.
@@ -213,16 +216,16 @@ def head_evidence(source: EncodedSpeech) -> EvidenceRows:
     transcripts = source.transcripts
     if transcripts is None:
         return [{} for _ in source.limits]
-    seen: EvidenceRows = []
+    evidence: EvidenceRows = []
     pieces: Tensor = transcripts.weights[..., 0].clamp(min=1e-12).log()
     rows = (pieces.tolist(), transcripts.lengths.tolist(), transcripts.logprobs.tolist(), transcripts.counts.tolist())
-    for sure, places, logprobs, frames in zip(*rows, strict=True):
-        doubt = -sum(logprobs[:frames]) / max(frames, 1)
-        seen.append(
-            token_evidence(sure[:places], "heard_")
-            | {"frames": math.log(doubt + UNCERTAINTY_OFFSET), "rate": math.log(max(places, 1) / max(frames, 1))}
+    for piece_logprobs, count, logprobs, frames in zip(*rows, strict=True):
+        uncertainty = -sum(logprobs[:frames]) / max(frames, 1)
+        evidence.append(
+            token_evidence(piece_logprobs[:count], "heard_")
+            | {"frames": math.log(uncertainty + UNCERTAINTY_OFFSET), "rate": math.log(max(count, 1) / max(frames, 1))}
         )
-    return seen
+    return evidence
 
 
 @dataclass(frozen=True)
@@ -242,9 +245,8 @@ class SpokenTranslation:
 class SpeechTranslator:
     """A French-to-English speech translator.
 
-    Holds networks and tables that do not change, so several callers may share it.
-
-    `vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256), like `Vocoder`.
+    Its networks and tables do not change, so several callers may share it. The attribute `vocoder` maps (mel (B, F,
+    80), lengths (B,)) to samples (B, F * 256), like `Vocoder`.
 
     Args:
         parts: The networks and tables.
@@ -280,9 +282,7 @@ class SpeechTranslator:
         return self.model.baseline if isinstance(self.model, DASpeech) else self.model.ar
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
-        """Write the model's folder.
-
-        If writing fails, an existing folder stays as it was.
+        """Write the model's folder. If writing fails, an existing folder is not changed.
 
         The model card, calibrations and provenance are copied only if the weights were not changed.
 
@@ -306,13 +306,14 @@ class SpeechTranslator:
     def translate(
         self, samples: Sequence[Tensor], strategy: str | None = None, on_pass: OnPass | None = None
     ) -> list[SpokenTranslation]:
-        """Translate 16 kHz utterances [(T,), ...], in order.
+        """Translate utterances, in order.
 
         On a CPU, utterances are processed one by one, so a batch gives exactly the same results as single calls. On a
         GPU, utterances are padded into groups, whose time is divided equally among their rows. With `on_pass`,
         utterances are processed one by one on every device.
 
         Args:
+            samples: 16 kHz samples (T,) of each utterance.
             strategy: None: the model's own. "verified" gives the autoregressive decoder's greedy output in fewer
                 passes: the graph drafts, the autoregressive decoder verifies. "reranked" takes the graph's best text by
                 both decoders' scores.
@@ -353,13 +354,13 @@ class SpeechTranslator:
     def translate_batch(
         self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None = None, piece: int = 0
     ) -> list[SpokenTranslation]:
-        """Translate one padded batch (on a CPU a single utterance).
-
-        The caller must hold the model's lock.
+        """Translate one padded batch (on a CPU a single utterance). The caller must hold the model's lock.
 
         The units of a row are the same as without the batch; its samples differ only by rounding.
 
         Args:
+            samples: 16 kHz samples (T,) of each utterance.
+            strategy: The decoding strategy.
             on_pass: Only for a batch of one utterance.
             piece: Index of this utterance, which `on_pass` gets.
         """
@@ -374,14 +375,14 @@ class SpeechTranslator:
             features = self.layout.features(samples)
         with clock.stage("encoder"):
             source = self.layout.source(features)
-        transcripts: list[int] = source.lengths.nonzero()[:, 0].tolist()
-        if len(transcripts) < len(samples):
-            source = source.select(transcripts)
+        rows: list[int] = source.lengths.nonzero()[:, 0].tolist()  # those with a transcript
+        if len(rows) < len(samples):
+            source = source.select(rows)
         listener = PassListener(on_pass, piece, self.units, self.device)
-        found = self._translate_rows(source, strategy, listener, clock) if transcripts else []
+        translations = self._translate_rows(source, strategy, listener, clock) if rows else []
         timings = {stage: clock.seconds.get(stage, 0.0) / len(samples) for stage in STAGES}
         results = [SpokenTranslation("", [], torch.zeros(0), dict(timings), passes=0) for _ in samples]
-        for row, result in zip(transcripts, found, strict=True):
+        for row, result in zip(rows, translations, strict=True):
             results[row] = replace(result, timings=dict(timings))
         return results
 
@@ -400,15 +401,15 @@ class SpeechTranslator:
             run = {"autoregressive": self._decode_autoregressive, "verified": self._decode_verified}.get(
                 strategy, self._decode_graph
             )
-            tokens, hidden, passes, seen = run(source, strategy, listener)
+            tokens, hidden, passes, evidence = run(source, strategy, listener)
         with clock.stage("confidence"):
             if strategy == "autoregressive" and self.model.decoder is not None:
-                seen = self._graph_evidence(self.model.lattice(source.states, source.lengths, source.sizes))
+                evidence = self._graph_evidence(self.model.lattice(source.states, source.lengths, source.sizes))
             if self.model.ar is not None and strategy != "reranked":
-                read = score_texts(self.model.ar, tokens, source)
-                seen = [row | autoregressive_evidence(one) for row, one in zip(seen, read, strict=True)]
-            seen = [row | new for row, new in zip(seen, head_evidence(source), strict=True)]
-            sure = [estimate_confidence(row, self.calibrations, kind) for row in seen]
+                scores = score_texts(self.model.ar, tokens, source)
+                evidence = [row | autoregressive_evidence(one) for row, one in zip(evidence, scores, strict=True)]
+            evidence = [row | new for row, new in zip(evidence, head_evidence(source), strict=True)]
+            confidences = [estimate_confidence(row, self.calibrations, kind) for row in evidence]
         with clock.stage("words"):
             texts = self.layout.texts(tokens)
         with clock.stage("acoustic"):
@@ -416,9 +417,10 @@ class SpeechTranslator:
         with clock.stage("vocoder"):
             voices = self._voice(mels)
         units = [[self.units[token] for token in row] for row in tokens]
+        rows = zip(texts, units, voices, passes, confidences, evidence, strict=True)
         return [
-            SpokenTranslation(text, row, voice, timings={}, passes=count, confidence=share, evidence=values)
-            for text, row, voice, count, share, values in zip(texts, units, voices, passes, sure, seen, strict=True)
+            SpokenTranslation(text, names, voice, timings={}, passes=count, confidence=confidence, evidence=values)
+            for text, names, voice, count, confidence, values in rows
         ]
 
     def _decode_autoregressive(self, source: EncodedSpeech, strategy: str, listener: PassListener) -> _Decoded:
@@ -427,21 +429,20 @@ class SpeechTranslator:
         return _cut_to_limits(rows, source.limits), None, [len(row) + 1 for row in rows], [{} for _ in rows]
 
     def _decode_verified(self, source: EncodedSpeech, strategy: str, listener: PassListener) -> _Decoded:
-        """Decode the units that `ArDecoder.generate` would give, in fewer passes: the graph drafts them, the
-        autoregressive decoder verifies them."""
+        """Decode the units of `ArDecoder.generate` in fewer passes: the graph drafts, the decoder verifies."""
         listener.limit = source.limits[0]
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         listener.graph(lattice.emissions[0], lattice.links[0])
-        proposing = DagDrafter(lattice.emissions, lattice.links, lattice.lengths, EOS)
+        drafter = DagDrafter(lattice.emissions, lattice.links, lattice.lengths, EOS)
         target = UnitTarget(self.baseline)
-        proposing.check(target)
+        drafter.check(target)
         prompt = torch.full((len(source.states), 1), BOS, device=self.device)
         # the same limit and end tokens as in `ArDecoder.generate`, so that the units are the same
         stop = Stop(max(source.limits) + 1, frozenset({EOS, PAD}))
         text = Sequences(prompt, stop)
         inputs = {"states": source.states, "state_lengths": source.lengths}
         passes = [0] * len(source.states)
-        for round_ in decode(target, inputs, text, MatchRule(), proposing, Budget.fixed(DRAFT_NODES)):
+        for round_ in decode(target, inputs, text, MatchRule(), drafter, Budget.fixed(DRAFT_NODES)):
             for row in round_.rows:
                 passes[row] += 1
             listener.tokens(round_.tokens[0])
@@ -450,9 +451,9 @@ class SpeechTranslator:
 
     def _decode_graph(self, source: EncodedSpeech, strategy: str, listener: PassListener) -> _Decoded:
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
-        path, read = self._path(lattice, strategy), []
+        path, scores = self._path(lattice, strategy), []
         if strategy == "reranked":
-            path, read = self._rerank(path, source)
+            path, scores = self._rerank(path, source)
         listener.graph(lattice.emissions[0], lattice.links[0], path.tokens[0], path.vertices[0])
         keep, tokens = _spoken_units(path)
         spoken = [torch.cat([steps, last[None]]) for steps, last in zip(keep, path.lengths - 1, strict=True)]
@@ -460,18 +461,17 @@ class SpeechTranslator:
             states[vertices[steps]]
             for states, vertices, steps in zip(lattice.hidden, path.vertices, spoken, strict=True)
         ]
-        seen = path_evidence(path.scores, path.lengths)
-        if read:
-            seen = [row | autoregressive_evidence(one) for row, one in zip(seen, read, strict=True)]
+        evidence = path_evidence(path.scores, path.lengths)
+        if scores:
+            evidence = [row | autoregressive_evidence(one) for row, one in zip(evidence, scores, strict=True)]
         # there is no autoregressive decoder to score the text, so the graph's probabilities are used
         if self.model.ar is None:
-            own = vertex_evidence(lattice.emissions, path.vertices, path.tokens)
-            seen = [row | new for row, new in zip(seen, own, strict=True)]
-        return tokens, hidden, [2 if strategy == "reranked" else 1] * len(tokens), seen
+            vertices = vertex_evidence(lattice.emissions, path.vertices, path.tokens)
+            evidence = [row | new for row, new in zip(evidence, vertices, strict=True)]
+        return tokens, hidden, [2 if strategy == "reranked" else 1] * len(tokens), evidence
 
     def _graph_evidence(self, lattice: Lattice) -> EvidenceRows:
-        """Compute evidence for a text of the autoregressive decoder: the log-probability of the path that the graph
-        itself would choose."""
+        """Compute evidence for an autoregressive text from the path that the graph itself would choose."""
         guided = getattr(self.model, "english_ngram", None) is not None
         path = self._path(lattice, "beam" if guided else "lookahead")
         return path_evidence(path.scores, path.lengths)
@@ -489,24 +489,26 @@ class SpeechTranslator:
         )
 
     def _rerank(self, paths: LatticePath, source: EncodedSpeech) -> tuple[LatticePath, list[TextScores]]:
-        """Choose the best of several paths for each row: the one with the highest sum of beam search score and ln P of
-        its text by the autoregressive decoder, which scores all texts in one pass.
+        """Choose the best of several paths for each row.
+
+        It is the one with the highest sum of beam search score and ln P of its text by the autoregressive decoder,
+        which scores all texts in one pass.
 
         Returns:
             The chosen paths, and the decoder's scores of their texts.
 
         References:
-            after noisy parallel decoding (Gu et al. 2018, "Non-autoregressive neural machine translation", 4.2).
+            Gu et al. 2018, "Non-autoregressive neural machine translation", section 4.2: noisy parallel decoding.
         """
         rows = len(source.states)
         count = len(paths.scores) // rows
         _, texts = _spoken_units(paths)
         repeated = source.select([row for row in range(rows) for _ in range(count)])
         assert paths.beams is not None  # only for type checkers: a beam search always sets `beams`
-        read = score_texts(self.baseline, texts, repeated)
-        worth = paths.beams + paths.beams.new_tensor([sum(logprobs) for logprobs, _ in read])
-        best = torch.arange(rows, device=worth.device) * count + worth.view(rows, count).argmax(-1)
-        return paths.select(best), [read[row] for row in best.tolist()]
+        scores = score_texts(self.baseline, texts, repeated)
+        totals = paths.beams + paths.beams.new_tensor([sum(logprobs) for logprobs, _ in scores])
+        best = torch.arange(rows, device=totals.device) * count + totals.view(rows, count).argmax(-1)
+        return paths.select(best), [scores[row] for row in best.tolist()]
 
     def _voice(self, mels: list[Tensor]) -> list[Tensor]:
         """Convert log mels (F, 80) of each utterance to samples (T,) on the CPU, within [-1, 1]."""
@@ -522,8 +524,7 @@ class SpeechTranslator:
 
 
 def _spoken_units(paths: LatticePath) -> tuple[list[Tensor], list[list[int]]]:
-    """Return for each path the steps at which it emits a unit that is not special: their indices (N,), and the units'
-    ids."""
+    """Return for each path the indices (N,) of the steps that emit a unit that is not special, and these units' ids."""
     keep = [row.nonzero()[:, 0] for row in paths.tokens >= NUM_SPECIAL_UNITS]  # padding is -1
     return keep, [row[steps].tolist() for row, steps in zip(paths.tokens, keep, strict=True)]
 

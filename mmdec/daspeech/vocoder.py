@@ -1,5 +1,4 @@
-"""Vocoders convert log-mel frames to sound. This file has mmdec's own network and published HiFi-GANs, with one
-interface.
+"""Vocoders, which convert log-mel frames to sound: mmdec's own network, and published HiFi-GANs.
 
 mmdec's network is similar to Vocos (Siuzdak, 2023), and filters an excitation signal in the STFT domain. Vocos predicts
 magnitude and phase of every STFT bin from mel frames and inverts the STFT once; it needs no upsampling, so it is cheap.
@@ -49,8 +48,7 @@ class VocoderConfig:
 
 
 class ConvNextBlock(nn.Module):
-    """A one-dimensional ConvNeXt block (Liu et al., 2022): depthwise convolution, norm, two linear layers, scaled
-    residual."""
+    """A one-dimensional ConvNeXt block (Liu et al., 2022) with a scaled residual."""
 
     def __init__(self, channels: int, hidden: int, kernel: int, scale: float) -> None:
         super().__init__()
@@ -77,15 +75,7 @@ class Vocoder(nn.Module):
     """mmdec's vocoder network.
 
     A row's output does not depend on the other rows of the batch, except for rounding (-60 dB, because the oscillator
-    accumulates rounding errors). Every call uses the same noise, so the output is deterministic. The arguments are
-    those of `forward`.
-
-    Args:
-        mel: (B, F, 80), natural logarithm, 16 ms per frame.
-        lengths: (B,), numbers of frames.
-
-    Returns:
-        Samples (B, F * 256) at 16 kHz, zero beyond a row's length. Sample 256 f is the centre of frame f.
+    accumulates rounding errors). Every call uses the same noise, so the output is deterministic.
     """
 
     mel_mean: Tensor
@@ -118,6 +108,15 @@ class Vocoder(nn.Module):
         self.mel_std.copy_(mel_std)
 
     def forward(self, mel: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Convert mels to samples.
+
+        Args:
+            mel: (B, F, 80), natural logarithm, 16 ms per frame.
+            lengths: (B,), numbers of frames; None: all rows have F.
+
+        Returns:
+            Samples (B, F * 256) at 16 kHz, zero beyond a row's length. Sample 256 f is the centre of frame f.
+        """
         samples, _ = self.synthesise(mel, lengths)
         return samples
 
@@ -239,14 +238,12 @@ ESPNET = MelKind(sample_rate=22_050, f_min=80.0, f_max=7600.0, log10=True)  # es
 class HifiGanVocoder(nn.Module):
     """A vocoder that uses transformers' HiFi-GAN (Kong et al., 2020).
 
-    forward: mel (B, F, 80) of the kind `received`; lengths (B,), numbers of frames.
+    HiFi-GAN reads a few frames of padding at a row's end, so the last frames of a row may depend on the batch.
 
-    HiFi-GAN reads a few frames of padding at a row's end, so the last frames of a row may differ from those of the row
-    alone.
-
-    Returns:
-        Samples (B, received.samples(F)) at 16 kHz, zero beyond a row's length. If the generator expects another kind of
-        mels, they are converted.
+    Args:
+        generator: transformers' network.
+        expects: The kind of mels on which the generator was trained.
+        received: The kind of mels that `forward` gets; they are converted if the generator expects another kind.
     """
 
     def __init__(
@@ -258,6 +255,15 @@ class HifiGanVocoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, mel: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Convert mels to samples.
+
+        Args:
+            mel: (B, F, 80) of the kind `received`.
+            lengths: (B,), numbers of frames; None: all rows have F.
+
+        Returns:
+            Samples (B, received.samples(F)) at 16 kHz, zero beyond a row's length.
+        """
         batch, frames, _ = mel.shape
         size = self.received.samples(frames)
         if lengths is not None:
@@ -273,10 +279,17 @@ class HifiGanVocoder(nn.Module):
 
 
 def adapt_mel(mel: Tensor, kind: MelKind, received: MelKind = OUR_MELS) -> Tensor:
-    """Convert log mels (B, F, 80) of the kind `received`, whose logarithm must be natural, to the kind `kind`, (B, F',
-    80). The conversion goes through the magnitudes of a linear spectrum.
+    """Convert log mels to another kind, by way of the magnitudes of a linear spectrum.
 
     It is an approximation: 80 filters do not determine 513 bins, and nothing is known above f_max.
+
+    Args:
+        mel: (B, F, 80).
+        kind: The kind of the result.
+        received: The kind of `mel`, whose logarithm must be natural.
+
+    Returns:
+        (B, F', 80).
     """
     if kind == received:
         return mel

@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     texts = (pieces.encode(normalise_for_speech(row.text)) for row in rows)
     found = collect_confusions((text, listen(row.path)) for text, row in zip(texts, rows, strict=True))
     found.save(given.out)
-    wrong = 1 - len(found.right) / max(int((found.said != START).sum()), 1)
-    print(f"{len(found.said)} pieces of {len(rows)} recordings, {wrong:.1%} not heard first, in {given.out}")
+    wrong = 1 - len(found.recognised) / max(int((found.true_pieces != START).sum()), 1)
+    print(f"{len(found.true_pieces)} pieces of {len(rows)} recordings, {wrong:.1%} not heard first, in {given.out}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def ctc_transcripts(*places: int) -> CtcTranscripts:
 
 def outcomes(found: Confusions) -> list[tuple[int, list[int]]]:
     spans: list[Tensor] = [found.pieces[a:b, 0] for a, b in zip(found.starts[:-1], found.starts[1:], strict=True)]
-    return list(zip(found.said.tolist(), [span.tolist() for span in spans], strict=True))
+    return list(zip(found.true_pieces.tolist(), [span.tolist() for span in spans], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_each_piece_has_its_recognised_pieces(
 
 
 def test_a_head_without_output_is_refused() -> None:
-    with pytest.raises(InputError, match="`head` must hear something"):
+    with pytest.raises(InputError, match="`head` must recognise pieces"):
         collect_confusions([([5, 6], ctc_transcripts())])
 
 

@@ -220,16 +220,23 @@ class EnglishSpeech:
         return phones, torch.cat(mels)
 
     def batch(self, items: Sequence[int], vocabulary: Sequence[str]) -> tuple[Tensor, AcousticBatch]:
-        """Make a batch of recordings: phone ids (B, K), indices in `vocabulary` padded with <pad>, and the acoustic
-        targets."""
+        """Make a batch of recordings.
+
+        Returns:
+            Phone ids (B, K), indices in `vocabulary` padded with <pad>; and the acoustic targets.
+        """
         ids = {unit: number for number, unit in enumerate(vocabulary)}
         units = [torch.tensor([ids.get(unit, 3) for unit in self.units[item]]) for item in items]
         targets = acoustic_batch([self.phones(item).T for item in items], [self.mel(item) for item in items])
         return pad_sequence(units, batch_first=True, padding_value=1), targets
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return mean (80,) and standard deviation (80,) of the mel; (mean, deviation) of log(Hz + 1); the same of
-        log(energy + 1)."""
+        """Compute the statistics of the training data.
+
+        Returns:
+            Mean (80,) and standard deviation (80,) of the mel; (mean, deviation) of log(Hz + 1), and of log(energy +
+            1).
+        """
         count, total, squares = 0, np.zeros(MELS), np.zeros(MELS)
         for start in range(0, len(self._mel), 1 << 16):
             part = self._mel[start : start + (1 << 16)].astype(np.float64)
@@ -365,7 +372,7 @@ class AcousticData(LightningDataModule):
     """A data module for text-to-speech: phones and acoustic targets of English recordings.
 
     `root` is the folder with `{split}.tsv`, `{split}.alignment.tsv` and the wavs. An epoch has `steps_per_epoch`
-    batches, drawn from (seed, epoch) alone: a training resumed at an epoch's end has those of an uninterrupted one.
+    batches, determined by (seed, epoch): a training resumed at an epoch's end has those of an uninterrupted one.
     `max_bad_share`: largest share of bad rows. `allow_absolute_paths`: allow files outside `root`.
     """
 

@@ -69,10 +69,14 @@ def begin_worker(parent: int) -> None:
 
 
 def extract_all(clips: Sequence[Path], jobs: int) -> Iterator[np.ndarray | str]:
-    """Yield for each recording, in order, its features (N, 80), or the reason why there are none.
+    """Compute the features of recordings, in order.
 
     Args:
+        clips: The recordings' files.
         jobs: Number of processes.
+
+    Yields:
+        Features (N, 80), or the reason why there are none.
     """
     names = map(str, clips)
     if jobs <= 1:
@@ -83,23 +87,22 @@ def extract_all(clips: Sequence[Path], jobs: int) -> Iterator[np.ndarray | str]:
 
 
 class FeatureStore:
-    """Filterbank features of a list of recordings, in one file on disk. store[i] is the features (N, 80) of recording
-    i.
+    """Filterbank features of a list of recordings, in one file on disk: store[i] has those (N, 80) of recording i.
 
-    If there is no file, `jobs` processes compute it. State: `lengths`, the number of frames of each recording, 0 for a
-    bad recording; `reasons`, name of a bad recording -> what is wrong.
+    If there is no file, `jobs` processes compute it. The attribute `lengths` has the number of frames of each
+    recording, 0 for a bad recording; `reasons` maps the name of a bad recording to what is wrong with it.
     """
 
     def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
         self.folder = self.cache_folder(folder, clips)
-        kept = self.folder / "index.json"
-        if not kept.is_file():
+        index_file = self.folder / "index.json"
+        if not index_file.is_file():
             self._build(clips, jobs)
-        index = json.loads(kept.read_text(encoding="utf-8"))
-        written = kept.stat().st_mtime_ns
+        index = json.loads(index_file.read_text(encoding="utf-8"))
+        written = index_file.stat().st_mtime_ns
         if any(clip.name in index["bad"] and clip.stat().st_mtime_ns > written for clip in clips):
             self._build(clips, jobs)  # the file of a recording that was bad has changed since: try it again
-            index = json.loads(kept.read_text(encoding="utf-8"))
+            index = json.loads(index_file.read_text(encoding="utf-8"))
         self.lengths = np.asarray(index["lengths"], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self.reasons: dict[str, str] = index["bad"]
@@ -267,7 +270,7 @@ def draw_batches(
     items = [(numbers.pop(), numbers.pop()) if join else (numbers.pop(),) for join in joined]
     items.sort(key=lambda item: sum(lengths[number] for number in item))
     batches = [items[start : start + batch_size] for start in range(0, count, batch_size)]
-    # At each step all processes get items of similar length, so that none waits for another.
+    # at each step all processes get items of similar length, so that none waits for another
     groups = [batches[start : start + world] for start in range(0, len(batches), world)]
     return [groups[number][rank] for number in generator.permutation(len(groups))]
 
@@ -276,15 +279,16 @@ class SpeechTranslationData(LightningDataModule):
     """A data module for the corpus CVSS with Common Voice, or for the phrasebook corpus, which has the same format.
 
     Args:
-        common_voice, cvss: Folders of the two corpora.
+        common_voice: Folder of Common Voice.
+        cvss: Folder of CVSS.
         rendering: "all": each row's own translation; "canonical": the same translation for all rows with the same
             source sentence.
         concatenate: Share of items that join two utterances.
         steps_per_epoch: Number of steps in an epoch; a checkpoint may be written after each epoch.
         max_frames: Leave out rows with more frames of source speech.
         jobs: Number of processes that compute features.
-        upsample, min_vertices: Sizes of the model's graph: `upsample` vertices a frame, at least `min_vertices`. Rows
-            whose target does not fit in the graph are left out.
+        upsample: Vertices per frame of the model's graph. Rows whose target does not fit in the graph are left out.
+        min_vertices: Minimum number of vertices of a graph.
         acoustic: Also load acoustic targets of the English speech, to train the acoustic model jointly.
         limit: Use only the first `limit` training rows; features are computed for these only.
         max_bad_share: The largest share of rows that may be bad.

@@ -1,8 +1,7 @@
-"""Training of DASpeech: first speech to phones (graph and autoregressive decoder), then jointly with the acoustic
-model.
+"""Training of DASpeech: first speech to phones, then jointly with the acoustic model.
 
-The graph decoder decodes in parallel. It predicts a directed acyclic graph, whose vertices emit phones
-(DA-Transformer).
+Phones are predicted by the graph decoder, in parallel, and by the autoregressive decoder. The graph decoder predicts a
+directed acyclic graph, whose vertices emit phones (DA-Transformer).
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from mmdec.training.optim import groups, token_weight
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augments a padded batch with SpecAugment masks (Park et al. 2019) and warps. It draws random numbers from torch's
-    global generator.
+    """Augments a padded batch with SpecAugment masks (Park et al. 2019) and warps.
 
-    The defaults are those of the DASpeech paper: always one frequency mask (F=27) and one time mask (T=100), and no
-    warp. Warps imitate other voices and another speaking rate; they help on corpora with few speakers.
+    Random numbers are drawn from torch's global generator. The defaults are those of the DASpeech paper: always one
+    frequency mask (F=27) and one time mask (T=100), and no warp. Warps imitate other voices and another speaking rate;
+    they help on corpora with few speakers.
     """
 
     frequency_width: int = 27  # largest width of a frequency mask, in mel bands
@@ -135,21 +134,24 @@ def glance(
     unit_lengths: Tensor,
     ratio: float,
 ) -> tuple[Tensor, Tensor]:
-    """Run GLAT's first decoder pass, and choose the vertices to which the second pass shows their target token (GLAT's
-    strategy "number-random").
+    """Run GLAT's first decoder pass, and choose the vertices to which the second pass shows their target token.
 
-    Vertices are drawn at random from the best path for the target. Their number is `ratio` times the number of target
-    tokens that this pass predicts wrong on this path. The second pass draws the same dropout.
-
-    `graph_loss`: the index of this token in the target, or -1.
+    Vertices are drawn at random from the best path for the target (GLAT's strategy "number-random"). Their number is
+    `ratio` times the number of target tokens that this pass predicts wrong on this path. The second pass draws the same
+    dropout.
 
     Args:
+        decoder: The graph decoder.
         states: (B, S, H) encoder states.
+        state_lengths: (B,) numbers of states.
         frame_lengths: (B,) lengths that set the graphs' sizes.
         units: (B, M) target tokens, padded.
+        unit_lengths: (B,) numbers of target tokens.
+        ratio: Factor on the number of wrong tokens.
 
     Returns:
-        `given` (B, L), for the second pass: the token shown to each vertex, or -1. `forced` (B, L), for.
+        `given` (B, L), for the second pass: the token shown to each vertex, or -1. `forced` (B, L), for `graph_loss`:
+        the index of this token in the target, or -1.
     """
     devices = [states.device] if states.is_cuda else []
     with torch.random.fork_rng(devices):  # the random state is restored, so that the second pass draws the same dropout
@@ -158,8 +160,8 @@ def glance(
     path = lattice.best_alignment(lattice.matches(units), unit_lengths)  # shape (B, L)
     aligned = path >= 0
     gold = torch.where(aligned, units.gather(1, path.clamp(min=0)), -1)
-    right = ((lattice.logits.argmax(-1) == gold) & aligned).sum(1)
-    count = (ratio * (unit_lengths - right)).round().clamp(min=0)
+    correct = ((lattice.logits.argmax(-1) == gold) & aligned).sum(1)
+    count = (ratio * (unit_lengths - correct)).round().clamp(min=0)
     order = torch.where(aligned, noise, 2.0).argsort(1).argsort(1)
     chosen = aligned & (order < count[:, None])
     return torch.where(chosen, gold, -1), torch.where(chosen, path, -1)
@@ -190,8 +192,9 @@ def ctc_loss(logits: Tensor, lengths: Tensor, text: Tensor, text_lengths: Tensor
 
 
 def row_weight(rows: Tensor) -> Tensor:
-    """Return the factor for this process's mean over its B sentences, so that the average of all processes is the mean
-    over all sentences.
+    """Return the factor for this process's mean over its B sentences.
+
+    With it, the average over all processes is the mean over all sentences.
 
     Args:
         rows: Any tensor (B, ...).
@@ -205,7 +208,8 @@ def glat_ratio(options: Any, step: int) -> float:
     It goes linearly from `glat_start` to `glat_end` in `glat_steps` steps.
 
     Args:
-        options: Has these three fields.
+        options: An object with these three fields.
+        step: The training step.
     """
     part = min(1.0, step / max(options.glat_steps, 1))
     return options.glat_start + part * (options.glat_end - options.glat_start)
@@ -225,7 +229,9 @@ class DASpeechOptions:
     Args:
         size: Name of the network's sizes.
         model: Sizes that differ from these, by dotted name, such as {"dag.layers": 2}.
-        warmup, decay_from, decay_steps: Steps of the learning-rate schedule.
+        warmup: Steps in which the learning rate rises.
+        decay_from: Step from which it falls.
+        decay_steps: Steps in which it falls.
     """
 
     size: Literal["paper", "small"] = "paper"
@@ -250,7 +256,7 @@ class DASpeechOptions:
     seed: int = 0
 
     def network(self) -> DASpeechConfig:
-        """Return the network's sizes: those that `size` names, changed as `model` says."""
+        """Return the network's sizes: those of `size`, with the changes of `model`."""
         config = SIZES[self.size]().to_dict()
         for part in ("encoder", "dag", "ar"):
             config[part]["dropout"] = self.dropout
@@ -288,8 +294,7 @@ class DASpeechModule(RecipeModule):
         self.augmentation = augmentation or Augmentation()
 
     def setup(self, stage: str) -> None:
-        """Check that data module and model have the same graph size. (The data module leaves out rows that do not
-        fit.)"""
+        """Check that data module and model have the same graph size, because the data module leaves out other rows."""
         data, dag = self.trainer.datamodule, self.config.dag  # type: ignore[attr-defined] # not declared by Lightning
         if not isinstance(data, SpeechTranslationData):
             return
@@ -299,12 +304,16 @@ class DASpeechModule(RecipeModule):
         ):
             if wanted != value:
                 raise InputError(
-                    f"`{name}` of the data must be the model's, {wanted}, but is {value}. Set both alike in the recipe."
+                    f"`{name}` of the data must be the model's, {wanted}, but is {value}. Set both in the recipe."
                 )
 
     def losses(self, batch: SpeechBatch) -> dict[str, Tensor]:
-        """Compute a batch's losses by name: "dag" (graph), "ar" (autoregressive), perhaps "ctc" and "tts", and "loss",
-        their weighted sum. "invalid" is the number of sentences without a finite graph loss."""
+        """Compute a batch's losses.
+
+        Returns:
+            By name: "dag" (graph), "ar" (autoregressive), optionally "ctc" and "tts", and "loss", their weighted sum.
+            "invalid" is the number of sentences without a finite graph loss.
+        """
         net = self.network
         features, lengths = batch.features, batch.lengths
         if self.training:

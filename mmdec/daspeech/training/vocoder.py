@@ -85,13 +85,12 @@ class Discriminators(nn.Module):
 
 
 def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> Tensor:
-    """Compute the discriminators' least-squares loss.
-
-    Scores should be 1 for recordings, and 0 for generated sound.
+    """Compute the discriminators' least-squares loss: scores should be 1 for recordings, 0 for generated sound.
 
     Args:
         judges: The discriminators.
-        generated, truth: Samples (B, T) of generated sound and of recordings.
+        generated: (B, T), samples of generated sound.
+        truth: (B, T), samples of recordings.
     """
     total = generated.new_zeros(())
     for (false, _), (true, _) in zip(judges(generated), judges(truth), strict=True):
@@ -100,26 +99,26 @@ def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor)
 
 
 def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the vocoder's adversarial losses from the discriminators' answers.
-
-    inner features of generated sound and of recordings.
+    """Compute the vocoder's losses from the discriminators' outputs.
 
     Args:
         judges: The discriminators.
-        generated, truth: Samples (B, T) of generated sound and of recordings.
+        generated: (B, T), samples of generated sound.
+        truth: (B, T), samples of recordings.
 
     Returns:
-        The adversarial loss, and the feature-matching loss: the relative L1 distance between the discriminators'.
+        The adversarial loss; and the feature-matching loss, the relative L1 distance between the discriminators' inner
+        features of generated sound and those of recordings.
     """
     with torch.no_grad():
-        wanted = judges(truth)
-    fooled, matched, count = generated.new_zeros(()), generated.new_zeros(()), 0
-    for (score, features), (_, targets) in zip(judges(generated), wanted, strict=True):
-        fooled = fooled + (score - 1).square().mean()
+        true_outputs = judges(truth)
+    adversarial, matching, count = generated.new_zeros(()), generated.new_zeros(()), 0
+    for (score, features), (_, targets) in zip(judges(generated), true_outputs, strict=True):
+        adversarial = adversarial + (score - 1).square().mean()
         for feature, target in zip(features, targets, strict=True):
-            matched = matched + (feature - target).abs().mean() / target.abs().mean().clamp(min=1e-3)
+            matching = matching + (feature - target).abs().mean() / target.abs().mean().clamp(min=1e-3)
             count += 1
-    return fooled / len(judges.judges), matched / count
+    return adversarial / len(judges.judges), matching / count
 
 
 def spectra(samples: Tensor, size: int) -> Tensor:
@@ -137,7 +136,8 @@ def spectral_loss(generated: Tensor, truth: Tensor) -> Tensor:
     """Compute spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), averaged over window sizes.
 
     Args:
-        generated, truth: Samples (B, T).
+        generated: (B, T), samples of generated sound.
+        truth: (B, T), samples of recordings.
     """
     total = generated.new_zeros(())
     for size in SPECTRA:
@@ -167,7 +167,7 @@ class VocoderRecording:
 
 
 class VocoderData(LightningDataModule):
-    """A data module for vocoders: random crops of the English recordings, drawn from (seed, epoch) alone.
+    """A data module for vocoders: random crops of the English recordings, determined by (seed, epoch).
 
     `crop_frames` is the length of a crop. `acoustic` is a folder with `tts.safetensors` and `tts.json`, an acoustic
     model. With it, half of the crops have the mel that this model predicts from the true durations, pitch and energy,
@@ -222,8 +222,7 @@ class VocoderData(LightningDataModule):
         self.validation_set = [record(held, item, None, self.crop_frames) for item in range(len(held))]
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Return the mean and the standard deviation, (80,) each, of the log mels of the first 500 training
-        recordings."""
+        """Compute mean and standard deviation, (80,) each, of the log mels of the first 500 training recordings."""
         mels = torch.from_numpy(np.concatenate([recording.mel for recording in self.train_set[:500]])).float()
         deviation, mean = torch.std_mean(mels, dim=0)
         return mean, deviation.clamp(min=1e-2)

@@ -1,5 +1,8 @@
-"""Imitates a CTC head's errors in text: draws from the head's errors on recordings that it was not trained on, which
-`recipes/reader/imitation.py` collects."""
+"""Imitates a CTC head's errors in text.
+
+The errors are drawn from those of the head on recordings that it was not trained on, which
+`recipes/reader/imitation.py` collects.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +27,23 @@ MIN_OUTCOMES = 4  # with fewer occurrences of a piece, outputs for other pieces 
 
 @dataclass(frozen=True)
 class Confusions:
-    """The outputs of a CTC head, collected by the true piece that was spoken. An outcome is the output for one
-    occurrence.
+    """The outputs of a CTC head, collected by the true piece that was spoken.
 
-    Outcome o has the output positions from `starts[o]` to `starts[o + 1]` - 1. If it has none, the head missed the
-    piece. If it has several, the head inserted something after the piece.
+    An outcome is the output for one occurrence of a piece. Outcome o has the output positions from `starts[o]` to
+    `starts[o + 1]` - 1. If it has none, the head missed the piece. If it has several, the head inserted something after
+    the piece.
     """
 
     pieces: Tensor  # (P, K) ids of the K likeliest pieces at each output position, the likeliest first
     weights: Tensor  # (P, K) their probabilities, from 0 to 1
-    said: Tensor  # (O,) id of the true piece of each outcome
+    true_pieces: Tensor  # (O,) id of the true piece of each outcome
     starts: Tensor  # (O + 1,) first output position of each outcome, then P
 
     @cached_property
     def by_piece(self) -> dict[int, list[int]]:
         """Map each true piece to the indices of its outcomes."""
         by_piece: dict[int, list[int]] = {}
-        for outcome, piece in enumerate(self.said.tolist()):
+        for outcome, piece in enumerate(self.true_pieces.tolist()):
             by_piece.setdefault(piece, []).append(outcome)
         return by_piece
 
@@ -62,7 +65,7 @@ class Confusions:
             outcomes = self.by_piece.get(piece, [])
             foreign = len(outcomes) < MIN_OUTCOMES and at > 0
             if foreign:
-                outcomes = self.right
+                outcomes = self.recognised
             if not outcomes:
                 continue
             outcome = outcomes[int(draw.integers(len(outcomes)))]
@@ -73,22 +76,21 @@ class Confusions:
             pieces.append(found)
             weights.append(self.weights[places])
         if not sum(map(len, pieces)):
-            alone = torch.zeros(1, self.pieces.shape[1], dtype=self.pieces.dtype)
-            alone[0, 0] = text[0]
-            return alone, torch.eye(1, self.pieces.shape[1])
+            first = torch.zeros(1, self.pieces.shape[1], dtype=self.pieces.dtype)
+            first[0, 0] = text[0]
+            return first, torch.eye(1, self.pieces.shape[1])
         return torch.cat(pieces), torch.cat(weights)
 
     @cached_property
-    def right(self) -> list[int]:
-        """The indices of the outcomes in which the head recognised the piece: the true piece is the likeliest at
-        the first position."""
+    def recognised(self) -> list[int]:
+        """The indices of the outcomes whose likeliest piece at the first position is the true piece."""
         some = self.starts[1:] > self.starts[:-1]
         first = self.pieces[self.starts[:-1].clamp(max=len(self.pieces) - 1), 0]
-        return (some & (first == self.said)).nonzero()[:, 0].tolist()
+        return (some & (first == self.true_pieces)).nonzero()[:, 0].tolist()
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {"pieces": self.pieces, "weights": self.weights, "said": self.said, "starts": self.starts}
+        tensors = {"pieces": self.pieces, "weights": self.weights, "said": self.true_pieces, "starts": self.starts}
         save_file(tensors, path)
 
     @classmethod
@@ -115,22 +117,23 @@ def collect_confusions(sentences: Iterable[tuple[Sequence[int], CtcTranscripts]]
     Raises:
         InputError: If the head's output is empty for all sentences.
     """
-    pieces, weights, said, starts = [], [], [], [0]
+    pieces, weights, true_pieces, starts = [], [], [], [0]
     for text, row in sentences:
         count = int(row.lengths[0])
         first = row.pieces[0, :count, 0].tolist()
-        found: list[list[int]] = [[] for _ in range(len(text) + 1)]  # output positions of the start and of each piece
+        # output positions of the start and of each piece
+        positions: list[list[int]] = [[] for _ in range(len(text) + 1)]
         for tag, a, b, c, d in extra("rapidfuzz.distance").Levenshtein.opcodes(list(text), first):
             if tag == "insert":
-                found[a] += range(c, d)
+                positions[a] += range(c, d)
             elif tag != "delete":
-                for piece, place in zip(range(a, b), range(c, d), strict=True):
-                    found[piece + 1].append(place)
-        for piece, places in zip([START, *text], found, strict=True):
-            said.append(piece)
-            starts.append(starts[-1] + len(places))
-            pieces.append(row.pieces[0, places])
-            weights.append(row.weights[0, places])
+                for piece, position in zip(range(a, b), range(c, d), strict=True):
+                    positions[piece + 1].append(position)
+        for piece, outputs in zip([START, *text], positions, strict=True):
+            true_pieces.append(piece)
+            starts.append(starts[-1] + len(outputs))
+            pieces.append(row.pieces[0, outputs])
+            weights.append(row.weights[0, outputs])
     if starts[-1] == 0:
-        raise InputError("`head` must hear something in the recordings, but hears nothing. Train it for longer.")
-    return Confusions(torch.cat(pieces), torch.cat(weights), torch.tensor(said), torch.tensor(starts))
+        raise InputError("`head` must recognise pieces in the recordings, but recognises none. Train it for longer.")
+    return Confusions(torch.cat(pieces), torch.cat(weights), torch.tensor(true_pieces), torch.tensor(starts))

@@ -27,8 +27,7 @@ from mmdec.training.optim import batches_by_size, rows_of
 
 @dataclass
 class PairBatch:
-    """A batch of B sentences: source pieces padded to N positions, and for each sentence the pieces of one translation,
-    padded to M pieces."""
+    """A batch of B sentences, padded to N source positions, each with one translation, padded to M pieces."""
 
     pieces: Tensor  # (B, N, K) source piece ids, padded with 0; K alternatives at each position
     weights: Tensor  # (B, N, K) probabilities of the alternatives, from 0 to 1

@@ -29,16 +29,18 @@ class ReaderOptions:
     The graph decoder decodes in parallel: it predicts a directed acyclic graph of tokens (DA-Transformer).
 
     Args:
-        graph_layers: Number of layers of the graph decoder; 0: there is none.
+        graph_layers: Number of layers of the graph decoder; 0: no graph decoder.
         vertices: Number of graph vertices for each source piece.
         min_vertices: The least number of vertices in a sentence.
         ar_weight: Weight of the autoregressive loss. 0: only the graph decoder is trained; the rest is frozen.
-        glat_start, glat_end, glat_steps: GLAT shows the graph decoder a share of the wrong target tokens. The share
-            falls linearly from `glat_start` to `glat_end` in `glat_steps` training steps.
+        glat_start: The share of the wrong target tokens that GLAT shows the graph decoder at first.
+        glat_end: The share to which it falls, linearly.
+        glat_steps: The number of training steps in which it falls.
         start: A checkpoint, or a speech translator's folder, to begin from. If `start` has no graph decoder, the new
             graph decoder begins with the layers of the autoregressive decoder.
-        warmup, decay_from, decay_steps: In training steps. The learning rate rises for `warmup` steps, and falls
-            linearly to zero from step `decay_from` on, within `decay_steps`.
+        warmup: Number of training steps in which the learning rate rises.
+        decay_from: Step from which it falls linearly to zero.
+        decay_steps: Number of steps in which it falls.
     """
 
     d_model: int = 256
