@@ -208,8 +208,7 @@ def read_piece_translator(directory: Path, config: Mapping[str, Any]) -> PieceTr
     ):
         if count != wanted:
             raise InputError(
-                f"`model` must have a piece in {name} for each of its {wanted}, but '{directory}' has {count}. Fetch "
-                "it again."
+                f"`model` must have {wanted} pieces in {name}, but '{directory}' has {count}. Download it again."
             )
     phones, shape = read_names(directory / "phones.json"), FastSpeech2Config.from_values(config["voice"])
     voice = build_with_weights(lambda: PhoneVoice(shape, len(phones)), spoken_state, "model", directory)

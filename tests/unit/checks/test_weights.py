@@ -335,7 +335,6 @@ def test_heads_cut_short_are_one_error_of_the_call(whisper: Path) -> None:
         ("config.json", b'{"system": "daspeech"}'),
         ("units.json", b'{"a": 1}'),
         ("units.json", b"[1, 2]"),
-        ("lexicon.tsv", b"hello\thh ax l ow\n"),
     ],
 )
 def test_translators_with_damaged_contents_are_refused(

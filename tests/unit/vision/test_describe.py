@@ -218,7 +218,7 @@ def test_a_tuple_of_texts_places_the_images(loaded: tuple[Any, Any]) -> None:
         (two, ("", "", "", "?")),
         ((), ("", "?")),
     ):
-        with pytest.raises(InputError, match="`prompt` must have the texts before, between and behind"):
+        with pytest.raises(InputError, match="`prompt` must have the texts before, between and after"):
             mmdec.describe(images, prompt, **call)
     for wrong in (("", ""), (), ("", 3), ("", " ")):
         with pytest.raises(InputError, match="`prompt` must be text, or a tuple"):

@@ -49,7 +49,7 @@ def test_long_segments_are_cut_at_words() -> None:
 
 
 def test_subtitles_need_segments() -> None:
-    with pytest.raises(InputError, match="`timestamps` must be asked for"):
+    with pytest.raises(InputError, match="`timestamps` must be requested"):
         transcript([]).format("srt")
     with pytest.raises(InputError, match="`format` must be one of text"):
         transcript([]).format("doc")
