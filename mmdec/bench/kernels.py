@@ -87,7 +87,7 @@ def _attention(name: str, nodes: int, columns: int, device: torch.device, dtype:
     """Time our tree attention against torch's attention.
 
     Args:
-        name: A key of `HEADS`.
+        name: A key of `ATTENTION_SHAPES`.
         nodes: Number of nodes of the draft tree.
         columns: Number of prefix tokens.
     """

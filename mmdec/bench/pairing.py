@@ -1,6 +1,6 @@
 """Times methods in turn, A B A B: on a noisy machine only the ratio of neighbouring calls is reliable.
 
-`paired` times two functions. `timed` times decoding methods that answer the same inputs.
+`time_pairs` times two functions. `time_methods` times decoding methods that answer the same inputs.
 """
 
 from __future__ import annotations

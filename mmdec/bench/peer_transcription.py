@@ -8,7 +8,7 @@ decode greedily, and never retry a window at a higher temperature.
 Calls go A B C D A B C D, recording by recording, from samples in memory to text. Each engine runs with one thread and
 with `threads`; a ratio of wall clocks takes each engine with the number of threads that is faster. Processor seconds
 are those of calls with one thread: on a busy machine they vary less. In int8, texts may differ from those of float32,
-so the word error rate of each engine is given, too, if transcripts (.txt) lie beside the recordings.
+so the word error rate of each engine is given, too, if transcripts (.txt) lie next to the recordings.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _report(
     found = [_beside(path) for path in sounds]
     return BenchReport(
         bench="engines",
-        title=f"mmdec beside {peer}: {whole.directory.name if whole.directory else 'given'}",
+        title=f"mmdec and {peer}: {whole.directory.name if whole.directory else 'given'}",
         hardware=measurement_conditions(device=CPU, dtype=torch.float32, batch=1, threads=threads)
         | {"kernels": torch.backends.cpu.get_cpu_capability()},
         exactness=tuple(
@@ -148,7 +148,7 @@ def _report(
             row for group, indices in groups.items() if indices for row in compare_engines(sides, group, indices)
         ),
         quantities=(*_words_wrong(sides, found, harness), *_totals(sides, len(sounds))),
-        not_measured={} if any(found) else {"words wrong": "no transcripts lie beside the recordings (.txt)"},
+        not_measured={} if any(found) else {"words wrong": "no transcripts lie next to the recordings (.txt)"},
         details={
             "recordings": [{"name": path.name, "seconds": len(sound) / SAMPLE_RATE} for path, sound in sounds.items()],
             "sides": [
@@ -236,11 +236,13 @@ def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[i
         decode: Decodes one window.
         features: (1, mels, T), T frames of 10 ms.
         size: Frames of a window.
-        first: Id of the timestamp token 0.00; later timestamps have higher ids. Source: the same rule as transformers'
-            `_retrieve_segment`.
+        first: Id of the timestamp token 0.00; later timestamps have higher ids.
 
     Returns:
-        Its tokens.
+        The recording's tokens.
+
+    References:
+        The same rule as transformers' `_retrieve_segment`.
     """
     said, at = list[int](), 0
     while at < features.shape[-1]:

@@ -26,11 +26,13 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
 
     Args:
         directory: Where the files are written.
-        metrics: A metrics.csv of Lightning's CSVLogger, to plot training curves. Returns the paths of the files. If
-            there are several reports of one benchmark, each has its own files.
+        metrics: A metrics.csv of Lightning's CSVLogger, to plot training curves.
+
+    Returns:
+        The paths of the files. If there are several reports of one benchmark, each has its own files.
 
     Raises:
-        InputError: Where matplotlib is not installed, and for an invalid metrics.csv.
+        InputError: If matplotlib is not installed, or the metrics.csv is invalid.
     """
     pyplot = import_pyplot()
     folder = Path(directory)

@@ -144,7 +144,7 @@ def load_run(path: str | Path) -> BenchRun:
         raise InputError(f"The saved run must be JSON, but '{source}' is not ({error!s:.100}). Name another.") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError(
-            f"The saved run must be what `mmdec bench --json` wrote, but '{source}' is none. Measure it again."
+            f"The saved run must be what `mmdec bench --json` wrote, but '{source}' is not one. Measure it again."
         )
     if content.get("version") != VERSION:
         raise InputError(

@@ -4,7 +4,8 @@ Before any timing, each method decodes each recording once. If mmdec's tokens di
 there is no report. A recording on which the tokens of another method differ is left out of the comparison with this
 method, and counted. Then all methods run in turn, A B C D A B C D, recording by recording: mmdec through
 `mmdec.transcribe`, transformers through `model.generate` on the same features. Decoder seconds are the seconds of a
-call without features and encoder; wall clock is from samples in memory to text (see `quality/transcription.py`).
+call without features and encoder; wall clock is from samples in memory to text (see
+`mmdec/evaluation/transcription.py`).
 
 Another engine with the same weights is in `peer_transcription.py`.
 """
@@ -77,12 +78,15 @@ def bench_asr(
         repeats: Timed calls of each method and recording.
         batch: Number of long recordings in a batch.
         language: None: detect it.
-        allow_absolute_paths: Accept absolute paths in the corpus's lists. Raises InputError, and MmdecError if mmdec's
-            tokens differ from those of greedy decoding.
+        allow_absolute_paths: Accept absolute paths in the corpus's lists.
+
+    Raises:
+        InputError: If an argument is invalid.
+        MmdecError: If mmdec's tokens differ from those of greedy decoding.
     """
     if min(per_bin, repeats, batch) < 1:
-        given = f"{repeats}, {per_bin}, {batch}"
-        raise InputError(f"`repeats`, `per_bin` and `batch` must be at least 1, but are {given}.")
+        values = f"{repeats}, {per_bin}, {batch}"
+        raise InputError(f"`repeats`, `per_bin` and `batch` must be at least 1, but are {values}.")
     nodes = parse_plan(plan)
     check_threads(threads)
     keep_threads(threads)

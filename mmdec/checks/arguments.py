@@ -193,7 +193,7 @@ class UnknownOption(InputError):
     def __init__(self, name: str, names: Iterable[str]) -> None:
         self.name, self.names = name, sorted(names)
         super().__init__(
-            f"`{name}` must be an option of this call or of `model.generate`, but is none."
+            f"`{name}` must be an option of this call or of `model.generate`, but it is not one."
             f"{did_you_mean(name, self.names)} Check the spelling."
         )
 

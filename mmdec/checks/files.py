@@ -178,9 +178,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"'{path}' must be JSON, but is not ({error}). Write it anew, or remove it.") from error
+        raise InputError(f"'{path}' must be JSON, but is not ({error}). Write it again, or remove it.") from error
     if not isinstance(found, dict):
-        raise InputError(f"'{path}' must hold a JSON object, but holds another value. Write it anew, or remove it.")
+        raise InputError(f"'{path}' must hold a JSON object, but holds another value. Write it again, or remove it.")
     return found
 
 

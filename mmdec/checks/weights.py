@@ -53,7 +53,7 @@ P = TypeVar("P", bound="PreTrainedModel")
 
 
 @contextmanager
-def report_damage(message: str, remedy: str = "Fetch it again.") -> Iterator[None]:
+def report_damage(message: str, remedy: str = "Download it again.") -> Iterator[None]:
     """Context manager: if the block raises any error, raise InputError instead.
 
     Libraries raise errors of many types for damaged files.
@@ -90,7 +90,7 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"`{argument}` must hold {file.name} as a JSON object, but '{file}' is damaged or of another version "
-            f"({error}). Fetch it again."
+            f"({error}). Download it again."
         ) from error
     return settings
 
@@ -113,7 +113,7 @@ def weight_files(folder: Path, argument: str = "model", prefixes: tuple[str, ...
         raise InputError(
             f"`{argument}` must name a file for each tensor in the `weight_map` of {WEIGHTS_INDEX}, but "
             f"'{folder / WEIGHTS_INDEX}' "
-            "does not. Fetch it again."
+            "does not. Download it again."
         )
     return [
         weight_file(folder, name, argument)
@@ -149,8 +149,8 @@ def weight_file(folder: Path, name: str, argument: str = "model") -> Path:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES) if alone else []
         fault = f"holds a pickle, {pickles[0]}, which is not read" if pickles else f"lacks '{shown}'"
         raise InputError(
-            f"`{argument}` must hold its weights as safetensors, but '{folder}' {fault}. Fetch all its shards, or save "
-            "it with `save_pretrained`."
+            f"`{argument}` must hold its weights as safetensors, but '{folder}' {fault}. Download all its shards, "
+            "or save it with `save_pretrained`."
         )
     return file
 
@@ -183,7 +183,7 @@ def read_weights(
         except Exception as error:  # safetensors raises various errors for a damaged file
             raise InputError(
                 f"`{argument}` must hold whole safetensors, but '{file}' is damaged or of another version ({error}). "
-                "Fetch it again."
+                "Download it again."
             ) from error
         check_finite_weights(tensors, file, argument)
         state |= tensors
@@ -195,7 +195,7 @@ def check_finite_weights(state: Mapping[str, Tensor], source: Path, argument: st
     for name, tensor in state.items():
         if not is_finite(tensor):
             raise InputError(
-                f"`{argument}` must hold finite weights, but '{name}' in '{source}' holds NaN or infinity. Fetch it "
+                f"`{argument}` must hold finite weights, but '{name}' in '{source}' holds NaN or infinity. Download it "
                 "again, or train it again."
             )
 
@@ -231,13 +231,13 @@ def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argum
         elif _is_count(str(name)) and isinstance(value, int) and value > len(state):
             raise InputError(
                 f"`{argument}` must have weights for all of its layers, but `{name}` is {value} for {len(state)} "
-                "tensors. Fetch it again."
+                "tensors. Download it again."
             )
         elif name in CHANNELS_OF_HEADS and not (
             type(value) is int and value > 0 and settings.get(CHANNELS_OF_HEADS[name], value) % value == 0
         ):
             raise InputError(
-                f"`{argument}` must divide its channels into heads, but `{name}` is {value!r:.60}. Fetch it again."
+                f"`{argument}` must divide its channels into heads, but `{name}` is {value!r:.60}. Download it again."
             )
 
 
@@ -261,13 +261,13 @@ def build_with_weights(build: Callable[[], N], state: Mapping[str, Tensor], argu
     absent, foreign = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if absent:
         raise InputError(
-            f"`{argument}` must hold all weights, but '{source}' lacks '{absent[0]}', {len(absent)} in all. Fetch it "
-            "again."
+            f"`{argument}` must hold all weights, but '{source}' lacks '{absent[0]}', {len(absent)} in all. "
+            "Download it again."
         )
     if foreign:
         raise InputError(
             f"`{argument}` must hold the weights that its config asks for, but '{source}' holds '{foreign[0]}', "
-            f"{len(foreign)} in all that are none of them. Fetch it again."
+            f"{len(foreign)} unknown tensors in all. Download it again."
         )
     _check_shapes(state, own, argument, source)
     network = build()
@@ -307,8 +307,8 @@ def load_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, ar
     absent = sorted(report["missing_keys"])
     if absent:  # missing weights: transformers would initialise them at random, without an error
         raise InputError(
-            f"`{argument}` must hold all weights, but '{folder}' lacks '{absent[0]}', {len(absent)} in all. Fetch it "
-            "again."
+            f"`{argument}` must hold all weights, but '{folder}' lacks '{absent[0]}', {len(absent)} in all. "
+            "Download it again."
         )
     model.config._name_or_path = str(folder)
     return model
@@ -321,7 +321,7 @@ def _check_shapes(
         if value.shape != own[name]:
             raise InputError(
                 f"`{argument}` must hold weights of its config's shapes, but '{name}' in '{source}' is "
-                f"{tuple(value.shape)} and not {tuple(own[name])}. Fetch both again."
+                f"{tuple(value.shape)} and not {tuple(own[name])}. Download both again."
             )
 
 
@@ -367,14 +367,15 @@ def check_generation(settings: Any, config: Any, folder: Path) -> None:
         value = getattr(settings, name, None)
         if value is not None and not fits(value):
             raise InputError(
-                f"`{name}` must be {rule}, but the generation config of '{folder}' has {value!r:.100}. Fetch it again."
+                f"`{name}` must be {rule}, but the generation config of '{folder}' has {value!r:.100}. "
+                "Download it again."
             )
     try:
         settings.validate()
     except Exception as error:  # wrong types fail wherever they are first compared
         raise InputError(
             f"`model` must have a generation config that `generate` takes, but that of '{folder}' is refused "
-            f"({error!s:.300}). Fetch it again."
+            f"({error!s:.300}). Download it again."
         ) from error
 
 
@@ -421,5 +422,5 @@ def check_extractor(folder: Path) -> None:
             if type(value) is not int or not 1 <= value <= most:
                 raise InputError(
                     f"`{key}` must be a whole number from 1 to {most}, but {name} of '{folder}' has {value!r:.100}. "
-                    "Fetch it again."
+                    "Download it again."
                 )

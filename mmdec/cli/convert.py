@@ -33,7 +33,7 @@ def medusa(
 @app.command(**as_verb("convert hifigan g_02500000 vocoder"))
 def hifigan(
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="The generator's checkpoint; config.json must lie beside it.")
+        Path, typer.Argument(metavar="IN", help="The generator's checkpoint; config.json must lie next to it.")
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory; pass it to --vocoder.")],
     as_json: AsJson = False,

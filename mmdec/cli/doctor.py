@@ -29,7 +29,7 @@ Data = Annotated[
         "--data",
         metavar="FILE",
         help="Prompts: .txt, one on each line; .jsonl of chats (messages or conversations); .json as LLaVA's, pictures "
-        "in images/ beside it. Default: mmdec's own, without pictures.",
+        "in images/ next to it. Default: mmdec's own, without pictures.",
         show_default=False,
     ),
 ]

@@ -119,7 +119,7 @@ def asr(
     audio: Annotated[
         list[Path] | None,
         typer.Option(
-            "--audio", metavar="FILE", help="A recording of your own, its transcript beside it (.txt). Repeat."
+            "--audio", metavar="FILE", help="A recording of your own, its transcript next to it (.txt). Repeat."
         ),
     ] = None,
     model: Model = WHISPER_MODEL,
@@ -294,8 +294,8 @@ def _rate(entry: Any) -> str:
     """Format a share in percent, with its interval if there is one.
 
     Args:
-        entry: A share in [0, 1]; or a dict with "value", perhaps "low" and "high", all in [0, 1], and "n", the number
-            of cases.
+        entry: A share in [0, 1]; or a dict with "value", optionally "low" and "high", all in [0, 1], and "n", the
+            number of cases.
 
     Returns:
         The text; "-" if there is no value or no case.

@@ -124,7 +124,7 @@ def output_paths(
         return [None] * len(named)
     above = next((folder for folder in output.parents if os.path.lexists(folder)), None)
     if above is not None and not os.path.isdir(above):
-        raise InputError(f"`--output` must lie in a directory, but '{above}' is none. Name another.")
+        raise InputError(f"`--output` must lie in a directory, but '{above}' is not one. Name another.")
     if output.suffix.lower() in suffixes and not os.path.isdir(output):
         if len(named) > 1:
             raise InputError(

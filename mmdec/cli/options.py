@@ -93,7 +93,7 @@ Plan = Annotated[
 Questions = Annotated[
     Path | None,
     typer.Option(
-        help="What is asked: a .jsonl with image, question and perhaps answer; a table like samples.tsv of "
+        help="What is asked: a .jsonl with image, question and optionally answer; a table like samples.tsv of "
         "data/samples/images; the file of TextVQA, VQAv2, "
         "LLaVA-Bench or MMSpec; or conversations. Default: about the sample pictures; with --images "
         "alone --prompt about each of them.",
@@ -103,7 +103,7 @@ Questions = Annotated[
 Pictures = Annotated[
     Path | None,
     typer.Option(
-        "--images", help="Folder of the pictures, or one picture. Default: beside the questions, or in images/ there."
+        "--images", help="Folder of the pictures, or one picture. Default: next to the questions, or in images/ there."
     ),
 ]
 OwnPrompt = Annotated[str, typer.Option("--prompt", "-p", help="What is asked about --images without --questions.")]
@@ -281,7 +281,7 @@ def as_verb(example: str) -> dict[str, Any]:
 
 
 def is_typed(context: typer.Context, name: str) -> bool:
-    """Return whether the user typed an option, perhaps with its default value."""
+    """Return whether the user typed an option, possibly with its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

@@ -43,7 +43,7 @@ def drafter(
     system: Annotated[str, typer.Option(help="eagle3, dflash, eagle, msd, specvlm, vispec or flash.")] = "eagle3",
     minutes: Annotated[float, typer.Option(min=0.1, max=100_000, help="Time limit in minutes.")] = 30.0,
     images: Annotated[
-        Path | None, typer.Option(help="Folder of the pictures that --data names. Default: images/ beside it.")
+        Path | None, typer.Option(help="Folder of the pictures that --data names. Default: images/ next to it.")
     ] = None,
     prompt: Annotated[
         str, typer.Option("--prompt", "-p", help="What to ask about each picture of a folder.")

@@ -31,7 +31,7 @@ FRENCH, ENGLISH = "fr", "en"
 
 @final
 @dataclass(frozen=True)
-class SpokenTranslation:
+class SystemOutput:
     """One system's translation of a recording: its text, and its sound if it speaks. `evaluate_speech` scores it."""
 
     text: str
@@ -76,9 +76,9 @@ class Judge:
         """Transcribe a French recording."""
         return self._write(recording, FRENCH)
 
-    def translate(self, recording: Path) -> SpokenTranslation:
-        """Translate a French recording by the judge alone, as text only."""
-        return SpokenTranslation(self._write(recording, FRENCH, task="translate"))
+    def translate(self, recording: Path) -> SystemOutput:
+        """Translate a French recording by the judge itself, as text only."""
+        return SystemOutput(self._write(recording, FRENCH, task="translate"))
 
     def _write(self, audio: Path | np.ndarray, language: str, **options: Any) -> str:
         call = {"model": self._whisper, "language": language, "drafter": None, "threads": self._threads, **options}
@@ -94,7 +94,7 @@ class Cascade:
     read: Callable[[str], str]  # French text to English text
     speak: Callable[[str], np.ndarray]  # English text to samples (T,) of 16 kHz
 
-    def __call__(self, recording: Path) -> SpokenTranslation:
+    def __call__(self, recording: Path) -> SystemOutput:
         clock = Stopwatch()
         with clock.stage("recogniser"):
             french = self.hear(recording)
@@ -102,39 +102,43 @@ class Cascade:
             english = self.read(french) if french else ""
         with clock.stage("voice"):
             sound = self.speak(english)
-        return SpokenTranslation(english, sound, timings=dict(clock.seconds))
+        return SystemOutput(english, sound, timings=dict(clock.seconds))
 
 
-def comparison_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Callable[[Path], SpokenTranslation]]:
-    """Make the systems to compare with our translator: name -> function that translates a recording.
+def comparison_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Callable[[Path], SystemOutput]]:
+    """Make the systems to compare with our translator.
 
-    One is the judge's own translation; there is none from a judge that does not know French. If our translator has
-    French text in between, there is also a cascade: the judge's French transcript, our text encoder with its
-    autoregressive decoder, and our voice.
+    One is the judge's own translation. If our translator has French text in between, there is also a cascade: the
+    judge's French transcript, our text encoder with its autoregressive decoder, and our voice.
+
+    Returns:
+        Name -> function that translates a recording; empty if the judge does not know French.
     """
     if not judge.knows_french:
         return {}
-    systems: dict[str, Callable[[Path], SpokenTranslation]] = {judge.name: judge.translate}
+    systems: dict[str, Callable[[Path], SystemOutput]] = {judge.name: judge.translate}
     if isinstance(translator.parts, PieceTranslatorParts):
-        systems["cascade"] = Cascade(judge.french, partial(read, translator.parts), partial(speak, translator))
+        systems["cascade"] = Cascade(
+            judge.french, partial(translate_text, translator.parts), partial(speak, translator)
+        )
     return systems
 
 
 @torch.inference_mode()
-def read(parts: PieceTranslatorParts, text: str) -> str:
+def translate_text(parts: PieceTranslatorParts, text: str) -> str:
     """Translate French text to English text with a translator's text encoder and autoregressive decoder.
 
     Args:
         parts: The translator's networks.
-        text: Its case and punctuation are removed, because the recogniser that the networks were trained with (a CTC
-            head) writes none.
+        text: French text. Its case and punctuation are removed, because the recogniser that the networks were trained
+            with (a CTC head) writes none.
     """
-    numbers = parts.source_pieces(text)
-    if not numbers:
+    ids = parts.source_pieces(text)
+    if not ids:
         return ""
     network = parts.model
     device = next(network.parameters()).device
-    pieces, lengths = torch.tensor([numbers], device=device), torch.tensor([len(numbers)], device=device)
+    pieces, lengths = torch.tensor([ids], device=device), torch.tensor([len(ids)], device=device)
     (units,) = network.ar.generate(network.read(pieces, lengths), lengths, unit_limits(lengths)[0])
     return parts.english.decode([unit for unit in units if unit >= NUM_SPECIAL_UNITS])
 

@@ -1,9 +1,9 @@
 """Scores speech translators on a split: text, phones, numbers, ASR-BLEU, latency.
 
 `ComparedSystems` holds what is scored: our strategies through `mmdec.translate_speech`, and other systems such as a
-judge's translation (`judge.py`). All systems run in turn on each recording of a `SpeechCorpus`. The
-corpus is read from CVSS with Common Voice, or from a manifest of recordings and folders of sentence pairs, which have
-the translations. `mmdec eval speech` prints the report.
+judge's translation (`judge.py`). All systems run in turn on each recording of a `SpeechCorpus`. The corpus is read
+from CVSS with Common Voice, or from a manifest of recordings and folders of sentence pairs, which have the
+translations. `mmdec eval speech` prints the report.
 """
 
 from __future__ import annotations
@@ -54,17 +54,16 @@ class TranslationLike(Protocol):
     def timings(self) -> dict[str, float]: ...  # stage -> seconds
 
 
-class English(Protocol):
-    """A recogniser of English speech."""
+class EnglishRecogniser(Protocol):
+    """Transcribes English speech, such as a `Judge`."""
 
     @property
     def name(self) -> str: ...
     def transcribe(self, samples: np.ndarray) -> str: ...  # (T,) of 16 kHz
 
 
-TranslationSystem = Callable[
-    [Path], TranslationLike
-]  # a speech translator: a function from a French recording to its translation
+# a speech translator: a function from a French recording to its translation
+TranslationSystem = Callable[[Path], TranslationLike]
 
 
 @dataclass(frozen=True)
@@ -97,16 +96,12 @@ class SourceClip:
 
 @dataclass(frozen=True)
 class SpeechCorpus:
-    """The recordings to translate.
-
-    Args:
-        lexicon: The English words' pronunciations; None: unknown.
-    """
+    """The recordings to translate."""
 
     split: str
     rows: tuple[SourceClip, ...]
     skipped: Mapping[str, Sequence[str]] = field(default_factory=lambda: {})  # reason -> rows that were left out
-    lexicon: metrics.Lexicon | None = None
+    lexicon: metrics.Lexicon | None = None  # the English words' pronunciations; None: unknown
 
 
 def cvss_corpus(
@@ -121,7 +116,7 @@ def cvss_corpus(
     """Read a split of a corpus that has the files of CVSS and Common Voice.
 
     Args:
-        corpus: Folder with cv/fr and cvss_c, unless `common_voice` and `cvss` name other places. Its tables of several
+        corpus: Folder with cv/fr and cvss_c, unless `common_voice` and `cvss` name other folders. Its tables of several
             references, its alignments and its lexicon are used if they are there.
         allow_absolute_paths: Accept absolute paths in the corpus's lists.
         limit: Take this many utterances, evenly spaced.
@@ -168,7 +163,7 @@ def manifest_corpus(
     if not chosen:
         raise InputError(
             f"`text` must name the folders of pairs that were read aloud, but no recording of '{manifest}' begins with "
-            f"{' or '.join(names) or 'one, for there is none'}. Its first is '{utterances[0].path.stem}'."
+            f"{' or '.join(names) or 'such a name, because `text` is empty'}. Its first is '{utterances[0].path.stem}'."
         )
     references = references_of([row.path.stem for row in chosen], folders, split)
     rows = tuple(SourceClip(row.path, accepted) for row, accepted in zip(chosen, references, strict=True))
@@ -176,24 +171,29 @@ def manifest_corpus(
 
 
 def evaluate_speech(
-    corpus: SpeechCorpus, systems: ComparedSystems, judge: English | None = None, log: Log = no_log
+    corpus: SpeechCorpus, systems: ComparedSystems, judge: EnglishRecogniser | None = None, log: Log = no_log
 ) -> dict[str, Any]:
     """Score speech translators.
 
+    The systems run in turn on each recording, after one warm-up each. A recording that a system refuses counts as an
+    empty translation and is listed. Intervals, and tests against the first system, use a bootstrap over sentences.
+
     Args:
         judge: Transcribes the systems' speech for ASR-BLEU.
-        log: Receives lines of progress. The systems run in turn on each recording, after one warm-up each. A recording
-            that a system refuses counts as an empty translation and is listed. Intervals, and tests against the first
-            system, use a bootstrap over sentences. Raises InputError.
+        log: Receives lines of progress.
 
     Returns:
         A JSON-ready report.
+
+    Raises:
+        InputError: If an option is invalid.
     """
     rows = corpus.rows
     outputs = _translate_all(systems.runs, rows, log)
     seconds = [_seconds(row.clip) for row in rows]
     compared = metrics.paired_scores(
-        {name: [output.text for output in said] for name, said in outputs.items()}, [row.references for row in rows]
+        {name: [output.text for output in translations] for name, translations in outputs.items()},
+        [row.references for row in rows],
     )
     report: dict[str, Any] = {
         "model": systems.name,
@@ -203,16 +203,20 @@ def evaluate_speech(
         "source_seconds": sum(seconds),
         "hardware": dict(systems.machine),
         "systems": {
-            name: {**compared[name], **_text_scores(rows, said, corpus.lexicon), **_speed(said, seconds)}
-            for name, said in outputs.items()
+            name: {
+                **compared[name],
+                **_text_scores(rows, translations, corpus.lexicon),
+                **_speed(translations, seconds),
+            }
+            for name, translations in outputs.items()
         },
         "texts": [
             {
                 "recording": row.clip.name,
                 "references": list(row.references),
-                **{name: said[place].text for name, said in outputs.items()},
+                **{name: translations[index].text for name, translations in outputs.items()},
             }
-            for place, row in enumerate(rows)
+            for index, row in enumerate(rows)
         ],
     }
     if judge is not None:
@@ -263,12 +267,12 @@ def _text_scores(
     rows: Sequence[SourceClip], outputs: Sequence[Output], lexicon: metrics.Lexicon | None
 ) -> dict[str, Any]:
     texts, references = [output.text for output in outputs], [row.references for row in rows]
-    right = metrics.exact(texts, references)
+    correct = metrics.exact(texts, references)
     several = [len({metrics.normalise(text) for text in accepted}) > 1 for accepted in references]
     scores: dict[str, Any] = {
-        "exact": metrics.Rate(sum(right), len(right)).summary(),
-        "exact_one_rendering": _share(right, [not flag for flag in several]),
-        "exact_several_renderings": _share(right, several),
+        "exact": metrics.Rate(sum(correct), len(correct)).summary(),
+        "exact_one_rendering": _share(correct, [not flag for flag in several]),
+        "exact_several_renderings": _share(correct, several),
         "number_accuracy": {kind: rate.summary() for kind, rate in metrics.number_accuracy(texts, references).items()},
         "phone_error_rate": None,
         "phone_error_rate_nearest": None,
@@ -287,8 +291,10 @@ def _text_scores(
 
 
 def _nearest(pairs: Sequence[tuple[Sequence[str], SourceClip]], lexicon: metrics.Lexicon) -> dict[str, Any]:
-    """Compute the phone error rate of translations. Each is compared with the reference recording and with the
-    pronunciations of the reference texts; the reference with the fewest errors counts.
+    """Compute the phone error rate of translations against the nearest reference.
+
+    Each translation is compared with the reference recording and with the pronunciations of the reference texts; the
+    reference with the fewest errors counts.
 
     Args:
         pairs: The phones of a translation, and its source.
@@ -301,9 +307,9 @@ def _nearest(pairs: Sequence[tuple[Sequence[str], SourceClip]], lexicon: metrics
     }
 
 
-def _share(right: Sequence[bool], chosen: Sequence[bool]) -> dict[str, Any]:
-    kept = [hit for hit, flag in zip(right, chosen, strict=True) if flag]
-    return metrics.Rate(sum(kept), len(kept)).summary()
+def _share(correct: Sequence[bool], selected: Sequence[bool]) -> dict[str, Any]:
+    hits = [hit for hit, flag in zip(correct, selected, strict=True) if flag]
+    return metrics.Rate(sum(hits), len(hits)).summary()
 
 
 def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any]:
@@ -361,7 +367,7 @@ def _seconds(path: Path) -> float:
 
 def add_asr_bleu(
     report: dict[str, Any],
-    judge: English,
+    judge: EnglishRecogniser,
     rows: Sequence[SourceClip],
     outputs: Mapping[str, Sequence[Output]],
     log: Log,
@@ -377,25 +383,25 @@ def add_asr_bleu(
     references = [row.references for row in rows]
     report["recogniser"] = {"name": judge.name, "normalisation": NORMALISATION}
     best = _add_recordings(report, judge, rows, log)
-    heard: dict[str, list[str]] = {}
+    transcribed: dict[str, list[str]] = {}
     known: dict[bytes, str] = {b"": ""}  # sound -> transcript, because two systems may output equal sounds
-    for name, said in outputs.items():
-        sounds = [output.audio for output in said]
+    for name, translations in outputs.items():
+        sounds = [output.audio for output in translations]
         if any(sound is not None and len(sound) for sound in sounds):
             log(f"recognising the translations by {name}")
-            heard[name] = []
+            transcribed[name] = []
             for sound in sounds:
                 key = b"" if sound is None else sound.tobytes()
                 if key not in known and sound is not None:
                     known[key] = judge.transcribe(sound)
-                heard[name].append(known[key])
-    if not heard:
+                transcribed[name].append(known[key])
+    if not transcribed:
         return
-    alike = {name: metrics.normalise_all_for_asr(transcripts, references) for name, transcripts in heard.items()}
+    alike = {name: metrics.normalise_all_for_asr(transcripts, references) for name, transcripts in transcribed.items()}
     compared = metrics.paired_scores(
         {name: texts for name, (texts, _) in alike.items()}, next(accepted for _, accepted in alike.values())
     )
-    for name, transcripts in heard.items():
+    for name, transcripts in transcribed.items():
         scores = report["systems"][name]
         scores["asr_bleu"], scores["asr_chrf"] = compared[name]["bleu"], compared[name]["chrf"]
         scores["asr_bleu_ratio"] = scores["asr_bleu"]["value"] / best if best else None
@@ -404,9 +410,14 @@ def add_asr_bleu(
             row[f"{name}, heard"] = transcript
 
 
-def _add_recordings(report: dict[str, Any], judge: English, rows: Sequence[SourceClip], log: Log) -> float | None:
-    """Add to the report the judge's errors on the reference recordings. Returns the recordings' ASR-BLEU; None if some
-    row has no recording."""
+def _add_recordings(
+    report: dict[str, Any], judge: EnglishRecogniser, rows: Sequence[SourceClip], log: Log
+) -> float | None:
+    """Add to the report the judge's errors on the reference recordings.
+
+    Returns:
+        The recordings' ASR-BLEU; None if some row has no recording.
+    """
     recordings = [row.recording for row in rows if row.recording is not None]
     if len(recordings) < len(rows):
         return None
@@ -435,7 +446,7 @@ def shift_by_half(items: Sequence[str]) -> list[str]:
     return [*items[half:], *items[:half]]
 
 
-def _noise_score(judge: English, recordings: Sequence[Path], references: Sequence[Sequence[str]]) -> float:
+def _noise_score(judge: EnglishRecogniser, recordings: Sequence[Path], references: Sequence[Sequence[str]]) -> float:
     """Compute ASR-BLEU of white noise as long as the reference recordings: a lower bound."""
     generator = np.random.default_rng(0)
     noises = [NOISE_LEVEL * generator.standard_normal(len(read_samples(path))) for path in recordings]

@@ -67,7 +67,7 @@ class LoadedModels(Generic[Model]):
 
 
 def _without_versions(key: Hashable) -> Hashable:
-    """Replace each `Version` in a key by its path, so that all versions of a model have the same key."""
+    """Replace each `PathVersion` in a key by its path, so that all versions of a model have the same key."""
     if isinstance(key, PathVersion):
         return key.path
     return tuple(map(_without_versions, key)) if isinstance(key, tuple) else key

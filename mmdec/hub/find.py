@@ -39,7 +39,7 @@ def shipped_names(system: str | None = "daspeech") -> list[str]:
     """Return the names of shipped models.
 
     Args:
-        system: Return only models of this kind (see `kind`); None: all models.
+        system: Return only models of this kind (see `model_kind`); None: all models.
     """
     configs = {
         path.parent.name: path for folder in reversed(MODEL_FOLDERS) for path in folder.glob("[!.]*/config.json")
@@ -69,7 +69,7 @@ def find_model(
         model: A shipped name, a directory, or a hub id ("owner/name", "owner/name@revision"), whose files are
             downloaded. The short name of a known model, such as "whisper-base", stands for its hub id, unless the model
             itself is shipped.
-        system: Error messages list the shipped models of this kind (see `kind`); None: all.
+        system: Error messages list the shipped models of this kind (see `model_kind`); None: all.
         files: Name patterns of the files to download.
         fetching: Options of huggingface_hub's `snapshot_download`.
 
@@ -90,7 +90,7 @@ def find_model(
     owner = next((owner for pattern, owner in SHORT_NAMES.items() if pattern.fullmatch(text)), None)
     for folder in MODEL_FOLDERS:
         shipped = folder / text
-        # drafters alone may lie in a folder with the name of the model that they draft for
+        # a folder that holds only drafters may have the name of the model that they draft for
         if re.fullmatch(r"[\w.-]+", text) and shipped.is_dir() and (not owner or (shipped / "config.json").is_file()):
             return shipped
     if owner is not None:
@@ -99,9 +99,8 @@ def find_model(
         return download(text, files, fetching=fetching)
     raise InputError(
         f"`model` must be a shipped name ({', '.join(shipped_names(system)) or 'none is installed'}), a directory "
-        "or a hub id, "
-        f"but is '{text}'. Check the spelling; mmdec's own models lie in models/ of a checkout, and in its "
-        "wheel."
+        f"or a hub id, but is '{text}'. Check the spelling; mmdec's own models lie in models/ of a checkout, "
+        "and in its wheel."
     )
 
 
@@ -116,7 +115,7 @@ def drafter_by_name(
         fetching: Options of `snapshot_download`.
 
     Returns:
-        The folder; None if `drafter` is no such name.
+        The folder; None if `drafter` is not such a name.
 
     Raises:
         InputError: If there is no drafter of this name.
@@ -201,7 +200,7 @@ def download(
         fetching: Further options of `snapshot_download`.
 
     Returns:
-        Its folder.
+        The downloaded folder.
 
     Raises:
         InputError: If the download fails; the message explains how to get the model, also without a network.

@@ -132,7 +132,7 @@ def _call_decoder(decode: Callable[[], np.ndarray], what: str, size: int | None 
             raise InputError(f"{what} must have at most {MAX_PIXELS} pixels, but has more. Make it smaller.") from None
         except Image.UnidentifiedImageError:
             raise InputError(
-                f"{what} must be a picture, but its {size} bytes are none that is known. "
+                f"{what} must be a picture, but its {size} bytes are in no known format. "
                 "Give a PNG, JPEG, WebP, GIF, BMP or TIFF."
             ) from None
         except Exception as error:  # PIL's decoders raise many kinds of errors for a damaged file

@@ -168,7 +168,7 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
         raise
     except Exception as error:  # all exceptions, because pyarrow raises errors of many types
         raise InputError(
-            f"`manifest` must be Parquet, but '{quote_path(path)}' is not ({error_reason(error):.200}). Write it anew."
+            f"`manifest` must be Parquet, but '{quote_path(path)}' is not ({error_reason(error):.200}). Write it again."
         ) from error
 
 

@@ -247,8 +247,9 @@ def _data(event: Mapping[str, Any]) -> str:
 class AccessMiddleware:
     """ASGI middleware for all requests to /v1/.
 
-    It rejects requests without the right token, and requests that exceed `Limits`: too many, too large or too slow. It
-    also rejects WebSockets of web pages that may not call the server, because browsers do not apply CORS to WebSockets.
+    It rejects requests without the right token, and requests that exceed `ServerLimits`: too many, too large or too
+    slow. It also rejects WebSockets of web pages that may not call the server, because browsers do not apply CORS to
+    WebSockets.
 
     Args:
         origins: Web pages that may open a WebSocket, such as "https://example.org"; "*": all.

@@ -104,8 +104,11 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("data", "model.init_args.units", compute_fn=_units, apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:
-        """Complete the trainer's options: the places of checkpoints and metrics, where a recipe names only its
-        `default_root_dir`; and float32 instead of bfloat16 if this CPU is slow in bfloat16 (this is logged)."""
+        """Complete the trainer's options.
+
+        Checkpoints and metrics are written to `default_root_dir` if the recipe names no other folder. float32 replaces
+        bfloat16 if this CPU is slow in bfloat16; this is logged.
+        """
         trainer = self._get(self.config, "trainer")
         if root := trainer.get("default_root_dir"):
             if trainer.get("logger") is None:
@@ -116,7 +119,7 @@ class TrainingCLI(LightningCLI):
                     callback.init_args.dirpath = str(Path(root) / "checkpoints")
         cpu = trainer.get("accelerator") == "cpu" or not torch.cuda.is_available()
         if cpu and trainer.get("precision") == "bf16-mixed" and not has_fast_bfloat16(torch.device("cpu")):
-            rank_zero_info("trainer.precision: 32-true, for this processor is slow in bfloat16 (no AVX-512).")
+            rank_zero_info("trainer.precision: 32-true, because this CPU is slow in bfloat16 (no AVX-512).")
             trainer["precision"] = "32-true"
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -147,17 +150,17 @@ class TrainingCLI(LightningCLI):
             folders = self._checkpoint_folders()
             found = last_checkpoint(folders)
             if found is None:
-                rank_zero_info(f"No checkpoint in {', '.join(map(str, folders))}: this run begins anew.")
+                rank_zero_info(f"No checkpoint in {', '.join(map(str, folders))}: this run starts from the beginning.")
             options["ckpt_path"] = None if found is None else str(found)
 
     def _hold_folders(self) -> None:
         """Lock the folders where this training writes, and delete the half-written files of killed processes."""
         root = self._get(self.config_init, "trainer").get("default_root_dir")
-        places = self._checkpoint_folders()
+        folders = self._checkpoint_folders()
         runs = {check_local(root, "default_root_dir").resolve()} if root else set()
-        for folder in sorted(runs | {place.resolve().parent for place in places}):
+        for folder in sorted(runs | {folder.resolve().parent for folder in folders}):
             self.locks.enter_context(lock_folder(folder, f"python -m mmdec.training {self.subcommand}"))
-        for part in (part for place in places for part in place.glob(f"{TEMPORARY_PREFIX}*.part")):
+        for part in (part for folder in folders for part in folder.glob(f"{TEMPORARY_PREFIX}*.part")):
             part.unlink(missing_ok=True)
 
     def _checkpoint_folders(self) -> list[Path]:

@@ -122,7 +122,7 @@ class WholeCheckpoints(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint. If this fails, an earlier file at `path` stays as it was.
+        """Write a checkpoint. If this fails, an existing file at `path` is not changed.
 
         Raises:
             MmdecError: If a weight is not finite or the file cannot be written.
@@ -135,11 +135,10 @@ class WholeCheckpoints(CheckpointIO):
             with atomic_file(check_local(path, "dirpath")) as file:
                 torch.save(_without_units(checkpoint), file)
         except (OSError, RuntimeError) as error:  # after a system error, torch's writer raises RuntimeError
-            told = error.__context__ if isinstance(error.__context__, OSError) else error
+            cause = error.__context__ if isinstance(error.__context__, OSError) else error
             raise MmdecError(
-                f"The checkpoint '{printable(os.fspath(path))}' cannot be written ({error_reason(told)}). What "
-                "was there "
-                "before is as it was."
+                f"The checkpoint '{printable(os.fspath(path))}' cannot be written ({error_reason(cause)}). The "
+                "existing file was not changed."
             ) from error
 
     def load_checkpoint(

@@ -139,7 +139,7 @@ class DrafterModule(RecipeModule):
         if checkpoint["base"] != self.mark:
             raise InputError(
                 "`ckpt_path` must be of a drafter for the same `base`, but that has been trained or changed since. "
-                "Start anew, with the drafter of before as `start`."
+                "Start a new run, with the earlier drafter as `start`."
             )
         self.best = checkpoint["best"]
 

@@ -200,7 +200,7 @@ def _blocks(
                 yield rate, block
             if strict and loss.note:
                 raise InputError(
-                    f"`audio` must be whole with `strict`, but {name} is damaged: {loss.note}. Record or fetch it "
+                    f"`audio` must be whole with `strict`, but {name} is damaged: {loss.note}. Record or download it "
                     "again, or leave `strict` out to read the rest."
                 )
         except InputError:
@@ -308,7 +308,7 @@ def _libsndfile_blocks(
 
 
 def _view(content: int | io.BytesIO, structure: FileStructure) -> PatchedFile | None:
-    """Return a file as decoders shall read it: without the bytes before it, and with patches; None: as it is."""
+    """Return a file as decoders should read it: without the bytes before it, and with patches; None: as it is."""
     if not structure.patches and not structure.start:
         return None
     return PatchedFile(content, structure.patches, start=structure.start)
@@ -398,7 +398,7 @@ def _read_piece(source: BinaryIO) -> bytes:
     try:
         return source.read(1 << 20)
     except Exception as error:  # a closed file, or a class of the caller, may raise any
-        raise unreadable_error("audio", "the file object", error, "Open it anew, or give its path.") from error
+        raise unreadable_error("audio", "the file object", error, "Open it again, or give its path.") from error
 
 
 def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:
@@ -519,8 +519,8 @@ def container_blocks(
             yield from _on_clock(av, opened, structure, loss, name, max_seconds, True)
     except av.FFmpegError as error:
         raise InputError(
-            f"`audio` must be a whole file, but {name} is damaged: FFmpeg finds '{error.strerror}'. Record or fetch it "
-            "again."
+            f"`audio` must be a whole file, but {name} is damaged: FFmpeg finds '{error.strerror}'. Record or "
+            "download it again."
         ) from error
 
 

@@ -70,7 +70,7 @@ Content = int | io.BytesIO  # an open file's descriptor, or a file's bytes
 
 
 def repair_header(content: Content) -> Content | PatchedFile:
-    """Return what libsndfile shall read: `content` itself, or the same with true sizes if its header lies.
+    """Return what libsndfile should read: `content` itself, or the same with true sizes if its header lies.
 
     Args:
         content: A file's descriptor, or its bytes. Formats: RIFF and RIFX wav, RF64, W64, AIFF and AIFC, CAF, AU.

@@ -43,7 +43,7 @@ class FileStructure:
     start: int = 0  # position at which an MP3 begins behind other bytes; all other positions count from it
     patches: dict[int, bytes] = field(
         default_factory=lambda: {}
-    )  # byte position -> bytes that decoders shall read there
+    )  # byte position -> bytes that decoders should read there
     block: int = 0  # samples of a FLAC's block, if all have the same length
     mistimed: bool = False  # whether an MP4's table of timestamps is damaged; `patches` have one without holes
     fragmented: bool = False  # whether an MP4 consists of fragments
@@ -505,7 +505,7 @@ def _mp4(file: BinaryIO, size: int) -> FileStructure:
             found.cut = True
     if name == b"moof":  # its samples are missing
         found.cut = True
-    for start, end in found.damaged:  # the demuxer shall skip them
+    for start, end in found.damaged:  # the demuxer should skip them
         if 8 <= end - start < 2**32:
             found.patches[start] = (end - start).to_bytes(4, "big") + b"free"
     return found

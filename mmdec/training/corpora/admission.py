@@ -92,7 +92,7 @@ class Admission:
         if bad.count > self.max_bad_share * total:
             raise InputError(
                 f"`corpus` must {rule}, but {bad.count} of the {total} {of} are bad, more than a share of "
-                f"{self.max_bad_share:g}: {bad.report(3, '; ')}. Mend them, or raise `max_bad_share`."
+                f"{self.max_bad_share:g}: {bad.report(3, '; ')}. Fix them, or raise `max_bad_share`."
             )
 
 

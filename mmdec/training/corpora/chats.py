@@ -2,8 +2,8 @@
 
 | file | format |
 |---|---|
-| .json | as llava_v1_5_mix665k: a list of rows with `conversations` (each `from`, `value`); perhaps `image` |
-| .jsonl | on each line `messages` (each `role`, `content`), `conversations`, or a `question`; perhaps `image` |
+| .json | as llava_v1_5_mix665k: a list of rows with `conversations` (each `from`, `value`); optionally `image` |
+| .jsonl | on each line `messages` (each `role`, `content`), `conversations`, or a `question`; optionally `image` |
 | .txt | one question a line |
 
 A .json list may also hold rows in a format of .jsonl. The field `question` may also be named `prompt` or `text`. If
@@ -199,4 +199,4 @@ def malformed_row_error(place: str, rule: str, value: object) -> InputError:
         rule: What the row must have.
         value: What the row has instead.
     """
-    return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Mend it.")
+    return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Fix it.")

@@ -2,12 +2,12 @@
 
 | file of questions | format |
 |---|---|
-| .jsonl | a user's own list, or LLaVA-Bench-in-the-Wild: `image`, `text` or `question`; perhaps `answer`, `category` |
-| .jsonl with `turns` | MMSpec: `image` in images/ beside the list, `topic`; the first of the `turns` is asked |
+| .jsonl | a user's list, or LLaVA-Bench-in-the-Wild: `image`, `text` or `question`; optionally `answer`, `category` |
+| .jsonl with `turns` | MMSpec: `image` in images/ next to the list, `topic`; the first of the `turns` is asked |
 | .json with `data` | TextVQA 0.5.1: pictures are {image_id}.jpg |
-| .json with `questions` | VQAv2: pictures are COCO_{subset}_{image_id}.jpg; annotations lie beside the file |
+| .json with `questions` | VQAv2: pictures are COCO_{subset}_{image_id}.jpg; annotations lie next to the file |
 | .json, a list | llava_v1_5_mix665k, or the built-in synthetic test pictures, in the same format |
-| .tsv | `data/samples/images`: columns `file`, `task`, `question`, `answer`; pictures beside the list |
+| .tsv | `data/samples/images`: columns `file`, `task`, `question`, `answer`; pictures next to the list |
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def ask_about(pictures: str | Path, question: str) -> list[ImageQuestion]:
         files = [path] if path.is_file() else []
     if not files:
         raise InputError(
-            f"`images` must be a picture or a folder of pictures ({', '.join(PICTURES)}), but '{path}' is none. Check "
-            "the path."
+            f"`images` must be a picture or a folder of pictures ({', '.join(PICTURES)}), but '{path}' is not one. "
+            "Check the path."
         )
     return [ImageQuestion(file.name, question, (file,), "own pictures") for file in files]
 
@@ -273,7 +273,7 @@ def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
         return {int(row["question_id"]): row for row in rows["annotations"]}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"`questions` must have VQAv2's annotations beside it, but '{beside}' holds none ({error!r}). Fetch it "
+            f"`questions` must have VQAv2's annotations next to it, but '{beside}' holds none ({error!r}). Download it "
             "again."
         ) from None
 

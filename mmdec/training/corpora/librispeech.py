@@ -43,8 +43,8 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
 
     Args:
         root: A folder in LibriSpeech's format, {split}/{speaker}/{chapter}/*.trans.txt next to the sound files. Or a
-            manifest: .tsv with a header, or .jsonl, with `path` (relative to the manifest), `text`, perhaps `speaker`,
-            `chapter` and `split`.
+            manifest: .tsv with a header, or .jsonl, with `path` (relative to the manifest), `text`, optionally
+            `speaker`, `chapter` and `split`.
         split: A folder below `root`, or a value in the manifest's column `split`; None: all. If no row of a manifest
             has a split, speakers are divided into "train" and "dev"; with fewer than three speakers, recordings are.
 
@@ -89,11 +89,11 @@ def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
             text = " ".join(line for _, line in text_lines(beside, "recordings"))
         except InputError as error:
             raise InputError(
-                f"`recordings` must have their transcripts beside them, but '{beside}' cannot be read: "
+                f"`recordings` must have their transcripts next to them, but '{beside}' cannot be read: "
                 f"{problem_of(error)}. Write what is said there; `mmdec bench asr` needs none."
             ) from None
         if not path.is_file():
-            raise InputError(f"`recordings` must be sound files, but '{path}' is none. Check the path.")
+            raise InputError(f"`recordings` must be sound files, but '{path}' is not one. Check the path.")
         utterances.append(Utterance(path, " ".join(text.split()), str(number), str(number), quote_path(path)))
     return utterances
 

@@ -44,7 +44,7 @@ def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
         while raw := file.readline(MAX_LINE + 1):
             number += 1
             if len(raw) > MAX_LINE:
-                raise refuse(f"have lines of at most {MAX_LINE} bytes", "has more", "Mend its line ends.")
+                raise refuse(f"have lines of at most {MAX_LINE} bytes", "has more", "Fix its line ends.")
             try:
                 line = raw.decode("utf-8").removeprefix(MARK).rstrip("\r\n")
             except UnicodeDecodeError as error:
@@ -72,7 +72,7 @@ def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[
         except (ValueError, RecursionError) as error:
             raise InputError(
                 f"`{argument}` must be {rule}, but line {number} of {quote_path(path)} is no JSON "
-                f"({_short(error)}). Mend "
+                f"({_short(error)}). Fix "
                 "the line."
             ) from None
         yield number, value
@@ -103,7 +103,7 @@ def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_
         ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"`{argument}` must be {rule}, but {quote_path(path)} is none ({_short(error)}). Mend the file."
+            f"`{argument}` must be {rule}, but {quote_path(path)} is not one ({_short(error)}). Fix the file."
         ) from None
 
 
@@ -126,7 +126,7 @@ def check_text(text: str, argument: str, place: str) -> str:
             text.encode()
         except UnicodeEncodeError:
             raise InputError(
-                f"`{argument}` must be Unicode text, but {place} has half of a surrogate pair. Mend the text."
+                f"`{argument}` must be Unicode text, but {place} has half of a surrogate pair. Fix the text."
             ) from None
     return text
 
@@ -201,7 +201,7 @@ def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
         if len(row) < 4 or not all(row):
             raise InputError(
                 f"`folder` must hold rows of a name, a group, a sentence and its translations, but line {number} of "
-                f"'{path}' has {len(row)} columns, or an empty one. Mend it, or leave it out."
+                f"'{path}' has {len(row)} columns, or an empty one. Fix it, or leave it out."
             )
         pairs.append(TextPair(row[0], row[1], row[2], tuple(row[3:])))
     if not pairs:

@@ -88,14 +88,19 @@ def plan_windows(
     padded: float,
     pause: tuple[float, float],
 ) -> list[Window]:
-    """Plan one batch of about `total`
+    """Plan one batch: about `total` seconds of windows, each of about `length` seconds, padded to `padded` seconds.
+
+    Each window gets slightly more utterances than fit, and `compose` drops the rest: if windows were not full to the
+    last second, the decoder would never learn to attend there.
 
     Args:
         chapters: The utterance indices of each chapter.
         seconds: The duration of each utterance.
-        pause: Shortest and longest pause in seconds. Each window gets slightly more utterances than fit, and `compose`
-            drops the rest: if windows were not full to the last second, the decoder would never learn to attend there.
-        seconds: Windows with about `length` seconds of sound, padded to `padded` seconds.
+        draw: The source of all random choices.
+        total: Seconds of the batch, padding included.
+        length: Seconds of sound in a window.
+        padded: Seconds of a window with its padding.
+        pause: Shortest and longest pause between two utterances, in seconds.
     """
     windows = []
     for _ in range(max(1, round(total / padded))):

@@ -70,14 +70,10 @@ class Rate:
 
 @dataclass(frozen=True)
 class Score:
-    """A score of a whole corpus, from 0 to 100.
-
-    Args:
-        signature: sacrebleu's string of version and settings.
-    """
+    """A score of a whole corpus, from 0 to 100."""
 
     value: float
-    signature: str
+    signature: str  # sacrebleu's string of version and settings
 
 
 def normalise(text: str) -> str:

@@ -205,7 +205,7 @@ def test_the_message_names_the_callers_options_alone(model: PreTrainedModel, whi
 def test_a_misspelt_option_is_refused_in_one_sentence(
     given: str, meant: str, model: PreTrainedModel, whisper: LoadedWhisper
 ) -> None:
-    sentence = f"`{given}` must be an option of this call or of `model.generate`, but is none."
+    sentence = f"`{given}` must be an option of this call or of `model.generate`, but it is not one."
     sentence += f" Did you mean '{meant}'? Check the spelling." if meant else " Check the spelling."
     options: dict[str, Any] = {given: 4}
     heard = {"sample_rate": RATE, "model": whisper, "drafter": None}

@@ -19,7 +19,7 @@ from mmdec.daspeech.translate import load
 from mmdec.daspeech.translator import NUM_SPECIAL_UNITS, SpeechTranslator
 from mmdec.errors import InputError
 from mmdec.evaluation import judge as judge_transcription
-from mmdec.evaluation.judge import Cascade, Judge, comparison_systems, read, speak
+from mmdec.evaluation.judge import Cascade, Judge, comparison_systems, speak, translate_text
 from mmdec.whisper.transcribe import transcribe
 from tests.conftest import RATE, buzz
 from tests.support import tiny_piece_translator as tiny_heard
@@ -98,7 +98,7 @@ def test_the_cascade_translates_the_judges_transcript(
     systems = comparison_systems(judge, translator)
     assert list(systems) == ["tiny-judge", "cascade"]
     out = systems["cascade"](recording)
-    assert out.text == read(translator.parts, "où est la GARE?") != ""  # type: ignore[arg-type] # of the tiny one
+    assert out.text == translate_text(translator.parts, "où est la GARE?") != ""  # type: ignore[arg-type] # of the tiny one
     assert out.audio is not None
     assert np.array_equal(out.audio, speak(translator, out.text))
     assert list(out.timings) == ["recogniser", "text", "voice"]
@@ -115,10 +115,10 @@ def test_text_is_read_by_the_translators_own_networks(translator: SpeechTranslat
     with torch.inference_mode():
         states = parts.model.read(torch.tensor([numbers]), lengths)
         (units,) = parts.model.ar.generate(states, lengths, unit_limits(lengths)[0])
-    assert read(parts, "Bonjour, madame ?") == parts.english.decode(
+    assert translate_text(parts, "Bonjour, madame ?") == parts.english.decode(
         [unit for unit in units if unit >= NUM_SPECIAL_UNITS]
     )
-    assert read(parts, "...") == ""
+    assert translate_text(parts, "...") == ""
 
 
 def test_an_empty_text_is_silent(translator: SpeechTranslator) -> None:

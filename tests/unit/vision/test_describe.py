@@ -310,7 +310,9 @@ def test_wrong_arguments_are_one_error(vlm: LoadedVlm, options: dict[str, Any], 
 @pytest.mark.parametrize(("given", "meant"), [("max_new_token", "max_new_tokens"), ("on_txt", "on_text")])
 def test_a_misspelt_option_is_refused_in_one_sentence(vlm: LoadedVlm, given: str, meant: str) -> None:
     options: dict[str, Any] = {given: 5}
-    said = f"`{given}` must be an option of this call or of `model.generate`, but is none. Did you mean '{meant}'?"
+    said = (
+        f"`{given}` must be an option of this call or of `model.generate`, but it is not one. Did you mean '{meant}'?"
+    )
     with pytest.raises(InputError, match=re.escape(said)):
         mmdec.describe(pixels(0), model=vlm, drafter=None, **options)
     if meant != "on_text":  # which a chat takes with a question
