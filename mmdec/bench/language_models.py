@@ -237,8 +237,11 @@ def _encode_prompts(
 def _draft(
     draft: str | os.PathLike[str], language: LoadedLanguageModel
 ) -> tuple[LoadedLanguageModel | None, Drafter | None]:
-    """Load what drafts: a smaller language model, or a draft network. Returns (the model, None) or (None, the
-    drafter)."""
+    """Load what drafts: a smaller language model, or a draft network.
+
+    Returns:
+        (the model, None) or (None, the drafter).
+    """
     try:
         return load_language_model(draft, language.model.device), None
     except InputError:  # the folder is not that of a language model, or it has no tokenizer

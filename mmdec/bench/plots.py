@@ -150,7 +150,7 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def _by_length(axes: Axes, report: BenchReport) -> bool:
-    """Plot the speed-up over the output's length, with quartiles. Returns whether the report has the data."""
+    """Plot the speed-up over the output's length, with quartiles, and return whether the report has the data."""
     lines: dict[str, list[Comparison]] = {}
     for row in report.comparisons:
         if row.kind == "length" and row.size is not None and row.times is not None:
@@ -174,8 +174,11 @@ def _by_length(axes: Axes, report: BenchReport) -> bool:
 
 
 def _tokens(axes: Axes, report: BenchReport) -> bool:
-    """Plot the tokens per round of each drafter, by task or by the report's other groups. Returns whether the report
-    has the data."""
+    """Plot the tokens per round of each drafter, by task or by the report's other groups.
+
+    Returns:
+        Whether the report has the data.
+    """
     rows = {
         (row.subject, row.group): row.tokens_per_round
         for row in report.comparisons
@@ -194,7 +197,7 @@ def _tokens(axes: Axes, report: BenchReport) -> bool:
 
 
 def _stages(axes: Axes, report: BenchReport) -> bool:
-    """Plot a stacked bar of milliseconds for each method. Returns whether the report has the data."""
+    """Plot a stacked bar of milliseconds for each method, and return whether the report has the data."""
     if not report.stages:
         return False
     names = [*dict.fromkeys(stage for spent in report.stages.values() for stage in spent if stage != "total")]
@@ -211,8 +214,11 @@ def _stages(axes: Axes, report: BenchReport) -> bool:
 
 
 def _depths(axes: Axes, report: BenchReport) -> bool:
-    """Plot the accepted share at each depth: accepted drafts / drafts that have a node at this depth. Returns whether
-    the report has the data."""
+    """Plot the accepted share at each depth: accepted drafts / drafts that have a node at this depth.
+
+    Returns:
+        Whether the report has the data.
+    """
     for name, shares in report.depths.items():
         axes.plot(range(1, len(shares) + 1), shares, marker="o", markersize=3, label=name)
     if not report.depths:

@@ -157,7 +157,11 @@ def _by_length(
 
 
 def _source(translator: SpeechTranslator, samples: Tensor) -> EncodedSpeech:
-    """Encode samples (T,) of 16 kHz into the decoders' input. Raises InputError if the model recognises nothing."""
+    """Encode samples (T,) of 16 kHz into the decoders' input.
+
+    Raises:
+        InputError: If the model recognises nothing.
+    """
     source = translator.layout.source(translator.layout.features([samples]))
     if not int(source.lengths[0]):
         raise InputError("`recordings` must hold speech that the model hears, but it hears none. Name other ones.")
@@ -165,8 +169,11 @@ def _source(translator: SpeechTranslator, samples: Tensor) -> EncodedSpeech:
 
 
 def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mapping[str, float]]]:
-    """Time three calls after a warm-up. Returns for each call: its seconds from file to samples divided by the source's
-    seconds, and the seconds of each stage."""
+    """Time three calls after a warm-up.
+
+    Returns:
+        For each call: its seconds from file to samples divided by the source's seconds, and the seconds of each stage.
+    """
     translate_speech(path, model=translator)
     calls = []
     for _ in range(3):
@@ -188,13 +195,14 @@ class WholeCalls:
 def _whole_calls(
     translator: SpeechTranslator, recordings: Sequence[Path], repeats: int, judge: Judge | None, log: Log
 ) -> WholeCalls:
-    """Time whole calls, from a file of speech to samples, against autoregressive decoding and the judge, which returns
-    text.
+    """Time whole calls, from a file of speech to samples, against autoregressive decoding and the judge.
+
+    The judge returns text.
 
     Args:
         recordings: Joined end to end and cut.
         repeats: Timed pairs of calls.
-        judge: None: there is none.
+        judge: The recogniser to compare with; None: no comparison.
     """
     sides: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "autoregressive": ("file to samples", partial(translate_speech, model=translator, strategy="autoregressive"))
@@ -241,9 +249,12 @@ def _against_baseline(
 ) -> tuple[Comparison, float]:
     """Time a strategy against autoregressive decoding on whole recordings. Both decode up to </s>.
 
-    Returns: a row with the median, the least and the greatest ratio of the recordings; and the number of units that
+    Returns:
+        A row with the median, the minimum and the maximum ratio of the recordings; and the number of units that
         autoregressive decoding gives for each pass of the strategy.
-    Raises MmdecError if verified units differ from the baseline's.
+
+    Raises:
+        MmdecError: If verified units differ from the baseline's.
     """
     pairs, units, passes = list[PairedTiming](), 0, 0
     for path in recordings:

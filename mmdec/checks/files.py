@@ -131,15 +131,18 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a file atomically: if writing fails, an earlier file stays as it was."""
+    """Write a file atomically: if writing fails, an existing file is not changed."""
     with atomic_file(path) as file:
         file.write(content)
     return Path(path)
 
 
 def _replaced_mode(path: Path) -> int | None:
-    """Return the permissions of the file that will be replaced; None if there is no file. Raises InputError if `path`
-    is not a regular file."""
+    """Return the permissions of the file that will be replaced; None if there is no file.
+
+    Raises:
+        InputError: If `path` is not a regular file.
+    """
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:

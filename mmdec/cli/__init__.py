@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Run the subcommand. Returns the exit code."""
+    """Run the subcommand and return the exit code."""
     try:
         check_transformers()
         app()
@@ -124,7 +124,7 @@ def _run() -> int:
 
 
 def _unwritten(error: OSError) -> int:
-    """Print that an output could not be written. Returns the exit code."""
+    """Print that an output could not be written, and return the exit code."""
     # The reader of a pipe may leave when it has seen enough (`mmdec ... | head`): that is no error to report.
     if error.errno != errno.EPIPE:
         what = "the output" if error.filename is None else f"'{printable(str(error.filename))}'"

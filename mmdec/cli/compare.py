@@ -98,5 +98,5 @@ class Comparer:
 
     @property
     def code(self) -> int:
-        """Return the exit code: 2 if a text differed with and without drafts, else 0."""
+        """The exit code: 2 if a text differed with and without drafts, else 0."""
         return DIFFERENT_EXIT if self._differs else 0

@@ -155,7 +155,14 @@ def write_error(path: Path, error: OSError) -> str:
 
 
 def try_write(target: Path | None, text: str) -> str:
-    """Write `text` to `target`; None: write nothing. Returns the error message, or ""."""
+    """Write `text` to a file.
+
+    Args:
+        target: The file; None: write nothing.
+
+    Returns:
+        The error message; "" if the file was written.
+    """
     if target is None:
         return ""
     try:

@@ -104,7 +104,7 @@ class LiveOptions:
 
     @property
     def stream(self) -> dict[str, float | None]:
-        """Return them as keyword arguments of `LiveTranscriber`."""
+        """These options as keyword arguments of `LiveTranscriber`."""
         every = 1.0 if self.every is None else self.every or None
         return {"every": every, "pause": 1.0 if self.pause is None else self.pause}
 
@@ -161,7 +161,7 @@ class WindowOptions:
 
     @property
     def generate(self) -> dict[str, Any]:
-        """Return those that are given, as keyword arguments of `generate`."""
+        """Those that are given, as keyword arguments of `generate`."""
         given = {name: value for name, value in vars(self).items() if value is not None and value is not False}
         if self.temperature:
             given["temperature"] = self.temperature[0] if len(self.temperature) == 1 else tuple(self.temperature)

@@ -34,10 +34,11 @@ class Tell(Protocol):
     def __call__(self, *, first: bool = False, **values: Any) -> None:
         """Report new values of the page's outputs, by name.
 
-        Raises Stopped if the work was stopped.
-
         Args:
             first: Wait until the page has received the values, before the work goes on.
+
+        Raises:
+            Stopped: If the work was stopped.
         """
         ...
 

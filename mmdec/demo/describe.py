@@ -95,15 +95,19 @@ def check_question(question: str | None) -> str:
 def decode(
     tell: Tell, pixels: np.ndarray, question: str, drafter: str | None, live: bool = False
 ) -> tuple[Description, list[Round]]:
-    """Answer the question once, and return the answer and its rounds.
-
-    Raises Stopped between rounds if the visitor stopped the request.
+    """Answer the question once.
 
     Args:
         tell: Reports to the page.
         pixels: (H, W, 3) uint8.
         drafter: Name of the drafter; None: plain decoding.
         live: Show the text as it is accepted.
+
+    Returns:
+        The answer, and its rounds.
+
+    Raises:
+        Stopped: Between rounds, if the visitor stopped the request.
     """
     rounds: list[Round] = []
     tokenizer = load_vlm(DEFAULT_MODEL).tokenizer

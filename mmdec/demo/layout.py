@@ -97,12 +97,13 @@ def handler(work: Work, outputs: Mapping[str, Any]) -> Callable[..., Iterator[An
 def connect(event: Any, work: Work, inputs: Sequence[Any], outputs: Mapping[str, Any]) -> Any:
     """Call work on an event of a component, in the queue that all decoding shares.
 
-    Returns Gradio's event.
-
     Args:
         event: A method such as `button.click`.
         work: Takes `tell` and the values of the components `inputs`.
         outputs: The name under which the work reports a value -> component.
+
+    Returns:
+        Gradio's event.
     """
     return event(
         handler(work, outputs),

@@ -50,7 +50,7 @@ class Step:
 
     @property
     def count(self) -> int:
-        """Return the number of accepted tokens."""
+        """The number of accepted tokens."""
         return len(self.pieces) + self.silent
 
 
@@ -72,7 +72,7 @@ class Lane:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of all passes."""
+        """The seconds of all passes."""
         return duration(self.steps)
 
     @property

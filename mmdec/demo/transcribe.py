@@ -51,15 +51,19 @@ ID = "mm-transcribe"
 
 
 def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False) -> tuple[Transcript, list[Round]]:
-    """Transcribe the recording once, and return the transcript and its rounds.
-
-    Raises Stopped between rounds if the visitor stopped the request.
+    """Transcribe the recording once.
 
     Args:
         tell: Reports to the page.
         samples: (T,) of 16 kHz.
         drafter: Name of the drafter; None: plain decoding.
         live: Show the text as it is accepted.
+
+    Returns:
+        The transcript, and its rounds.
+
+    Raises:
+        Stopped: Between rounds, if the visitor stopped the request.
     """
     rounds: list[Round] = []
     tokenizer = load_transcriber().tokenizer

@@ -91,7 +91,7 @@ class Measurement:
 
     @property
     def tokens_per_round(self) -> float:
-        """Return the mean tokens per round of mmdec's loop, bonus or correction token included; 1 without a round."""
+        """The mean tokens per round of mmdec's loop, bonus or correction token included; 1 without a round."""
         return self.drafted_tokens / self.rounds if self.rounds else 1.0
 
 

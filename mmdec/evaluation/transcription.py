@@ -305,7 +305,8 @@ def _decode_all(
 ) -> tuple[list[ScoredTranscript], dict[str, list[Measurement]]]:
     """Decode all utterances.
 
-    Returns: for each utterance, the transcript by the first method; and method's name -> the measurement of each batch.
+    Returns:
+        For each utterance, the transcript by the first method; and method's name -> the measurement of each batch.
     """
     transcribed: list[ScoredTranscript] = []
     measured: dict[str, list[Measurement]] = {method.name: [] for method in methods}

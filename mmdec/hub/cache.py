@@ -50,8 +50,10 @@ class LoadedModels(Generic[Model]):
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type[LoadedModels[Model]], tuple[()]]:
-        """A copy of the cache (by copy or pickle) is empty: a lock cannot be copied, and the models would be in memory
-        twice."""
+        """Copy or pickle the cache as an empty one.
+
+        A lock cannot be copied, and the models would be in memory twice.
+        """
         return LoadedModels, ()
 
     def get(self, key: Hashable, read: Callable[[], Model]) -> Model:

@@ -48,8 +48,10 @@ def shipped_names(system: str | None = "daspeech") -> list[str]:
 
 
 def model_kind(directory: Path) -> str:
-    """Return the kind of a model or drafter: the value of "system", else of "model_type", in its config.json; else
-    ""."""
+    """Return the kind of a model or drafter; "" if it has none.
+
+    It is the value of "system", else of "model_type", in config.json.
+    """
     try:
         config = read_settings(directory / "config.json")
     except InputError:

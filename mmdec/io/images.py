@@ -229,7 +229,11 @@ def _from_deep_colours(
 
 
 def _reread(content: bytes, rawmode: str) -> np.ndarray:
-    """Decode a file with another raw mode of PIL. Returns (H, W, channels) uint8."""
+    """Decode a file with another raw mode of PIL.
+
+    Returns:
+        (H, W, channels) uint8.
+    """
     with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
         tiles: list[Any] = image.tile
         image.tile = [

@@ -97,7 +97,7 @@ class TranscriptionEngine:
 
     @property
     def translates(self) -> bool:
-        """Return whether the model can translate into English."""
+        """Whether the model can translate into English."""
         own = self.loaded
         return not isinstance(own, LoadedAudioLm) and can_translate(own.model.generation_config)
 

@@ -176,7 +176,8 @@ class DecodingWorker:
     def _next(self) -> Sequence[Job]:
         """Wait for jobs, and take the next batch: the oldest job, and jobs that can be decoded with it.
 
-        Returns an empty sequence if the worker is closed and the queue is empty.
+        Returns:
+            The batch; empty if the worker is closed and the queue is empty.
         """
         with self._changed:
             while True:
@@ -189,7 +190,8 @@ class DecodingWorker:
     def _batch(self, first: Job) -> Sequence[Job]:
         """Take a batch from the queue: the job `first` and jobs with the same key, at most this thread's share of them.
 
-        Returns an empty sequence if other threads took them meanwhile.
+        Returns:
+            The batch; empty if other threads have taken these jobs meanwhile.
         """
         # clients that were answered together often send their next requests at the same time
         if self._last > 1 and not self._closed:

@@ -233,8 +233,10 @@ def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
 
 
 def _without_units(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Move `units`, the vocabulary, from the checkpoint's hyperparameters to the checkpoint's top level. Otherwise
-    jsonargparse (4.53) would copy all hyperparameters once for each token, which takes minutes. Returns a new dict."""
+    """Return a copy of the checkpoint with `units`, the vocabulary, at the top level instead of in the hyperparameters.
+
+    Otherwise jsonargparse (4.53) would copy all hyperparameters once for each token, which takes minutes.
+    """
     options = dict(checkpoint.get("hyper_parameters") or {})
     if UNITS not in options:
         return checkpoint

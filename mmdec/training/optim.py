@@ -112,9 +112,11 @@ class MuonAdamW(Optimizer):
 
     @torch.no_grad()
     def _step_matrices(self) -> None:
-        """Make Muon's step, for all matrices of one shape at once, in a dtype in which the processor is fast. (torch's
-        own Muon updates the matrices one by one in bfloat16. On a CPU without AVX-512, bfloat16 is 16 times slower than
-        float32.)"""
+        """Make Muon's step, for all matrices of one shape at once, in a dtype in which the processor is fast.
+
+        torch's own Muon updates the matrices one by one in bfloat16. On a CPU without AVX-512, bfloat16 is 16 times
+        slower than float32.
+        """
         for group in self.muon.param_groups:
             orthogonalize = partial(
                 orthogonal, coefficients=group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"]

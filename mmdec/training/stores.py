@@ -95,7 +95,11 @@ class _Rows(Generic[Entry]):
         return name in self.index
 
     def _rows(self, name: str) -> Tensor:
-        """Return the matrix (n, W) of a name in float32. Raises KeyError for an unknown name."""
+        """Read the matrix (n, W) of a name, in float32.
+
+        Raises:
+            KeyError: If the name is unknown.
+        """
         path, begin, entry = self.index[name]
         shape = _count(entry), self.width
         if not shape[0]:  # no rows: a memory map cannot be empty

@@ -51,7 +51,7 @@ class ChunkLayout:
 
     @property
     def head(self) -> int:
-        """Return the number of bytes of a name and a size."""
+        """The number of bytes of a name and a size."""
         return self.name + self.size.size
 
 

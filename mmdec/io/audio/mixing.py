@@ -70,7 +70,7 @@ class Mixer:
 
     @property
     def note(self) -> str:
-        """Return a sentence about channels that were inverted; "" if there were none."""
+        """A sentence about channels that were inverted; "" if there were none."""
         if self._inverted < MIN_NOTED_SECONDS * self._rate:
             return ""
         inverted, seconds = self._inverted / self._rate, self._samples / self._rate

@@ -478,8 +478,11 @@ def _tag(content: bytes, at: int) -> int:
 
 
 def _xing(content: bytes, at: int) -> int | None:
-    """Return the position of the number of frames in the header of Xing or LAME in a file's first frame; None: it has
-    none."""
+    """Find the number of frames in the header of Xing or LAME in a file's first frame.
+
+    Returns:
+        Its byte position; None if there is no such header.
+    """
     for name in (b"Xing", b"Info"):
         place = content.find(name, at, at + 64)
         if place >= 0 and content[place + 7] & 1:

@@ -79,7 +79,7 @@ class VoiceGate:
 
     @property
     def waiting(self) -> int:
-        """Return the number of blocks that wait for their decision."""
+        """The number of blocks that wait for their decision."""
         return len(self._waiting)
 
     def add(self, block: Tensor) -> list[tuple[Tensor, bool]]:
@@ -102,7 +102,7 @@ class VoiceGate:
         return self._add(block, level)
 
     def _add(self, block: Tensor, level: np.ndarray) -> list[tuple[Tensor, bool]]:
-        """Add a block with the levels of its frames. Returns the blocks that are decided now."""
+        """Add a block with the levels of its frames, and return the blocks that are decided now."""
         audible = bool((level >= self._faint).any())
         # digital silence (a microphone that is off) must not lower the noise estimate
         self._levels.append(level[level >= (SILENCE_LEVEL if self._faint == SILENCE_LEVEL else OFF_LEVEL)])
@@ -138,7 +138,7 @@ class SpeechWindow:
 
     @property
     def end(self) -> int:
-        """Return the index in the 16 kHz stream of the first sample after the window."""
+        """The index in the 16 kHz stream of the first sample after the window."""
         return self.start + len(self.samples)
 
 
@@ -177,7 +177,7 @@ class SpeechWindows:
 
     @property
     def sample_count(self) -> int:
-        """Return the number of samples that were added to the stream so far."""
+        """The number of samples that were added to the stream so far."""
         return self._start + sum(map(len, self._blocks)) + self._gate.waiting * BLOCK + len(self._rest)
 
     def add(self, samples: Tensor) -> list[SpeechWindow]:

@@ -181,8 +181,11 @@ def _read_messages(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, st
 
 
 def _text(content: object) -> str | None:
-    """Return the text of a message's content, which is a string or a list of parts of the types "text" and "image".
-    Returns None for any other content."""
+    """Return the text of a message's content; None if the content is malformed.
+
+    Args:
+        content: A string, or a list of parts of the types "text" and "image".
+    """
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") in PARTS for part in content):

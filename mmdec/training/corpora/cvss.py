@@ -79,7 +79,7 @@ class SpeechPair:
 
     @property
     def units(self) -> list[str]:
-        """Return the phones of the English recording without the pauses at both ends; [] if there is no alignment."""
+        """The phones of the English recording without the pauses at both ends; [] if there is no alignment."""
         phones = [phone for phone, _ in self.alignment]
         return phones[spoken_slice(phones)]
 
@@ -165,8 +165,14 @@ def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, 
 
 
 def _read_keyed_table(table: Path) -> dict[str, list[str]]:
-    """Map the first column of a table to the list of the other columns; {} if there is no table. Raises InputError if
-    two rows with the same first column differ."""
+    """Map the first column of a table to the list of the other columns.
+
+    Returns:
+        The map; {} if there is no table.
+
+    Raises:
+        InputError: If two rows with the same first column differ.
+    """
     rows: dict[str, list[str]] = {}
     first: dict[str, tuple[list[str], int]] = {}
     for number, (name, *rest) in read_table(table):

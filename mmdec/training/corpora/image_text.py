@@ -260,8 +260,11 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
 
 
 def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
-    """Read VQAv2's annotation file next to the questions. Returns the annotations by question id; {} if there is no
-    file."""
+    """Read VQAv2's annotation file next to the questions.
+
+    Returns:
+        The annotations by question id; {} if there is no file.
+    """
     name = re.sub(
         r"OpenEnded_|_questions(?=\.json$)", lambda match: "" if "Open" in match[0] else "_annotations", path.name
     )

@@ -279,8 +279,10 @@ def paired_scores(
 
 
 def _chance(result: Any, first: Any) -> float | None:
-    """Return the p value of a system's result against the first system's. For equal scores the p value is 1; sacrebleu
-    reports 0.001. Returns None for the first system."""
+    """Compute the p value of a system's result against the first system's; None for the first system.
+
+    For equal scores the p value is 1; sacrebleu reports 0.001.
+    """
     if result.p_value is None:
         return None
     return 1.0 if result.score == first.score else float(result.p_value)
