@@ -45,12 +45,12 @@ from mmdec.hub.provenance import measurement_conditions
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.language_model import LoadedLanguageModel, load_language_model
 from mmdec.tasks.threads import keep_threads
-from mmdec.training.corpora.chats import SYSTEM, Conversation, read_chats
+from mmdec.training.corpora.chats import SYSTEM_KEY, Conversation, read_chats
 from mmdec.training.corpora.image_text import by_task
 from mmdec.types import Drafter
 
 SMALL, ASSISTED = "small model", "assisted generation"
-FIRST = 20  # new tokens of a call without statistics of earlier calls, as in a new process
+FIRST_CALL_TOKENS = 20  # new tokens of a call without statistics of earlier calls, as in a new process
 MIN_NEW_TOKENS = 8  # a prompt after which the model has positions for fewer new tokens is left out
 MAX_NEW_TOKENS = 128
 
@@ -166,11 +166,11 @@ def bench_language(
     log(f"{len(prompts)} prompts; methods: {', '.join(method.name for method in methods)}")
     singles = [[prompt] for prompt in prompts]
     found = time_methods(harness, methods, singles, repeats, log)
-    log(f"the first {FIRST} tokens of a first call")
-    first = LanguageHarness(language, min(FIRST, max_new_tokens), afresh=True)
+    log(f"the first {FIRST_CALL_TOKENS} tokens of a first call")
+    first = LanguageHarness(language, min(FIRST_CALL_TOKENS, max_new_tokens), afresh=True)
     begun = replace(found, measured=first.interleave([*ours, greedy, PLAIN], singles, repeats, log))
     groups = task_groups([prompt.task for prompt in prompts])
-    beginning = Group(f"first {FIRST} tokens", "all", range(len(prompts)))
+    beginning = Group(f"first {FIRST_CALL_TOKENS} tokens", "all", range(len(prompts)))
     rows = found.comparisons(ours, (greedy, *stock, PLAIN), groups)
     rows += begun.comparisons(ours, (greedy, PLAIN), [beginning])
     kept = "" if not too_long else f", {too_long} left out, which are too long"
@@ -419,5 +419,5 @@ def _prompt(chat: Conversation) -> TextPrompt:
     said = [text for turn in chat.turns for text in turn][:-1]
     task = next((str(chat.notes[name]) for name in TASK_FIELDS if name in chat.notes), "all")
     prompt = TextPrompt.from_turns(task, *said)
-    system = ({"role": SYSTEM, "content": str(chat.notes[SYSTEM])},) if SYSTEM in chat.notes else ()
+    system = ({"role": SYSTEM_KEY, "content": str(chat.notes[SYSTEM_KEY])},) if SYSTEM_KEY in chat.notes else ()
     return TextPrompt(task, (*system, *prompt.messages))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 import torch
 
-from mmdec.bench.report import WALL, Comparison, Kind
+from mmdec.bench.report import WALL_CLOCK, Comparison, Kind
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import error_line
@@ -28,8 +28,8 @@ from mmdec.evaluation.harness import Harness, Input, Log, Measurement, Measureme
 from mmdec.tasks.threads import keep_threads
 from mmdec.types import Draft, Drafter, Scores, Verdict
 
-COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
-LOOKUP = Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": COPIED})
+LOOKUP_TOKENS = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
+LOOKUP = Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": LOOKUP_TOKENS})
 PLAIN = Method.with_drafter("plain", None)  # mmdec's own loop without a drafter
 Result = TypeVar("Result")
 
@@ -192,7 +192,7 @@ class MethodTimings:
         rounds = max(sum(run.rounds for run in last), 1)
         accepted = [run.accepted for run in last if run.accepted is not None]
         rows = []
-        for timed, seconds in ((self.clock, attrgetter("decoder")), (WALL, attrgetter("total"))):
+        for timed, seconds in ((self.clock, attrgetter("decoder")), (WALL_CLOCK, attrgetter("total"))):
             ratios = [
                 seconds(b) / seconds(a)
                 for a_runs, b_runs in zip(ours, theirs, strict=True)

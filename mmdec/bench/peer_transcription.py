@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from mmdec.bench.pairing import PairedTiming
-from mmdec.bench.report import WALL, BenchReport, Comparison, Exactness, Quantity
+from mmdec.bench.report import WALL_CLOCK, BenchReport, Comparison, Exactness, Quantity
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.registry import AUTO
@@ -203,7 +203,7 @@ def compare_engines(sides: Sides, group: str, indices: Sequence[int]) -> list[Co
             for name in (subject, baseline)
         )
         for timed, ours, theirs in (
-            (WALL, a.seconds, b.seconds),
+            (WALL_CLOCK, a.seconds, b.seconds),
             (PROCESSOR, sides[subject, 1].processor, sides[baseline, 1].processor),
         ):
             pairs = PairedTiming.of(
@@ -351,7 +351,7 @@ def _totals(sides: Sides, recordings: int) -> list[Quantity]:
     return [
         Quantity(f"{name}, {count} threads, {what}", _total(laps), "s", recordings)
         for (name, count), side in sides.items()
-        for what, laps in ((WALL, side.seconds), ("processor", side.processor))
+        for what, laps in ((WALL_CLOCK, side.seconds), ("processor", side.processor))
     ]
 
 

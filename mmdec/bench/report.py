@@ -25,7 +25,7 @@ from mmdec.errors import InputError
 FORMAT = "mmdec-bench"
 VERSION = 1
 MAX_REPORT_BYTES = 64 * 2**20  # maximum bytes of a saved run, which is read whole
-WALL = "wall clock"  # the kind of measured time that most tables show
+WALL_CLOCK = "wall clock"  # the kind of measured time that most tables show
 
 Kind = Literal["all", "length", "task", "batch", "shape"]
 
@@ -185,13 +185,13 @@ def merge_runs(runs: Sequence[BenchRun]) -> BenchRun:
 
 
 Rows = list[tuple[str, ...]]
-WIDTH = 80
+TABLE_WIDTH = 80
 MANY_PAIRS = 8  # number of (subject, baseline) pairs; if there are more, subjects share a table
-FIRST = 12  # characters: smallest width of a table's first column, the only one that may be wrapped
+MIN_FIRST_COLUMN = 12  # characters: smallest width of a table's first column, the only one that may be wrapped
 
 
 def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
-    """Format benchmark results as tables of at most `WIDTH` characters a line: one for each pair of subject and
+    """Format benchmark results as tables of at most `TABLE_WIDTH` characters a line: one for each pair of subject and
     baseline.
 
     Args:
@@ -199,11 +199,11 @@ def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
     """
     parts: list[RenderableType] = []
     for title, head, rows in sections(run, changes):
-        parts.append(Text(fill(title, WIDTH)))
+        parts.append(Text(fill(title, TABLE_WIDTH)))
         if head:
             parts.append(_grid(head, rows))
         else:
-            parts += [Text(fill(row[0], WIDTH, initial_indent="  ", subsequent_indent="    ")) for row in rows]
+            parts += [Text(fill(row[0], TABLE_WIDTH, initial_indent="  ", subsequent_indent="    ")) for row in rows]
             parts.append(Text(""))
     return Group(*parts)
 
@@ -244,7 +244,7 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     pairs: dict[tuple[str, str], list[Comparison]] = {}
     for row in report.comparisons:
         pairs.setdefault((row.subject, row.baseline), []).append(row)
-    if len(pairs) > MANY_PAIRS and any(row.timed == WALL for row in report.comparisons):
+    if len(pairs) > MANY_PAIRS and any(row.timed == WALL_CLOCK for row in report.comparisons):
         yield from _many(report.comparisons)
     else:
         for (subject, baseline), rows in pairs.items():
@@ -281,7 +281,7 @@ def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, .
     For each baseline that is not also a subject, one table compares all subjects with it; a row is an input length. The
     last table compares all subjects with the first baseline; a row is a task, a column a subject.
     """
-    shown = [row for row in comparisons if row.timed == WALL]
+    shown = [row for row in comparisons if row.timed == WALL_CLOCK]
     subjects = list(dict.fromkeys(row.subject for row in shown))
     baselines = [name for name in dict.fromkeys(row.baseline for row in shown) if name not in subjects]
     order = list(dict.fromkeys(row.group for row in shown))
@@ -290,7 +290,7 @@ def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, .
         rows.sort(key=lambda row: (order.index(row.group), subjects.index(row.subject)))
         several = [replace(row, group=f"{row.group}: {row.subject}") for row in rows]
         if several:
-            yield f"Against {baseline}, {WALL}", *_comparison_table(several)
+            yield f"Against {baseline}, {WALL_CLOCK}", *_comparison_table(several)
     cells = {
         (row.group, row.subject): _number(row.times)
         for row in shown
@@ -300,7 +300,7 @@ def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, .
         groups = list(dict.fromkeys(group for group, _ in cells))
         for some in (subjects[start : start + 7] for start in range(0, len(subjects), 7)):
             table = [(group, *(cells.get((group, name), "-") for name in some)) for group in groups]
-            yield f"Times faster than {baselines[0]}, {WALL}, by task", ("", *some), table
+            yield f"Times faster than {baselines[0]}, {WALL_CLOCK}, by task", ("", *some), table
     yield "Quartiles by task, the decoder alone, and the methods against each other: --json", (), []
 
 
@@ -364,8 +364,8 @@ def hardware_line(hardware: dict[str, Any]) -> str:
 def _grid(head: Sequence[str], rows: Rows) -> Table:
     columns = [*zip(head, *rows, strict=True)]
     rest = sum(max(map(len, column)) for column in columns[1:])
-    gap = 2 if FIRST + rest + 2 * len(head) < WIDTH else 1
-    first = min(max(map(len, columns[0])), max(FIRST, WIDTH - gap * len(head) - rest - 1))
+    gap = 2 if MIN_FIRST_COLUMN + rest + 2 * len(head) < TABLE_WIDTH else 1
+    first = min(max(map(len, columns[0])), max(MIN_FIRST_COLUMN, TABLE_WIDTH - gap * len(head) - rest - 1))
     grid = Table(box=SIMPLE_HEAD, padding=(0, gap - 1, 0, 0))
     grid.add_column(escape(head[0]), min_width=first, max_width=first, overflow="fold")
     for name in head[1:]:
@@ -414,7 +414,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 # fields that should be equal in two runs that are compared; the packages' versions should be, too
-SURROUNDINGS = ("cpu", "cores", "threads", "device", "target", "dtype", "batch", "python")
+MACHINE_FIELDS = ("cpu", "cores", "threads", "device", "target", "dtype", "batch", "python")
 
 
 @dataclass(frozen=True)
@@ -496,7 +496,7 @@ def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     """
     lines = [
         f"{name} {before.get(name)!s} then, {now.get(name)!s} now"
-        for name in SURROUNDINGS
+        for name in MACHINE_FIELDS
         if now.get(name) != before.get(name)
     ]
     mine, theirs = now.get("versions") or {}, before.get("versions") or {}

@@ -36,8 +36,8 @@ from mmdec.whisper.checkpoint import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.whisper.decoder import decoder_of_layers
 
 SPLITS = ("test", "paragraphs")
-BINS = ((1, 5), (6, 10), (11, 20), (21, 39), (40, 10_000))  # least and most words of each bin of recordings
-LONG = BINS[-1]
+WORD_BINS = ((1, 5), (6, 10), (11, 20), (21, 39), (40, 10_000))  # least and most words of each bin of recordings
+LONGEST_BIN = WORD_BINS[-1]
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ def _report(
         rows: Rows of the report for batches.
         machine: The report's `hardware`.
     """
-    count, whole = len(chosen), Group(f"{LONG[0]} and more", "all", long)
-    lengths = length_groups([max(recording.words, 1) for recording in chosen], BINS, "words")
+    count, whole = len(chosen), Group(f"{LONGEST_BIN[0]} and more", "all", long)
+    lengths = length_groups([max(recording.words, 1) for recording in chosen], WORD_BINS, "words")
     comparisons = [row for group in lengths for row in alone.rows("medusa", "greedy", group)]
     exact = [Exactness("tokens of medusa and of transformers' greedy loop", count, count)]
     for name in list(alone.measured)[2:]:
@@ -171,9 +171,8 @@ def _report(
 
 
 def _long(chosen: Sequence[Recording]) -> list[int]:
-    """Return the indices of the recordings with the most words (`LONG`); if there are none, the index of the longest
-    recording."""
-    indices = [index for index, recording in enumerate(chosen) if recording.words >= LONG[0]]
+    """Return the indices of the recordings in `LONGEST_BIN`; if there are none, the index of the longest recording."""
+    indices = [index for index, recording in enumerate(chosen) if recording.words >= LONGEST_BIN[0]]
     return indices or [max(range(len(chosen)), key=lambda index: chosen[index].words)]
 
 
@@ -184,14 +183,14 @@ def from_corpus(
     per_bin: int,
     admission: Admission = STRICT,
 ) -> list[Recording]:
-    """Choose `per_bin` recordings for each range of lengths in `BINS`, evenly spaced over the splits.
+    """Choose `per_bin` recordings for each range of lengths in `WORD_BINS`, evenly spaced over the splits.
 
     Args:
         admission: Which paths in the corpus's lists are accepted.
     """
     rows = read_splits(os.fspath(corpus), list(splits), admission)
     chosen = []
-    for low, high in BINS:
+    for low, high in WORD_BINS:
         fitting = [row for row in rows if low <= len(row.text.split()) <= high]
         for row in evenly_spaced(fitting, per_bin):
             chosen.append(Recording(row.path.name, len(row.text.split()), harness.read(row.path)))

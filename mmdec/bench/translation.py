@@ -41,8 +41,8 @@ from mmdec.kernels.dag_decode import LatticePath
 
 UNITS_A_SECOND = 10.0  # assumed number of English phones for a second of French, as in the phrasebook corpus
 PIECES_A_SECOND = 4.4  # English pieces for a second of French, as in everyday sentences of neural TTS voices
-TIMED = ("lookahead", "reranked", "verified")  # strategies that are timed on whole recordings
-WHOLE = (3.0, 10.0)  # seconds of speech in the two recordings on which whole calls are timed
+TIMED_STRATEGIES = ("lookahead", "reranked", "verified")  # strategies that are timed on whole recordings
+WHOLE_CALL_SECONDS = (3.0, 10.0)  # seconds of speech in the two recordings on which whole calls are timed
 GATE_UNITS = 40  # the most units that `gate` decodes
 # maximum difference of logits: cached and full pass round differently, so two units with near-equal logits may change
 # order
@@ -64,7 +64,7 @@ def bench_speech(
     By length, the baseline decodes exactly `UNITS_A_SECOND` phones, or `PIECES_A_SECOND` pieces, for each second; the
     graph's size follows from the source frames or pieces. "From file to samples" includes reading, features, all
     networks and words. Strategies are compared by the seconds of linguistic decoding that the call returns. Whole calls
-    on speech of `WHOLE` seconds are timed against the baseline and the judge.
+    on speech of `WHOLE_CALL_SECONDS` seconds are timed against the baseline and the judge.
 
     Args:
         recordings: Files of speech. For a source length, they are joined end to end and cut.
@@ -87,8 +87,8 @@ def bench_speech(
     log(f"decoders by length of the source: {', '.join(f'{length:g}' for length in seconds)} s")
     with torch.inference_mode():
         rows = _by_length(translator, recordings, seconds, repeats)
-    log(f"{len(recordings)} recordings: {', '.join(TIMED)} against the baseline, then file to samples")
-    against = {name: _against_baseline(recordings, translator, name, repeats) for name in TIMED}
+    log(f"{len(recordings)} recordings: {', '.join(TIMED_STRATEGIES)} against the baseline, then file to samples")
+    against = {name: _against_baseline(recordings, translator, name, repeats) for name in TIMED_STRATEGIES}
     calls = [call for path in recordings for call in _calls(path, translator)]
     rates = [1e3 * rate for rate, _ in calls]
     whole = _whole_calls(translator, recordings, repeats, judge, log)
@@ -212,7 +212,7 @@ def _whole_calls(
     subject, found = translator.decoding.strategy, WholeCalls()
     sounds, rows = [audio.load_audio(path) for path in recordings], {name: list[Comparison]() for name in sides}
     with TemporaryDirectory(prefix="mmdec-bench-") as folder:
-        for seconds in WHOLE:
+        for seconds in WHOLE_CALL_SECONDS:
             log(f"whole calls on {seconds:g} s of speech against {' and '.join(sides)}")
             path = audio.save_audio(Path(folder) / f"{seconds:g}.wav", _join_recordings(sounds, seconds).numpy())
             calls: list[float] = []  # seconds of each call of `ours`

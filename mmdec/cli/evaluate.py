@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mmdec.bench.report import FIRST, hardware_line
+from mmdec.bench.report import MIN_FIRST_COLUMN, hardware_line
 from mmdec.cli.options import (
     OWN_PROMPT,
     SPEECH_CORPUS,
@@ -209,13 +209,13 @@ def vlm(
 
 
 MAX_FIGURE_COLUMNS = 2  # number of columns of figures side by side; more do not fit into 80 columns
-LABEL = 30  # most characters of a label on one line; longer labels are wrapped, figures are not
+LABEL_WIDTH = 30  # most characters of a label on one line; longer labels are wrapped, figures are not
 
 
 def grid_of(*names: str) -> Table:
     """Make an empty table: a column of labels, and one column of figures for each name."""
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    grid.add_column("", max_width=LABEL)
+    grid.add_column("", max_width=LABEL_WIDTH)
     for name in names:
         grid.add_column(name, justify="right", no_wrap=True)
     return grid
@@ -395,7 +395,7 @@ def vlm_table(report: dict[str, Any]) -> RenderableType:
     other = ", pictures swapped" if report["swapped"] else ""
     title = f"{report['model']} on {report['questions']}{other}, n = {report['n']}, drafter {report['drafter']}"
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    grid.add_column("", max_width=FIRST, overflow="fold")
+    grid.add_column("", max_width=MIN_FIRST_COLUMN, overflow="fold")
     for name in ("right, % [95 %]", "of", "tokens\na round", "accepted\na round", "drafter's\nshare, %", "s,\nmedian"):
         grid.add_column(name, justify="right", no_wrap=True)
     rows = list(report["by_task"].items())

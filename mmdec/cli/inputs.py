@@ -16,11 +16,11 @@ from unicodedata import normalize
 from mmdec import InputError
 from mmdec.checks.files import error_reason, failure_message, open_regular, printable, quote_path, write_atomically
 
-SOUNDS = (
+SOUND_SUFFIXES = (
     *(".wav", ".flac", ".ogg", ".oga", ".mp3", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64"),
     *(".m4a", ".m4b", ".mp4", ".mov", ".webm", ".mka", ".mkv"),
 )
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
 @final
@@ -32,8 +32,8 @@ class FileKind:
     suffixes: tuple[str, ...]  # the files to take from folders
 
 
-AUDIO_FILES = FileKind("audio", SOUNDS)
-IMAGE_FILES = FileKind("image", PICTURES)
+AUDIO_FILES = FileKind("audio", SOUND_SUFFIXES)
+IMAGE_FILES = FileKind("image", PICTURE_SUFFIXES)
 
 
 @final

@@ -20,7 +20,7 @@ from mmdec.cli.options import STDOUT, with_option_groups
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-WIDTH = 80  # most characters in a line of a table, even on a wider terminal
+TABLE_WIDTH = 80  # most characters in a line of a table, even on a wider terminal
 
 
 def report_target(name: str, suffix: str, printed: bool = True) -> Callable[[Any], Any]:
@@ -178,7 +178,7 @@ def print_table(table: RenderableType) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.width = min(console.width, WIDTH)
+    console.width = min(console.width, TABLE_WIDTH)
     console.print(table)
 
 

@@ -19,7 +19,7 @@ from mmdec.checks.files import json_text
 from mmdec.cli.inputs import FileKind, input_files
 from mmdec.cli.progress import progress_bar
 from mmdec.jobs.manifest import SUFFIXES, Row, is_manifest, read_manifest
-from mmdec.jobs.many import COLUMNS, Work, run_locally
+from mmdec.jobs.many import ARGUMENT_COLUMNS, Work, run_locally
 
 __all__ = ["SpreadOptions", "Work"]
 
@@ -142,4 +142,4 @@ def _rows(verb: str, inputs: Sequence[str | Path], output: Path, kind: FileKind)
     if len(inputs) > 1:
         raise InputError(f"A list ({', '.join(SUFFIXES)}) must be the only input, but is one of {len(inputs)}.")
     path = Path(inputs[0])
-    return read_manifest(path, COLUMNS[verb]), os.path.dirname(os.path.abspath(path))
+    return read_manifest(path, ARGUMENT_COLUMNS[verb]), os.path.dirname(os.path.abspath(path))

@@ -17,7 +17,7 @@ MAX_FORM = 100_000  # maximum bytes besides the file in an upload's request
 MAX_MESSAGE = 1_000_000  # maximum bytes of any other request
 TOTAL_BYTES = 1_000_000_000  # maximum bytes that the server stores for all visitors at one time
 DISK_BLOCK_BYTES = 4096  # bytes that a smaller file is counted as, because it takes a whole block on the disk
-AGE = 3600  # seconds after which uploads and sounds are deleted
+MAX_FILE_AGE = 3600  # seconds after which uploads and sounds are deleted
 LOCAL = ("localhost", "127.0.0.1", "::1")
 UPLOAD = "/gradio_api/upload"
 CLOSED = (  # addresses that the page closes: Gradio's pages for programs and administrators
@@ -162,7 +162,7 @@ def uploads_folder() -> Path:
 def clean_uploads(folder: Path, now: Callable[[], float] = time.time) -> int:
     """Count the bytes of all files in the folder, at least a disk block for each.
 
-    Also delete remains of broken uploads that are older than `AGE` seconds, because Gradio does not delete them.
+    Also delete the remains of broken uploads older than `MAX_FILE_AGE` seconds, because Gradio does not.
 
     Args:
         now: Function that returns the time in seconds, counted like the files' modification times.
@@ -173,7 +173,7 @@ def clean_uploads(folder: Path, now: Callable[[], float] = time.time) -> int:
             path = Path(place, name)
             try:
                 state = path.lstat()
-                if path.parent == folder and now() - state.st_mtime > AGE:
+                if path.parent == folder and now() - state.st_mtime > MAX_FILE_AGE:
                     path.unlink()
                 else:
                     total += max(state.st_size, DISK_BLOCK_BYTES)

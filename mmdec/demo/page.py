@@ -22,11 +22,11 @@ from starlette.middleware import Middleware
 from mmdec.demo import describe, samples, transcribe, translate
 from mmdec.demo.background import DECODERS
 from mmdec.demo.layout import style, theme
-from mmdec.demo.limits import AGE, MAX_BYTES, RequestGuard, private_uploads
+from mmdec.demo.limits import MAX_BYTES, MAX_FILE_AGE, RequestGuard, private_uploads
 
 TABS = (translate, transcribe, describe)  # modules of the tabs, in the page's order
-WAITING = 64  # the most requests in the queue; further ones are refused
-SWEEP = 600  # seconds between two deletions of uploads and sounds that are older than `AGE` seconds
+MAX_QUEUED = 64  # the most requests in the queue; further ones are refused
+SWEEP_SECONDS = 600  # seconds between two deletions of uploads and sounds that are older than `MAX_FILE_AGE` seconds
 LOCAL = "127.0.0.1"  # Gradio tests at this address whether the port is free, even if `host` is another
 TITLE = "mmdec: parallel decoding, pass by pass"
 LEAD = (
@@ -38,12 +38,12 @@ LEAD = (
 
 def build() -> gr.Blocks:
     """Build the page, without serving it."""
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(SWEEP, AGE)) as page:
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(SWEEP_SECONDS, MAX_FILE_AGE)) as page:
         gr.HTML(LEAD)
         with gr.Tabs():
             for tab in TABS:
                 tab.tab()
-    page.queue(max_size=WAITING, default_concurrency_limit=DECODERS)
+    page.queue(max_size=MAX_QUEUED, default_concurrency_limit=DECODERS)
     return page
 
 

@@ -39,7 +39,7 @@ from mmdec.pretrained.language_model import (
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm, reads_images
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.ropes import max_positions
-from mmdec.training.corpora.chats import SYSTEM, read_chats
+from mmdec.training.corpora.chats import SYSTEM_KEY, read_chats
 from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Context, Drafter, Needs
 from mmdec.vision.describe import model_inputs, read_question, render_chat, user_message
@@ -397,7 +397,7 @@ def read_prompts(path: Path, limit: int | None) -> list[DoctorPrompt]:
         InputError: For a file in none of these formats, naming the line or row.
     """
     return [
-        DoctorPrompt(chat.turns[0][0], str(chat.notes.get(SYSTEM, "")), chat.images)
+        DoctorPrompt(chat.turns[0][0], str(chat.notes.get(SYSTEM_KEY, "")), chat.images)
         for chat in evenly_spaced(read_chats(path), limit)
     ]
 

@@ -149,7 +149,7 @@ def _cut_at_end(row: list[int], model: Any) -> list[int]:
 
 QUESTIONS = "data/samples/images/samples.tsv"
 PROMPT = "Describe this image."  # the question about a user's own pictures
-EVERY = 50  # questions between two lines of progress
+LOG_INTERVAL = 50  # questions between two lines of progress
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ def _answers(
             reason = str(errors[index]) if index in errors else ""
             other = answer is not None and not right and _in_other_words(question, answer.text)
             answered.append(ScoredAnswer(question, answer, 0.0 if answer is None else right, of, reason, other))
-        if len(answered) // EVERY > before // EVERY or len(answered) == len(questions):
+        if len(answered) // LOG_INTERVAL > before // LOG_INTERVAL or len(answered) == len(questions):
             log(f"answered {len(answered)} of {len(questions)}")
     return answered
 

@@ -169,7 +169,7 @@ class TranscriptionHarness(Harness[Tensor]):
 
 
 ENGLISH = ("en", "english")
-EVERY = 50  # utterances between two lines of progress
+LOG_INTERVAL = 50  # utterances between two lines of progress
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def _decode_all(
     for start in range(0, len(rows), batch_size):
         before = len(transcribed)
         _decode(harness, methods, rows[start : start + batch_size], transcribed, measured)
-        if len(transcribed) // EVERY > before // EVERY or len(transcribed) == len(rows):
+        if len(transcribed) // LOG_INTERVAL > before // LOG_INTERVAL or len(transcribed) == len(rows):
             log(f"transcribed {len(transcribed)} of {len(rows)}")
     return transcribed, measured
 

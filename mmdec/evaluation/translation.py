@@ -32,8 +32,14 @@ from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.corpora.text_files import check_limit, evenly_spaced, references_of
 from mmdec.training.metrics import text as metrics
 
-COMPARED = ("beam", "lookahead", "reranked", "autoregressive", "verified")  # the strategies that are scored by default
-NOISES = 32  # number of white noises that are scored as a lower bound
+DEFAULT_STRATEGIES = (
+    "beam",
+    "lookahead",
+    "reranked",
+    "autoregressive",
+    "verified",
+)  # the strategies that are scored by default
+NOISE_COUNT = 32  # number of white noises that are scored as a lower bound
 NOISE_LEVEL = 0.1  # standard deviation of the noises' samples; full scale is 1
 # how texts are normalised before ASR-BLEU is computed
 NORMALISATION = "lower case, no punctuation, numbers in words, on both sides"
@@ -246,7 +252,7 @@ def own_systems(
 
     Args:
         model: None: the shipped model.
-        strategies: None: those in `COMPARED`; a model without a graph decoder has only "autoregressive".
+        strategies: None: those in `DEFAULT_STRATEGIES`; a model without a graph decoder has only "autoregressive".
 
     Raises:
         InputError: If there is no such model, or a strategy is unknown.
@@ -254,7 +260,7 @@ def own_systems(
     check_threads(threads)
     loaded = load(DEFAULT_MODEL if model is None else model, device)
     if strategies is None:
-        strategies = ("autoregressive",) if loaded.model.decoder is None else COMPARED
+        strategies = ("autoregressive",) if loaded.model.decoder is None else DEFAULT_STRATEGIES
     for strategy in strategies:
         loaded.supported_strategy(strategy)
     runs = {
@@ -431,7 +437,7 @@ def _add_recordings(
         "judge_word_error_rate": metrics.word_error_rate(transcripts, [row.translation for row in rows]),
         "asr_bleu_shuffled": _shuffled_score(transcripts, references),
     }
-    report["asr_bleu_noise"] = _noise_score(judge, recordings[:NOISES], references[:NOISES])
+    report["asr_bleu_noise"] = _noise_score(judge, recordings[:NOISE_COUNT], references[:NOISE_COUNT])
     return best.value
 
 

@@ -20,9 +20,9 @@ from mmdec.errors import InputError
 
 SUFFIXES = (".tsv", ".jsonl", ".parquet")
 # possible names of the column that holds paths; the first one that exists is used
-PATHS = ("path", "file", "audio", "image", "input")
+PATH_COLUMNS = ("path", "file", "audio", "image", "input")
 MAX_LINE = 1 << 20  # maximum bytes of one line; the row of a longer line cannot be used
-MARK = "\ufeff"  # byte order mark, which some editors write at the beginning of a file
+BYTE_ORDER_MARK = "\ufeff"  # byte order mark, which some editors write at the beginning of a file
 
 
 @final
@@ -61,7 +61,7 @@ def read_manifest(path: Path, options: Sequence[str] = ()) -> list[Row]:
         InputError: If the file cannot be read, has no row, or no column of paths; if pyarrow is missing.
     """
     read = {".tsv": _tsv, ".jsonl": _jsonl, ".parquet": _parquet}[path.suffix.lower()]
-    rows = [_row(index, values, options) for index, values in enumerate(read(path, [*PATHS, "id", *options]))]
+    rows = [_row(index, values, options) for index, values in enumerate(read(path, [*PATH_COLUMNS, "id", *options]))]
     if not rows:
         raise InputError(f"`manifest` must have a row, but '{quote_path(path)}' has none. Write some.")
     return rows
@@ -89,18 +89,18 @@ def _row(index: int, values: Mapping[str, Any] | str, options: Sequence[str]) ->
     wrong = next((name for name, value in values.items() if not isinstance(value, (str, int))), None)
     if wrong is not None:
         return Row(index, "", refusal=f"the row must have text as {wrong}, but has {type(values[wrong]).__name__}.")
-    path = next((str(values[name]) for name in PATHS if values.get(name, "") != ""), "")
+    path = next((str(values[name]) for name in PATH_COLUMNS if values.get(name, "") != ""), "")
     own = tuple((name, str(values[name])) for name in options if values.get(name, "") != "")
-    refusal = "" if path else f"the row must have a path ({', '.join(PATHS)}), but has none."
+    refusal = "" if path else f"the row must have a path ({', '.join(PATH_COLUMNS)}), but has none."
     return Row(index, path, str(values.get("id", "")), own, refusal)
 
 
 def _tsv(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, str] | str]:
     lines = _lines(path)
-    names = next(lines, "").removeprefix(MARK).split("\t")
-    if not set(names).intersection(PATHS):
+    names = next(lines, "").removeprefix(BYTE_ORDER_MARK).split("\t")
+    if not set(names).intersection(PATH_COLUMNS):
         raise InputError(
-            f"`manifest` must name its columns in its first line, one of them {', '.join(PATHS)}, but "
+            f"`manifest` must name its columns in its first line, one of them {', '.join(PATH_COLUMNS)}, but "
             f"'{quote_path(path)}' names {printable(', '.join(names)):.100}. Add that line."
         )
     for line in lines:
@@ -119,7 +119,7 @@ def _jsonl(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any] | str]:
             yield line[1:]
             continue
         try:
-            value = json.loads(line.removeprefix(MARK))
+            value = json.loads(line.removeprefix(BYTE_ORDER_MARK))
         except (ValueError, RecursionError):
             yield "the row must be JSON, but is not."
             continue
@@ -157,9 +157,10 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
     try:
         file = parquet.ParquetFile(path)
         columns = [name for name in wanted if name in file.schema_arrow.names]
-        if not set(columns).intersection(PATHS):
+        if not set(columns).intersection(PATH_COLUMNS):
             raise InputError(
-                f"`manifest` must have a column {', '.join(PATHS)}, but '{quote_path(path)}' has none. Rename one."
+                f"`manifest` must have a column {', '.join(PATH_COLUMNS)}, but '{quote_path(path)}' has none. "
+                "Rename one."
             )
         for batch in file.iter_batches(columns=columns):
             for values in batch.to_pylist():

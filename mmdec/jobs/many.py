@@ -1,7 +1,7 @@
 """Applies one call to the many rows of a list, in parts, so that a killed run can be continued.
 
-A list is divided by position into parts of `PART` rows. The results of a part are one file, which is written last and
-in one step; so a part is done if and only if this file exists. A continued run processes the parts without this file. A
+A list is divided by position into parts of `ROWS_PER_PART` rows. The results of a part are one file, which is written last
+and in one step; so a part is done if and only if this file exists. A continued run processes the parts without this file. A
 part that was interrupted is processed again from its beginning, with the same file names. Shards of a job scheduler,
 Ray's workers and a single process use the same code and write the same folder:
 
@@ -28,9 +28,9 @@ from mmdec.checks.files import failure_message, json_text, quote_path, read_json
 from mmdec.errors import InputError, MmdecError
 from mmdec.jobs.manifest import Row, digest, pyarrow_parquet
 
-PART = 32  # rows in a part: few, so that a killed run loses little; but enough to limit the number of files
-TABLES = ("jsonl", "parquet")
-COLUMNS: Mapping[str, tuple[str, ...]] = {  # command -> columns of a list that are arguments of its call
+ROWS_PER_PART = 32  # rows in a part: few, so that a killed run loses little; but enough to limit the number of files
+TABLE_FORMATS = ("jsonl", "parquet")
+ARGUMENT_COLUMNS: Mapping[str, tuple[str, ...]] = {  # command -> columns of a list that are arguments of its call
     "translate": (),
     "transcribe": ("language", "prompt"),
     "describe": ("prompt",),
@@ -39,7 +39,7 @@ CHANGEABLE_OPTIONS = (
     "threads",
     "batch_size",
 )  # options that may change when a run is continued, because they do not change results
-BATCH = 8  # batch size, unless the options have `batch_size`
+DEFAULT_BATCH_SIZE = 8  # batch size, unless the options have `batch_size`
 Part = tuple[int, Sequence[Row]]  # index of a part, and its rows
 Call = Callable[..., Sequence[Any]]  # function: (list of paths, keyword options) -> results
 
@@ -70,11 +70,16 @@ class Work:
             InputError: If run.json describes another computation.
             OSError: If the folder cannot be written.
         """
-        if self.table not in TABLES:
-            raise InputError(f"`table` must be {' or '.join(TABLES)}, but is {self.table!r}. Choose one.")
+        if self.table not in TABLE_FORMATS:
+            raise InputError(f"`table` must be {' or '.join(TABLE_FORMATS)}, but is {self.table!r}. Choose one.")
         if self.table == "parquet":
             pyarrow_parquet()
-        settings: dict[str, Any] = {"verb": self.verb, "manifest": digest(rows), "rows": len(rows), "part": PART}
+        settings: dict[str, Any] = {
+            "verb": self.verb,
+            "manifest": digest(rows),
+            "rows": len(rows),
+            "part": ROWS_PER_PART,
+        }
         settings |= {name: getattr(self, name) for name in ("model", "table", "files", "dtype", "vocoder")}
         settings = json.loads(
             json_text(settings | {"options": {k: v for k, v in self.options.items() if k not in CHANGEABLE_OPTIONS}})
@@ -110,8 +115,8 @@ class Work:
             rows: The whole list.
             shard: (number of the shard from 1, number of shards).
         """
-        numbers = range(shard[0] - 1, -(-len(rows) // PART), shard[1])
-        return [(number, rows[number * PART : (number + 1) * PART]) for number in numbers]
+        numbers = range(shard[0] - 1, -(-len(rows) // ROWS_PER_PART), shard[1])
+        return [(number, rows[number * ROWS_PER_PART : (number + 1) * ROWS_PER_PART]) for number in numbers]
 
     def failures(self, shard: tuple[int, int] = (1, 1)) -> Iterator[dict[str, Any]]:
         """Yield the failed rows of a shard's parts, as they are recorded in `failed/`.
@@ -182,7 +187,7 @@ class PartWorker:
             if not row.refusal:
                 alike[row.options].append(row)
         for options, group in alike.items():
-            size = self._work.options.get("batch_size", BATCH)
+            size = self._work.options.get("batch_size", DEFAULT_BATCH_SIZE)
             for start in range(0, len(group), size):
                 batch = group[start : start + size]
                 paths = [os.path.join(self._work.base, row.path) for row in batch]

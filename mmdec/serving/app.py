@@ -32,7 +32,7 @@ from mmdec.whisper.transcribe import DEFAULT_MODEL as TRANSCRIBES
 # models that are served if the user names none: the shipped transcriber, translator and vision-language model
 MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)
 BACKLOG = 2048  # maximum number of new connections that wait until the server accepts them; uvicorn's default
-GRACE = 120  # seconds that open requests get to finish after the server received a signal to stop
+SHUTDOWN_SECONDS = 120  # seconds that open requests get to finish after the server received a signal to stop
 
 
 def build(server: Server, origins: Sequence[str] = ()) -> FastAPI:
@@ -190,7 +190,7 @@ def make_server(
     Raises:
         InputError: For a model that cannot be loaded, or two models of the same name.
     """
-    config = uvicorn.Config("", timeout_graceful_shutdown=GRACE, log_level="warning")
+    config = uvicorn.Config("", timeout_graceful_shutdown=SHUTDOWN_SECONDS, log_level="warning")
     options = EngineOptions(rows, threads, mmdec.DecodingStatistics())
     engines = dict[str, AnyEngine]()
     for model in names or MODELS:

@@ -28,7 +28,7 @@ from mmdec.tasks.confidence import LIKELY_WRONG
 log = logging.getLogger(__name__)
 UNCACHED = {"Cache-Control": "no-store"}
 EXPOSED_HEADERS = ("Retry-After", "X-Confidence", "X-Note", "X-Should-Retry", "X-Text")  # pages may read them
-READERS = 2  # maximum number of uploads that are decoded to samples or pixels at the same time
+MAX_UPLOAD_READERS = 2  # maximum number of uploads that are decoded to samples or pixels at the same time
 T = TypeVar("T")
 Engine = TypeVar("Engine", bound=AnyEngine)
 
@@ -97,7 +97,7 @@ class Server:
         self.began = int(time.time())
         self.open = self.sessions = 0
         self._token = None if token is None else f"Bearer {token}".encode()
-        self._reading = asyncio.Semaphore(READERS)
+        self._reading = asyncio.Semaphore(MAX_UPLOAD_READERS)
 
     def is_authorised(self, headers: Mapping[bytes, bytes]) -> bool:
         """Return whether a request is authorised: its headers have the right token, or the server needs none."""
@@ -123,7 +123,7 @@ class Server:
         raise ApiError(404, f"`model` must be one of: {listed}.", code="model_not_found", param="model")
 
     async def read(self, function: Callable[[], T]) -> T:
-        """Run, in a thread, a function that decodes an upload. At most `READERS` such threads run at the same time."""
+        """Run a function that decodes an upload in a thread; at most `MAX_UPLOAD_READERS` run at the same time."""
         async with self._reading:
             return await asyncio.to_thread(function)
 

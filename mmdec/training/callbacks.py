@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from mmdec.training.checkpoints import any_process
 from mmdec.training.optim import Schedule
-from mmdec.training.processes import TERMINATED
+from mmdec.training.processes import EXIT_CODE_TERMINATED
 
 
 class PlainProgress(Callback):
@@ -90,10 +90,15 @@ class TimeLimit(Timer):
         return {}
 
 
-WIDTH = 24  # width of the progress bar, in characters
-RECENT = 10  # the shown tokens per round are an average over about this many training steps
-CHAIN = 4  # tokens in a drafted chain, when modules estimate tokens per decoding round in training ("train/round")
-EVERY = {True: 0.5, False: 10.0}  # seconds between two updates of the bar; True: on a terminal, False: elsewhere
+BAR_WIDTH = 24  # width of the progress bar, in characters
+AVERAGED_STEPS = 10  # the shown tokens per round are an average over about this many training steps
+ESTIMATED_CHAIN_LENGTH = (
+    4  # tokens in a drafted chain, when modules estimate tokens per decoding round in training ("train/round")
+)
+UPDATE_SECONDS = {
+    True: 0.5,
+    False: 10.0,
+}  # seconds between two updates of the bar; True: on a terminal, False: elsewhere
 
 
 class StageBar(Callback):
@@ -129,8 +134,8 @@ class StageBar(Callback):
         self.loss = self.loss if value is None else float(value)
         if (found := trainer.callback_metrics.get("train/round")) is not None:
             before = float(found) if self.rounds is None else self.rounds
-            self.rounds = before + (float(found) - before) / RECENT
-        if time.time() - self.shown >= EVERY[sys.stdout.isatty()]:
+            self.rounds = before + (float(found) - before) / AVERAGED_STEPS
+        if time.time() - self.shown >= UPDATE_SECONDS[sys.stdout.isatty()]:
             self._show(trainer.global_step)
 
     @rank_zero_only
@@ -152,15 +157,17 @@ class StageBar(Callback):
     def _show(self, step: int, done: bool = False) -> None:
         self.shown = now = time.time()
         part = 1.0 if done else min((now - self.begun) / max(self.seconds, 1e-9), 1.0)
-        filled = round(WIDTH * part)
+        filled = round(BAR_WIDTH * part)
         loss = "" if self.loss is None else f"  loss {self.loss:.3f}"
         if self.held_out is not None:
             loss += f": {self.held_out:.1f} tokens a round on held-out answers"
         elif self.rounds is not None:
-            loss += f": chains of {CHAIN} give about {self.rounds:.1f} tokens a round"
+            loss += f": chains of {ESTIMATED_CHAIN_LENGTH} give about {self.rounds:.1f} tokens a round"
         left = max(round(self.begun + self.seconds - now), 0)
         rest = "done" if done else f"{left // 60}:{left % 60:02d} left"
-        line = f"{self.stage} [{'#' * filled}{'-' * (WIDTH - filled)}] {100 * part:3.0f} %  step {step}{loss}  {rest}"
+        line = (
+            f"{self.stage} [{'#' * filled}{'-' * (BAR_WIDTH - filled)}] {100 * part:3.0f} %  step {step}{loss}  {rest}"
+        )
         if sys.stdout.isatty():
             print(f"\r\x1b[K{line}", end="", flush=True)
         else:
@@ -273,7 +280,7 @@ class Termination(Callback):
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = True
         if not self.training:
-            raise SystemExit(TERMINATED)
+            raise SystemExit(EXIT_CODE_TERMINATED)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listen()  # replaces the handler of Lightning (2.6), which exits with code 0 and may wait forever
@@ -300,7 +307,7 @@ class Termination(Callback):
                     callback.last_model_path or Path(callback.dirpath) / name, callback.save_weights_only
                 )
         rank_zero_info(f"SIGTERM: this run ends after step {trainer.global_step}. --ckpt_path=last goes on with it.")
-        raise SystemExit(TERMINATED)
+        raise SystemExit(EXIT_CODE_TERMINATED)
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from filelock import FileLock, Timeout
 from mmdec.checks.files import write_atomically
 from mmdec.errors import InputError
 
-WATCHED = "MMDEC_PARENT"  # name of the environment variable with the process id of the parent to watch
-EVERY = 1.0  # seconds between two checks whether the parent still runs
-TERMINATED = 143  # exit code after SIGTERM: 128 + 15, as in shells
+PARENT_VARIABLE = "MMDEC_PARENT"  # name of the environment variable with the process id of the parent to watch
+CHECK_SECONDS = 1.0  # seconds between two checks whether the parent still runs
+EXIT_CODE_TERMINATED = 143  # exit code after SIGTERM: 128 + 15, as in shells
 
 
 def end_with_parent(parent: int | None = None) -> None:
@@ -38,22 +38,24 @@ def end_with_parent(parent: int | None = None) -> None:
 def child_environment() -> dict[str, str]:
     """Return environment variables for a child process that name this process as its parent. A child that calls
     `end_with_named_parent` at its start then ends with this process."""
-    return {WATCHED: str(os.getpid())}
+    return {PARENT_VARIABLE: str(os.getpid())}
 
 
 def end_with_named_parent() -> None:
     """If the environment variable `MMDEC_PARENT` holds a process id, end this process when that process has ended.
     Child processes of this process will end with it in the same way."""
-    parent = os.environ.get(WATCHED)
+    parent = os.environ.get(PARENT_VARIABLE)
     if parent is None:
         return
-    os.environ[WATCHED] = str(os.getpid())  # child processes read this variable, and end when this process has ended
+    os.environ[PARENT_VARIABLE] = str(
+        os.getpid()
+    )  # child processes read this variable, and end when this process has ended
     end_with_parent(int(parent))
 
 
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(EVERY)
+        time.sleep(CHECK_SECONDS)
     os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
 

@@ -21,7 +21,15 @@ from mmdec.checks.arguments import check_choice, show, suggesting_options
 from mmdec.errors import InputError
 from mmdec.generation.run import Speculation
 from mmdec.io.audio import SAMPLE_RATE, Mixer, check_rate
-from mmdec.io.audio.pipe import BYTES, PipedSound, decode_samples, is_wav, looks_like_a_file, stream_pieces, wav_stream
+from mmdec.io.audio.pipe import (
+    SAMPLE_BYTES,
+    PipedSound,
+    decode_samples,
+    is_wav,
+    looks_like_a_file,
+    stream_pieces,
+    wav_stream,
+)
 from mmdec.io.audio.structure import AudioLoss
 from mmdec.io.audio.voice_activity import SpeechWindow, SpeechWindows, StreamResampler
 from mmdec.pretrained.audio_lm import LoadedAudioLm
@@ -134,7 +142,7 @@ class StreamOptions:
 
     def __post_init__(self) -> None:
         check_rate(integer_rate(self.sample_rate))
-        check_choice("encoding", self.encoding, tuple(BYTES), "s16 is the usual one.")
+        check_choice("encoding", self.encoding, tuple(SAMPLE_BYTES), "s16 is the usual one.")
         if self.every is not None:
             _check_seconds("every", self.every, 0.1, 30.0)
         _check_seconds("pause", self.pause, MIN_PAUSE, MAX_PAUSE)
@@ -249,7 +257,7 @@ class LiveTranscriber:
             yield StreamUpdate(end, end, True, nothing)
         if self._partial_sample:
             raise InputError(
-                f"`chunks` must hold whole samples of {BYTES[self._encoding]} bytes, but end with "
+                f"`chunks` must hold whole samples of {SAMPLE_BYTES[self._encoding]} bytes, but end with "
                 f"{len(self._partial_sample)} of one. Check `encoding`, which is {self._encoding!r}."
             )
 
@@ -257,7 +265,7 @@ class LiveTranscriber:
         """Convert a chunk to mono samples (T,) in [-1, 1]; raise InputError if it cannot be read."""
         if isinstance(chunk, (bytes, bytearray, memoryview)):
             whole = self._partial_sample + bytes(chunk)
-            used = len(whole) - len(whole) % BYTES[self._encoding]
+            used = len(whole) - len(whole) % SAMPLE_BYTES[self._encoding]
             self._partial_sample = whole[used:]
             sound = decode_samples(whole[:used], self._encoding)[:, None]
         elif isinstance(chunk, (np.ndarray, Tensor)):
@@ -383,7 +391,7 @@ def read_pipe(
         InputError: For an unknown encoding, or a wav stream that cannot be read.
     """
     if encoding is not None:
-        check_choice("encoding", encoding, tuple(BYTES), "s16 is the usual one.")
+        check_choice("encoding", encoding, tuple(SAMPLE_BYTES), "s16 is the usual one.")
     head = stream.read(HEADER_BYTES) if rate is None and encoding is None else b""
     if is_wav(head):
         sound = wav_stream(head, stream)

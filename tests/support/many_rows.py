@@ -12,7 +12,7 @@ from typing import Any
 
 from mmdec import InputError
 from mmdec.jobs.manifest import Row
-from mmdec.jobs.many import PART, PartWorker, Work
+from mmdec.jobs.many import ROWS_PER_PART, PartWorker, Work
 from mmdec.tasks.batch import BatchError
 
 WRITES = ("open", "replace", "fsync", "unlink", "mkdir")  # functions of `os` after which a process may be killed
@@ -89,4 +89,4 @@ def check_once(folder: Path, count: int) -> None:
     """Assert that each of `count` rows is in exactly one of the tables, once."""
     seen = Counter(row["row"] for name in ("results", "failed") for row in table(folder, name))
     assert seen == Counter(range(count))
-    assert len([*(folder / "results").glob("[0-9]*")]) == -(-count // PART)
+    assert len([*(folder / "results").glob("[0-9]*")]) == -(-count // ROWS_PER_PART)

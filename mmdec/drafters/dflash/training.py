@@ -31,7 +31,7 @@ from mmdec.drafters.eagle.training.module import (
 from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
 from mmdec.drafters.eagle.training.unroll import UnrollInputs, additive_mask
 from mmdec.errors import InputError
-from mmdec.training.callbacks import CHAIN
+from mmdec.training.callbacks import ESTIMATED_CHAIN_LENGTH
 from mmdec.training.checkpoints import check_counts
 from mmdec.training.optim import token_weight
 from mmdec.types import Needs
@@ -113,7 +113,7 @@ class DFlashModule(DraftModule):
 
     def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
         """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
-        round of decoding with chains of `CHAIN` drafted tokens."""
+        round of decoding with chains of `ESTIMATED_CHAIN_LENGTH` drafted tokens."""
         expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)
         lengths = columns.mask.sum(1)
         roots = draw_roots(lengths, self.anchors if self.training else columns.mask.shape[1])
@@ -132,10 +132,10 @@ class DFlashModule(DraftModule):
             name = str(step + 1) if step else ""
             parts |= {"right" + name: right.mean()} if len(right) else {}
             parts |= {} if step else {"tokens": entropy.detach().mean()}
-            if step < CHAIN:
+            if step < ESTIMATED_CHAIN_LENGTH:
                 alive = alive & torch.zeros_like(counted).masked_scatter(counted, right > 0)
                 accepted = accepted + alive.sum()
-        if self.depth >= CHAIN:
+        if self.depth >= ESTIMATED_CHAIN_LENGTH:
             parts["round"] = 1 + accepted / (roots >= 0).sum()
         return {**parts, "loss": self.loss_weights.tokens * total}
 

@@ -39,8 +39,8 @@ MAX_BYTES = 2 * 2**30  # maximum bytes of a file object, because it is read into
 # length is checked while decoding.
 MIN_BYTES_PER_SECOND = 500
 DECLARED_SLACK = 0.05  # seconds by which an MP3 may end earlier than declared: encoders count their padding or do not
-BLOCK = 1 << 20  # maximum number of samples, summed over all channels, that are read at a time
-UNKNOWN = 2**63 - 1  # the length in frames that libsndfile reports if the header has none
+MAX_BLOCK_SAMPLES = 1 << 20  # maximum number of samples, summed over all channels, that are read at a time
+UNKNOWN_LENGTH = 2**63 - 1  # the length in frames that libsndfile reports if the header has none
 # names by which libsndfile calls the formats that can be read
 READABLE = ("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST")
 WRITABLE = {  # suffix of a file -> libsndfile's names of format and sample type
@@ -287,12 +287,12 @@ def _libsndfile_blocks(
             )
         check_rate(file.samplerate, f" in {name}")
         declared = structure.seconds
-        if file.frames != UNKNOWN:
+        if file.frames != UNKNOWN_LENGTH:
             declared = max(file.frames / file.samplerate, declared or 0.0)
         if declared is not None and declared * MIN_BYTES_PER_SECOND <= _size(content):
             _check_seconds(declared, max_seconds, f"{name}, by its header,")
         # if a block of FLAC is damaged, all samples that were asked for at once are lost
-        most = 4096 if file.format == "FLAC" else max(1, BLOCK // file.channels)
+        most = 4096 if file.format == "FLAC" else max(1, MAX_BLOCK_SAMPLES // file.channels)
         frames = 0
         while len(block := file.read(most, dtype="float32", always_2d=True)):
             frames += len(block)
@@ -303,7 +303,7 @@ def _libsndfile_blocks(
         elif frames and structure.cut:
             declared = file.frames / file.samplerate if structure.seconds else end * structure.share
             loss.cut_off(end, declared if declared > end else None)
-        elif frames and structure.seconds is not None and file.frames != UNKNOWN:
+        elif frames and structure.seconds is not None and file.frames != UNKNOWN_LENGTH:
             loss.cut_off(end, file.frames / file.samplerate, DECLARED_SLACK)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mmdec.io.audio.samples import SILENCE
 
-BLOCK = 0.05  # seconds of sound for which one decision is made
-FADE = 0.01  # seconds in which a channel is inverted, so that nothing clicks
+BLOCK_SECONDS = 0.05  # seconds of sound for which one decision is made
+FADE_SECONDS = 0.01  # seconds in which a channel is inverted, so that nothing clicks
 # The mix of a block has lost sound if its energy is below this share of the energy of the mix with the best signs. The
 # mean of two equal channels loses that much if their correlation is below -0.74.
 LOST_ENERGY_SHARE = 0.15
@@ -32,7 +32,7 @@ class Mixer:
     """
 
     def __init__(self, rate: int) -> None:
-        self._size, self._fade = max(round(BLOCK * rate), 1), max(round(FADE * rate), 1)
+        self._size, self._fade = max(round(BLOCK_SECONDS * rate), 1), max(round(FADE_SECONDS * rate), 1)
         self._rate = rate
         self._rest: np.ndarray | None = None  # the last samples, which do not fill a block yet
         self._signs: np.ndarray | None = None  # (channels,), 1 or -1

@@ -18,10 +18,14 @@ from mmdec.io.audio.structure import AudioLoss, is_unknown_size
 
 # name of a sample encoding -> the NumPy dtype with which its bytes are read
 ENCODINGS = {"s16": "<i2", "s24": "u1", "s32": "<i4", "u8": "u1", "f32": "<f4"}
-BYTES = {"s16": 2, "s24": 3, "s32": 4, "u8": 1, "f32": 4}  # name of a sample encoding -> bytes per sample
-PIECE = 1 << 14  # maximum bytes that are read from a pipe at a time
-WAITING = 30.0  # maximum seconds of audio that are buffered for a slow caller; then reading from the pipe stops
-HEADER = 1 << 20  # maximum bytes of the chunks before the samples in a wav stream; more is taken for a damaged file
+SAMPLE_BYTES = {"s16": 2, "s24": 3, "s32": 4, "u8": 1, "f32": 4}  # name of a sample encoding -> bytes per sample
+READ_BYTES = 1 << 14  # maximum bytes that are read from a pipe at a time
+MAX_BUFFERED_SECONDS = (
+    30.0  # maximum seconds of audio that are buffered for a slow caller; then reading from the pipe stops
+)
+MAX_HEADER_BYTES = (
+    1 << 20
+)  # maximum bytes of the chunks before the samples in a wav stream; more is taken for a damaged file
 # the first bytes of sound files in formats other than wav
 FILE_SIGNATURES = (
     b"fLaC",
@@ -84,7 +88,7 @@ def wav_stream(head: bytes, stream: BinaryIO) -> PipedSound:
     Raises:
         InputError: If the header cannot be read.
     """
-    form, left, wide = None, HEADER, 0
+    form, left, wide = None, MAX_HEADER_BYTES, 0
     while True:
         name, size = struct.unpack("<4sI", _read_exactly(stream, 8))
         if name == b"data":
@@ -145,7 +149,7 @@ def decode_samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarr
     if encoding == "u8":
         scaled = (scaled - 128) / 128
     elif encoding != "f32":
-        scaled /= 2.0 ** (8 * BYTES[encoding] - 1)
+        scaled /= 2.0 ** (8 * SAMPLE_BYTES[encoding] - 1)
     with np.errstate(all="ignore"):  # the caller checks for infinite samples
         return (scaled.reshape(-1, channels) if channels > 1 else scaled).astype(np.float32)
 
@@ -155,7 +159,7 @@ def stream_pieces(
 ) -> Iterator[np.ndarray]:
     """Yield arrays of mono samples (T,) float32 as they arrive from a stream.
 
-    While the caller works, a thread reads up to `WAITING` seconds ahead.
+    While the caller works, a thread reads up to `MAX_BUFFERED_SECONDS` seconds ahead.
 
     Args:
         loss: Is filled at the end, if the stream ends before the end that its header declares.
@@ -164,8 +168,8 @@ def stream_pieces(
     Raises:
         InputError: At the end, if the last sample is incomplete, unless the header declares more.
     """
-    frame = BYTES[sound.encoding] * sound.channels
-    backlog = _Backlog(stream, sound, round(WAITING * sound.rate) * frame)
+    frame = SAMPLE_BYTES[sound.encoding] * sound.channels
+    backlog = _Backlog(stream, sound, round(MAX_BUFFERED_SECONDS * sound.rate) * frame)
     rest, count, mixer = b"", 0, Mixer(sound.rate)
     while piece := backlog.take():
         whole = rest + piece
@@ -220,14 +224,14 @@ class _Backlog:
         try:
             odd = self._left is not None and self._left % 2 == 1
             while self._left is None or self._left > 0:
-                piece = read(PIECE if self._left is None else min(PIECE, self._left))
+                piece = read(READ_BYTES if self._left is None else min(READ_BYTES, self._left))
                 if not piece:
                     return
                 self._left = None if self._left is None else self._left - len(piece)
                 self._keep(piece)
             if self._in_file and (more := more_sound(self._stream, odd)):
                 self._keep(more)
-                while piece := read(PIECE):
+                while piece := read(READ_BYTES):
                     self._keep(piece)
         except Exception as error:  # for example a closed pipe; `take` raises it in the caller
             self._error = error

@@ -22,14 +22,14 @@ from mmdec.training.corpora.admission import STRICT, Admission, PathResolver
 from mmdec.training.corpora.text_files import check_text, json_lines, quote_path, read_json, text_lines
 
 SUFFIXES = (".json", ".jsonl", ".txt")
-ASKED = ("question", "prompt", "text")  # possible names of the field with a single question
+QUESTION_FIELDS = ("question", "prompt", "text")  # possible names of the field with a single question
 LAYOUTS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 SPEAKERS = {"user": 0, "human": 0, "assistant": 1, "gpt": 1}
-SYSTEM = "system"  # the key of the system message in `Conversation.notes`
+SYSTEM_KEY = "system"  # the key of the system message in `Conversation.notes`
 MAX_LIST_BYTES = 8_000_000_000  # size limit of a .json file, to save memory; llava_v1_5_mix665k.json has 1 GB
 MAX_TURNS = 1000  # the most (question, answer) pairs in a conversation; more are an error
 IMAGE = "<image>"
-PARTS = ("text", "image")  # types of the parts that a message's content may consist of
+PART_TYPES = ("text", "image")  # types of the parts that a message's content may consist of
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,11 @@ def _conversation(row: object, place: str, names: PathResolver, answered: bool) 
     if not isinstance(named, list) or not all(isinstance(path, str) and path for path in named):
         raise malformed_row_error(place, "a path or a list of paths as `image`", named)
     said = list(_read_messages(row, place))
-    notes = {key: value for key, value in row.items() if key not in ("id", "image", "images", *LAYOUTS, *ASKED)}
-    if said and said[0][0] == SYSTEM:
-        notes[SYSTEM] = said.pop(0)[1]
+    notes = {
+        key: value for key, value in row.items() if key not in ("id", "image", "images", *LAYOUTS, *QUESTION_FIELDS)
+    }
+    if said and said[0][0] == SYSTEM_KEY:
+        notes[SYSTEM_KEY] = said.pop(0)[1]
     if len(said) % 2 and not answered:
         said.append(("assistant", ""))
     wrong = (SPEAKERS.get(role) != index % 2 for index, (role, _) in enumerate(said))
@@ -174,9 +176,11 @@ def _read_messages(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, st
         return
     turns = row.get("turns")
     first = turns[0] if isinstance(turns, list) and turns else None
-    question = next((row[name] for name in ASKED if name in row), first)
+    question = next((row[name] for name in QUESTION_FIELDS if name in row), first)
     if not isinstance(question, str):
-        raise malformed_row_error(place, f"`messages`, `conversations` or a text as one of {', '.join(ASKED)}", row)
+        raise malformed_row_error(
+            place, f"`messages`, `conversations` or a text as one of {', '.join(QUESTION_FIELDS)}", row
+        )
     yield "user", check_text(question, "data", place)
 
 
@@ -188,7 +192,7 @@ def _text(content: object) -> str | None:
     """
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") in PARTS for part in content):
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") in PART_TYPES for part in content):
         texts = [part.get("text") for part in content if part.get("type") == "text"]
         return " ".join(texts) if all(isinstance(text, str) for text in texts) else None
     return None

@@ -27,8 +27,8 @@ from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_li
 
 MAX_IMAGES = 64  # the most pictures of one question in a .jsonl list; more are an error
 COLUMNS = ["file", "task", "question", "answer"]
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's prompt for VQAv2 and TextVQA
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+SHORT_ANSWER_PROMPT = "\nAnswer the question using a single word or phrase."  # LLaVA's prompt for VQAv2 and TextVQA
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ def ask_about(pictures: str | Path, question: str) -> list[ImageQuestion]:
     if not question.strip():
         raise InputError("`question` must be a text, but is empty. Ask something.")
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURES and file.is_file())
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURE_SUFFIXES and file.is_file())
     else:
         files = [path] if path.is_file() else []
     if not files:
         raise InputError(
-            f"`images` must be a picture or a folder of pictures ({', '.join(PICTURES)}), but '{path}' is not one. "
-            "Check the path."
+            f"`images` must be a picture or a folder of pictures ({', '.join(PICTURE_SUFFIXES)}), but '{path}' is not "
+            "one. Check the path."
         )
     return [ImageQuestion(file.name, question, (file,), "own pictures") for file in files]
 
@@ -225,7 +225,7 @@ def _textvqa(rows: Sequence[Any], path: Path, folder: Path, admission: Admission
         try:
             file = f"{row['image_id']}.jpg"
             answers = tuple(str(answer) for answer in row.get("answers", ()))
-            text = check_text(str(row["question"]).strip() + SHORT, "questions", place)
+            text = check_text(str(row["question"]).strip() + SHORT_ANSWER_PROMPT, "questions", place)
             name = _check_once(seen, str(row["question_id"]), place)
         except (KeyError, TypeError, AttributeError) as error:
             raise malformed_row_error(place, "`image_id`, `question` and `question_id`, as TextVQA's", error) from None
@@ -245,7 +245,7 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
         place = f"row {number} of {quote_path(path)}"
         try:
             name, picture = int(row["question_id"]), int(row["image_id"])
-            text = check_text(str(row["question"]).strip() + SHORT, "questions", place)
+            text = check_text(str(row["question"]).strip() + SHORT_ANSWER_PROMPT, "questions", place)
             note = notes.get(name, {})
             answers = tuple(str(answer["answer"]) for answer in note.get("answers", ()))
             task = str(note.get("answer_type", "all"))

@@ -18,7 +18,7 @@ from mmdec.errors import InputError
 
 MAX_LINE = 1 << 24  # maximum bytes of a line; a longer one is an error, because the file is probably no text
 MAX_FIELD = 1 << 17  # the most characters of one field; a longer one is an error: a line end is probably missing
-MARK = "\ufeff"  # Unicode's byte order mark, which is removed from the start of each line
+BYTE_ORDER_MARK = "\ufeff"  # Unicode's byte order mark, which is removed from the start of each line
 
 
 def quote_path(path: str | os.PathLike[str]) -> str:
@@ -46,7 +46,7 @@ def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
             if len(raw) > MAX_LINE:
                 raise refuse(f"have lines of at most {MAX_LINE} bytes", "has more", "Fix its line ends.")
             try:
-                line = raw.decode("utf-8").removeprefix(MARK).rstrip("\r\n")
+                line = raw.decode("utf-8").removeprefix(BYTE_ORDER_MARK).rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise refuse("be UTF-8", f"has the byte 0x{raw[error.start]:02x}", "Save it as UTF-8.") from None
             if "\r" in line or "\0" in line:

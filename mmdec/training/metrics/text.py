@@ -32,12 +32,12 @@ ORDINALS = (
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth "
     "sixteenth seventeenth eighteenth nineteenth twentieth thirtieth"
 )
-CLOCK = {"oclock", "noon", "midnight", "half", "quarter", "am", "pm"}
-MONEY = {"euro", "euros", "cent", "cents", "pound", "pounds", "dollar", "dollars", "franc", "francs", "percent"}
-SPOKEN_NUMBERS = {*CARDINALS.split(), *ORDINALS.split(), *CLOCK, *MONEY}
-DRAWS = 1000  # number of samples of the paired bootstrap
+CLOCK_WORDS = {"oclock", "noon", "midnight", "half", "quarter", "am", "pm"}
+MONEY_WORDS = {"euro", "euros", "cent", "cents", "pound", "pounds", "dollar", "dollars", "franc", "francs", "percent"}
+SPOKEN_NUMBERS = {*CARDINALS.split(), *ORDINALS.split(), *CLOCK_WORDS, *MONEY_WORDS}
+BOOTSTRAP_SAMPLES = 1000  # number of samples of the paired bootstrap
 # words that belong to a number only if they stand between two number words
-INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}
+JOINING_WORDS = {"and", "past", "to", "a", "minutes", "after", "before"}
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ def normalise_words(text: str) -> list[str]:
 def number_spans(text: str) -> list[str]:
     """Find numbers, times and prices in words: "Ten euros at half past two" -> ["ten euros", "half past two"].
 
-    A span is a longest sequence of number words, without punctuation. Up to two words of `INSIDE`, such as "and" and
-    "past", may stand between two number words. "one hundred" and "one thousand" become "hundred" and "thousand".
+    A span is a longest sequence of number words, without punctuation. Up to two words of `JOINING_WORDS`, such as "and"
+    and "past", may stand between two number words. "one hundred" and "one thousand" become "hundred" and "thousand".
     """
     spans: list[str] = []
     span: list[str] = []
@@ -166,7 +166,7 @@ def number_spans(text: str) -> list[str]:
         if word in SPOKEN_NUMBERS:
             span += [*pending, word]
             pending = []
-        elif span and word in INSIDE and len(pending) < 2:
+        elif span and word in JOINING_WORDS and len(pending) < 2:
             pending.append(word)
         elif span:
             spans.append(re.sub(r"\bone (hundred|thousand)\b", r"\1", " ".join(span)))
@@ -177,9 +177,9 @@ def number_spans(text: str) -> list[str]:
 def span_kind(span: str) -> str:
     """Return the kind of a sequence of number words: "times", "prices" or "numbers"."""
     words = set(span.split())
-    if words & MONEY:
+    if words & MONEY_WORDS:
         return "prices"
-    return "times" if words & CLOCK or words & {"past", "to"} else "numbers"
+    return "times" if words & CLOCK_WORDS or words & {"past", "to"} else "numbers"
 
 
 def number_accuracy(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, Rate]:
@@ -258,7 +258,7 @@ def paired_scores(
         columns = _columns(hypotheses, references)
     named = {"bleu": package.BLEU(), "chrf": package.CHRF()}
     test = extra("sacrebleu.significance").PairedTest(
-        [(name, list(hypotheses)) for name, hypotheses in texts.items()], named, columns, "bs", DRAWS
+        [(name, list(hypotheses)) for name, hypotheses in texts.items()], named, columns, "bs", BOOTSTRAP_SAMPLES
     )
     signatures, found = test()
     keys = {next(key for key in named if name.lower().startswith(key)): name for name in signatures}
@@ -429,8 +429,8 @@ def _has_words(clause: str, claim: Sequence[str]) -> bool:
     return re.search(pattern, clause) is not None
 
 
-RESAMPLES = 2000
-SEED = 0
+RATIO_RESAMPLES = 2000
+RATIO_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -481,7 +481,7 @@ def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float
     if bottom.sum() <= 0:
         return math.nan, math.nan, math.nan
     value = float(top.sum() / bottom.sum())
-    draws = np.random.default_rng(SEED).multinomial(len(top), np.full(len(top), 1 / len(top)), RESAMPLES)
+    draws = np.random.default_rng(RATIO_SEED).multinomial(len(top), np.full(len(top), 1 / len(top)), RATIO_RESAMPLES)
     below = draws @ bottom
     low, high = np.quantile((draws @ top)[below > 0] / below[below > 0], (0.025, 0.975))
     return value, float(low), float(high)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmdec.bench import peer_transcription as engines
-from mmdec.bench.report import WALL
+from mmdec.bench.report import WALL_CLOCK
 from mmdec.errors import InputError
 from mmdec.evaluation.harness import Method
 from mmdec.evaluation.transcription import TranscriptionHarness
@@ -78,7 +78,7 @@ def test_texts_words_and_seconds_of_each_engine_are_told(
     row = next(
         row
         for row in report.comparisons
-        if (row.group, row.timed, row.baseline) == ("more than 30 s", WALL, engines.PEER)
+        if (row.group, row.timed, row.baseline) == ("more than 30 s", WALL_CLOCK, engines.PEER)
     )
     assert row.inputs == 1
     assert row.times == pytest.approx(row.baseline_ms / row.subject_ms)  # type: ignore[operator]

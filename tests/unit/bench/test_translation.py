@@ -51,7 +51,7 @@ def test_speech_is_timed_through_the_public_call(
         return replace(said, timings={"linguistic": seconds})
 
     monkeypatch.setattr(bench, "translate_speech", listen)
-    monkeypatch.setattr(bench, "WHOLE", (0.5, 1.5))
+    monkeypatch.setattr(bench, "WHOLE_CALL_SECONDS", (0.5, 1.5))
     judge = Judge()
     found = bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=2, threads=1, judge=judge)
     check_form(found)
@@ -75,7 +75,7 @@ def test_speech_is_timed_through_the_public_call(
     assert all(0 < rate.low <= rate.value <= rate.high for rate in rates)
     alone = [strategy for audio, strategy in asked if audio == path]
     assert {audio.name for audio, _ in asked} == {path.name, "0.5.wav", "1.5.wav"}
-    pairs = [each for name in bench.TIMED for each in [name, "autoregressive"] * 4]
+    pairs = [each for name in bench.TIMED_STRATEGIES for each in [name, "autoregressive"] * 4]
     assert alone == [*pairs, *["lookahead"] * 4]
     strategies = [strategy for audio, strategy in asked if audio.name == "1.5.wav"]
     assert strategies == ["lookahead", "autoregressive", *["lookahead", "autoregressive"] * 3, *["lookahead"] * 3]

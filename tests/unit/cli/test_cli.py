@@ -20,12 +20,12 @@ from typer.testing import CliRunner, Result
 
 import mmdec
 from mmdec import cli
-from mmdec.cli.inputs import AUDIO_FILES, IMAGE_FILES, SOUNDS, combine_files, input_files, output_paths
+from mmdec.cli.inputs import AUDIO_FILES, IMAGE_FILES, SOUND_SUFFIXES, combine_files, input_files, output_paths
 from mmdec.cli.options import Verb, VerbGroup, as_typed
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.daspeech.translator import STRATEGIES
 from mmdec.errors import InputError
-from mmdec.evaluation.translation import COMPARED
+from mmdec.evaluation.translation import DEFAULT_STRATEGIES
 from mmdec.hub.cache import LoadedModels
 from mmdec.io import audio
 from tests.conftest import RATE, buzz
@@ -159,7 +159,7 @@ def test_every_strategy_is_named() -> None:
     """There is one list; the help is its text, and an evaluation takes some of it."""
     said = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["translate", "--help"]).stdout
     assert all(strategy in said for strategy in STRATEGIES)
-    assert set(COMPARED) < set(STRATEGIES)
+    assert set(DEFAULT_STRATEGIES) < set(STRATEGIES)
 
 
 def test_wrong_calls_end_with_2_and_one_line(
@@ -348,7 +348,7 @@ def test_combined_files_are_one_input(folder: Path) -> None:
 
 
 def test_every_readable_sound_format_is_listed() -> None:
-    assert {*audio.WRITABLE, *CODECS} <= {*SOUNDS}
+    assert {*audio.WRITABLE, *CODECS} <= {*SOUND_SUFFIXES}
 
 
 @pytest.mark.parametrize("verb", ["transcribe", "translate", "describe"])

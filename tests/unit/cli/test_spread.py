@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import mmdec
 from mmdec import cli
-from mmdec.jobs.many import PART
+from mmdec.jobs.many import ROWS_PER_PART
 from tests.conftest import RATE, buzz
 from tests.support import tiny_piece_translator as tiny_heard
 from tests.support import tiny_vlm_folder, tiny_whisper
@@ -25,7 +25,7 @@ from tests.support.many_rows import check_once, table
 from tests.support.pictures import QUESTION, pixels
 from tests.support.warm_processes import start
 
-COUNT = PART + 3
+COUNT = ROWS_PER_PART + 3
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_killed_and_started_again_until_all_is_done(folder: Path, tmp_path: Path
     """A process of its own, killed three times at random moments of its work."""
     words = ["mmdec", "transcribe", str(folder / "long.jsonl"), "--output", str(tmp_path / "out")]
     words += ["--model", str(folder / "whisper"), "--language", "en", "--device", "cpu", "--threads", "1"]
-    rows = [{"path": f"{index % 3}.wav"} for index in range(6 * PART)]
+    rows = [{"path": f"{index % 3}.wav"} for index in range(6 * ROWS_PER_PART)]
     (folder / "long.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     dice, results = random.Random(0), tmp_path / "out" / "results"
     for _ in range(3):
@@ -140,8 +140,8 @@ def test_killed_and_started_again_until_all_is_done(folder: Path, tmp_path: Path
     with (tmp_path / "told.json").open("wb") as file:
         assert start(words, streams=(subprocess.DEVNULL, file, subprocess.DEVNULL)).wait() == 0
     told: dict[str, Any] = json.loads((tmp_path / "told.json").read_text())
-    assert 0 < told["done_now"] < told["rows"] == 6 * PART
-    check_once(tmp_path / "out", 6 * PART)
+    assert 0 < told["done_now"] < told["rows"] == 6 * ROWS_PER_PART
+    check_once(tmp_path / "out", 6 * ROWS_PER_PART)
 
 
 def done_in(results: Path) -> list[Path]:

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from mmdec import cli
 from mmdec.demo import limits as guard
 from mmdec.demo.limits import (
-    AGE,
     DISK_BLOCK_BYTES,
     MAX_BYTES,
+    MAX_FILE_AGE,
     MAX_FORM,
     MAX_MESSAGE,
     UPLOAD,
@@ -191,7 +191,7 @@ def test_leftovers_of_uploads_are_deleted_in_time(tmp_path: Path) -> None:
     for path in (tmp_path / "ab12" / "whole.wav", tmp_path / "broken", tmp_path / "arriving"):
         path.write_bytes(b"x")
         os.utime(path, (1000.0, 1000.0 if path.name != "arriving" else 1001.0))
-    assert clean_uploads(tmp_path, lambda: 1000.5 + AGE) == 2 * DISK_BLOCK_BYTES
+    assert clean_uploads(tmp_path, lambda: 1000.5 + MAX_FILE_AGE) == 2 * DISK_BLOCK_BYTES
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["ab12", "arriving", "whole.wav"]
 
 

@@ -17,14 +17,14 @@ import pytest
 import soundfile
 
 import mmdec
-from mmdec.jobs.many import PART
+from mmdec.jobs.many import ROWS_PER_PART
 from tests.conftest import RATE, buzz
 from tests.support import tiny_whisper
 from tests.support.many_rows import check_once, table
 from tests.support.running_servers import ROOT
 
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
-COUNT = 2000 if WHOLE else 6 * PART
+COUNT = 2000 if WHOLE else 6 * ROWS_PER_PART
 PATIENCE = 1200.0  # seconds; Ray starts slowly on a busy machine
 pytest.importorskip("ray")
 
@@ -62,7 +62,7 @@ def test_rows_are_done_once_though_a_worker_and_the_driver_die(tmp_path: Path) -
     words = [sys.executable, "-m", "mmdec", "transcribe", str(tmp_path / "list.jsonl"), "--model", str(model)]
     words += ["--language", "en", "--device", "cpu", "--threads", "1", "--engine", "ray", "--workers", "2"]
     words += ["--output", str(tmp_path / "out")]
-    parts, dice = -(-COUNT // PART), random.Random()
+    parts, dice = -(-COUNT // ROWS_PER_PART), random.Random()
     moments = sorted(dice.sample(range(1, parts), 2))
 
     def done() -> int:
@@ -87,7 +87,7 @@ def test_rows_are_done_once_though_a_worker_and_the_driver_die(tmp_path: Path) -
     ended = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     told = json.loads(ended.stdout)
     print(told, moments, before, parts)
-    assert 0 < told["done_now"] <= COUNT - (before - 1) * PART
+    assert 0 < told["done_now"] <= COUNT - (before - 1) * ROWS_PER_PART
     check_once(tmp_path / "out", COUNT)
     wanted = mmdec.transcribe([tmp_path / f"{n}.wav" for n in range(3)], model=model, language="en")
     found = table(tmp_path / "out", "results")

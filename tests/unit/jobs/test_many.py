@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mmdec import InputError
-from mmdec.jobs.many import PART, PartWorker, Work
+from mmdec.jobs.many import ROWS_PER_PART, PartWorker, Work
 from tests.support.many_rows import check_once, dies_after, finish, named, rows_of, table
 
-COUNT = 2 * PART + 5
+COUNT = 2 * ROWS_PER_PART + 5
 
 
 def work_in(folder: Path, **options: Any) -> Work:
@@ -35,7 +35,7 @@ def test_results_and_bad_rows_stand_in_two_tables(tmp_path: Path) -> None:
 
 def test_a_run_killed_anywhere_is_finished_by_the_next(tmp_path: Path) -> None:
     """Killed after its first write, its second, ..., by SIGKILL; the rows are then done by shards of another number."""
-    rows, writes, killed = rows_of(PART + 9), 0, True
+    rows, writes, killed = rows_of(ROWS_PER_PART + 9), 0, True
     whole = work_in(tmp_path / "whole", files=".srt")
     finish(whole, rows)
     while killed:
@@ -60,7 +60,7 @@ def test_finished_rows_are_not_repeated(tmp_path: Path) -> None:
         return named(paths)
 
     finish(work, rows, (2, 3), counted)
-    assert len(calls) == PART
+    assert len(calls) == ROWS_PER_PART
     finish(work, rows, (1, 1), counted)
     assert sorted(calls) == sorted(f"{tmp_path}/in/{index}" for index in range(COUNT))
     assert work.unfinished_parts(rows) == []
@@ -81,7 +81,7 @@ def test_bad_rows_of_a_killed_attempt_are_discarded(tmp_path: Path) -> None:
     (work.output / "results" / "000001.jsonl").unlink()  # as if it had died just before
     finish(work, rows, call=lambda paths: [row for path in paths for row in named([path.replace("7", "8")])])
     assert len(table(work.output, "results")) == COUNT - len([*work.failures()])
-    assert {row["row"] // PART for row in work.failures()} == {0, 2}
+    assert {row["row"] // ROWS_PER_PART for row in work.failures()} == {0, 2}
     check_once(work.output, COUNT)
 
 
@@ -131,9 +131,12 @@ def full(descriptor: int) -> None:
 def test_parquet_has_the_same_columns_in_every_part(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     work = work_in(tmp_path, table="parquet")
-    rows = [*rows_of(PART), *(replace(row, refusal="is bad.") for row in rows_of(2 * PART)[PART:])]
+    rows = [
+        *rows_of(ROWS_PER_PART),
+        *(replace(row, refusal="is bad.") for row in rows_of(2 * ROWS_PER_PART)[ROWS_PER_PART:]),
+    ]
     finish(work, rows)
     read = parquet.read_table(work.output / "results")
-    assert read.column("row").to_pylist() == [index for index in range(PART) if index % 10 != 7]
-    assert read.column("text").to_pylist() == [str(index) for index in range(PART) if index % 10 != 7]
-    assert len([*work.failures()]) == PART + 3
+    assert read.column("row").to_pylist() == [index for index in range(ROWS_PER_PART) if index % 10 != 7]
+    assert read.column("text").to_pylist() == [str(index) for index in range(ROWS_PER_PART) if index % 10 != 7]
+    assert len([*work.failures()]) == ROWS_PER_PART + 3

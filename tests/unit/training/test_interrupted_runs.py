@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from mmdec.errors import InputError, MmdecError
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.processes import TERMINATED, lock_folder
+from mmdec.training.processes import EXIT_CODE_TERMINATED, lock_folder
 from tests.support.lightning_warnings import LIGHTNING
 from tests.unit.training.tiny_run import fit, recipe
 
@@ -45,7 +45,7 @@ def test_a_terminated_run_resumes_at_its_next_step(hook: str, ends: int, data: s
     path, handler = recipe(tmp_path, data=data), signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         fit(path, callback="Asked", hook=hook, at=ends)
-    assert ended.value.code == TERMINATED == 143
+    assert ended.value.code == EXIT_CODE_TERMINATED == 143
     assert signal.getsignal(signal.SIGTERM) == handler
     last = tmp_path / "checkpoints" / "last.ckpt"
     assert read_checkpoint(last)["global_step"] == ends
@@ -68,7 +68,7 @@ def test_a_limit_in_steps_within_an_epoch_loses_no_batch(whole: Path, tmp_path: 
 def test_a_run_terminated_before_its_first_step_saves_nothing(tmp_path: Path):
     with pytest.raises(SystemExit) as ended:
         fit(recipe(tmp_path), callback="Asked", hook="setup")
-    assert ended.value.code == TERMINATED
+    assert ended.value.code == EXIT_CODE_TERMINATED
     assert names(tmp_path) == []
 
 

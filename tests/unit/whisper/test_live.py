@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import mmdec
 from mmdec.errors import InputError
-from mmdec.io.audio.pipe import BYTES
+from mmdec.io.audio.pipe import SAMPLE_BYTES
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.live import LiveTranscriber
 from tests.conftest import RATE, buzz
@@ -40,7 +40,7 @@ def encoded(sound: np.ndarray, encoding: str) -> bytes:
         return sound.astype("<f4").tobytes()
     if encoding == "u8":
         return (np.round(sound * 127) + 128).astype("u1").tobytes()
-    bits = 8 * BYTES[encoding]
+    bits = 8 * SAMPLE_BYTES[encoding]
     whole = np.round(sound.astype(np.float64) * (2.0 ** (bits - 1) - 1)).astype("<i4")
     return whole.view("u1").reshape(-1, 4)[:, : bits // 8].tobytes()
 
@@ -65,7 +65,7 @@ def test_bytes_may_be_split_anywhere(four: LoadedWhisper, sizes: list[int], enco
     assert texts(pieces, four, encoding=encoding) == texts([content], four, encoding=encoding)
 
 
-@pytest.mark.parametrize("encoding", BYTES)
+@pytest.mark.parametrize("encoding", SAMPLE_BYTES)
 def test_encodings_give_the_same_sound(four: LoadedWhisper, encoding: str) -> None:
     wanted, found = texts([VOICE], four), texts([encoded(VOICE, encoding)], four, encoding=encoding)
     assert len(wanted) == 2

@@ -31,7 +31,7 @@ from mmdec.drafters.eagle.training.module import (
 from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
 from mmdec.drafters.eagle.training.unroll import UnrollInputs
 from mmdec.errors import InputError
-from mmdec.training.callbacks import CHAIN
+from mmdec.training.callbacks import ESTIMATED_CHAIN_LENGTH
 from mmdec.types import Needs
 
 # value of the option `columns`, which says how a picture's tokens enter the network -> fields of `Eagle3Config`
@@ -139,7 +139,7 @@ class Eagle3Module(DraftModule):
 
     def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
         """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
-        round of decoding with chains of `CHAIN` drafted tokens."""
+        round of decoding with chains of `ESTIMATED_CHAIN_LENGTH` drafted tokens."""
         probs, best = self.distributions(columns, texts)
         # for each answer token, the index of its distribution in `probs`
         number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)
@@ -157,11 +157,11 @@ class Eagle3Module(DraftModule):
             total = total + self.options.unroll_decay**step * weights[step] * tokens
             name = str(step + 1) if step else ""
             parts |= {"right" + name: right.mean()} | ({} if step else {"tokens": tokens})
-            if step < CHAIN:
+            if step < ESTIMATED_CHAIN_LENGTH:
                 hits = torch.zeros_like(counted).masked_scatter(counted, right > 0)
                 alive = alive[:, : hits.shape[1]] & hits
                 accepted = accepted + alive.sum()
-        if self.depth >= CHAIN:
+        if self.depth >= ESTIMATED_CHAIN_LENGTH:
             parts["round"] = 1 + accepted / columns.mask.sum()
         return {**parts, "loss": self.loss_weights.tokens * total}
 

@@ -21,7 +21,7 @@ from mmdec.hub.find import find_model
 from mmdec.io.images import read_image, to_pil
 from mmdec.pretrained.vlm import VLM_FILES, read_processor
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows, PathResolver, sizes_of
-from mmdec.training.corpora.chats import SUFFIXES, SYSTEM, Conversation, picture_folder, read_chats
+from mmdec.training.corpora.chats import SUFFIXES, SYSTEM_KEY, Conversation, picture_folder, read_chats
 from mmdec.training.corpora.librispeech import Utterance
 from mmdec.training.corpora.text_files import quote_path
 
@@ -333,8 +333,8 @@ def _questions(conversation: Conversation, root: PathResolver, reading: Question
         reading: Says how many turns and frames are used.
     """
     video = _frames(conversation, root, reading.frames)
-    system = conversation.notes.get(SYSTEM)
-    begun = () if system is None else ((SYSTEM, str(system)),)
+    system = conversation.notes.get(SYSTEM_KEY)
+    begun = () if system is None else ((SYSTEM_KEY, str(system)),)
     for index, (question, answer) in enumerate(conversation.turns):
         before = () if conversation.images or video else conversation.turns[max(0, index - reading.history) : index]
         said = tuple(pair for q, a in before for pair in (("user", q), ("assistant", a)))

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchaudio import functional
 
-from mmdec.cli.inputs import SOUNDS
+from mmdec.cli.inputs import SOUND_SUFFIXES
 from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.io.audio import samples as audio_samples
@@ -258,7 +258,7 @@ def test_a_saved_tone_is_read_back(suffix: str, as_object: bool, tmp_path: Path)
     assert len(samples) == pytest.approx(16_000, abs=1_000)  # AAC pads
     assert hertz(samples) == pytest.approx(440, abs=2)
     assert float(samples.abs().max()) == pytest.approx(0.3, abs=0.15)
-    assert suffix in SOUNDS
+    assert suffix in SOUND_SUFFIXES
     assert audio.sound_seconds(path) == pytest.approx(1.0, abs=0.06)
 
 

@@ -11,7 +11,7 @@ import pytest
 from mmdec.errors import InputError
 from mmdec.training.corpora import chats
 from mmdec.training.corpora.chats import read_conversations
-from mmdec.training.corpora.image_text import SHORT, ImageQuestion, read_questions, swap_pictures
+from mmdec.training.corpora.image_text import SHORT_ANSWER_PROMPT, ImageQuestion, read_questions, swap_pictures
 from mmdec.training.metrics.text import count_claims, right_answer, right_in_other_words
 
 
@@ -208,7 +208,7 @@ def test_textvqa(tmp_path: Path) -> None:
     }
     (one,) = read_questions(written(tmp_path / "TextVQA_0.5.1_val.json", rows))
     assert one.images == (tmp_path / "train_images" / "003a8ae2ef43b901.jpg",)
-    assert one.question == "what is the brand of this camera?" + SHORT
+    assert one.question == "what is the brand of this camera?" + SHORT_ANSWER_PROMPT
     assert (one.id, one.scoring, len(one.answers)) == ("34602", "", 10)
 
 
