@@ -1,9 +1,9 @@
 """Applies one call to the many rows of a list, in parts, so that a killed run can be continued.
 
-A list is divided by position into parts of `ROWS_PER_PART` rows. The results of a part are one file, which is written last
-and in one step; so a part is done if and only if this file exists. A continued run processes the parts without this file. A
-part that was interrupted is processed again from its beginning, with the same file names. Shards of a job scheduler,
-Ray's workers and a single process use the same code and write the same folder:
+A list is divided by position into parts of `ROWS_PER_PART` rows. The results of a part are one file, which is written
+last and in one step; so a part is done if and only if this file exists. A continued run processes the parts without
+this file. A part that was interrupted is processed again from its beginning, with the same file names. Shards of a job
+scheduler, Ray's workers and a single process use the same code and write the same folder:
 
     run.json                    what is computed: list, model, options
     results/000012.jsonl        results of part 12, or .parquet
