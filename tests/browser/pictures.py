@@ -42,7 +42,7 @@ def run_sample(page: Any, tab: str) -> None:
 
 
 def save(shot: bytes, path: Path) -> None:
-    """As a PNG of few colours. Raises where it is too large for a page."""
+    """Write a PNG of few colours. Raises where it is too large for a page."""
     few = Image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     written = io.BytesIO()
     few.save(written, format="PNG", optimize=True)

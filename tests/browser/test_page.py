@@ -35,7 +35,7 @@ def shown(page: Any, tab: str) -> str:
 
 
 def lanes(page: Any, tab: str) -> dict[str, str]:
-    """What each lane shows, by its name."""
+    """Return the text of each lane, by its name."""
     every = page.locator(f"#mm-{tab}-results .mm-lane").all()
     return {one.locator("h4").inner_text(): one.locator(".mm-pieces").inner_text() for one in every}
 

@@ -123,7 +123,7 @@ def test_describe_and_chat_give_the_models_own_tokens(sees: Path, drafter: Any) 
 
 
 def test_describe_finds_the_drafter_beside_the_model(sees: Path) -> None:
-    """As "toy-in-folder", which is registered for "auto", by its name and unasked."""
+    """It is found as "toy-in-folder", which is registered for "auto", by its name and unasked."""
     folder = sees / "vlm-toy-in-folder"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"system": "toy-in-folder"}))

@@ -19,7 +19,7 @@ TREE = re.search(
 
 
 def entries() -> set[str]:
-    """What the tree names of mmdec/: the files and rooms of its top floor."""
+    """List the files and folders that the tree shows directly under mmdec/."""
     assert TREE is not None
     lines = TREE.group(1).partition("\nrecipes/")[0].splitlines()
     return {line.split()[0] for line in lines if not line.startswith("      ")}
@@ -105,7 +105,7 @@ def texts(node: ast.List | ast.Tuple | ast.Set | ast.Dict) -> set[str]:
 
 
 def test_imported_names_are_there() -> None:
-    """Of the package's own modules; those that are imported when a function runs, too."""
+    """This covers mmdec's own modules, and imports inside functions, too."""
     files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
     names = {module: top_names(path) for module, path in files.items()}
     absent = [
@@ -120,7 +120,7 @@ def test_imported_names_are_there() -> None:
 
 
 def top_names(path: Path) -> set[str]:
-    """What a module defines, at its top or in a branch there; in `mmdec` itself also what it lists."""
+    """List the names that a module defines, at its top or in a branch there."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names: set[str] = set()
     statements: list[ast.stmt] = list(tree.body)

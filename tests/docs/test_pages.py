@@ -147,7 +147,7 @@ def test_notebook_shows_sounds_graph_and_race(name: str, sounds: int, pictures: 
 
 
 def parse(words: list[str]) -> None:
-    """As the command line would, down to the verb; raises for an option or a value that it does not take."""
+    """Parse as the command line would, down to the verb. Raises for an option or a value that it does not take."""
     command, context = typer.main.get_command(cli.app), None
     while True:
         context = command.make_context(words[0], words[1:], parent=context)
@@ -182,7 +182,7 @@ def test_a_wrong_command_line_is_detected(wrong: str) -> None:
 
 
 def option_names(module: str, name: str) -> set[str]:
-    """What a class of a recipe takes: arguments of `__init__`, its bases' too, and fields of its dataclass of options.
+    """List a class's options: arguments of `__init__`, its bases' too, and fields of its dataclass of options.
 
     Read from the sources: importing the training packages would cost more than all pages.
     """
@@ -288,7 +288,7 @@ def links(path: Path) -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """Of a page's headings, as MyST and GitHub make them."""
+    """List the anchors of a page's headings, as MyST and GitHub make them."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", path.read_text(encoding="utf-8")), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

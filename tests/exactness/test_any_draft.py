@@ -159,7 +159,7 @@ def test_drafts_reach_no_further_than_the_text_may(room: int) -> None:
 
 
 def breaks(name: str) -> Callable[[Draft], Any]:
-    """What a faulty drafter makes of a sound draft (B, N)."""
+    """Make the named change that a faulty drafter would make to a sound draft (B, N)."""
 
     def change(part: str, value: Callable[[Tensor], Tensor]) -> Callable[[Draft], Draft]:
         return lambda draft: replace(draft, **{part: value(getattr(draft, part))})

@@ -103,7 +103,7 @@ def test_processors_not_marked_row_wise_go_to_the_stock_loop(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_row_is_drafted_with_any_processor(kind: str) -> None:
-    """What the walk visits is what the stock loop passes: each position once, in order."""
+    """The walk visits each position once, in order, as the stock loop does."""
     common, given = {"max_new_tokens": 24, "do_sample": False}, prompts(1, 4)
     found, rate = both(given, "speculate", {**common, **options_of(kind, 1)})
     assert torch.equal(found, stock(given, {**common, **options_of(kind, 1)}))

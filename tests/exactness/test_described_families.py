@@ -42,7 +42,7 @@ def vlm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def inputs_of(vlm: Any, groups: list[list[np.ndarray]], texts: list[str]) -> Any:
-    """What the family's processor makes of questions."""
+    """Process questions with the family's processor."""
     images = [[to_pil(pixels) for pixels in group] for group in groups]
     return vlm.processor(
         images=images if any(images) else None, text=texts, padding=True, padding_side="left", return_tensors="pt"

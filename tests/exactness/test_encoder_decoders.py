@@ -35,7 +35,7 @@ def drafter(name: str, wanted: Tensor, nodes: Any) -> Any:
 def both(
     model: Any, inputs: dict[str, Any], name: str, nodes: Any, sampled: bool, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """What plain decoding and what drafts give."""
+    """Return the text of plain decoding and the text with drafts."""
     options = {"max_new_tokens": 22, "eos_token_id": ENDS, "do_sample": sampled, **options}
     batch, seed = len(inputs["attention_mask"]), 3 if sampled else None
     if sampled and batch > 1:  # draws for each row, as with no drafter

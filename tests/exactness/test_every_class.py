@@ -26,7 +26,7 @@ def test_the_page_names_every_class() -> None:
 
 @pytest.mark.parametrize("room", ["decode", "drafters", "generation", "ops"])
 def test_no_model_class_is_named_in_the_core(room: str) -> None:
-    """What a target accepts comes from its proof, its configuration and the probe: `mmdec/targets/families.py`."""
+    """Its proof, its configuration and the probe decide what a target accepts: `mmdec/targets/families.py`."""
     named = re.compile(rf"\b({'|'.join(CLASSES)})\b")
     for path in (Path(mmdec.__file__).parent / room).rglob("*.py"):
         assert not named.findall(path.read_text("utf-8")), path

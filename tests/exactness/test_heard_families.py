@@ -40,7 +40,7 @@ def heard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def stock(heard: LoadedAudioLm, sounds: list[np.ndarray], prompt: str | None = None, **options: Any) -> list[list[int]]:
-    """What `generate` gives for the family's own call of its processor."""
+    """Call `generate` with the inputs that the family's own processor makes."""
     processor: Any = heard.processor
     padded = {"processor_kwargs": {"text_kwargs": {"padding": True, "padding_side": "left"}, "return_tensors": "pt"}}
     if hasattr(processor, "apply_transcription_request"):

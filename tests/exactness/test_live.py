@@ -29,7 +29,7 @@ def listen(whisper: LoadedWhisper, sound: Tensor, sizes: Sequence[int] = (HALF,)
 
 
 def whole(whisper: LoadedWhisper, sound: Tensor, update: mmdec.StreamUpdate, **options: Any) -> mmdec.Transcript:
-    """What `transcribe` gives for an update's cut of the stream at 16 kHz."""
+    """Transcribe an update's part of the stream at 16 kHz."""
     cut = sound[round(update.start * RATE) : round(update.end * RATE)]
     return mmdec.transcribe(cut, sample_rate=RATE, model=whisper, **options)
 

@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["Gemma3", "InternVL"])
 @pytest.mark.parametrize("family", ["AudioFlamingo3", "Qwen2Audio"])
 def test_a_small_model_that_sees_drafts_for_one_that_hears(family: str, kind: str) -> None:
-    """It cannot hear, so that it reads the text alone."""
+    """A small model that cannot hear reads only the text."""
     model, inputs = media_model(family + FOR), media_inputs(media_model(family + FOR), [2, 1, 0, 1])
     options: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": ENDS, "do_sample": False, "suppress_tokens": HELD}
     found = mmdec.generate(model, inputs, media_model(kind + FOR), num_speculative_tokens=4, **options)

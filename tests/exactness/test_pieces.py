@@ -139,7 +139,7 @@ def test_transcripts_are_reported_in_order_as_they_finish(whisper: LoadedWhisper
 
 
 class Stop(Exception):
-    """Of a listener."""
+    """Raised by a listener."""
 
 
 @pytest.mark.parametrize("listener", ["on_round", "on_transcript", "progress"])

@@ -36,7 +36,7 @@ NOISE = 0.003  # of full scale
 
 
 def folder(variable: str) -> list[Path]:
-    """What lies in the folder that the variable names."""
+    """List the folder that the environment variable names."""
     named = os.environ.get(variable)
     return sorted(path for path in Path(named).iterdir() if path.name[0] != ".") if named else []
 

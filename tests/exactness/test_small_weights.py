@@ -112,7 +112,7 @@ def test_gptq_and_awq_layers_keep_their_texts(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ORDER)
 def test_checkpoints_of_gptq_and_awq(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As people load them: by transformers, with the layers of gptqmodel."""
+    """They are loaded as users do it: by transformers, with the layers of gptqmodel."""
     pytest.importorskip("gptqmodel", reason="gptqmodel is not installed")
     pytest.importorskip("optimum", reason="optimum is not installed")
     model, states = llama(), torch.randn(3, 64)
@@ -181,7 +181,7 @@ def test_lora_adapters_keep_their_texts() -> None:
 
 
 def test_a_peft_model_keeps_its_texts() -> None:
-    """It drafts by its own `generate`, and its base model by every call: with adapters, merged, and without."""
+    """It uses drafts in its own `generate`, and its base model in every call: with adapters, merged, and without."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model = peft.get_peft_model(llama(), peft.LoraConfig(**LORA, task_type="CAUSAL_LM"))
     adapted(model)

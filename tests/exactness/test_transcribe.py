@@ -87,7 +87,7 @@ WAYS = {
 
 
 def features(whisper: LoadedWhisper, recordings: list[np.ndarray]) -> dict[str, Tensor]:
-    """What the processor gives for each recording alone, side by side."""
+    """Process each recording separately, and stack the features."""
     long = len(recordings[0]) // 160 > 100
     more: dict[str, Any] = {"padding": "longest", "truncation": False} if long else {}
     alone = [
@@ -102,7 +102,7 @@ def features(whisper: LoadedWhisper, recordings: list[np.ndarray]) -> dict[str, 
 
 
 def batches(way: Way) -> list[list[int]]:
-    """As `transcribe` promises: those of one window apart, in order."""
+    """Batch as `transcribe` documents it: recordings of one window separately, in order."""
     size = way.ours.get("batch_size", 8)
     kinds = [[place for place, one in enumerate(way.seconds) if (one > 1.0) == long] for long in (False, True)]
     return [places[at : at + size] for places in kinds for at in range(0, len(places), size)]
@@ -272,7 +272,7 @@ def test_a_smaller_whisper_runs_its_own_encoder(whisper: LoadedWhisper, name: st
 
 
 def test_the_folder_of_a_smaller_whisper(whisper: LoadedWhisper, tmp_path: Path) -> None:
-    """As `--drafter FOLDER`: one with its own encoder, and one of fewer decoder layers on the target's states."""
+    """`--drafter FOLDER` takes one with its own encoder, and one of fewer decoder layers on the target's states."""
     wanted = mmdec.transcribe(sound(0.7), sample_rate=RATE, model=whisper, drafter=None)
     for name, sizes in (("own", {"d_model": 16}), ("fewer", {"decoder_layers": 1})):
         network(whisper.tokenizer, 5, **sizes).save_pretrained(tmp_path / name)

@@ -82,7 +82,7 @@ def options_of(model: Any, choice: str) -> dict[str, Any]:
 
 
 def stock(model: Any, inputs: dict[str, Tensor], choice: str) -> Tensor | None:
-    """What plain decoding gives; None where its two best tokens are one to float32, and rounding chooses between them.
+    """Decode plainly. Returns None where its two best tokens are one to float32, and rounding chooses between them.
 
     `generate` draws a batch's tokens from one stream; the core draws each row's own.
     """
@@ -99,7 +99,7 @@ def stock(model: Any, inputs: dict[str, Tensor], choice: str) -> Tensor | None:
 def drawn(
     draw: Callable[[], Draw], model: Any, inputs: Callable[[Draw], dict[str, Tensor]], choice: str
 ) -> tuple[Draw, Tensor]:
-    """What `draw` gives, drawn anew while stock's answer hangs on rounding; and that answer."""
+    """Draw inputs until stock's answer does not depend on rounding. Returns the inputs and that answer."""
     for _ in range(20):
         given = draw()
         wanted = stock(model, inputs(given), choice)

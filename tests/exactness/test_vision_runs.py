@@ -53,7 +53,7 @@ def switching() -> Iterator[None]:
 
 
 def batches(kind: str) -> list[dict[str, Tensor]]:
-    """Of different sizes and contents: other positions, other offsets, other rows."""
+    """Make batches of different sizes and contents: other positions, other offsets, other rows."""
     rng = random.Random(kind)
     contents = [["three"], ["none"], ["video", "one", "none"], ["one", "three"]]
     return [batch_of(kind, [row_of(rng, content) for content in batch]) for batch in contents]
@@ -269,7 +269,7 @@ def test_wrong_images_are_one_clear_error(kind: str, wrong: str, said: str) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_is_not_cut_between_rows(kind: str) -> None:
-    """As many placeholders as visual tokens, but one of them in the wrong row."""
+    """There are as many placeholders as visual tokens, but one is in the wrong row."""
     model, picture = vision_model(kind), Picture.random(1, (16, 16))
     inputs = batch_of(kind, [[[8], picture, [9]], [[8], picture, [9]]])
     first = (inputs["input_ids"][0] == IMAGE).nonzero()[0, 0]

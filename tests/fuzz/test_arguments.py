@@ -224,7 +224,7 @@ def kind(value: Any) -> str:
 
 
 def answer(value: Any) -> Any:
-    """What two equal calls have in common: no seconds."""
+    """Reduce a result to what two equal calls share: without seconds."""
     if isinstance(value, mmdec.Translation):
         return value.text, value.units, value.audio.tobytes()
     if isinstance(value, mmdec.Transcript):

@@ -25,7 +25,7 @@ FIRST = list(range(0, ALL, PART)) if WHOLE else [0]
 
 
 def answers(folder: Path, first: int, model: Path, poison: int) -> tuple[list[tuple[dict, dict]], str]:
-    """What the reader says of each file of a part: (number and story, answer), and what it wrote to stderr."""
+    """Read each file of a part. Returns (number and story, answer) of each, and what the reader wrote to stderr."""
     last = first + (PART if WHOLE else SHARE)
     written = folder / f"{poison}.jsonl"
     tunables = f"glibc.malloc.perturb={poison}:glibc.malloc.mmap_threshold={1 << 30}"

@@ -191,7 +191,7 @@ def test_two_processes_give_the_losses_of_one_with_twice_the_batch(
 
 
 def prepare(recipe: str, folder: Path, data: Options) -> None:
-    """What earlier stages leave, where the recipe looks for it."""
+    """Put the files of earlier stages where the recipe looks for them."""
     (folder / "models").symlink_to(ROOT / "models")
     if not recipe.endswith("joint"):
         return

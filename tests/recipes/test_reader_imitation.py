@@ -99,7 +99,7 @@ def test_batches_are_imitated_alike_each_time() -> None:
 
 
 def test_confusions_come_from_a_whole_translator(tmp_path: Path) -> None:
-    """What is stored is what the shipped translator hears, by its own encoder and n-gram."""
+    """The stored texts are those that the shipped translator hears, by its own encoder and n-gram."""
     recording = next((ROOT / "data" / "samples").glob("*.wav"))
     (tmp_path / "a.wav").write_bytes(recording.read_bytes())
     rows = (("id", "path", "split", "speaker", "text"), ("a", "a.wav", "train", "b", "bonjour à tous"))

@@ -135,7 +135,7 @@ def recipe(corpus: TinyCorpus, epochs: int, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def first_epoch(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one epoch leaves in runs/."""
+    """Train one epoch. Returns its folder in runs/."""
     root = tmp_path_factory.mktemp("first")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)

@@ -207,7 +207,7 @@ def test_broken_headers_are_refused(change: dict[str, int], told: str) -> None:
 
 
 def test_the_header_says_where_samples_end() -> None:
-    """What follows them in the file is no sound."""
+    """Bytes that follow them in the file are not sound."""
     file = io.BytesIO(wav(S16) + b"LIST\4\0\0\0abcd")
     head = file.read(12)
     assert is_wav(head)
@@ -217,7 +217,7 @@ def test_the_header_says_where_samples_end() -> None:
 
 
 def test_pieces_do_not_wait_for_each_other() -> None:
-    """What is there is given at once; the rest when it comes."""
+    """Available bytes are returned at once; the rest when it arrives."""
     receive, send = os.pipe()
     with os.fdopen(receive, "rb") as reader, os.fdopen(send, "wb") as writer:
         found = stream_pieces(PipedSound(RATE, 1, "s16", None, b""), reader)

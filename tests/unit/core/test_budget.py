@@ -75,7 +75,7 @@ def test_trees_are_used_where_they_pay() -> None:
 
 
 def test_chains_that_began_badly_are_tried_again() -> None:
-    """What chains accept is learned in chains alone: a few bad ones at first must not leave trees for ever."""
+    """The acceptance of chains is learned only from chains: a few bad ones at first must not leave trees for ever."""
     budget = planner()
     learned = STATISTICS.of(MeasurementKey("model", "cpu", "drafter")).acceptance
     for _ in range(12):  # half of the first nodes accepted, and all of the trees
@@ -116,7 +116,7 @@ def test_a_batch_pays_for_all_its_rows() -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_one_slow_pass_decides_nothing(first: int) -> None:
-    """Not even where that draft happened to be wrong."""
+    """This holds even when that draft happened to be wrong."""
     budget = planner()
     asked = 0
     for step in range(40):

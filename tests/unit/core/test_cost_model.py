@@ -8,7 +8,7 @@ from mmdec.core.statistics import MAX_BUCKET_TIMINGS, CostCurve
 
 
 def curve_of(*timings: tuple[int, float], slope: float = 1.0, origin: bool = False, enough: int = 1) -> CostCurve:
-    """Of counts and their seconds."""
+    """Fit a curve to counts and their seconds."""
     curve = CostCurve(slope, origin, enough)
     for count, seconds in timings:
         curve.add(count, seconds)

@@ -59,7 +59,7 @@ def test_a_drafter_that_ends_its_chains_drafts_more_from_its_second_draft_on() -
 
 @pytest.mark.parametrize(("price", "least", "most"), [(0.001, 50, 60), (0.2, 3, 20)])
 def test_a_drafter_that_takes_no_time_is_asked_while_its_drafts_do_not_pay(price: float, least: int, most: int) -> None:
-    """It drafts where it expects what the step from one column to two costs; one that takes time is asked seldom."""
+    """Such a drafter drafts where it expects to gain the cost of a second column; one that takes time drafts rarely."""
     budget, plans = Budget(DecodingStatistics(), MeasurementKey("model", "cpu", "drafter"), (), True), []
     for _ in range(60):
         plans.append(plan := budget.plan(1))

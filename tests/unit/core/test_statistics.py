@@ -47,12 +47,12 @@ def no_starved_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pairs(learned: DecodingStatistics) -> list[MeasurementKey]:
-    """Of target, device and drafter, the least recently used first."""
+    """List (target, device, drafter), the least recently used first."""
     return list(learned._pairs)
 
 
 def rounds(budget: Budget, count: int, seed: int = 0, batch: int = 1) -> list[Plan]:
-    """Of a drafter that is right seven times in ten, on a noisy clock."""
+    """Record rounds of a drafter that is right seven times in ten, on a noisy clock."""
     dice, plans = Random(seed), []
     for _ in range(count):
         plan = budget.plan(batch)
@@ -188,7 +188,7 @@ def run(model: LlamaForCausalLM, learned: DecodingStatistics | None, **options: 
 
 
 def test_two_models_of_one_class_learn_independently() -> None:
-    """What the first was timed with says nothing about the second."""
+    """The first one's times say nothing about the second."""
     learned = DecodingStatistics()
     first, second = llama(), llama(1)
     run(first, learned)

@@ -58,7 +58,7 @@ def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
 
 
 def best_text(logprobs: np.ndarray, model: PieceNGram) -> tuple[int, ...]:
-    """What the search looks for, by all paths: ln of the sum of a text's paths, the n-gram and the bonus."""
+    """Find the search's optimum by all paths: ln of the sum of a text's paths, the n-gram and the bonus."""
     totals: dict[tuple[int, ...], float] = {}
     paths = torch.tensor(list(itertools.product(range(PIECES), repeat=len(logprobs))))
     costs = torch.from_numpy(logprobs)[torch.arange(len(logprobs)), paths].sum(-1).tolist()

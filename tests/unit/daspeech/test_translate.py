@@ -105,7 +105,7 @@ def test_a_batch_equals_one_by_one(any_model: Path, strategy: str) -> None:
 
 
 def test_padded_rows_agree_with_rows_alone(any_model: Path) -> None:
-    """What a GPU does: one padded batch. Units agree exactly, sounds but for rounding and the last window."""
+    """A GPU decodes one padded batch. Units agree exactly, sounds but for rounding and the last window."""
     translator = mmdec.load(any_model, "cpu")
     sounds = [torch.from_numpy(buzz(seconds, seed)) for seed, seconds in enumerate((2.0, 0.7, 3.1))]
     for strategy in ("lookahead", "autoregressive"):

@@ -304,7 +304,7 @@ def test_text_only_rejects_too_many(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_samples_are_test_sentences(sentences: list[splits.Sentence]) -> None:
-    """Of the phrasebook or, by the rule of Tatoeba's pairs, of everyday French."""
+    """They come from the phrasebook or, by the rule of Tatoeba's pairs, from everyday French."""
     folder = BUILD.parent / "samples"
     known = {sentence.key: sentence for sentence in sentences}
     lines = (folder / "samples.tsv").read_text(encoding="utf-8").splitlines()

@@ -208,7 +208,7 @@ def test_the_folder_of_uploads_is_the_servers_own(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What `serve` is given, without Gradio."""
+    """Collect the arguments of `serve`, without Gradio."""
     given: dict[str, Any] = {}
     monkeypatch.setitem(sys.modules, "mmdec.demo.page", SimpleNamespace(serve=lambda **options: given.update(options)))
     return given

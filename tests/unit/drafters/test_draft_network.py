@@ -110,7 +110,7 @@ def test_training_reaches_every_weight() -> None:
 
 
 def test_products_in_bfloat16_leave_weights_and_norms_in_float32() -> None:
-    """As under Lightning's "bf16-mixed"; a warning of torch about mixed precisions would be an error here."""
+    """Lightning's "bf16-mixed" does this; a warning of torch about mixed precisions would be an error here."""
     model = network().float().train()
     embeds, features = (part.float() for part in inputs())
     plain = model.layer(model.inputs(embeds, features), torch.arange(8).expand(2, -1))[0]

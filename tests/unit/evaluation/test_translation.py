@@ -33,7 +33,7 @@ MACHINE = {"cpu": "none", "threads": 2, "dtype": None, "batch": 1}
 
 @dataclass(frozen=True)
 class Answer:
-    """What evaluation reads of a translation."""
+    """The fields of a translation that evaluation reads."""
 
     text: str
     units: list[str]

@@ -164,7 +164,7 @@ class Fixed:
 
 
 def notes(model: Any, drafter: Any, tokens: int = 24) -> list[str]:
-    """What a call of `tokens` rounds warns of."""
+    """List the warnings of a call of `tokens` rounds."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         options: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}

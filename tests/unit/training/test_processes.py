@@ -63,7 +63,7 @@ CHILD = "{call}; import os, time, pathlib; pathlib.Path({file!r}).write_text(str
 
 @LINUX
 def test_children_and_grandchildren_end_with_a_killed_parent(tmp_path: Path) -> None:
-    """As a trainer does, and the second trainer that it starts."""
+    """The parent is like a trainer, and the child like the second trainer that it starts."""
     call = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); from mmdec.training.processes import end_with_named_parent; "
     )

@@ -67,7 +67,7 @@ def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path)
 def test_a_drafter_name_wins_over_a_folder_of_that_name(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in `generate` and `transcribe`."""
+    """The same holds in `generate` and `transcribe`."""
     here = tmp_path / "here"
     for name in ("lookup", "eagle"):
         (here / name).mkdir(parents=True)  # a folder without weights
@@ -81,7 +81,7 @@ def test_a_drafter_name_wins_over_a_folder_of_that_name(
 
 @draft_network("new", note="New: as EAGLE.")
 class NewNetwork(EagleInputNetwork):
-    """What a new drafter brings: here EAGLE's layer under another name."""
+    """A new drafter's network: here EAGLE's layer under another name."""
 
     config_class = DraftConfig
 

@@ -22,7 +22,7 @@ def restored() -> Iterator[None]:
 
 
 def elsewhere(function: Callable[[], Any]) -> Any:
-    """What a function returns in a thread that begins now."""
+    """Call a function in a new thread, and return its result."""
     with ThreadPoolExecutor(1) as other:
         return other.submit(function).result()
 

@@ -46,7 +46,7 @@ def test_word_timestamps_leave_other_threads_alone(whisper: LoadedWhisper) -> No
 
 
 def test_replacing_forward_waits_for_other_readers(loose: LoadedWhisper) -> None:
-    """It reads the model's own attention, which is changed; a mask made for one kind is wrong for the other."""
+    """Readers use the model's own attention, which is changed here; a mask made for one kind is wrong for the other."""
     layer: Any = loose.model.model.decoder.layers[0].fc1
     layer.forward = layer.forward
     whisper = loose

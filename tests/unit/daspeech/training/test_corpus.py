@@ -87,7 +87,7 @@ def test_features_of_an_interrupted_run_are_made_again(corpus: TinyCorpus, tmp_p
 
 
 def test_a_repaired_recording_is_used(corpus: TinyCorpus, tmp_path: Path):
-    """As large as before, so its folder is the same."""
+    """It is as large as before, so its folder is the same."""
     clips = clips_of(corpus)
     whole = clips[1].read_bytes()
     clips[1].write_bytes(bytes(len(whole)))

@@ -30,7 +30,7 @@ def module(units: list[str], seed: int, mu: float = 1.0) -> DASpeechModule:
 
 
 def checkpoint(module: DASpeechModule, step: int, folder: Path) -> Path:
-    """What Lightning writes, as far as the export reads it."""
+    """Make a Lightning checkpoint, as far as the export reads it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step={step}.ckpt"
     content = {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams), "global_step": step}

@@ -158,7 +158,7 @@ def test_each_row_is_drafted_by_the_head_of_its_language() -> None:
 
 
 def test_a_refused_task_gets_no_drafts_and_no_row_is_heard_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two heads for one language, the first drafts its rows, except those that translate."""
+    """If two heads have one language, the first drafts its rows, except those that translate."""
     made = [ctc("babbling", seed) for seed in (0, 1)]
     for one in made:
         one.languages, one.refused = frozenset([7]), frozenset([9])

@@ -74,7 +74,7 @@ def test_a_chain_ends_with_its_first_unlikely_token(system: str, threshold: floa
 
 
 def chances(drafter: Any, model: Any, row: int, path: list[int]) -> float:
-    """Of the last token of a path with all before it, each from scratch."""
+    """Return the probability of a path, with each token's score computed from scratch."""
     _, context, _, _ = TextTarget(model).prefill(padded([PROMPTS[row]]), drafter.needs)
     features = torch.cat([context.features[layer][0] for layer in drafter.needs.layers], -1)
     text = [*PROMPTS[row], ROOTS[row]]

@@ -89,7 +89,7 @@ def odd_layers(case: str, net: DraftNetwork, monkeypatch: pytest.MonkeyPatch) ->
     if case == "scaled":
 
         class Scaled(nn.Embedding):
-            """As of Gemma."""
+            """Scales its embeddings, as Gemma does."""
 
         embedding = Scaled(31, 24)
     return embedding, output

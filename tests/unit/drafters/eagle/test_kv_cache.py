@@ -105,7 +105,7 @@ def test_a_cache_that_does_not_fit_starts_a_new_memory() -> None:
         return turn(None, torch.cat([ids, MORE], 1), cache).sequences
 
     def written_anew(ids: Tensor, cache: DynamicCache) -> Tensor:
-        """As many columns as before, of another text."""
+        """Write as many columns as before, of another text."""
         cache.crop(-5)
         return turn(None, torch.cat([ids[:, :-5], MORE], 1), cache, max_new_tokens=2).sequences
 

@@ -151,7 +151,7 @@ def test_a_converted_eagle_equals_a_naive_reading(tmp_path: Path, pickled: bool,
 @pytest.mark.parametrize("rounds", [0, 4])
 @pytest.mark.parametrize("qwen", [False, True])
 def test_a_converted_msd_gives_the_published_logits(tmp_path: Path, qwen: bool, rounds: int) -> None:
-    """As its code does it, two images: embeddings and mask are moved by one, fc runs everywhere, then visual columns
+    """Follow its code, with two images: embeddings and mask are moved by one, fc runs everywhere, then visual columns
     are overwritten. LLaVA's form has no first norm and no biases of attention; Qwen2-VL's has both, and one number for
     all three axes of a position. The last columns come as later rounds bring them, each over the cache."""
     state, config = layer(qwen, qwen), QWEN if qwen else LLAVA

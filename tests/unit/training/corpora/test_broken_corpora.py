@@ -373,7 +373,7 @@ def test_one_bad_file_is_left_out_and_named(
 
 @pytest.mark.parametrize("layout", ["chapters", "manifest", "json lines"])
 def test_an_evaluation_counts_a_missing_recording_as_empty(layout: str, copied: Callable[[str], Path]) -> None:
-    """It counts as an empty transcript, and is named there; where all are missing, the corpus is another."""
+    """The result names the recording; if all are missing, the corpus is a different one."""
     root = copied(layout)
     (root / LAYOUTS[layout].file).unlink()
     corpus = root if layout == "chapters" else root / LAYOUTS[layout].listed

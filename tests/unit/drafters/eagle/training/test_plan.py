@@ -197,7 +197,7 @@ def test_held_out_questions_are_answered_among_the_others(held: int, others: int
 
 
 def test_qwen_prompts_need_no_torchvision(tmp_path: Path) -> None:
-    """As `describe`: its video processor alone needs that package, and frames are then shown as pictures."""
+    """As in `describe`, only the video processor needs that package, and frames are then shown as pictures."""
     model, processor = qwen()
     model.save_pretrained(tmp_path / "qwen")
     processor.save_pretrained(tmp_path / "qwen")
