@@ -12,7 +12,7 @@ OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # the page
 PATIENCE = 300_000  # milliseconds that a page may take before a test fails
 
 
-def opened(browser: Any, server: Server, **options: Any) -> Any:
+def open_demo(browser: Any, server: Server, **options: Any) -> Any:
     """Open the demo in a new session. Errors of its script are collected in `page.complaints`."""
     context = browser.new_context(reduced_motion="reduce", **options)
     context.set_default_timeout(PATIENCE)

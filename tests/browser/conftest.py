@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.chromium import CHROMIUM, OFFLINE, opened
+from tests.browser.chromium import CHROMIUM, OFFLINE, open_demo
 from tests.support.demo_server import Server, serving
 
 
@@ -35,7 +35,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, server: Server) -> Iterator[Any]:
-    one = opened(browser, server, viewport={"width": 1280, "height": 900})
+    one = open_demo(browser, server, viewport={"width": 1280, "height": 900})
     yield one
     assert one.complaints == []
     one.context.close()
@@ -43,7 +43,7 @@ def page(browser: Any, server: Server) -> Iterator[Any]:
 
 @pytest.fixture
 def phone(browser: Any, server: Server) -> Iterator[Any]:
-    one = opened(browser, server, viewport={"width": 390, "height": 844}, color_scheme="dark", has_touch=True)
+    one = open_demo(browser, server, viewport={"width": 390, "height": 844}, color_scheme="dark", has_touch=True)
     yield one
     assert one.complaints == []
     one.context.close()

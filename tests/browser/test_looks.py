@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmdec.demo import samples
-from tests.browser.chromium import opened
+from tests.browser.chromium import open_demo
 from tests.support.demo_server import Server
 
 FAINT = Path(__file__).with_name("contrast.js").read_text(encoding="utf-8").partition("\n")[2]
@@ -32,7 +32,7 @@ UNCOVERED = """at => {
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_and_icons_have_contrast(browser: Any, server: Server, scheme: str) -> None:
     """WCAG's AA: 4.5 for text, 3 for large text and for icons of buttons. Of each tab, before and after a run."""
-    page = opened(browser, server, viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    page = open_demo(browser, server, viewport={"width": 1280, "height": 900}, color_scheme=scheme)
     wrong: list[str] = []
     looked = 0
     for tab, button in SAMPLES.items():
@@ -91,7 +91,7 @@ def test_headings_begin_where_boxes_begin(page: Any) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_covers_the_uploads_icon(browser: Any, server: Server, width: int) -> None:
-    page = opened(browser, server, viewport={"width": width, "height": 900})
+    page = open_demo(browser, server, viewport={"width": width, "height": 900})
     for tab in SAMPLES:
         page.get_by_role("tab", name=tab.capitalize()).click()
         icon = page.get_by_role("tabpanel").filter(visible=True).locator("[data-testid=upload-icon] svg").first

@@ -20,7 +20,7 @@ HEARD = """() => [...document.querySelectorAll('#mm-translate-speech *')].some(
     at => at.shadowRoot || (at.tagName === 'AUDIO' && at.src))"""  # a player is drawn where there is a sound
 
 
-def finished(page: Any, tab: str) -> None:
+def wait_until_finished(page: Any, tab: str) -> None:
     """Wait until the run of this tab is over."""
     page.locator(f"#mm-{tab}-results .mm-status.mm-done").wait_for()
 
@@ -29,7 +29,7 @@ def press(page: Any, name: str) -> None:
     page.get_by_role("button", name=name, exact=True).click()
 
 
-def shown(page: Any, tab: str) -> str:
+def result_text(page: Any, tab: str) -> str:
     """The text of the result."""
     return page.locator(f"#mm-{tab}-results .mm-text").inner_text()
 
@@ -66,8 +66,8 @@ def upload(page: Any, tab: str, path: Path) -> None:
 def test_the_page_translates(page: Any) -> None:
     press(page, SAMPLE.text)
     page.wait_for_function(HEARD)
-    finished(page, "translate")
-    assert shown(page, "translate") in TRUE
+    wait_until_finished(page, "translate")
+    assert result_text(page, "translate") in TRUE
     assert SAMPLE.text in page.locator("#mm-translate-results").inner_text()
     race = lanes(page, "translate")
     assert list(race) == ["Graph", "Graph, reranked", "Verified", "One by one"]
@@ -91,34 +91,34 @@ def test_the_page_translates(page: Any) -> None:
 def test_the_page_transcribes(page: Any) -> None:
     page.get_by_role("tab", name="Transcribe").click()
     press(page, shortened(samples.english()[0].text))
-    finished(page, "transcribe")
+    wait_until_finished(page, "transcribe")
     race = lanes(page, "transcribe")
     assert list(race) == ["With drafts", "Plain decoding"]
     assert race["With drafts"] == race["Plain decoding"]
-    assert shown(page, "transcribe") == race["Plain decoding"].strip()
+    assert result_text(page, "transcribe") == race["Plain decoding"].strip()
     assert page.locator("#mm-transcribe-results .mm-equal").inner_text() == "same text"
     (speed,) = assert_only_gains_are_green(page, "transcribe", 1)
     line = page.locator("#mm-transcribe-results [role=status]").inner_text()
     assert line == f"Done. With drafts: {speed}, same text."
     assert page.locator("#mm-transcribe-results").inner_text().count("tokens per pass") == len(race)  # one of each lane
     words = page.locator(".mm-word").all_text_contents()
-    assert " ".join(words) == shown(page, "transcribe")
+    assert " ".join(words) == result_text(page, "transcribe")
 
 
 def test_the_page_describes(page: Any) -> None:
     page.get_by_role("tab", name="Describe").click()
     page.get_by_role("button", name=re.compile("Street")).click()  # its picture has a name, too
-    finished(page, "describe")
+    wait_until_finished(page, "describe")
     race = lanes(page, "describe")
     assert len(race) == 2
     assert list(race)[-1] == "Plain decoding"
     assert len(set(race.values())) == 1
-    assert "street" in shown(page, "describe")
+    assert "street" in result_text(page, "describe")
     page.get_by_label("Question").fill("Name the red thing.")
     press(page, "Ask")
     page.locator(".mm-from", has_text="Name the red thing.").wait_for()
-    finished(page, "describe")
-    assert shown(page, "describe") == list(lanes(page, "describe").values())[-1].strip()
+    wait_until_finished(page, "describe")
+    assert result_text(page, "describe") == list(lanes(page, "describe").values())[-1].strip()
     picture = page.get_by_role("img", name=re.compile(r"street.png, 128 by 128 pixels"))
     assert picture.count() == 1
     boxes = page.get_by_role("checkbox")
@@ -126,7 +126,7 @@ def test_the_page_describes(page: Any) -> None:
         boxes.nth(number).check()
     press(page, "Ask")
     page.locator(".mm-others").wait_for()
-    finished(page, "describe")
+    wait_until_finished(page, "describe")
     assert len(lanes(page, "describe")) == 2  # further drafters are rows of a table
     assert page.locator(".mm-others tr").count() == boxes.count() - 1
     assert page.locator("#mm-describe-results img").count() == 1
@@ -147,8 +147,8 @@ def test_a_bad_file_is_one_sentence(page: Any, tmp_path: Path) -> None:
     assert page.locator("#mm-translate-results .mm-text").count() == 0
     page.complaints.clear()  # the browser's player cannot read it either
     press(page, SAMPLE.text)  # and the page goes on
-    finished(page, "translate")
-    assert shown(page, "translate") in TRUE
+    wait_until_finished(page, "translate")
+    assert result_text(page, "translate") in TRUE
 
 
 def test_stop_ends_the_decoding(page: Any, server: Server, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_stop_ends_the_decoding(page: Any, server: Server, tmp_path: Path) -> No
 
 def test_a_phone_sees_the_result(phone: Any) -> None:
     press(phone, SAMPLE.text)
-    finished(phone, "translate")
+    wait_until_finished(phone, "translate")
     text = phone.locator("#mm-translate-results .mm-text")
     phone.wait_for_function("at => at.getBoundingClientRect().top < innerHeight", arg=text.element_handle())
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
@@ -187,7 +187,7 @@ def test_a_keyboard_is_enough(page: Any) -> None:
     else:
         raise AssertionError("the sample cannot be reached")
     page.keyboard.press("Enter")
-    finished(page, "translate")
+    wait_until_finished(page, "translate")
     said = page.locator("#mm-translate-results [role=status]").inner_text()
     assert said in [f"Done. {text}" for text in TRUE]
 
@@ -195,7 +195,7 @@ def test_a_keyboard_is_enough(page: Any) -> None:
 def test_a_screen_reader_finds_names(page: Any) -> None:
     """Every button and field has a name; every drawing has one in words."""
     press(page, SAMPLE.text)
-    finished(page, "translate")
+    wait_until_finished(page, "translate")
     nameless = page.evaluate(
         """() => [...document.querySelectorAll('button, input, textarea, select, svg[role=img], img')]
         .filter(at => at.offsetParent !== null || at.tagName === 'svg')
@@ -225,5 +225,5 @@ def test_waiting_and_results_are_announced(page: Any) -> None:
     line.get_by_role("alert").get_by_text("The server did not take this.").wait_for()
     page.unroute("**/gradio_api/queue/join*")
     press(page, SAMPLE.text)
-    finished(page, "translate")
+    wait_until_finished(page, "translate")
     assert page.evaluate("() => document.querySelector('#mm-translate-results [role=status]').kept")

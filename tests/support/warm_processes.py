@@ -96,7 +96,7 @@ def start(
         return Program(request, [file if isinstance(file, int) else file.fileno() for file in files])
 
 
-def said(code: str, imports: Sequence[str] = COMMANDS) -> str:
+def python_output(code: str, imports: Sequence[str] = COMMANDS) -> str:
     """Return what `python -W ignore -c CODE` writes to stdout. Raises AssertionError with its stderr if it fails."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         ended = start(["-c", code], imports, quiet=True, streams=(subprocess.DEVNULL, out, err)).wait()

@@ -67,7 +67,7 @@ def spoil(file: Path, value: float, place: int = 0) -> str:
     return name
 
 
-def refused(load: Callable[[], Any], message: str) -> None:
+def assert_refused(load: Callable[[], Any], message: str) -> None:
     with pytest.raises(mmdec.InputError, match=message) as caught:
         load()
     text = str(caught.value)
@@ -112,7 +112,7 @@ def test_a_shard_is_a_safetensors_file_inside_the_folder(whisper: Path, name: st
     if name.startswith("/"):
         name = str(whisper.parent / name[1:])
     index(whisper, {tensor: name if file == PARTS[1] else file for tensor, file in names.items()})
-    refused(lambda: load_whisper(whisper, "cpu"), message)
+    assert_refused(lambda: load_whisper(whisper, "cpu"), message)
 
 
 def test_pickled_shards_are_refused(whisper: Path) -> None:
@@ -122,24 +122,24 @@ def test_pickled_shards_are_refused(whisper: Path) -> None:
         torch.save(load_file(whisper / part), whisper / pickle)
         (whisper / part).unlink()
     index(whisper, {tensor: pickles[part] for tensor, part in names.items()})
-    refused(lambda: load_whisper(whisper, "cpu"), "Pickles are not read")
+    assert_refused(lambda: load_whisper(whisper, "cpu"), "Pickles are not read")
 
 
 def test_a_weight_file_must_not_link_out_of_its_folder(whisper: Path, tiny_model: Path, tmp_path: Path) -> None:
     shutil.move(whisper / WHOLE, tmp_path / "elsewhere.safetensors")
     (whisper / WHOLE).symlink_to(tmp_path / "elsewhere.safetensors")
-    refused(lambda: load_whisper(whisper, "cpu"), "lies outside")
+    assert_refused(lambda: load_whisper(whisper, "cpu"), "lies outside")
     copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
     shutil.move(copy / "encoder.safetensors", tmp_path / "encoder.safetensors")
     (copy / "encoder.safetensors").symlink_to(tmp_path / "encoder.safetensors")
-    refused(lambda: mmdec.load(copy, "cpu"), "lies outside")
+    assert_refused(lambda: mmdec.load(copy, "cpu"), "lies outside")
 
 
 def test_heads_must_not_link_out_of_the_models_folder(whisper: Path, tmp_path: Path) -> None:
     shutil.move(whisper / "medusa", tmp_path / "heads")
     (whisper / "medusa").symlink_to(tmp_path / "heads")
     found = load_whisper(whisper, "cpu")
-    refused(found.heads, "leads outside")
+    assert_refused(found.heads, "leads outside")
     assert found.heads(tmp_path / "heads").needs.layers == (-1,)  # named by the caller, they may lie anywhere
 
 
@@ -157,48 +157,52 @@ def test_a_snapshot_of_the_hub_links_into_its_own_blobs(pristine: Path, tmp_path
     shutil.copy(pristine / WHOLE, tmp_path / "outside.safetensors")
     (snapshot / WHOLE).unlink()
     (snapshot / WHOLE).symlink_to(tmp_path / "outside.safetensors")
-    refused(lambda: load_whisper(snapshot, "cpu"), "lies outside")
+    assert_refused(lambda: load_whisper(snapshot, "cpu"), "lies outside")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_weights_that_are_not_finite_are_named(whisper: Path, tiny_model: Path, tmp_path: Path, value: float) -> None:
     name = spoil(whisper / "medusa" / "heads.safetensors", value)
     good = load_whisper(whisper, "cpu")
-    refused(good.heads, f"finite weights, but '{name}' in .*heads.safetensors' holds NaN or infinity")
+    assert_refused(good.heads, f"finite weights, but '{name}' in .*heads.safetensors' holds NaN or infinity")
     name = spoil(whisper / WHOLE, value, 7)
-    refused(lambda: load_whisper(whisper, "cpu"), f"finite weights, but '{name}'")
+    assert_refused(lambda: load_whisper(whisper, "cpu"), f"finite weights, but '{name}'")
     for file in WEIGHT_FILES:
         copy = Path(shutil.copytree(tiny_model, tmp_path / file))
         name = spoil(copy / file, value)
-        refused(lambda copy=copy: mmdec.load(copy, "cpu"), f"finite weights, but '{name}' in .*{file}")
+        assert_refused(lambda copy=copy: mmdec.load(copy, "cpu"), f"finite weights, but '{name}' in .*{file}")
     voice = tmp_path / "voice"
     SpeechT5HifiGan(SpeechT5HifiGanConfig(upsample_initial_channel=16)).save_pretrained(voice)
     name = spoil(voice / WHOLE, value)
-    refused(lambda: mmdec.load(tiny_model, "cpu", vocoder=voice), f"`vocoder` must hold finite weights, but '{name}'")
+    assert_refused(
+        lambda: mmdec.load(tiny_model, "cpu", vocoder=voice), f"`vocoder` must hold finite weights, but '{name}'"
+    )
     torch.save({"state_dict": {"a.weight": torch.tensor([1.0, value])}}, tmp_path / "step=1.ckpt")
-    refused(lambda: read_checkpoint(tmp_path / "step=1.ckpt"), "`checkpoint` must hold finite weights, but 'a.weight'")
+    assert_refused(
+        lambda: read_checkpoint(tmp_path / "step=1.ckpt"), "`checkpoint` must hold finite weights, but 'a.weight'"
+    )
 
 
 @pytest.mark.parametrize(
     "value", [torch.tensor([1.0, 1e300], dtype=torch.float64), torch.tensor([complex(1, math.nan)])]
 )
 def test_weights_that_float32_does_not_hold_are_named(value: torch.Tensor) -> None:
-    refused(lambda: check_finite_weights({"a.weight": value}, Path(WHOLE)), "finite weights, but 'a.weight'")
+    assert_refused(lambda: check_finite_weights({"a.weight": value}, Path(WHOLE)), "finite weights, but 'a.weight'")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
 def test_an_endless_config_is_refused(whisper: Path, make: Callable[[Path], None]) -> None:
     (whisper / "config.json").unlink()
     make(whisper / "config.json")
-    refused(lambda: load_whisper(whisper, "cpu"), "`model` must be a Whisper")
-    refused(lambda: read_settings(whisper / "config.json"), "it is no regular file")
+    assert_refused(lambda: load_whisper(whisper, "cpu"), "`model` must be a Whisper")
+    assert_refused(lambda: read_settings(whisper / "config.json"), "it is no regular file")
 
 
 def test_weights_that_are_missing_are_one_error(whisper: Path, capfd: pytest.CaptureFixture[str]) -> None:
     state = load_file(whisper / WHOLE)
     del state["model.encoder.layer_norm.weight"]
     save_file(state, whisper / WHOLE, {"format": "pt"})
-    refused(lambda: load_whisper(whisper, "cpu"), "lacks 'model.encoder.layer_norm.weight', 1 in all")
+    assert_refused(lambda: load_whisper(whisper, "cpu"), "lacks 'model.encoder.layer_norm.weight', 1 in all")
     assert "MISSING" not in "".join(capfd.readouterr())
 
 
@@ -206,7 +210,7 @@ def test_weights_that_are_missing_are_one_error(whisper: Path, capfd: pytest.Cap
 @pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]", b"\xff\xfe{}", b"[" * 100_000])
 def test_files_with_other_contents_are_refused(whisper: Path, file: str, content: bytes) -> None:
     (whisper / file).write_bytes(content)
-    refused(lambda: load_whisper(whisper, "cpu"), "`model` must")
+    assert_refused(lambda: load_whisper(whisper, "cpu"), "`model` must")
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.999])
@@ -214,7 +218,7 @@ def test_truncated_files_are_refused(whisper: Path, share: float) -> None:
     for file in ("generation_config.json", WHOLE, "tokenizer.json", "config.json"):
         kept = (whisper / file).read_bytes()
         (whisper / file).write_bytes(kept[: int(share * len(kept))])
-        refused(lambda: load_whisper(whisper, "cpu"), "`model` must")
+        assert_refused(lambda: load_whisper(whisper, "cpu"), "`model` must")
         (whisper / file).write_bytes(kept)
     load_whisper(whisper, "cpu")
 
@@ -230,9 +234,9 @@ def test_absent_and_misshapen_weights_are_named(whisper: Path) -> None:
     state = load_file(whisper / WHOLE)
     name = "model.decoder.layers.1.fc1.weight"
     save_file({key: tensor for key, tensor in state.items() if key != name}, whisper / WHOLE, {"format": "pt"})
-    refused(lambda: load_whisper(whisper, "cpu"), f"lacks '{name}', 1 in all")
+    assert_refused(lambda: load_whisper(whisper, "cpu"), f"lacks '{name}', 1 in all")
     save_file(state | {name: state[name][:-1].clone()}, whisper / WHOLE, {"format": "pt"})
-    refused(lambda: load_whisper(whisper, "cpu"), rf"'{name}' in .* is \(47, 32\) and not \(48, 32\)")
+    assert_refused(lambda: load_whisper(whisper, "cpu"), rf"'{name}' in .* is \(47, 32\) and not \(48, 32\)")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +255,7 @@ def test_absent_and_misshapen_weights_are_named(whisper: Path) -> None:
 )
 def test_settings_that_contradict_the_weights_are_refused(whisper: Path, values: dict[str, Any]) -> None:
     change(whisper / "config.json", **values)
-    refused(lambda: load_whisper(whisper, "cpu"), "`model` must")
+    assert_refused(lambda: load_whisper(whisper, "cpu"), "`model` must")
 
 
 @pytest.mark.parametrize("key", ["transformers_weights", "attn_implementation", "auto_map"])
@@ -281,7 +285,7 @@ def test_settings_that_name_other_paths_or_code_are_ignored(whisper: Path, key: 
 )
 def test_impossible_generation_settings_are_refused(whisper: Path, name: str, value: Any) -> None:
     change(whisper / "generation_config.json", **{name: value})
-    refused(lambda: load_whisper(whisper, "cpu"), f"`{name}` must be .* but the generation config of")
+    assert_refused(lambda: load_whisper(whisper, "cpu"), f"`{name}` must be .* but the generation config of")
 
 
 @pytest.mark.parametrize(("name", "value"), [("n_fft", 10**9), ("chunk_length", "x"), ("hop_length", 0)])
@@ -289,7 +293,7 @@ def test_enormous_feature_extractors_are_refused(whisper: Path, name: str, value
     settings = json.loads((whisper / "processor_config.json").read_text())
     settings["feature_extractor"][name] = value
     (whisper / "processor_config.json").write_text(json.dumps(settings))
-    refused(lambda: load_whisper(whisper, "cpu"), f"`{name}` must be a whole number")
+    assert_refused(lambda: load_whisper(whisper, "cpu"), f"`{name}` must be a whole number")
 
 
 @pytest.mark.parametrize(
@@ -308,25 +312,27 @@ def test_enormous_feature_extractors_are_refused(whisper: Path, name: str, value
 def test_damaged_heads_are_refused(whisper: Path, values: dict[str, Any], message: str) -> None:
     change(whisper / "medusa" / "config.json", **values)
     loaded = load_whisper(whisper, "cpu")
-    refused(loaded.heads, message)
-    refused(lambda: load_heads(whisper / "medusa", loaded.model), message)
+    assert_refused(loaded.heads, message)
+    assert_refused(lambda: load_heads(whisper / "medusa", loaded.model), message)
 
 
 def test_heads_of_unknown_systems_are_refused(whisper: Path) -> None:
     """A model's drafter may be of any system, and is told so; `load_heads` reads Medusa's alone."""
     change(whisper / "medusa" / "config.json", system=7)
     loaded = load_whisper(whisper, "cpu")
-    refused(loaded.heads, "`drafter` must hold a drafter of medusa, .* but '.*medusa' holds '7'")
-    refused(lambda: load_heads(whisper / "medusa", loaded.model), "must hold Medusa heads, but '.*medusa' holds 7")
+    assert_refused(loaded.heads, "`drafter` must hold a drafter of medusa, .* but '.*medusa' holds '7'")
+    assert_refused(
+        lambda: load_heads(whisper / "medusa", loaded.model), "must hold Medusa heads, but '.*medusa' holds 7"
+    )
 
 
 def test_heads_cut_short_are_one_error_of_the_call(whisper: Path) -> None:
     file = whisper / "medusa" / "heads.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     own = processor()
-    refused(load_whisper(whisper, "cpu").heads, "is damaged")
-    refused(lambda: load_heads(whisper / "medusa", network(own.tokenizer)), "is damaged")  # type: ignore[attr-defined]
-    refused(lambda: load_heads(3, network(own.tokenizer)), "must be a path")  # type: ignore[arg-type, attr-defined]
+    assert_refused(load_whisper(whisper, "cpu").heads, "is damaged")
+    assert_refused(lambda: load_heads(whisper / "medusa", network(own.tokenizer)), "is damaged")  # type: ignore[attr-defined]
+    assert_refused(lambda: load_heads(3, network(own.tokenizer)), "must be a path")  # type: ignore[arg-type, attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -342,7 +348,7 @@ def test_translators_with_damaged_contents_are_refused(
 ) -> None:
     copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
     (copy / file).write_bytes(content)
-    refused(lambda: mmdec.load(copy, "cpu"), "must")
+    assert_refused(lambda: mmdec.load(copy, "cpu"), "must")
 
 
 def test_translators_with_contradicting_sizes_are_refused(tiny_model: Path, tmp_path: Path) -> None:
@@ -353,17 +359,17 @@ def test_translators_with_contradicting_sizes_are_refused(tiny_model: Path, tmp_
         copy = Path(shutil.copytree(tiny_model, tmp_path / str(number)))
         changed = settings["architecture"] | {part: settings["architecture"][part] | {name: value}}
         change(copy / "config.json", architecture=changed)
-        refused(lambda copy=copy: mmdec.load(copy, "cpu"), "must")
+        assert_refused(lambda copy=copy: mmdec.load(copy, "cpu"), "must")
 
 
 def test_checkpoints_that_training_starts_from_are_checked(tmp_path: Path) -> None:
     (tmp_path / "step=1.ckpt").write_bytes(b"PK\x03\x04 cut")
-    refused(lambda: read_checkpoint(tmp_path / "step=1.ckpt"), "`checkpoint` must hold whole tensors")
+    assert_refused(lambda: read_checkpoint(tmp_path / "step=1.ckpt"), "`checkpoint` must hold whole tensors")
     (tmp_path / "step=1.ckpt").unlink()
     (tmp_path / "tts.json").write_text('{"config": 3, "units": []}')
-    refused(lambda: load_acoustic(tmp_path), "lacks 'tts.safetensors'")
+    assert_refused(lambda: load_acoustic(tmp_path), "lacks 'tts.safetensors'")
     save_file({"a": torch.zeros(1)}, tmp_path / "tts.safetensors")
-    refused(lambda: load_acoustic(tmp_path), "`acoustic` must hold its sizes")
+    assert_refused(lambda: load_acoustic(tmp_path), "`acoustic` must hold its sizes")
 
 
 def test_upper_bounds_are_not_checked_as_counts() -> None:
@@ -377,7 +383,7 @@ def test_upper_bounds_are_not_checked_as_counts() -> None:
 def test_an_index_without_a_weight_map_is_refused(tmp_path: Path) -> None:
     for content in ("{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}', '{"weight_map": {}}'):
         (tmp_path / INDEX).write_text(content)
-        refused(lambda: weight_files(tmp_path), "must name a file for each tensor")
+        assert_refused(lambda: weight_files(tmp_path), "must name a file for each tensor")
 
 
 def test_tensors_of_every_dtype_are_checked(tmp_path: Path) -> None:
@@ -386,10 +392,10 @@ def test_tensors_of_every_dtype_are_checked(tmp_path: Path) -> None:
         save_file({"good": tensor, "none": torch.zeros(0, dtype=kind)}, tmp_path / "x.safetensors")
         assert read_weights([tmp_path / "x.safetensors"])["good"].dtype == kind
         save_file({"bad": torch.tensor([1.0, float("inf")]).to(kind)}, tmp_path / "y.safetensors")
-        refused(lambda: read_weights([tmp_path / "y.safetensors"]), "'bad'")
+        assert_refused(lambda: read_weights([tmp_path / "y.safetensors"]), "'bad'")
 
 
 @pytest.mark.parametrize("model", [None, 3, b"x", "a\0b", "x" * 5000, ["x"], "", "a/b/c", torch.zeros(1)])
 def test_impossible_model_names_are_refused(model: Any) -> None:
     for load in (mmdec.load, load_whisper):
-        refused(lambda load=load: load(model, "cpu"), "`model` must be a shipped name")
+        assert_refused(lambda load=load: load(model, "cpu"), "`model` must be a shipped name")

@@ -33,7 +33,7 @@ from mmdec.types import Plan, Prior
 from tests.support.measurements import measurements
 from tests.support.tiny_text import llama
 from tests.support.tiny_whisper import VOCABULARY, sound, whisper
-from tests.support.warm_processes import said
+from tests.support.warm_processes import python_output
 
 PAIR = MeasurementKey("target", "cpu", "drafter")
 ENDING = MeasurementKey("model", "cpu", "one that ends chains")
@@ -161,7 +161,7 @@ def test_a_name_is_the_same_in_another_process() -> None:
         "from mmdec.targets.text import TextTarget; from tests.support.tiny_text import llama; "
         "print(TextTarget(llama()).name)"
     )
-    assert said(code).split()[-1] == TextTarget(llama()).name
+    assert python_output(code).split()[-1] == TextTarget(llama()).name
 
 
 def test_the_name_of_a_deleted_model_is_not_reused() -> None:

@@ -13,7 +13,7 @@ from mmdec.errors import InputError
 LONG = 60.0  # seconds that a test waits for a thread before it fails
 
 
-def told(work: Any) -> list[dict[str, Any]]:
+def messages(work: Any) -> list[dict[str, Any]]:
     """Updates that say something."""
     return [dict(update) for update in updates(work) if update]
 
@@ -24,7 +24,7 @@ def test_reports_come_in_order() -> None:
             tell(number=number)
             tell()
 
-    assert told(work) == [{"number": number} for number in range(5)]
+    assert messages(work) == [{"number": number} for number in range(5)]
 
 
 def test_an_error_is_the_last_report() -> None:
@@ -32,7 +32,7 @@ def test_an_error_is_the_last_report() -> None:
         tell(text="begun")
         raise InputError("`audio` must be <loud>. Turn it up.")
 
-    begun, last = told(refused)
+    begun, last = messages(refused)
     assert begun == {"text": "begun"}
     assert "The recording must be &lt;loud&gt;. Turn it up." in last["status"]
     assert 'role="alert"' in last["status"]
@@ -40,7 +40,7 @@ def test_an_error_is_the_last_report() -> None:
     def broken(tell: Tell) -> None:
         raise ZeroDivisionError
 
-    assert UNEXPECTED in told(broken)[-1]["status"]
+    assert UNEXPECTED in messages(broken)[-1]["status"]
 
 
 def test_closing_ends_the_work_at_its_next_report() -> None:
@@ -112,7 +112,7 @@ def test_no_more_decode_at_once_than_there_are_slots() -> None:
         tell(done=True)
 
     def visit() -> None:
-        answers.append(told(work))
+        answers.append(messages(work))
 
     answers: list[list[dict[str, Any]]] = []
     visitors = [threading.Thread(target=visit) for _ in range(3 * DECODERS)]

@@ -68,7 +68,7 @@ def read(folder: Path) -> NetworkRun:
     return NetworkRun(drafter.network, model.get_input_embeddings(), drafter.output)
 
 
-def examined(folder: Path, texts: list[OwnText]) -> tuple[list[Trial], list[Trial], NetworkRun]:
+def examine_folder(folder: Path, texts: list[OwnText]) -> tuple[list[Trial], list[Trial], NetworkRun]:
     return find_remedies(read(folder), CheckpointFolder.of(folder), target(), texts)
 
 
@@ -77,7 +77,7 @@ def share(run: NetworkRun, texts: list[OwnText], depth: int = 1) -> float:
     return accepted_share([right_tokens(run, text, depth)[depth - 1].numpy().astype(float) for text in texts]).value
 
 
-def mended(folder: Path, findings: list[Trial], copy: Path) -> Path:
+def apply_remedies(folder: Path, findings: list[Trial], copy: Path) -> Path:
     """A copy of a folder with what the remedies set in config.json."""
     described = json.loads((folder / "config.json").read_text())
     for row in findings:
@@ -131,14 +131,14 @@ def test_a_planted_fault_is_named_and_its_remedy_repairs_the_folder(
 ) -> None:
     convention, change = FAULTS[name]
     folder = planted(sound, change, tmp_path / "faulty")
-    findings, _, run = examined(folder, texts)
+    findings, _, run = examine_folder(folder, texts)
     depth = 2 if convention == "feature of drafted tokens" else 1
     best = share(read(sound), texts, depth)
     assert best - share(read(folder), texts, depth) >= LITTLE.get(name, COST)
     assert [row.convention for row in findings] == [convention]
     assert share(run, texts, depth) == pytest.approx(best, abs=1e-6)
     if findings[0].remedy.config:
-        again = mended(folder, findings, tmp_path / "mended")
+        again = apply_remedies(folder, findings, tmp_path / "mended")
         assert share(read(again), texts, depth) == pytest.approx(best, abs=1e-6)
     else:
         assert "`d2t`" in str(findings[0].remedy)
@@ -156,7 +156,7 @@ def test_a_wrong_rope_base_is_named(
     folder = published_eagle3(trained(rope_theta=trained_with), tmp_path / "faulty", rope_theta=config_says)
     cost = share(read(published_eagle3(trained(rope_theta=trained_with), tmp_path / "right")), texts)
     cost -= share(read(folder), texts)
-    findings, tried, _ = examined(folder, texts)
+    findings, tried, _ = examine_folder(folder, texts)
     assert cost >= COST
     assert [row.remedy.config for row in findings] == [{"rope_theta": trained_with}]
     assert all(row.assessment != doctor.ASSESSED_OFF for row in tried)
@@ -166,7 +166,7 @@ def test_a_rope_base_between_those_of_the_grid_is_found(texts: list[OwnText], tm
     network = trained(rope_theta=30000.0)
     best = share(read(published_eagle3(network, tmp_path / "right")), texts)
     folder = published_eagle3(network, tmp_path / "faulty", rope_theta=500.0)
-    findings, _, run = examined(folder, texts)
+    findings, _, run = examine_folder(folder, texts)
     assert best - share(read(folder), texts) >= COST
     assert [row.convention for row in findings] == ["rope base"]
     assert share(run, texts) == pytest.approx(best, abs=0.005)
@@ -180,7 +180,7 @@ def test_a_lost_head_is_named_alone(sound: Path, texts: list[OwnText], tmp_path:
         rows = read(sound).output.weight[state["d2t"] + torch.arange(len(state["d2t"]))]
         state["lm_head.weight"] = rows.clone()
 
-    findings, tried, run = examined(planted(sound, change, tmp_path / "faulty"), texts)
+    findings, tried, run = examine_folder(planted(sound, change, tmp_path / "faulty"), texts)
     assert [(row.convention, row.now) for row in findings] == [("LM head", "the model's rows")]
     assert "`lm_head.weight`" in str(findings[0].remedy)
     assert findings[0].gain.value > 0.3
@@ -196,7 +196,7 @@ def test_a_head_is_not_lost_where_a_fitted_one_is_little_better(sound: Path, tex
 
 
 def test_an_embedding_that_is_scaled_shows_nothing_where_it_is_normed(sound: Path, texts: list[OwnText]) -> None:
-    _, tried, _ = examined(sound, texts)
+    _, tried, _ = examine_folder(sound, texts)
     assessments = {row.assessment for row in tried if row.convention == "embedding scale"}
     assert assessments == {doctor.NO_EFFECT}
 
@@ -204,7 +204,7 @@ def test_an_embedding_that_is_scaled_shows_nothing_where_it_is_normed(sound: Pat
 @pytest.mark.parametrize("seed", range(5 if WHOLE else 1))
 def test_a_sound_network_has_no_findings(seed: int, texts: list[OwnText], tmp_path: Path) -> None:
     folder = published_eagle3(trained(seed), tmp_path / "sound")
-    findings, tried, _ = examined(folder, texts)
+    findings, tried, _ = examine_folder(folder, texts)
     assert findings == []
     assert len(tried) > 10
 
@@ -214,7 +214,7 @@ def test_remedies_name_the_keys_of_mmdecs_own_folders(texts: list[OwnText], tmp_
     described = json.loads((folder / "config.json").read_text())
     described["layers"] = [layer + 1 for layer in described["layers"]]
     (folder / "config.json").write_text(json.dumps(described))
-    findings, _, _ = examined(folder, texts)
+    findings, _, _ = examine_folder(folder, texts)
     assert [row.remedy.config for row in findings] == [{"layers": [1, 2, 4]}]
 
 
@@ -223,7 +223,7 @@ def test_two_faults_are_repaired_one_after_the_other(sound: Path, texts: list[Ow
         outputs(described, state)
         described["norm_before_residual"] = True
 
-    findings, _, run = examined(planted(sound, both, tmp_path / "faulty"), texts)
+    findings, _, run = examine_folder(planted(sound, both, tmp_path / "faulty"), texts)
     assert {row.convention for row in findings} == {"layer ids", "residual"}
     assert share(run, texts) == pytest.approx(share(read(sound), texts), abs=1e-6)
 

@@ -25,7 +25,7 @@ def inputs_of(*texts: str) -> dict[str, Any]:
     return {name: given[name] for name in ("input_ids", "attention_mask")}
 
 
-def said(inputs: dict[str, Any]) -> str:
+def two_letters(inputs: dict[str, Any]) -> str:
     """Two letters of what the model says, and not at its beginning."""
     text = TOKENIZER.decode(MODEL.generate(**inputs, **NEW)[0, inputs["input_ids"].shape[1] + 3 :])
     return text[:2]
@@ -38,7 +38,11 @@ def test_token_healing_and_stop_strings_are_as_in_generate(
     texts: tuple[str, ...], strings: bool, configured: bool
 ) -> None:
     inputs = inputs_of(*texts)
-    options: dict[str, Any] = {"token_healing": True, **({"stop_strings": [said(inputs)]} if strings else {}), **NEW}
+    options: dict[str, Any] = {
+        "token_healing": True,
+        **({"stop_strings": [two_letters(inputs)]} if strings else {}),
+        **NEW,
+    }
     if configured:
         options = {"generation_config": GenerationConfig(**options)}
     before = copy.deepcopy(options)

@@ -18,7 +18,7 @@ from mmdec.tasks.inputs import as_batch, read_audio
 from tests.conftest import RATE, buzz
 
 
-def refused(message: str, audio: object, sample_rate: object = None) -> None:
+def assert_refused(message: str, audio: object, sample_rate: object = None) -> None:
     """`read` refuses it, in the form: argument, rule, value, remedy."""
     with pytest.raises(InputError, match=message) as caught:
         read_audio(audio, sample_rate)  # type: ignore[arg-type]
@@ -31,21 +31,21 @@ def refused(message: str, audio: object, sample_rate: object = None) -> None:
 
 
 def test_missing_paths_are_refused(tmp_path: Path) -> None:
-    refused(r"must be an existing file, but .*nowhere\.wav' does not exist", tmp_path / "nowhere.wav")
-    refused("does not exist", str(tmp_path / "nowhere.wav"))
-    refused("is a directory", "")
+    assert_refused(r"must be an existing file, but .*nowhere\.wav' does not exist", tmp_path / "nowhere.wav")
+    assert_refused("does not exist", str(tmp_path / "nowhere.wav"))
+    assert_refused("is a directory", "")
 
 
 def test_directories_are_refused(tmp_path: Path) -> None:
-    refused("^`audio` must be a file, but '[^']*' is a directory. Name the files in it.$", tmp_path)
+    assert_refused("^`audio` must be a file, but '[^']*' is a directory. Name the files in it.$", tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"R", b"Bonjour, this is text.\n" * 50, b"RIFF\x24\x00", bytes(1000)])
 def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.wav"
     path.write_bytes(content)
-    refused("libsndfile can read", path)
-    refused("libsndfile can read", io.BytesIO(content))
+    assert_refused("libsndfile can read", path)
+    assert_refused("libsndfile can read", io.BytesIO(content))
 
 
 def test_every_truncated_wav_is_read_or_refused(tmp_path: Path) -> None:
@@ -72,37 +72,37 @@ def test_wrong_headers_are_refused(tmp_path: Path) -> None:
 
 
 def test_file_objects_of_text_are_refused() -> None:
-    refused("binary file object, but gives text", io.StringIO("text"))
+    assert_refused("binary file object, but gives text", io.StringIO("text"))
 
 
 def test_empty_arrays_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.wav"
     soundfile.write(path, np.zeros(0, dtype=np.float32), RATE)
-    refused("at least one sample, but is empty", path)
+    assert_refused("at least one sample, but is empty", path)
     for shape in ((0,), (0, 2), (2, 0)):
-        refused("at least one sample", np.zeros(shape, dtype=np.float32), RATE)
+        assert_refused("at least one sample", np.zeros(shape, dtype=np.float32), RATE)
 
 
 def test_too_short_recordings_are_refused() -> None:
-    refused("at least 0.1 seconds, but lasts 0.0625", buzz(0.0625), RATE)
+    assert_refused("at least 0.1 seconds, but lasts 0.0625", buzz(0.0625), RATE)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_samples_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
     sound = buzz(0.5)
     sound[100:103] = value
-    refused("3 of 8000 samples are NaN or infinite", sound, RATE)
-    refused("NaN or infinite", torch.from_numpy(sound), RATE)
+    assert_refused("3 of 8000 samples are NaN or infinite", sound, RATE)
+    assert_refused("NaN or infinite", torch.from_numpy(sound), RATE)
     soundfile.write(tmp_path / "x.wav", sound, RATE, subtype="FLOAT")
-    refused("NaN or infinite", tmp_path / "x.wav")
+    assert_refused("NaN or infinite", tmp_path / "x.wav")
 
 
 def test_silence_is_refused(tmp_path: Path) -> None:
-    refused("is silent: its peak is -inf dB, below -66 dB", np.zeros(RATE, dtype=np.float32), RATE)
-    refused("is silent", np.full(RATE, 0.5), RATE)  # an offset is no sound
-    refused("its peak is -80 dB", 1e-4 * buzz(1.0) / np.abs(buzz(1.0)).max(), RATE)
+    assert_refused("is silent: its peak is -inf dB, below -66 dB", np.zeros(RATE, dtype=np.float32), RATE)
+    assert_refused("is silent", np.full(RATE, 0.5), RATE)  # an offset is no sound
+    assert_refused("its peak is -80 dB", 1e-4 * buzz(1.0) / np.abs(buzz(1.0)).max(), RATE)
     soundfile.write(tmp_path / "x.wav", np.zeros(RATE), RATE)
-    refused("is silent", tmp_path / "x.wav")
+    assert_refused("is silent", tmp_path / "x.wav")
 
 
 @pytest.mark.parametrize("decibels", [-64, -67, -70, -73, -76])
@@ -127,38 +127,38 @@ def test_quiet_noise_counts_as_silence(kind: str, decibels: int) -> None:
         "click": 0.1 * white + 5 * (np.abs(time - 2) < 0.01),
         "turned on": np.where(time < 2, 0, white),
     }[kind]
-    refused("is silent", 10 ** (decibels / 20) * noise / np.abs(noise - noise.mean()).max(), RATE)
+    assert_refused("is silent", 10 ** (decibels / 20) * noise / np.abs(noise - noise.mean()).max(), RATE)
 
 
 @pytest.mark.parametrize("rate", [4000, 0, -1, 7999])
 def test_too_low_rates_are_refused(rate: int) -> None:
-    refused(f"at least 8000 Hz, but is {rate}", buzz(1.0), rate)
+    assert_refused(f"at least 8000 Hz, but is {rate}", buzz(1.0), rate)
 
 
 def test_impossible_rates_are_refused() -> None:
-    refused("at most 192000 Hz", buzz(1.0), 400_000)
-    refused("whole number", buzz(1.0), 16000.5)
-    refused("whole number", buzz(1.0), True)
-    refused("whole number", buzz(1.0), float("nan"))
-    refused("whole number", buzz(1.0), "16000")
-    refused("must be given with an array", buzz(1.0))
+    assert_refused("at most 192000 Hz", buzz(1.0), 400_000)
+    assert_refused("whole number", buzz(1.0), 16000.5)
+    assert_refused("whole number", buzz(1.0), True)
+    assert_refused("whole number", buzz(1.0), float("nan"))
+    assert_refused("whole number", buzz(1.0), "16000")
+    assert_refused("must be given with an array", buzz(1.0))
     assert len(read_audio(buzz(1.0), 16000.0)) == RATE  # type: ignore[arg-type]
     assert len(read_audio(buzz(1.0), np.int64(16000))) == RATE  # type: ignore[arg-type]
 
 
 def test_a_low_rate_of_a_file_is_refused(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "x.wav", buzz(1.0), 4000)
-    refused("at least 8000 Hz, but is 4000", tmp_path / "x.wav")
+    assert_refused("at least 8000 Hz, but is 4000", tmp_path / "x.wav")
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3, 4), (100, 90), (1, 1, RATE)])
 def test_wrong_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    refused("`audio` must have", np.ones(shape, dtype=np.float32), RATE)
+    assert_refused("`audio` must have", np.ones(shape, dtype=np.float32), RATE)
 
 
 @pytest.mark.parametrize("dtype", [np.complex64, np.bool_, np.int64, np.uint64, object, "U3"])
 def test_wrong_sample_types_are_refused(dtype: object) -> None:
-    refused("floats or integers of at most 32 bit", np.ones(RATE).astype(dtype), RATE)  # type: ignore[call-overload]
+    assert_refused("floats or integers of at most 32 bit", np.ones(RATE).astype(dtype), RATE)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("kind", ["float8", "sparse", "meta", "quantised"])
@@ -202,12 +202,14 @@ def test_a_tensor_with_a_negative_bit_is_read() -> None:
 
 @pytest.mark.parametrize("audio", [None, 3, 1.5, object()])
 def test_wrong_types_are_refused(audio: object) -> None:
-    refused("a path, a file object, a file's bytes, an array, a dict with array and sampling_rate, or a list", audio)
+    assert_refused(
+        "a path, a file object, a file's bytes, an array, a dict with array and sampling_rate, or a list", audio
+    )
 
 
 def test_bytes_and_dicts_without_sound_are_refused() -> None:
-    refused("a sound file that libsndfile can read", b"RIFF")
-    refused("`array` and `sampling_rate`, `bytes` or `path`, but is a dict of 'audio'", {"audio": 1})
+    assert_refused("a sound file that libsndfile can read", b"RIFF")
+    assert_refused("`array` and `sampling_rate`, `bytes` or `path`, but is a dict of 'audio'", {"audio": 1})
 
 
 def held(sound: np.ndarray, rate: int = RATE) -> bytes:
@@ -258,7 +260,7 @@ def test_dicts_of_datasets_are_read(tmp_path: Path) -> None:
     ids=range(13),
 )
 def test_broken_dicts_are_refused(audio: Any, message: str) -> None:
-    refused(message, audio)
+    assert_refused(message, audio)
 
 
 def test_a_rate_beside_a_dict_is_refused() -> None:
@@ -306,7 +308,9 @@ def test_unusual_array_views_are_read() -> None:
 
 
 def test_more_than_an_hour_is_refused_before_it_is_read() -> None:
-    refused("must last at most 3600 seconds, but lasts 3700", np.broadcast_to(np.float32(0.1), (3700 * 8000,)), 8000)
+    assert_refused(
+        "must last at most 3600 seconds, but lasts 3700", np.broadcast_to(np.float32(0.1), (3700 * 8000,)), 8000
+    )
 
 
 def test_an_endless_file_object_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +320,7 @@ def test_an_endless_file_object_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
             return bytes(size)
 
     monkeypatch.setattr("mmdec.io.audio.files.MAX_BYTES", 3 << 20)
-    refused("must hold at most 3145728 bytes, but the file object gives more", Endless())
+    assert_refused("must hold at most 3145728 bytes, but the file object gives more", Endless())
 
 
 def test_errors_are_value_errors() -> None:
@@ -330,7 +334,7 @@ def test_errors_are_value_errors() -> None:
 def test_a_click_counts_as_silence(level: float, rate: int, noise: float) -> None:
     sound = noise * np.random.default_rng(0).standard_normal(5 * rate)
     sound[2 * rate : 2 * rate + 3] = [level, -level, level]
-    refused("is silent", sound, rate)
+    assert_refused("is silent", sound, rate)
 
 
 @pytest.mark.parametrize("seconds", [0.2, 0.5])

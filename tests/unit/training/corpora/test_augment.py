@@ -13,7 +13,7 @@ import pytest
 from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.training.corpora import augment as sounds
-from tests.support.warm_processes import said
+from tests.support.warm_processes import python_output
 
 COUNT = 4 * SAMPLE_RATE
 FREQUENCY = np.fft.rfftfreq(COUNT, 1 / SAMPLE_RATE)
@@ -214,7 +214,7 @@ sound = np.sin(np.arange(16000, dtype=np.float32) / 9) * np.float32(0.3)
 made = sounds.add_coloured_noise(sounds.speed_perturb(sound, 1.07), 12.0, np.random.default_rng(5))
 print(hashlib.blake2b(made.tobytes()).hexdigest())
 """
-    found = said(code).strip()
+    found = python_output(code).strip()
     sound = np.sin(np.arange(16000, dtype=np.float32) / 9) * np.float32(0.3)
     made = sounds.add_coloured_noise(sounds.speed_perturb(sound, 1.07), 12.0, np.random.default_rng(5))
     assert found == blake2b(made.tobytes()).hexdigest()

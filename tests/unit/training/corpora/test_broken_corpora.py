@@ -50,7 +50,7 @@ def copied(whole: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path
     return folder
 
 
-def refused(layout: str, root: Path, *words: str, **options: Any) -> None:
+def assert_refused(layout: str, root: Path, *words: str, **options: Any) -> None:
     """One sentence, with its remedy, that has all the words."""
     with pytest.raises(InputError) as caught:
         LAYOUTS[layout].take(root, **options)
@@ -94,7 +94,7 @@ def test_text_that_is_not_utf8_is_refused(layout: str, damage: str, copied: Call
     content = file.read_bytes()
     broken = BYTES[damage](content)
     file.write_bytes(broken if broken != content else content.replace(b".", b"\xe9", 1))
-    refused(layout, root, "UTF-8", "line ", " has the byte 0x", file.name)
+    assert_refused(layout, root, "UTF-8", "line ", " has the byte 0x", file.name)
 
 
 @pytest.mark.parametrize("layout", TEXT)
@@ -112,7 +112,7 @@ def test_too_long_texts_are_refused(layout: str, copied: Callable[[str], Path]) 
     content = file.read_text(encoding="utf-8")
     word = next(word for word in ("hold", "day", "What") if word in content)
     file.write_text(content.replace(word, "x" * 140_000, 1), encoding="utf-8")
-    refused(layout, root, "at most 131072 characters", file.name, "line " if layout in LINES else "row ")
+    assert_refused(layout, root, "at most 131072 characters", file.name, "line " if layout in LINES else "row ")
 
 
 @pytest.mark.parametrize(("damage", "said"), [("\0", "a NUL"), ("\r", "a carriage return")])
@@ -123,7 +123,7 @@ def test_binary_lines_are_refused(layout: str, damage: str, said: str, copied: C
     lines = file.read_text(encoding="utf-8").split("\n")
     lines[1] = lines[1][:9] + damage + lines[1][9:]
     file.write_bytes("\n".join(lines).encode())
-    refused(layout, root, said, "line 2 of", file.name)
+    assert_refused(layout, root, said, "line 2 of", file.name)
 
 
 @pytest.mark.parametrize("damage", ["missing", "folder", "empty"])
@@ -139,7 +139,7 @@ def test_missing_or_empty_lists_are_refused(layout: str, damage: str, copied: Ca
     if (layout, damage) == ("questions", "empty"):  # a list of no questions: who asks them says so
         assert LAYOUTS[layout].take(root) == []
     else:
-        refused(layout, root, "corpus" if layout == "chapters" else file.stem)
+        assert_refused(layout, root, "corpus" if layout == "chapters" else file.stem)
 
 
 @pytest.mark.parametrize("layout", [name for name in TEXT if name not in LINES or name in ("json lines", "questions")])
@@ -147,7 +147,7 @@ def test_truncated_json_is_refused(layout: str, copied: Callable[[str], Path]) -
     root = copied(layout)
     file = root / LAYOUTS[layout].listed
     file.write_bytes(file.read_bytes()[:-5])
-    refused(layout, root, "JSON", "column", file.name)
+    assert_refused(layout, root, "JSON", "column", file.name)
 
 
 @pytest.mark.parametrize("name", ["absolute", "../outside/stolen", "link"])
@@ -167,11 +167,11 @@ def test_paths_outside_the_corpus_are_refused(layout: str, name: str, copied: Ca
         rename(root, layout, str(outside.with_suffix(suffix)) if name == "absolute" else name + suffix)
     said = {"absolute": "the absolute path", "link": "a link that leads out"}.get(name, "which leads out")
     words = ("inside the folder", said, Path(LAYOUTS[layout].listed).name)
-    refused(layout, root, *words, "" if (layout, name) == ("pairs", "link") else place(layout))
+    assert_refused(layout, root, *words, "" if (layout, name) == ("pairs", "link") else place(layout))
     if name == "link":
         assert LAYOUTS[layout].take(root, allow_absolute_paths=True)
     elif name.startswith(".."):
-        refused(layout, root, *words, allow_absolute_paths=True)
+        assert_refused(layout, root, *words, allow_absolute_paths=True)
     elif layout not in ("pairs", "english half"):  # whose other tables know no such name
         assert LAYOUTS[layout].take(root, allow_absolute_paths=True)
 
@@ -181,7 +181,7 @@ def test_paths_outside_the_corpus_are_refused(layout: str, name: str, copied: Ca
 def test_impossible_file_names_are_refused(layout: str, name: str, copied: Callable[[str], Path]) -> None:
     root = copied(layout)
     rename(root, layout, name)
-    refused(layout, root, place(layout), Path(LAYOUTS[layout].listed).name)
+    assert_refused(layout, root, place(layout), Path(LAYOUTS[layout].listed).name)
 
 
 @pytest.mark.parametrize("layout", ["chapters", "manifest", "json lines", "questions", "textvqa", "vqav2"])
@@ -194,7 +194,7 @@ def test_duplicate_ids_are_refused(layout: str, copied: Callable[[str], Path]) -
     else:
         lines = file.read_text(encoding="utf-8").splitlines()
         file.write_text("\n".join([*lines, lines[1]]) + "\n", encoding="utf-8")
-    refused(layout, root, " again, as ", file.name)
+    assert_refused(layout, root, " again, as ", file.name)
 
 
 @pytest.mark.parametrize("table", ["train.tsv", "train.alignment.tsv", "train.references.tsv", "../cv/fr/train.tsv"])
@@ -204,7 +204,7 @@ def test_contradicting_rows_are_refused(table: str, copied: Callable[[str], Path
     lines = file.read_text(encoding="utf-8").splitlines()
     changed = lines[1].replace("Bonjour", "Bonsoir").replace("ow:", "ax:").replace("low.", "high.")
     file.write_text("\n".join([*lines, lines[1], changed]) + "\n", encoding="utf-8")
-    refused("pairs", root, "again, with something else", f"line {len(lines) + 2} of", "than line 2", file.name)
+    assert_refused("pairs", root, "again, with something else", f"line {len(lines) + 2} of", "than line 2", file.name)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_incomplete_manifest_rows_are_refused(line: str, said: str, copied: Call
     lines = (root / "m.tsv").read_text(encoding="utf-8").splitlines()
     lines[2] = line
     (root / "m.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    refused("manifest", root, said, "line 3 of", "m.tsv")
+    assert_refused("manifest", root, said, "line 3 of", "m.tsv")
 
 
 @pytest.mark.parametrize("changes", [{"split": None}, {"split": ""}, {"split": 3}, {"text": None}, {"text": 5}])
@@ -231,7 +231,7 @@ def test_incomplete_json_rows_are_refused(changes: dict[str, Any], copied: Calla
     lines = (root / "m.jsonl").read_text(encoding="utf-8").splitlines()
     lines[1] = json.dumps(json.loads(lines[1]) | changes)
     (root / "m.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    refused("json lines", root, f"has no `{next(iter(changes))}`", "line 2 of", "m.jsonl")
+    assert_refused("json lines", root, f"has no `{next(iter(changes))}`", "line 2 of", "m.jsonl")
 
 
 @pytest.mark.parametrize("layout", ["manifest", "json lines"])
@@ -269,7 +269,7 @@ SHARED = [
 def test_nothing_is_trained_on_what_is_held_out(
     layout: str, options: dict[str, Any], copied: Callable[[str], Path]
 ) -> None:
-    refused(layout, copied(layout), "for development than for training", "in both, '", **options)
+    assert_refused(layout, copied(layout), "for development than for training", "in both, '", **options)
 
 
 @pytest.mark.parametrize("layout", TRAINED)
@@ -288,7 +288,7 @@ def test_a_file_in_both_splits_is_refused(layout: str, copied: Callable[[str], P
         other = root / "dev" / "7" / "1" / "dev-0.flac" if layout == "chapters" else other
         own.unlink()
         own.symlink_to(other)
-    refused(layout, root, "for development than for training", "1 are in both", allow_absolute_paths=True)
+    assert_refused(layout, root, "for development than for training", "1 are in both", allow_absolute_paths=True)
 
 
 def test_questions_held_out_of_one_list_are_not_trained_on(copied: Callable[[str], Path]) -> None:
@@ -362,7 +362,7 @@ def test_one_bad_file_is_left_out_and_named(
         file.write_bytes(content)
     listed = Path(LAYOUTS[layout].listed).name
     if layout != "english half":  # whose sentence is said in another recording, too
-        refused(layout, root, file.name, listed if layout != "manifest" else "", "`max_bad_share`", "1 of the ")
+        assert_refused(layout, root, file.name, listed if layout != "manifest" else "", "`max_bad_share`", "1 of the ")
     with caplog.at_level(logging.INFO):
         data = LAYOUTS[layout].take(root, max_bad_share=0.2)
     assert file.name.removesuffix(".wav") in caplog.text
@@ -388,4 +388,4 @@ def test_an_evaluation_counts_a_missing_recording_as_empty(layout: str, copied: 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 @pytest.mark.parametrize("layout", TRAINED)
 def test_the_tolerated_share_is_between_zero_and_one(layout: str, share: float, copied: Callable[[str], Path]) -> None:
-    refused(layout, copied(layout), "`max_bad_share` must be from 0 to 1", max_bad_share=share)
+    assert_refused(layout, copied(layout), "`max_bad_share` must be from 0 to 1", max_bad_share=share)
