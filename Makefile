@@ -94,7 +94,7 @@ train: .venv-dev/ready  ## train or resume the small DASpeech on data/corpus, it
 	$(FIT)/joint.yaml $(LIMIT)
 	$(DEV)/python -m mmdec.daspeech.training.export --out runs/daspeech-phrasebook
 
-demo: .venv/ready  ## the page: translate, transcribe, describe, at http://127.0.0.1:7860
+demo: .venv/demo  ## the page: translate, transcribe, describe, at http://127.0.0.1:7860
 	$(BIN)/python -m mmdec demo
 
 site: .venv-dev/docs  ## the documentation as web pages: open site/index.html
@@ -110,17 +110,25 @@ clean:  ## what the commands above wrote, but not .venv and .venv-dev
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("mmdec needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing into .venv: about 1.6 GB (5.3 GB where torch comes as its CUDA build), a minute or more"
+	@echo "installing into .venv: about 1.4 GB (5.1 GB where torch comes as its CUDA build), a minute or more"
 	@test -n "$(TORCH)" || command -v nvidia-smi > /dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0+cpu 2> /dev/null || true
+	$(BIN)/python -m pip install --quiet $(TORCH) --editable .
+	@touch $@
+
+.venv/demo: .venv/ready
 	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[demo]'
 	@touch $@
 
-# What tests, checks and training need as well. torchaudio, their reference for features, needs torch's CUDA build.
+# What tests, checks and training need as well, with a processor-only torch as in .venv. torchaudio, the tests' reference
+# for features, is compiled for torch's CUDA build; what the tests use of it is Python, so the compiled parts go.
 .venv-dev/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("mmdec needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v[:2])'
 	test -x $(DEV)/python || $(PYTHON) -m venv .venv-dev
-	@echo "installing into .venv-dev: about 5.5 GB, a few minutes"
-	$(DEV)/python -m pip install --quiet torch==2.11.0 torchaudio==2.11.0 --editable '.[test]'
+	@echo "installing into .venv-dev: about 3.5 GB (5.5 GB where torch comes as its CUDA build), a few minutes"
+	@command -v nvidia-smi > /dev/null || $(DEV)/python -m pip install --quiet torch==2.13.0+cpu 2> /dev/null || true
+	@$(DEV)/python -c 'import torch' 2> /dev/null || $(DEV)/python -m pip install --quiet torch==2.11.0
+	$(DEV)/python -m pip install --quiet torchaudio==2.11.0 --editable '.[test]'
+	@$(DEV)/python -c 'import torch; raise SystemExit(torch.version.cuda is not None)' 2> /dev/null && rm -f .venv-dev/lib/python3*/site-packages/torchaudio/lib/*.so || true
 	@$(DEV)/python -m pip install --quiet kenlm 2> /dev/null || echo "kenlm cannot be built here: the tests that it judges are skipped"
 	@touch $@
 
@@ -142,5 +150,5 @@ $(FAIRSEQ2)/ready: Makefile
 	@touch $@
 
 .venv-dev/docs: .venv-dev/ready
-	$(DEV)/python -m pip install --quiet torch==2.11.0 torchaudio==2.11.0 --editable '.[docs]'
+	$(DEV)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
