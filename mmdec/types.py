@@ -8,9 +8,9 @@ starts quickly.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -224,6 +224,33 @@ class Target(Protocol):
     @abstractmethod
     def select(self, session: Any, live: Tensor) -> None:
         """Keep only the rows with the indices `live` (K,) int64, in that order. The others have ended."""
+        ...
+
+
+@runtime_checkable
+class SharedPassTarget(Protocol):
+    """What a target offers besides `Target` if several decodings may share its passes."""
+
+    def prefill_in_pieces(
+        self, inputs: Mapping[str, Any], needs: Needs, size: int | None
+    ) -> Iterator[tuple[Any, Context, Draft, Scores] | None]:
+        """Run `Target.prefill` in pieces of at most `size` tokens, between which other passes may run.
+
+        Yields:
+            None after each piece but the last, then what `prefill` returns.
+        """
+        ...
+
+    def shares_passes(self, session: Any) -> bool:
+        """Return whether the rows of a session may be scored in one pass with those of other sessions."""
+        ...
+
+    def score_together(self, parts: Sequence[tuple[Any, Draft]]) -> Sequence[Scores]:
+        """Score the drafts of several sessions in one pass. Returns the scores of each session."""
+        ...
+
+    def release(self, session: Any) -> None:
+        """Forget a session whose decoding has ended or was cancelled."""
         ...
 
 

@@ -6,9 +6,8 @@ decides which tokens are accepted, `budget.py` chooses draft sizes, and `drafter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -17,10 +16,11 @@ from torch import Tensor
 
 from mmdec.core.drafter_runner import DrafterRunner
 from mmdec.core.sampling import Sequences
-from mmdec.core.timing import RoundTimer, Stopwatch
+from mmdec.core.steps import DecodingSteps, Prefill, Round, Score, run_alone
+from mmdec.core.timing import RoundTimer
 from mmdec.core.tree import bool_list, height, int_list, int_rows
 from mmdec.core.verify import Rule, verify
-from mmdec.types import Draft, Drafter, Needs, Plan, Target, TreeShape, Verdict
+from mmdec.types import Drafter, Needs, Plan, SharedPassTarget, Target, TreeShape, Verdict
 
 
 class Planner(Protocol):
@@ -58,64 +58,6 @@ class Planner(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Round:
-    """The result of one round: one draft and one target pass.
-
-    Its lists have one entry for each batch row that had not ended before.
-    """
-
-    index: int  # number of the round in this `generate` call; 0 is the pass over the prompt
-    rows: list[int]  # indices in the batch of the rows that had not ended before
-    tokens: list[list[int]]  # new tokens of each row, bonus or correction included
-    drafted: list[int]  # number of each row's drafted nodes, root excluded
-    accepted: list[int]  # number of each row's drafted nodes that were accepted
-    done: list[bool]  # for each row, whether it has ended
-    target: float = 0.0  # seconds in the target's pass
-    drafter: float = 0.0  # seconds in the drafter
-    core: float = 0.0  # seconds in everything else
-    vision: float = 0.0  # seconds in the vision tower, which `target` includes
-    text: list[str] = field(default_factory=lambda: [])  # each row's new text, if the tokens were decoded; else empty
-    logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T), log-probability of each token
-    # `MediaContext.summaries`; only in round 0
-    summaries: Tensor | None = field(default=None, repr=False, compare=False)
-    # for each row, whether it ended by the maximum length, without an end token
-    cut: list[bool] = field(default_factory=lambda: [], repr=False, compare=False)
-
-
-@dataclass(frozen=True, eq=False)
-class Prefill:
-    """Asks for the pass over a prompt: `target.prefill(inputs, needs)`."""
-
-    target: Target
-    inputs: Mapping[str, Any]
-    needs: Needs
-
-
-@dataclass(frozen=True, eq=False)
-class Score:
-    """Asks for the pass over a draft: `target.score(session, draft)`."""
-
-    target: Target
-    session: Any
-    draft: Draft
-
-
-@dataclass(frozen=True, eq=False)
-class PassResult:
-    """The answer to a `Prefill` or `Score`: what the target returned, and what the pass cost."""
-
-    value: Any
-    seconds: float  # wall-clock seconds of the pass
-    cpu_seconds: float
-    rows: int = 0  # number of rows that shared the pass; 0: only those that asked
-    columns: int = 0  # number of nodes that the pass computed for each row, padding included; 0: those of the draft
-
-
-# Asks for passes, which are answered by `send`, and yields rounds, which are not.
-Steps = Generator[Prefill | Score | Round, PassResult | None, None]
-
-
 def decode(
     target: Target,
     inputs: Mapping[str, Any],
@@ -145,47 +87,6 @@ def decode(
     return run_alone(decode_steps(target, inputs, text, rule, drafter, budget, shape))
 
 
-def run_alone(steps: Steps) -> Iterator[Round]:
-    """Run the passes that one decoding asks for. Yields its rounds."""
-    try:
-        step = next(steps, None)
-        while step is not None:
-            if isinstance(step, Round):
-                yield step
-                step = next(steps, None)
-            else:
-                step = steps.send(run_pass(step))
-    finally:
-        steps.close()
-
-
-def watch(steps: Steps, on_round: Callable[[Round], None], at_end: Callable[[], None] = lambda: None) -> Steps:
-    """Relay a decoding's steps unchanged. Calls `on_round` before each round, and `at_end` after the last one."""
-    answer: Any = None
-    with closing(steps):
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration:
-                break
-            if isinstance(step, Round):
-                on_round(step)
-            answer = yield step
-        at_end()
-
-
-def run_pass(request: Prefill | Score) -> PassResult:
-    """Run one pass for one decoding."""
-    stopwatch = Stopwatch(request.target.device)
-    cpu = stopwatch.cpu_time()
-    with torch.inference_mode():
-        if isinstance(request, Prefill):
-            value: Any = request.target.prefill(request.inputs, request.needs)
-        else:
-            value = request.target.score(request.session, request.draft)
-    return PassResult(value, stopwatch.lap(), stopwatch.cpu_time() - cpu)
-
-
 @torch.inference_mode()
 def decode_steps(
     target: Target,
@@ -195,7 +96,7 @@ def decode_steps(
     drafter: Drafter | None,
     budget: Planner,
     shape: TreeShape | None = None,
-) -> Steps:
+) -> DecodingSteps:
     """Decode as `decode` does, but ask for each pass of the target by yielding it, so that somebody else can run it
     together with passes of other decodings.
 
@@ -241,7 +142,7 @@ def decode_steps(
                 cut=[ended and text.is_cut(row) for row, ended in zip(rows, done, strict=True)],
             )
             timer.lap("core")
-            share = len(rows) / (result.rows or len(rows))
+            share_of_pass = len(rows) / (result.rows or len(rows))
             if index > 0:
                 seconds, drafting, starved = timer.round_costs()
                 padded = {} if result.columns <= max(sizes) else {"columns": result.columns}
@@ -251,20 +152,20 @@ def decode_steps(
                     height(draft),
                     round_.accepted,
                     seconds,
-                    drafting / share,
+                    drafting / share_of_pass,
                     starved,
                     **padded,
                 )
             elif context.media is not None:
                 round_ = replace(round_, vision=context.media.vision_seconds, summaries=context.media.summaries)
-            spent = {**timer.seconds, "target": timer.seconds["target"] * share}
+            spent = {**timer.seconds, "target": timer.seconds["target"] * share_of_pass}
             yield replace(round_, **spent)
             if not text.live:
                 return
 
             timer.start()
-            beside = max(result.rows - len(rows), 0)  # rows of other decodings in the last pass
-            plan = rule.drafting_plan(budget.plan(len(text.live) + beside), device)
+            rows_of_others = max(result.rows - len(rows), 0)  # in the last pass
+            plan = rule.drafting_plan(budget.plan(len(text.live) + rows_of_others), device)
             timer.lap("core")
             draft = runner.propose(roots, plan, [text.round_limit(row) for row in text.live])
             timer.lap("drafter")
@@ -272,9 +173,8 @@ def decode_steps(
             timer.add("target", result.seconds, result.cpu_seconds)
             scores = result.value
     finally:
-        release = getattr(target, "release", None)
-        if release is not None:
-            release(session)
+        if isinstance(target, SharedPassTarget):
+            target.release(session)
 
 
 def chosen_logprobs(logits: Tensor, verdict: Verdict) -> Tensor:

@@ -20,8 +20,12 @@ from mmdec.core.tree import int_rows
 from mmdec.errors import InputError
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # changes a row's logits: ids (1, L), logits (1, V) -> logits (1, V)
-Steps = tuple[Tensor, ...]  # one batch row: for each new token, the processed logits (1, V) that it was chosen from
-Criterion = Callable[[Tensor, Steps | None], Tensor | bool]  # ids (1, L), `Steps` -> (1,) bool: whether a row ends
+StepLogits = tuple[
+    Tensor, ...
+]  # one batch row: for each new token, the processed logits (1, V) that it was chosen from
+Criterion = Callable[
+    [Tensor, StepLogits | None], Tensor | bool
+]  # ids (1, L), `StepLogits` -> (1,) bool: whether a row ends
 Listener = Callable[[int, Tensor, Tensor], None]  # called at each position: row index, ids (1, L), logits (1, V)
 T = TypeVar("T")
 
@@ -64,7 +68,7 @@ class WholeBatchCriterion:
     batch: int  # number of rows in the batch
     row: int = 0  # index of this row
 
-    def __call__(self, ids: Tensor, scores: Steps | None) -> Tensor | bool:
+    def __call__(self, ids: Tensor, scores: StepLogits | None) -> Tensor | bool:
         steps = None if scores is None else tuple(step.expand(self.batch, -1) for step in scores)
         answer = self.criterion(ids.repeat(self.batch, 1), steps)
         return answer[self.row] if isinstance(answer, Tensor) and answer.ndim else answer
@@ -116,7 +120,7 @@ class Sequences:
         prompt: Tensor,
         stop: Stop,
         processors: Sequence[Processor] = (),
-        steps: Callable[[int, int], Steps] | None = None,
+        steps: Callable[[int, int], StepLogits] | None = None,
     ) -> None:
         """prompt: (B, P) int64. stop: the conditions that end a batch row.
         processors: logits processors; copied for each row, since they may hold state. A network inside a processor, as

@@ -19,9 +19,10 @@ from typing import Any, final
 
 import torch
 
-from mmdec.core.loop import PassResult, Prefill, Round, Score, Steps, run_pass
+from mmdec.core.steps import DecodingSteps, PassResult, Prefill, Round, Score, run_pass
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
+from mmdec.types import SharedPassTarget
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class SchedulerLimits:
     """What may run at the same time; the rest waits."""
 
     rows: int = 8  # rows of all running decodings
-    tokens: int = 65_536  # tokens in all caches, counted as prompt and maximum length of each running row
+    # tokens in all caches, counted as the maximum length of each running row; None: no limit
+    tokens: int | None = None
     prefill: int = 256  # tokens of a prompt that are read between two rounds of the running rows
 
 
@@ -38,7 +40,7 @@ class SchedulerLimits:
 class Task:
     """A decoding in the scheduler: its generator, what it waits for, and how it ended."""
 
-    steps: Steps
+    steps: DecodingSteps
     rows: int
     tokens: int
     priority: int  # the lower, the earlier
@@ -73,7 +75,7 @@ class Scheduler:
 
     def add(
         self,
-        steps: Steps,
+        steps: DecodingSteps,
         rows: int = 1,
         tokens: int = 0,
         priority: int = 0,
@@ -93,7 +95,7 @@ class Scheduler:
         """
         if rows > self.limits.rows:
             raise InputError(f"a request may have {self.limits.rows} rows, but has {rows}. Send fewer at a time.")
-        if tokens > self.limits.tokens:
+        if self.limits.tokens is not None and tokens > self.limits.tokens:
             raise InputError(
                 f"a request may take up {self.limits.tokens} tokens, prompt and answer together, but would take up "
                 f"{tokens}. Shorten the prompt or lower the maximum length."
@@ -133,22 +135,23 @@ class Scheduler:
         self.waiting.sort(key=_precedence)
         while self.waiting:
             task = self.waiting[0]
-            if self.running and (
-                self.rows + task.rows > self.limits.rows or self.tokens + task.tokens > self.limits.tokens
-            ):
+            if self.running and not self._fits(task):
                 return
             self.running.append(self.waiting.pop(0))
             self._advance(task, None)
 
+    def _fits(self, task: Task) -> bool:
+        limit = self.limits.tokens
+        return self.rows + task.rows <= self.limits.rows and (limit is None or self.tokens + task.tokens <= limit)
+
     def _prefill(self, task: Task) -> None:
         """Read one piece of a prompt."""
         request: Any = task.request
+        if not isinstance(request.target, SharedPassTarget):
+            self._answer([task], lambda: [run_pass(request)])
+            return
         if task.pieces is None:
-            pieces = getattr(request.target, "prefill_in_pieces", None)
-            if pieces is None:
-                self._answer([task], lambda: [run_pass(request)])
-                return
-            task.pieces = pieces(request.inputs, request.needs, self.limits.prefill)
+            task.pieces = request.target.prefill_in_pieces(request.inputs, request.needs, self.limits.prefill)
         stopwatch = Stopwatch(request.target.device)
         cpu = stopwatch.cpu_time()
         try:
@@ -214,9 +217,9 @@ def _shared_passes(tasks: Sequence[Task]) -> list[list[Task]]:
     groups = defaultdict[Any, list[Task]](list)
     for task in tasks:
         request: Any = task.request
-        shares = getattr(request.target, "shares_passes", None)
-        alone = shares is None or not shares(request.session)
-        groups[id(task) if alone else request.target.model].append(task)
+        target = request.target
+        shares = isinstance(target, SharedPassTarget) and target.shares_passes(request.session)
+        groups[request.target.model if shares else id(task)].append(task)
     return list(groups.values())
 
 

@@ -38,7 +38,7 @@ from mmdec.core.sampling import (
     Criterion,
     ListenerProcessor,
     Processor,
-    Steps,
+    StepLogits,
     Stop,
     Suppression,
     WholeBatch,
@@ -214,7 +214,7 @@ class OutputRecorder:
             self.processors.append(ListenerProcessor(self.scores))
 
     @property
-    def steps(self) -> Callable[[int, int], Steps] | None:
+    def steps(self) -> Callable[[int, int], StepLogits] | None:
         """Return the function (row index, n) -> processed logits (1, V) of the row's first n new tokens, which stopping
         criteria read. None if scores are not recorded."""
         return None if self.scores is None else self.scores.row_steps

@@ -33,9 +33,10 @@ from mmdec.checks.arguments import (
 )
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Nodes, make_budget
-from mmdec.core.loop import Round, Steps, decode_steps, run_alone, watch
+from mmdec.core.loop import decode_steps
 from mmdec.core.sampling import KeyedSample, Sequences, most_probable, transformers_sample
 from mmdec.core.statistics import DecodingStatistics
+from mmdec.core.steps import DecodingSteps, Round, run_alone, watch
 from mmdec.core.verify import LOSSY_RULES, MatchRule, ResidualRule, Rule, RuleName, SamplingState, TypicalRule
 from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
 from mmdec.drafters.lookup import Lookup
@@ -129,7 +130,7 @@ class PreparedRun:
     """A checked and prepared `generate` call. Iterating over `rounds` decodes; a scheduler runs `steps` instead."""
 
     text: Sequences  # the rows' prompts, new tokens and stopping criteria
-    steps: Steps
+    steps: DecodingSteps
     pad: int  # id of the token that pads shorter rows
     target: HfTarget
     inputs: Mapping[str, Any]  # the model's inputs by name

@@ -191,7 +191,10 @@ def _generate_many(
 ) -> list[Generation]:
     """Decode prompts side by side. Each begins as soon as there is room for its rows."""
     seed = speculation.options.seed
-    if seed is None and speculation.options.rule != "greedy":
+    config = options.get("generation_config") or model.generation_config
+    if seed is None and options.get(
+        "do_sample", speculation.options.rule in ("sampled", "residual") or config.do_sample
+    ):
         seed = int(torch.randint(2**31, ()))  # `torch.manual_seed` makes the output repeatable
     scheduler = Scheduler(SchedulerLimits(rows=max_batch))
     results = dict[int, Generation]()

@@ -203,7 +203,7 @@ class DecoderSession:
     batch: SharedBatch | None = None  # the batch that holds the rows; None: `cache` and `store` hold them
     slots: list[int] = field(default_factory=list[int])  # [row]: the row's slot in `batch`
 
-    def take_rows(self) -> DecoderSession:
+    def detach_rows(self) -> DecoderSession:
         """Return the rows as another session, which alone may use them from then on."""
         return replace(self, shareable=False, rows=copy.copy(self.rows))
 

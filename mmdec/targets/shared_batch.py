@@ -29,8 +29,8 @@ class SharedBatch:
 
     def __init__(self, first: DecoderSession) -> None:
         """Take over the rows of a session, which has no cache of its own from then on."""
-        self.rows = first.take_rows()
-        self._owners = [first] * len(self.rows.rows.ends)  # [slot]: the session to which the row belongs
+        self.session = first.detach_rows()
+        self._owners = [first] * len(self.session.rows.ends)  # [slot]: the session to which the row belongs
         self._paths: dict[int, list[int]] = {}  # slot -> accepted nodes of the last draft
         self._leaving = set[int]()  # slots whose rows have ended
         first.batch, first.slots = self, list(range(len(self._owners)))
@@ -62,7 +62,7 @@ class SharedBatch:
         for session, _ in parts:
             if session.batch is None:
                 self._join(session)
-        self.rows.layers = tuple(sorted({layer for owner in self._owners for layer in owner.layers}))
+        self.session.layers = tuple(sorted({layer for owner in self._owners for layer in owner.layers}))
         columns, count = max(draft.tokens.shape[1] for _, draft in parts), len(self._owners)
         like = parts[0][1].tokens
         tokens, parents = like.new_zeros(count, columns), like.new_zeros(count, columns)
@@ -72,19 +72,19 @@ class SharedBatch:
             nodes = draft.tokens.shape[1]
             tokens[session.slots, :nodes], parents[session.slots, :nodes] = draft.tokens, draft.parents
             sizes[session.slots] = draft.size
-        scores = target.score(self.rows, Draft(tokens, parents, sizes))
+        scores = target.score(self.session, Draft(tokens, parents, sizes))
         return [_rows_of(scores, session, draft.tokens.shape[1]) for session, draft in parts]
 
     def _settle(self, target: DecoderTarget) -> None:
         """Apply the accepted paths of the last pass, then let the rows leave that have ended."""
-        if self.rows.rows.tree:
+        if self.session.rows.tree:
             longest = max(map(len, self._paths.values()), default=1)
             paths = [self._paths.get(slot, []) for slot in range(len(self._owners))]
-            target.keep(self.rows, torch.tensor([[*path, *[-1] * (longest - len(path))] for path in paths]))
+            target.keep(self.session, torch.tensor([[*path, *[-1] * (longest - len(path))] for path in paths]))
         self._paths = {}
         for slot in sorted(self._leaving, reverse=True):
             last = len(self._owners) - 1
-            self.rows.remove_row(slot)
+            self.session.remove_row(slot)
             if slot < last:
                 mover = self._owners[slot] = self._owners[last]
                 mover.slots = [slot if each == last else each for each in mover.slots]
@@ -93,8 +93,8 @@ class SharedBatch:
 
     def _join(self, session: DecoderSession) -> None:
         first = len(self._owners)
-        rows = session.take_rows()
-        self.rows.append(rows)
+        rows = session.detach_rows()
+        self.session.append(rows)
         self._owners += [session] * len(rows.rows.ends)
         session.batch, session.slots = self, list(range(first, len(self._owners)))
 

@@ -1,0 +1,119 @@
+"""The steps of a decoding: the passes that it asks for, and the rounds that it yields.
+
+`mmdec.core.loop.decode_steps` is a generator of such steps. `run_alone` runs the passes of one decoding;
+`mmdec.core.scheduler` runs those of many together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdec.core.timing import Stopwatch
+from mmdec.types import Draft, Needs, Target
+
+
+@dataclass(frozen=True)
+class Round:
+    """The result of one round: one draft and one target pass.
+
+    Its lists have one entry for each batch row that had not ended before.
+    """
+
+    index: int  # number of the round in this `generate` call; 0 is the pass over the prompt
+    rows: list[int]  # indices in the batch of the rows that had not ended before
+    tokens: list[list[int]]  # new tokens of each row, bonus or correction included
+    drafted: list[int]  # number of each row's drafted nodes, root excluded
+    accepted: list[int]  # number of each row's drafted nodes that were accepted
+    done: list[bool]  # for each row, whether it has ended
+    target: float = 0.0  # seconds in the target's pass
+    drafter: float = 0.0  # seconds in the drafter
+    core: float = 0.0  # seconds in everything else
+    vision: float = 0.0  # seconds in the vision tower, which `target` includes
+    text: list[str] = field(default_factory=lambda: [])  # each row's new text, if the tokens were decoded; else empty
+    logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T), log-probability of each token
+    # `MediaContext.summaries`; only in round 0
+    summaries: Tensor | None = field(default=None, repr=False, compare=False)
+    # for each row, whether it ended by the maximum length, without an end token
+    cut: list[bool] = field(default_factory=lambda: [], repr=False, compare=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Prefill:
+    """Asks for the pass over a prompt: `target.prefill(inputs, needs)`."""
+
+    target: Target
+    inputs: Mapping[str, Any]
+    needs: Needs
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """Asks for the pass over a draft: `target.score(session, draft)`."""
+
+    target: Target
+    session: Any
+    draft: Draft
+
+
+@dataclass(frozen=True, eq=False)
+class PassResult:
+    """The answer to a `Prefill` or `Score`: what the target returned, and what the pass cost."""
+
+    value: Any
+    seconds: float  # wall-clock seconds of the pass
+    cpu_seconds: float
+    rows: int = 0  # number of rows that shared the pass; 0: only those that asked
+    columns: int = 0  # number of nodes that the pass computed for each row, padding included; 0: those of the draft
+
+
+# Asks for passes, which are answered by `send`, and yields rounds, which are not.
+DecodingSteps = Generator[Prefill | Score | Round, PassResult | None, None]
+
+
+def run_alone(steps: DecodingSteps) -> Iterator[Round]:
+    """Run the passes that one decoding asks for. Yields its rounds."""
+    try:
+        step = next(steps, None)
+        while step is not None:
+            if isinstance(step, Round):
+                yield step
+                step = next(steps, None)
+            else:
+                step = steps.send(run_pass(step))
+    finally:
+        steps.close()
+
+
+def watch(
+    steps: DecodingSteps, on_round: Callable[[Round], None], at_end: Callable[[], None] = lambda: None
+) -> DecodingSteps:
+    """Relay a decoding's steps unchanged. Calls `on_round` before each round, and `at_end` after the last one."""
+    answer: Any = None
+    with closing(steps):
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                break
+            if isinstance(step, Round):
+                on_round(step)
+            answer = yield step
+        at_end()
+
+
+def run_pass(request: Prefill | Score) -> PassResult:
+    """Run one pass for one decoding."""
+    stopwatch = Stopwatch(request.target.device)
+    cpu = stopwatch.cpu_time()
+    with torch.inference_mode():
+        if isinstance(request, Prefill):
+            value: Any = request.target.prefill(request.inputs, request.needs)
+        else:
+            value = request.target.score(request.session, request.draft)
+    return PassResult(value, stopwatch.lap(), stopwatch.cpu_time() - cpu)
