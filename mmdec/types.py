@@ -231,6 +231,11 @@ class Target(Protocol):
 class SharedPassTarget(Protocol):
     """What a target offers besides `Target` if several decodings may share its passes."""
 
+    model: Any  # decodings with the same model share passes
+
+    @property
+    def device(self) -> torch.device: ...
+
     def prefill_in_pieces(
         self, inputs: Mapping[str, Any], needs: Needs, size: int | None
     ) -> Iterator[tuple[Any, Context, Draft, Scores] | None]:

@@ -14,7 +14,7 @@ import typer
 
 from mmdec import InputError
 from mmdec.bench.report import BenchReport, BenchRun, load_run, merge_runs
-from mmdec.cli.inputs import SOUND_SUFFIXES, input_files
+from mmdec.cli.inputs import SOUND_SUFFIXES, FileKind, input_files
 from mmdec.cli.options import (
     OWN_PROMPT,
     SPEECH_MODEL,
@@ -276,7 +276,9 @@ def _expand_folders(given: Sequence[Path]) -> list[Path]:
     Raises:
         InputError: For a folder without audio files.
     """
-    found = [file for path in given if path.is_dir() for file in input_files([path], "IN", SOUND_SUFFIXES, None)]
+    found = [
+        file for path in given if path.is_dir() for file in input_files([path], FileKind("IN", SOUND_SUFFIXES), None)
+    ]
     for refusal in (file.refusal for file in found if file.refusal):
         raise InputError(refusal)
     return [*(path for path in given if not path.is_dir()), *(file.path for file in found)]

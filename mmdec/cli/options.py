@@ -290,7 +290,7 @@ def with_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
     """Decorate a typer command: if the type of a parameter is a dataclass, its fields become options, and the command
     gets an object of it."""
     parameters = list(signature(verb, eval_str=True).parameters.values())
-    groups = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
+    groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
     options = {name: _group_options(kind) for name, kind in groups.items()}
 
     @wraps(verb)

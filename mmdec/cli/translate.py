@@ -72,7 +72,7 @@ def translate(
                 files=".wav",
                 device=device,
                 dtype=dtype,
-                vocoder=options.vocoder and str(options.vocoder),
+                vocoder=None if options.vocoder is None else str(options.vocoder),
             )
             return spread.run(work, inputs, output, AUDIO_FILES, {})
         files = input_files(inputs, AUDIO_FILES, output)

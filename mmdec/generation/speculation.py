@@ -8,11 +8,11 @@ pass.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import Any, cast, overload
+from typing import Any, TypeGuard, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +109,7 @@ def generate(
 @overload
 def generate(
     model: PreTrainedModel,
-    inputs: Collection[Tensor | Mapping[str, Any]],
+    inputs: Sequence[Tensor | Mapping[str, Any]],
     drafter: DrafterChoice = "auto",
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
@@ -122,7 +122,7 @@ def generate(
 
 def generate(
     model: PreTrainedModel,
-    inputs: Tensor | Mapping[str, Any] | Collection[Tensor | Mapping[str, Any]],
+    inputs: Tensor | Mapping[str, Any] | Sequence[Tensor | Mapping[str, Any]],
     drafter: DrafterChoice = "auto",
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
@@ -173,13 +173,19 @@ def generate(
     decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
     speculation = Speculation(decoding)
     check_whole("max_batch", max_batch, 1, MAX_SEQUENCES, "It is the number of rows that are decoded at a time.")
-    if isinstance(inputs, Collection) and not isinstance(inputs, (Tensor, Mapping, str)):
+    if _are_prompts(inputs):
         with _reading(model, speculation):
-            return _generate_many(model, list(inputs), speculation, max_batch, options)
+            return _generate_many(model, inputs, speculation, max_batch, options)
     with _reading(model, speculation):
-        run = _begin(model, inputs, speculation, options)
+        run = _begin(model, cast(Any, inputs), speculation, options)
         rounds = list(run.rounds)
     return Generation(run.sequences, rounds, decoding.lossless)
+
+
+def _are_prompts(inputs: object) -> TypeGuard[Sequence[Tensor | Mapping[str, Any]]]:
+    return isinstance(inputs, (list, tuple)) and all(
+        isinstance(prompt, (Tensor, Mapping)) for prompt in cast(Sequence[object], inputs)
+    )
 
 
 def _generate_many(
@@ -191,10 +197,9 @@ def _generate_many(
 ) -> list[Generation]:
     """Decode prompts side by side. Each begins as soon as there is room for its rows."""
     seed = speculation.options.seed
-    config = options.get("generation_config") or model.generation_config
-    if seed is None and options.get(
-        "do_sample", speculation.options.rule in ("sampled", "residual") or config.do_sample
-    ):
+    config: Any = cast(Any, options.get("generation_config") or model.generation_config)
+    sampled = speculation.options.rule in ("sampled", "residual") or bool(config.do_sample)
+    if seed is None and options.get("do_sample", sampled):
         seed = int(torch.randint(2**31, ()))  # `torch.manual_seed` makes the output repeatable
     scheduler = Scheduler(SchedulerLimits(rows=max_batch))
     results = dict[int, Generation]()

@@ -315,6 +315,7 @@ class DecoderTarget(HfTarget):
             InputError: For wrong inputs.
         """
         *_, prefilled = self.prefill_in_pieces(inputs, needs, None)
+        assert prefilled is not None  # only the pieces before the last one yield None
         return prefilled
 
     def prefill_in_pieces(

@@ -111,7 +111,7 @@ class RecurrentStates(LinearAttentionLayer):
     def append(self, other: RecurrentStates) -> None:
         """Add the states of another layer's rows behind those of this one."""
         for held, more in ((self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)):
-            held.update({i: torch.cat([one, more[i]]) for i, one in held.items() if one is not None})
+            held.update({i: torch.cat([one, cast(Tensor, more[i])]) for i, one in held.items() if one is not None})
 
     def select(self, rows: Tensor) -> None:
         """Keep only the states of the batch rows with the indices `rows` (K,) int64, in that order."""

@@ -13,8 +13,8 @@ from mmdec.checks.arguments import check_callable
 from mmdec.errors import InputError
 from mmdec.tasks.confidence import Output, confidence_error
 
-Input = TypeVar("Given")  # type of one input as the caller gives it
-ReadInput = TypeVar("Read")
+Input = TypeVar("Input")  # type of one input as the caller gives it
+ReadInput = TypeVar("ReadInput")
 
 
 class BatchError(InputError):

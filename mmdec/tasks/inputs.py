@@ -31,7 +31,7 @@ AudioList = (
     | list[Tensor]
     | list[dict[str, Any]]
 )
-Result = TypeVar("Noted", bound=Any)  # a result, a dataclass with a field `note`
+Result = TypeVar("Result", bound=Any)  # a result, a dataclass with a field `note`
 MIN_SECONDS = 0.1
 SILENCE, INAUDIBLE = sound.SILENCE, sound.INAUDIBLE
 MAX_CHANNELS = 8
