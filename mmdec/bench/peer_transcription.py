@@ -175,9 +175,8 @@ def time_in_turn(sides: Sequence[Engine], sounds: Sequence[Tensor], repeats: int
         for index, samples in enumerate(sounds):
             for side in sides:
                 stopwatch.lap()
-                start = (
-                    stopwatch.process_cpu_time()
-                )  # processor time of all threads: the other engine has threads of its own
+                # processor time of all threads: the other engine has threads of its own
+                start = stopwatch.process_cpu_time()
                 side.texts[index] = side.call(samples)
                 side.processor[index].append(stopwatch.process_cpu_time() - start)
                 side.seconds[index].append(stopwatch.lap())

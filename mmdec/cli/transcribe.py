@@ -46,9 +46,8 @@ if TYPE_CHECKING:
 
 # heading of a separate table of options in the help, because their names are long
 FALLBACK = "Long recordings, and windows that are decoded again"
-CUT_BATCHES_PER_CALL = (
-    8  # with --cut-at-pauses, batches of recordings in one call: more pieces then fill batches better
-)
+# with --cut-at-pauses, batches of recordings in one call: more pieces then fill batches better
+CUT_BATCHES_PER_CALL = 8
 FILE_OPTIONS = ("batch_size", "min_confidence", "cut_at_pauses")  # options of the call that a stream refuses
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 

@@ -41,35 +41,29 @@ Nodes = int | tuple[int, int] | None
 CHAIN_PLANS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, MAX_CHAIN_NODES))
 TREE_PLANS = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Plan(63, 6))
 INITIAL_MAX_NODES = 3  # maximum nodes of a draft at first; the maximum grows as longer target passes are timed
-INITIAL_MAX_NODES_WITH_PRIOR = (
-    7  # the same for drafters whose accuracy was estimated beforehand, or that may end chains early
-)
-RELIABLE_ACCEPTANCE = (
-    0.5  # if the first node's acceptance chance is above this, one slow timing does not exclude a draft size
-)
+# the same for drafters whose accuracy was estimated beforehand, or that may end chains early
+INITIAL_MAX_NODES_WITH_PRIOR = 7
+# if the first node's acceptance chance is above this, one slow timing does not exclude a draft size
+RELIABLE_ACCEPTANCE = 0.5
 NEARLY_BEST = 0.93  # draft sizes with at least this share of the best tokens per second count as equal: times are noisy
 MIN_SPEEDUP = 1.02  # a draft must be expected to give at least this many times the tokens per second of plain decoding
 INITIAL_LOSS_ALLOWANCE = 2.0  # maximum time that a call's drafts may lose at first, in passes over one token
-INITIAL_LOSS_WITHOUT_PRIOR = (
-    1.0  # the same for drafters of unknown accuracy: 2 passes are a tenth of an answer of 20 tokens
-)
+# the same for drafters of unknown accuracy: 2 passes are a tenth of an answer of 20 tokens
+INITIAL_LOSS_WITHOUT_PRIOR = 1.0
 LOSS_PER_TOKEN = 0.04  # each new token allows the drafts to lose this much more time, in passes over one token
 LOSS_OF_GAINS = 8.0  # of the time that earlier drafts gained, later drafts may lose this much, in passes over one token
 NEGLIGIBLE_LOSS = 0.02  # a loss below this fraction of a pass over one token is ignored
 MAX_TRIAL_GAP = 256  # maximum rounds between two trial drafts while drafting does not pay
 MAX_CHAIN_TRIAL_GAP = 96  # maximum rounds with trees before a chain is tried again, to measure what chains accept
 MAX_ENDING_CHAIN_TRIAL_GAP = 24  # the same for drafters that may end chains early: their chains cost little
-MIN_ROUNDS_AT_BATCH_SIZE = (
-    6  # after this many rounds at a batch size, its own times are used; before, those of a larger batch size
-)
+# after this many rounds at a batch size, its own times are used; before, those of a larger batch size
+MIN_ROUNDS_AT_BATCH_SIZE = 6
 MAX_INITIAL_TRIAL_GAP = 8  # maximum rounds between two trial drafts when a `generate` call begins
-MAX_TRIAL_NODES = (
-    7  # maximum nodes of a trial draft, that is, of a draft made only to measure whether drafting pays now
-)
+# maximum nodes of a trial draft, that is, of a draft made only to measure whether drafting pays now
+MAX_TRIAL_NODES = 7
 NODE_COST_CHAIN_LENGTH = 8  # the time of one more node is estimated from chains of at most this many nodes
-DEFAULT_STOP_PROBABILITY = (
-    0.3  # a chain ends below this acceptance chance, until enough is timed to compute a better limit
-)
+# a chain ends below this acceptance chance, until enough is timed to compute a better limit
+DEFAULT_STOP_PROBABILITY = 0.3
 STOP_PROBABILITY_RANGE = (0.02, 0.6)  # least and largest value of the computed limit, an acceptance chance
 MIN_ROUND_SECONDS = 1e-9  # least seconds of a round, to divide by: a coarse clock may measure 0
 # [n]: after n timed passes without a draft, maximum number of rounds with drafts before the next pass without a draft

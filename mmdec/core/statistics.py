@@ -24,16 +24,14 @@ from mmdec.types import Plan, Prior
 
 MAX_CHAIN_NODES = 31  # maximum nodes of a chain; statistics are kept for so many depths
 ROUND_DECAY = 0.95  # each new round multiplies the weight of all earlier rounds by this factor
-ENDING_CHAIN_DECAY = (
-    0.98  # the same factor for chains that end early: their shares change slowly, so old rounds are still valid
-)
+# the same factor for chains that end early: their shares change slowly, so old rounds are still valid
+ENDING_CHAIN_DECAY = 0.98
 DEFAULT_ACCEPTANCE = 0.6  # assumed chance that a node is accepted, before any observation
 CHAIN_GAP = 6  # rounds with trees until a chain is drafted, only to measure what chains accept
 PRIOR_WEIGHT = 2.0  # the assumed acceptance chance has the weight of this many observed rounds
 MAX_BUCKET_TIMINGS = 15  # maximum timings that are stored for each bucket of a cost curve; older ones are dropped
-MIN_BUCKET_TIMINGS = (
-    3  # minimum timings of a bucket of the target's cost curve; buckets with fewer are ignored as too noisy
-)
+# minimum timings of a bucket of the target's cost curve; buckets with fewer are ignored as too noisy
+MIN_BUCKET_TIMINGS = 3
 MAX_STORED_PAIRS = 256  # maximum pairs of target and drafter that are stored; the least recently used ones are dropped
 
 

@@ -15,9 +15,8 @@ from torch import nn
 
 CPU = torch.device("cpu")
 T = TypeVar("T")
-STARVED_CPU_FRACTION = (
-    0.7  # if CPU time is below this fraction of a target pass's wall time, the thread has waited for a free CPU
-)
+# if CPU time is below this fraction of a target pass's wall time, the thread has waited for a free CPU
+STARVED_CPU_FRACTION = 0.7
 
 
 class _ClockCorrection(threading.local):

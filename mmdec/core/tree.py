@@ -15,9 +15,8 @@ from mmdec.types import Draft
 
 # `top_indices` divides logits into chunks of this many, compares the chunks' maxima, and searches only the best chunks
 TOP_K_CHUNK = 64
-MAX_DIRECT_TOP_K = (
-    2**16
-)  # for up to this many logits, `torch.topk` over all of them is faster than the search by chunks
+# for up to this many logits, `torch.topk` over all of them is faster than the search by chunks
+MAX_DIRECT_TOP_K = 2**16
 
 
 def int_list(values: Tensor) -> list[int]:

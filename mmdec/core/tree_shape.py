@@ -12,9 +12,8 @@ from mmdec.errors import InputError
 
 OBSERVATION_DECAY = 0.995  # each observation multiplies the weight of all earlier ones by this factor
 INITIAL_WEIGHT = 20.0  # the initial chances have the weight of this many observations
-TREE_REUSE_OBSERVATIONS = (
-    32  # a computed tree is used again until this many further observations were made; the chances change slowly
-)
+# a computed tree is used again until this many further observations were made; the chances change slowly
+TREE_REUSE_OBSERVATIONS = 32
 Node = tuple[int, int, int]  # a node of a tree: index of its parent, depth (0 below the root), rank (k-th best token)
 Path = tuple[int, ...]  # ranks along the path from the root to a node
 

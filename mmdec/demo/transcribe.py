@@ -170,9 +170,8 @@ def shorten(text: str) -> str:
 PIECE = 0.5  # seconds of sound that the browser sends at once
 READY = "Press Record and speak English. Text is grey until a pause makes it final."
 LISTENING = "Listening. What you said last may still change."
-MIN_SHOWN_CONFIDENCE = (
-    0.12  # text with a lower confidence is not shown; a hum has 0.10, music 0.04, two clear words 0.15
-)
+# text with a lower confidence is not shown; a hum has 0.10, music 0.04, two clear words 0.15
+MIN_SHOWN_CONFIDENCE = 0.12
 NO_SPEECH_NOTE = (
     '<p class="mm-note mm-unsure">Something was heard that is no speech, or that this model does not know.</p>'
 )

@@ -28,11 +28,8 @@ from mmdec.hub.checkpoint import read_tensors, tensor_names
 
 DEFAULT_ROPE_BASE = 10000.0  # base of rotary positions if a config names none
 LINEAR_ROPE_FACTORS = (2.0, 4.0)  # factors to try for linearly scaled rotary positions
-OWN_FORMAT, FLAT_FORMAT, SPECULATORS_FORMAT = (
-    "mmdec's own",
-    "published, flat",
-    "speculators'",
-)  # names of the formats of checkpoint folders
+# names of the formats of checkpoint folders
+OWN_FORMAT, FLAT_FORMAT, SPECULATORS_FORMAT = "mmdec's own", "published, flat", "speculators'"
 CONVERT_FIRST = "Convert the folder with `mmdec convert drafter`. "
 
 

@@ -32,13 +32,8 @@ from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.corpora.text_files import check_limit, evenly_spaced, references_of
 from mmdec.training.metrics import text as metrics
 
-DEFAULT_STRATEGIES = (
-    "beam",
-    "lookahead",
-    "reranked",
-    "autoregressive",
-    "verified",
-)  # the strategies that are scored by default
+# the strategies that are scored by default
+DEFAULT_STRATEGIES = ("beam", "lookahead", "reranked", "autoregressive", "verified")
 NOISE_COUNT = 32  # number of white noises that are scored as a lower bound
 NOISE_LEVEL = 0.1  # standard deviation of the noises' samples; full scale is 1
 # how texts are normalised before ASR-BLEU is computed

@@ -41,10 +41,8 @@ from mmdec.types import Drafter
 SHIPPED_FILE = "drafters.json"
 SHIPPED_FORMAT = "mmdec shipped drafters 1"
 VALUES_PER_MATRIX = 2  # number of values of each weight matrix that are compared to recognise a model
-RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = (
-    2**-8,
-    1e-7,
-)  # relative and absolute tolerance for equal weights that were rounded to another dtype
+# relative and absolute tolerance for equal weights that were rounded to another dtype
+RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 2**-8, 1e-7
 
 Load = Callable[[Path], Drafter]
 _loaded: WeakKeyDictionary[nn.Module, dict[object, Drafter]] = WeakKeyDictionary()

@@ -77,9 +77,8 @@ DrafterChoice = Drafter | PreTrainedModel | str | os.PathLike[str] | None
 MIN_WARNING_ROUNDS = 20  # a call of at least this many rounds warns if its drafts brought nothing
 # Drafters that find nothing in some texts, without any fault: they are noted after this many rounds with drafts.
 SELECTIVE, SELECTIVE_ROUNDS = (Lookup, Recycling, Ctc, CtcByLanguage), 10
-LOW_ACCEPTANCE = (
-    0.1  # accepted tokens a row and round below which a half-precision dtype on a CPU is named as the cause
-)
+# accepted tokens a row and round below which a half-precision dtype on a CPU is named as the cause
+LOW_ACCEPTANCE = 0.1
 _statistics = DecodingStatistics()
 
 

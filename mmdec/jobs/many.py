@@ -35,10 +35,8 @@ ARGUMENT_COLUMNS: Mapping[str, tuple[str, ...]] = {  # command -> columns of a l
     "transcribe": ("language", "prompt"),
     "describe": ("prompt",),
 }
-CHANGEABLE_OPTIONS = (
-    "threads",
-    "batch_size",
-)  # options that may change when a run is continued, because they do not change results
+# options that may change when a run is continued, because they do not change results
+CHANGEABLE_OPTIONS = ("threads", "batch_size")
 DEFAULT_BATCH_SIZE = 8  # batch size, unless the options have `batch_size`
 Part = tuple[int, Sequence[Row]]  # index of a part, and its rows
 Call = Callable[..., Sequence[Any]]  # function: (list of paths, keyword options) -> results

@@ -32,13 +32,11 @@ from mmdec.kernels.dag_scan_cpu import Sample, scan
 
 PosteriorVariant = Literal["paper", "released"]
 NEG_INF = float("-inf")
-MAX_POSTERIOR_ERROR = (
-    1e-9  # maximum deviation from 1 of a token's summed posterior; if it is larger, `exact` repeats the sample
-)
+# maximum deviation from 1 of a token's summed posterior; if it is larger, `exact` repeats the sample
+MAX_POSTERIOR_ERROR = 1e-9
 SMALLEST_NORMAL = 2.3e-308  # replaces a divisor of 0: about the smallest normal float64
-MAX_TRUSTED_GAP = (
-    640.0  # in nats: the maximum `gap` (see `scaled`) for which the fast scan's float64 range is large enough
-)
+# in nats: the maximum `gap` (see `scaled`) for which the fast scan's float64 range is large enough
+MAX_TRUSTED_GAP = 640.0
 
 
 def dag_marginal(match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor) -> Tensor:

@@ -17,9 +17,8 @@ STEPS_PER_RESCALE = 4  # number of steps after which a state is divided by its m
 MAX_DRIFT = 60.0  # in nats: maximum decrease of a state between two such divisions
 MAX_TRUSTED_GAP = 640.0 - MAX_DRIFT
 MAX_LOG_FACTOR = 700.0  # in nats: maximum logarithm of a factor, because exp overflows float64 at 709
-ROWS_PER_STRIP = (
-    128  # number of rows of the link matrix that are processed at a time; the part below the diagonal is skipped
-)
+# number of rows of the link matrix that are processed at a time; the part below the diagonal is skipped
+ROWS_PER_STRIP = 128
 NEG_INF = -math.inf
 # a window of at most this many links is multiplied in NumPy: from 9216 on, OpenBLAS starts a second thread
 MAX_BLOCK_STATES = 8192

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ROWS_PER_PART = 512  # number of weight rows that are converted at a time, so that they stay in the processor's cache
-REMAINDER_SCALE = (
-    2.0**11
-)  # factor on the remainder (weight minus its float16 rounding), so that it is large enough for float16
+# factor on the remainder (weight minus its float16 rounding), so that it is large enough for float16
+REMAINDER_SCALE = 2.0**11
 
 
 @final

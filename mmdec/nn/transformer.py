@@ -18,9 +18,8 @@ from torch.nn import functional as F
 from mmdec.errors import InputError
 from mmdec.kernels import onednn
 
-MIN_ONEDNN_ROWS = (
-    16  # minimum number of rows for which oneDNN's matrix product is used; with fewer it is slower than torch's own
-)
+# minimum number of rows for which oneDNN's matrix product is used; with fewer it is slower than torch's own
+MIN_ONEDNN_ROWS = 16
 _POOL_SIZE = 1 << 23
 _pools: dict[float, Tensor] = {}
 

@@ -25,9 +25,8 @@ from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 
 router = APIRouter(prefix="/v1")
 RATE = 24_000  # sample rate in Hz if the session names no other rate
-MAX_WAITING_SECONDS = (
-    30.0  # maximum seconds of audio that wait for decoding; then the server stops reading from the socket
-)
+# maximum seconds of audio that wait for decoding; then the server stops reading from the socket
+MAX_WAITING_SECONDS = 30.0
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 

@@ -109,9 +109,8 @@ class EncodedTarget(HfTarget):
 
     reads_encoder: ClassVar[bool] = True
     counts_padding: ClassVar[bool] = True  # whether a token's position id is its index in the row, padding counted
-    exposes_last_layer: ClassVar[bool] = (
-        True  # whether a drafter may read the last layer's output before the final norm
-    )
+    # whether a drafter may read the last layer's output before the final norm
+    exposes_last_layer: ClassVar[bool] = True
 
     def __init__(self, model: Any, layers: int, positions: int | None) -> None:
         """layers: number of decoder layers. positions: maximum number of its tokens; None: unlimited.

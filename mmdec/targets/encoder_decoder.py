@@ -33,9 +33,8 @@ FAMILIES = """
 """
 CLASS_SUFFIXES = ("ForConditionalGeneration", "MTModel", "ForTextToText", "ForSpeechToText")
 CLASSES = frozenset(name + end for name in FAMILIES.split() for end in CLASS_SUFFIXES)
-POSITIONS_PER_STEP = (
-    64  # position embeddings are computed and stored for multiples of this number of positions, to save calls
-)
+# position embeddings are computed and stored for multiples of this number of positions, to save calls
+POSITIONS_PER_STEP = 64
 
 
 @final

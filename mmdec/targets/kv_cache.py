@@ -29,9 +29,8 @@ from mmdec.kernels.kv_gather import kv_gather
 from mmdec.kernels.tree_attention import TreeMask, tree_mask
 from mmdec.types import Draft
 
-POOL_GRANULARITY = (
-    64  # pools, the larger tensors, are allocated in multiples of this number of tokens, so that they rarely grow
-)
+# pools, the larger tensors, are allocated in multiples of this number of tokens, so that they rarely grow
+POOL_GRANULARITY = 64
 MAX_POOL_GROWTH = 4096  # a full pool doubles, but grows by at most this number of tokens at once, to save memory
 
 

@@ -36,24 +36,19 @@ from mmdec.targets.families import MEDIA_CLASSES, check_decoder, check_proof
 from mmdec.targets.text import text_scorer
 from mmdec.types import MediaContext
 
-TOKEN_TYPE_INPUTS = (
-    "token_type_ids",
-    "mm_token_type_ids",
-)  # inputs that hold a type number for each token of the prompt
+# inputs that hold a type number for each token of the prompt
+TOKEN_TYPE_INPUTS = ("token_type_ids", "mm_token_type_ids")
 PLACEHOLDER_IDS = ("image_token_id", "video_token_id", "audio_token_id")
 PIXELS = {"pixel_values": "image", "pixel_values_images": "image", "pixel_values_videos": "video"}
 VISUAL_KINDS = ("image", "video")
 ROPE_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")  # inputs on which M-RoPE positions depend
 # Qwen2.5-Omni's inputs on which M-RoPE positions depend: argument of `get_rope_index` -> name of the input
 OMNI_ROPE_INPUTS = {"second_per_grids": "video_second_per_grid", "use_audio_in_video": "use_audio_in_video"}
-SOUND_LENGTH_INPUTS = (
-    "feature_attention_mask",
-    "audio_feature_lengths",
-)  # inputs that hold the number of frames of each sound
+# inputs that hold the number of frames of each sound
+SOUND_LENGTH_INPUTS = ("feature_attention_mask", "audio_feature_lengths")
 TENSORS = (*PIXELS, "image_sizes", "image_grid_thw", "video_grid_thw", "mm_token_type_ids")
-VISION_OUTPUTS_KEY = (
-    "mm_encoder_outputs"  # name of the input that holds the vision tower's outputs: "image" or "video" -> output
-)
+# name of the input that holds the vision tower's outputs: "image" or "video" -> output
+VISION_OUTPUTS_KEY = "mm_encoder_outputs"
 # exceptions that a model may raise for inputs that do not fit it
 MALFORMED_INPUT_ERRORS = (
     ArithmeticError,
@@ -79,9 +74,8 @@ class VisionOutput:
 
     @classmethod
     def of(cls, output: Any) -> VisionOutput:
-        given = (
-            output.last_hidden_state if output.pooler_output is None else output.pooler_output
-        )  # Llama 4 has no `pooler_output`
+        # Llama 4 has no `pooler_output`
+        given = output.last_hidden_state if output.pooler_output is None else output.pooler_output
         parts = [part.reshape(-1, part.shape[-1]) for part in given]
         deep = [torch.cat(list(layer)) for layer in output.get("deepstack_features") or ()]
         return cls(torch.cat(parts), [len(part) for part in parts], output, deep, _summaries(output, len(parts)))

@@ -93,9 +93,8 @@ IDENTITY_FIELDS = {"model_type", "transformers_version", "architectures", "dtype
 # maximum difference of logits, relative to the largest logit; of 190 model classes, correct ones differed by less than
 # 1e-6, and wrong ones by more than 0.2
 MAX_DIFFERENCE = 1e-3
-MAX_PARAMETERS = (
-    3_000_000  # maximum parameters of the small model; if it has more, the class is refused, to save time and memory
-)
+# maximum parameters of the small model; if it has more, the class is refused, to save time and memory
+MAX_PARAMETERS = 3_000_000
 WEIGHT_DEVIATION = 0.3  # standard deviation of the random weights, large enough that attention is not uniform
 TREE_PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # [round][node]: the node's parent, -1 at the root
 TREE_LEAVES = ((3, 4, 5), (2, 4))  # [round]: nodes whose paths are compared; the path to the last of them is accepted

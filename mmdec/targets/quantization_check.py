@@ -30,9 +30,8 @@ TREE_PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
 TREE_PATH = (0, 1, 3, 6)  # nodes of the tree whose logits are compared: a path from the root down
 CHAIN_PARENTS = (-1, 0, 1, 2, 3, 4, 5, 6)  # parents of the nodes, for models whose drafts must be chains
 CHAIN_PATH = (0, 1, 2, 3)
-BATCH_ROWS = (
-    8  # batch rows: 1 row of a tiny quantised model may show no difference; in 8 rows, at least 5 of 32 nodes did
-)
+# batch rows: 1 row of a tiny quantised model may show no difference; in 8 rows, at least 5 of 32 nodes did
+BATCH_ROWS = 8
 PROMPT_TOKENS = 4  # tokens of each batch row's prompt
 ENCODER_FRAMES = 5  # encoder states per batch row, for encoder-decoder models
 

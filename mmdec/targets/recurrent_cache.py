@@ -41,13 +41,11 @@ from mmdec.errors import InputError
 from mmdec.targets.kv_cache import KVPool, RowLayout, empty_cache, stock_layer
 from mmdec.types import Draft, Scores
 
-MAX_BACKLOG = (
-    8  # a row reads up to this number of accepted tokens again with a draft, and more of them in an extra pass
-)
+# a row reads up to this number of accepted tokens again with a draft, and more of them in an extra pass
+MAX_BACKLOG = 8
 Pass = Callable[[Draft], Scores]
-MIN_SCAN_CHUNK = (
-    16  # least tokens of a scan's chunk on a GPU, because scan kernels there multiply blocks of at least 16
-)
+# least tokens of a scan's chunk on a GPU, because scan kernels there multiply blocks of at least 16
+MIN_SCAN_CHUNK = 16
 STATE_CACHE = "cache_params"  # name of the cache argument of a model without attention before transformers 5.24
 
 

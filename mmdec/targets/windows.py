@@ -22,10 +22,8 @@ from mmdec.targets.kv_cache import RowLayout
 
 # layer type in a configuration -> False: sliding window of the last tokens; True: chunks of the text
 IS_CHUNKED = {"sliding_attention": False, "chunked_attention": True}
-RECURRENT_LAYER_TYPES = (
-    "linear_attention",
-    "conv",
-)  # layer types with recurrent or convolutional states, without attention
+# layer types with recurrent or convolutional states, without attention
+RECURRENT_LAYER_TYPES = ("linear_attention", "conv")
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,8 @@ class TimeLimit(Timer):
 
 BAR_WIDTH = 24  # width of the progress bar, in characters
 AVERAGED_STEPS = 10  # the shown tokens per round are an average over about this many training steps
-ESTIMATED_CHAIN_LENGTH = (
-    4  # tokens in a drafted chain, when modules estimate tokens per decoding round in training ("train/round")
-)
+# tokens in a drafted chain, when modules estimate tokens per decoding round in training ("train/round")
+ESTIMATED_CHAIN_LENGTH = 4
 UPDATE_SECONDS = {
     True: 0.5,
     False: 10.0,

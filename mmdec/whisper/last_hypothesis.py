@@ -27,9 +27,8 @@ class _Place:
     """The place in an earlier text from which a batch row's new text is expected to continue."""
 
     at: int = 0  # index in the earlier text of the token that is expected next
-    is_match: bool = (
-        True  # whether the row's newest token is before `at` in the earlier text; else the place is a guess
-    )
+    # whether the row's newest token is before `at` in the earlier text; else the place is a guess
+    is_match: bool = True
 
 
 @dataclass

@@ -359,9 +359,8 @@ class LiveTranscriber:
         first = first_timestamp_token(request.whisper.model)
         if last < first:  # the text has no timestamp tokens, so only the end token follows
             return ends[:1]
-        short = (
-            request is self._provisional_request
-        )  # provisional text ends with the audio's end, rounded up to seconds
+        # provisional text ends with the audio's end, rounded up to seconds
+        short = request is self._provisional_request
         return [
             first + TIMESTAMPS_PER_SECOND * math.ceil(len(window.samples) / SAMPLE_RATE) if short else last,
             *ends[:1],

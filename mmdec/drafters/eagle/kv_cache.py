@@ -273,9 +273,8 @@ class DraftState:
     # faster code that runs the network on one token of one batch row; None: not available, or not tried yet
     step: TokenStep | None = None
     asked: bool = False  # whether the drafter has tried to make `step` since the prompt
-    packed: PackedWeights | None = (
-        None  # weights packed for faster products; None before the first pass, or if too large
-    )
+    # weights packed for faster products; None before the first pass, or if too large
+    packed: PackedWeights | None = None
 
 
 @dataclass(frozen=True)

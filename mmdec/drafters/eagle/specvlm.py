@@ -44,12 +44,8 @@ Fc = Callable[[Tensor], Tensor]
 Variant = Literal["select", "weighted", "concat"]
 COMPRESSORS = ("prune", "pool", "conv", "resampler", "text-only")
 AVERAGED_COMPRESSORS = ("prune", "pool", "conv")  # compressors whose outputs the variant "weighted" averages
-CONCATENATED_COMPRESSORS = (
-    "prune",
-    "pool",
-    "conv",
-    "resampler",
-)  # compressors whose outputs the variant "concat" concatenates
+# compressors whose outputs the variant "concat" concatenates
+CONCATENATED_COMPRESSORS = ("prune", "pool", "conv", "resampler")
 
 
 @final

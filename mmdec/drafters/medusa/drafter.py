@@ -24,10 +24,8 @@ from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
 
 MAX_RANKS = 8  # number of best tokens (ranks) of each head that a tree may use
-FIRST, LATER = (
-    0.75,
-    0.85,
-)  # assumed chance that the first head's best token is right, and the factor on it for each further head
+# assumed chance that the first head's best token is right, and the factor on it for each further head
+FIRST, LATER = 0.75, 0.85
 RANK_DECAY = 2.0  # the assumed chance that the k-th best token of a head is right falls as 1 / k^2
 
 

@@ -65,9 +65,8 @@ def decode_on_clock(
     if track.codec_context.name == "flac":  # by default, FFmpeg does not compare checksums, and returns noise
         track.codec_context.options = {"err_detect": "crccheck+explode"}
     if opened.format.name == "flac":
-        zero = (
-            0.0  # its packets count from 0; the first one that FFmpeg finds may be later, if those before are damaged
-        )
+        # its packets count from 0; the first one that FFmpeg finds may be later, if those before are damaged
+        zero = 0.0
     lossy = not track.codec_context.name.startswith("pcm_")
     converter: Any = None
     rate = written = 0  # the sound's rate in Hz; samples that were yielded

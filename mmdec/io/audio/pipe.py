@@ -20,12 +20,10 @@ from mmdec.io.audio.structure import AudioLoss, is_unknown_size
 ENCODINGS = {"s16": "<i2", "s24": "u1", "s32": "<i4", "u8": "u1", "f32": "<f4"}
 SAMPLE_BYTES = {"s16": 2, "s24": 3, "s32": 4, "u8": 1, "f32": 4}  # name of a sample encoding -> bytes per sample
 READ_BYTES = 1 << 14  # maximum bytes that are read from a pipe at a time
-MAX_BUFFERED_SECONDS = (
-    30.0  # maximum seconds of audio that are buffered for a slow caller; then reading from the pipe stops
-)
-MAX_HEADER_BYTES = (
-    1 << 20
-)  # maximum bytes of the chunks before the samples in a wav stream; more is taken for a damaged file
+# maximum seconds of audio that are buffered for a slow caller; then reading from the pipe stops
+MAX_BUFFERED_SECONDS = 30.0
+# maximum bytes of the chunks before the samples in a wav stream; more is taken for a damaged file
+MAX_HEADER_BYTES = 1 << 20
 # the first bytes of sound files in formats other than wav
 FILE_SIGNATURES = (
     b"fLaC",
@@ -52,9 +50,8 @@ class PipedSound:
     encoding: str  # a key of `ENCODINGS`
     size: int | None  # number of bytes of samples that the header declares; None: unknown
     head: bytes  # first bytes of samples, which were read together with the header
-    in_file: bool = (
-        False  # whether it is the content of a wav file, which may have padding and chunks after the samples
-    )
+    # whether it is the content of a wav file, which may have padding and chunks after the samples
+    in_file: bool = False
 
 
 def looks_like_a_file(head: bytes) -> bool:

@@ -104,11 +104,8 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
         return DraftBatch([sample.name for sample, _ in items], [self.answers(sample) for sample, _ in items], prompts)
 
 
-TRAIN_SEED, MIXING_SEED, GROUPING_SEED = (
-    5,
-    6,
-    7,
-)  # first numbers of seeds, so that different random choices are independent
+# first numbers of seeds, so that different random choices are independent
+TRAIN_SEED, MIXING_SEED, GROUPING_SEED = 5, 6, 7
 BATCHES_PER_GROUP = 16  # this number of batches is sorted by length together, so that a batch needs little padding
 # a group, sorted by length of prompt and answer, is cut into 4 parts; each is sorted by length of answer
 PARTS_PER_GROUP = 4
