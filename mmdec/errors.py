@@ -23,7 +23,8 @@ class InputError(MmdecError, ValueError):
 
 @contextmanager
 def exit_on_error() -> Generator[None]:
-    """Context manager for command-line programs: print an mmdec error on stderr and exit with code 2 (`REFUSED`).
+    """Context manager for command-line programs: print an mmdec error on stderr and exit with code 2
+    (`EXIT_CODE_REFUSED`).
 
     An exception whose chain of causes (`__cause__`) contains an mmdec error is handled in the same way. Other
     exceptions are not changed.

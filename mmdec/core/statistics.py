@@ -4,9 +4,9 @@
 `DecodingStatistics` holds them. Calls that get the same object share its measurements. Threads may share it, too: take
 `lock` to read or write its contents. It can be copied and pickled.
 
-Measurements are stored by the names of the target's and the drafter's weights and of the device (`Pair`), not by memory
-addresses, because a later model may get the same address. At most `MOST` pairs are stored; the least recently used are
-dropped.
+Measurements are stored by the names of the target's and the drafter's weights and of the device (`MeasurementKey`), not
+by memory addresses, because a later model may get the same address. At most `MAX_STORED_PAIRS` pairs are stored; the
+least recently used are dropped.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ log-probabilities of emissions and links, on any device:
 Log-probabilities may be -inf. Padding may have any value, even NaN: it is never read.
 
 On GPUs `dag_triton.py` computes in float32, unless an input is float64. Otherwise a forward-backward scan computes in
-float64: a fast one (`scaled`, on a CPU `dag_scan_cpu.py`), and a slow one (`exact`) where the fast one is inaccurate:
+float64: a fast one (`scaled_scan`, on a CPU `dag_scan_cpu.py`), and a slow one (`log_space_scan`) where the fast one is
+inaccurate:
 
     alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      alpha_0 is nonzero on vertex 0 alone
     beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   beta_last is nonzero on the last vertex alone
@@ -32,10 +33,10 @@ from mmdec.kernels.dag_scan_cpu import Sample, scan
 
 PosteriorVariant = Literal["paper", "released"]
 NEG_INF = float("-inf")
-# maximum deviation from 1 of a token's summed posterior; if it is larger, `exact` repeats the sample
+# maximum deviation from 1 of a token's summed posterior; if it is larger, `log_space_scan` repeats the sample
 MAX_POSTERIOR_ERROR = 1e-9
 SMALLEST_NORMAL = 2.3e-308  # replaces a divisor of 0: about the smallest normal float64
-# in nats: the maximum `gap` (see `scaled`) for which the fast scan's float64 range is large enough
+# in nats: the maximum `gap` (see `scaled_scan`) for which the fast scan's float64 range is large enough
 MAX_TRUSTED_GAP = 640.0
 
 
@@ -284,7 +285,7 @@ def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
 def _scan_samples(
     match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, vertices: bool, counted: bool
 ) -> Posterior:
-    """Run the forward-backward scan on a CPU for one sample at a time, cropped to its lengths. `exact` repeats
+    """Run the forward-backward scan on a CPU for one sample at a time, cropped to its lengths. `log_space_scan` repeats
     inaccurate samples.
 
     match: (B, M, L). links: (B, L, L). last, ends: (B,) indices of the last token and the last vertex.
@@ -340,7 +341,7 @@ def scaled_scan(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tup
     the loss at one vertex in one step is less than 3 L e^-708 times the product of those four maxima, so all steps
     together lose less than 3 M L^2 e^(gap - 708) of P. If gap <= 640, and no step falls by more than e^-640, a sample
     is accurate to 1e-16 in log P and, absolutely, in every posterior, for M L^2 < 1e13. All other samples, including
-    impossible ones, are recomputed by `exact`.
+    impossible ones, are recomputed by `log_space_scan`.
     """
     batch, steps, size = match.shape
     step = torch.arange(steps, device=match.device)

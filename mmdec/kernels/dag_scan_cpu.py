@@ -1,7 +1,7 @@
 """The forward-backward scan of `dag.scaled` for a CPU. It processes one sample at a time, token by token, because on a
 CPU, call overhead and memory traffic cost more time than additions.
 
-Probabilities below e^-708 of their scale become 0. `TRUSTED` limits how much of P may be lost by this.
+Probabilities below e^-708 of their scale become 0. `MAX_TRUSTED_GAP` limits how much of P may be lost by this.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """8-bit integers with one scale per row, for two purposes: stored weights that are used in float32, and linear layers
 on a CPU.
 
-In a file, a tensor of two or more dimensions with at least `SMALLEST` numbers is stored as `name` (int8, the same
-shape) and `name.scale` (float32, one number for each index of the first dimension). Other floating-point tensors are
-stored in half precision. One safetensors file holds all tensors.
+In a file, a tensor of two or more dimensions with at least `MIN_PACKED_ELEMENTS` numbers is stored as `name` (int8, the
+same shape) and `name.scale` (float32, one number for each index of the first dimension). Other floating-point tensors
+are stored in half precision. One safetensors file holds all tensors.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a state dict for storing: matrices of at least `SMALLEST` elements to int8 with a tensor `name.scale`,
-    other floating-point tensors to half precision. `unpack_rows` reverses this conversion, except for rounding."""
+    """Convert a state dict for storing: matrices of at least `MIN_PACKED_ELEMENTS` elements to int8 with a tensor
+    `name.scale`, other floating-point tensors to half precision. `unpack_rows` reverses this conversion, except for
+    rounding."""
     packed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() >= MIN_PACKED_ELEMENTS:

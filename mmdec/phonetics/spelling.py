@@ -219,7 +219,7 @@ class Speller:
         return kept[spoken_slice(kept)]
 
     def _tokens(self, text: str) -> Iterator[str]:
-        """Split a text into words in lower case, names of letters ("b."), and `CLAUSE` where a clause ends."""
+        """Split a text into words in lower case, names of letters ("b."), and `CLAUSE_TOKEN` where a clause ends."""
         text = unicodedata.normalize("NFKD", text.translate(_SAME))
         text = "".join(sign for sign in text if not unicodedata.combining(sign))
         text = _SHORT.sub(lambda found: ABBREVIATIONS.get((found[1] or "").lower(), "number"), text)
@@ -288,7 +288,7 @@ def contexts(padded: str, place: int) -> list[str]:
     """Return the keys "left(letter)right" of all rules that can apply to one letter; the smallest context comes first.
 
     Args:
-        padded: The word, with `EDGE` signs at both ends.
+        padded: The word, with `WORD_EDGE` signs at both ends.
         place: Index of the letter in it.
     """
     letter, after = padded[place], place + 1

@@ -2,8 +2,8 @@
 
 Their decoders take a token's index in the cache as its position. With drafts this is wrong: rows of a batch grow by
 different numbers of tokens, and sibling nodes share a position. So mmdec calls the model through a copy that shares all
-weights (`Twin`). In the copy, one module gets the true positions: the position embeddings (BART, Marian, NLLB,
-Speech2Text, SeamlessM4T) or the bias by distance (T5). Moonshine's decoder takes positions as inputs.
+weights (`PositionedCopy`). In the copy, one module gets the true positions: the position embeddings (BART, Marian,
+NLLB, Speech2Text, SeamlessM4T) or the bias by distance (T5). Moonshine's decoder takes positions as inputs.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ POSITIONS_PER_STEP = 64
 
 @final
 class _PositionOverride(nn.Module):
-    """Replaces a decoder's module of position embeddings. It embeds `positions`, which `Twin` sets before each pass,
-    and ignores the positions that the decoder counts. It stores the embeddings of the first positions."""
+    """Replaces a decoder's module of position embeddings. It embeds `positions`, which `PositionedCopy` sets before
+    each pass, and ignores the positions that the decoder counts. It stores the embeddings of the first positions."""
 
     def __init__(self, stock: nn.Module, pad: int | None) -> None:
         super().__init__()

@@ -4,8 +4,8 @@ The pass over the prompt is the model's own, with images, sound and DeepStack. A
 needs only the cache. Nothing is stored on the model object.
 
 Images and videos are encoded once in a `generate` call, and assigned to the placeholders among the token ids. The
-vision tower runs in `model.generate` before the decoding loop begins, or in this module if `hold_back` kept the pixels
-from `generate`. Sound features go to the model unchanged.
+vision tower runs in `model.generate` before the decoding loop begins, or in this module if `split_inputs` kept the
+pixels from `generate`. Sound features go to the model unchanged.
 
 Positions on three axes (M-RoPE) are time, height and width of visual tokens; a text token has the same position on all
 three. transformers' models store the resulting `rope_deltas` on the model object, where another call overwrites them.

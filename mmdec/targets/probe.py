@@ -98,7 +98,7 @@ MAX_PARAMETERS = 3_000_000
 WEIGHT_DEVIATION = 0.3  # standard deviation of the random weights, large enough that attention is not uniform
 TREE_PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # [round][node]: the node's parent, -1 at the root
 TREE_LEAVES = ((3, 4, 5), (2, 4))  # [round]: nodes whose paths are compared; the path to the last of them is accepted
-# `PARENTS` and `LEAVES` for models whose drafts must be chains
+# `TREE_PARENTS` and `TREE_LEAVES` for models whose drafts must be chains
 CHAIN_PARENTS = ((-1, 0, 1, 2, 3, 4), (-1, 0, 1), (-1,), (-1, 0, 1, 2, 3, 4, 5, 6, 7, 8), (-1, 0, 1))
 CHAIN_LEAVES = ((5, 2), (2,), (0,), (9, 8), (2, 1))
 PROMPT_LENGTHS = ((13,), (12, 5, 9))  # [batch]: lengths of its prompts, in tokens
@@ -107,9 +107,9 @@ PROMPT_LENGTHS = ((13,), (12, 5, 9))  # [batch]: lengths of its prompts, in toke
 def tiny_config(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
     """Make a configuration of the same class with two small layers. changes: fields to override.
 
-    The fields in `SIZES` become small. If there are several types of layers, two of them remain. A model of one layer
-    keeps one, so that lists with an entry for each layer fit. Attention windows become `WINDOW` tokens, so that a short
-    text exceeds them. Boolean settings do not change.
+    The fields in `MAX_PROBE_SIZES` become small. If there are several types of layers, two of them remain. A model of
+    one layer keeps one, so that lists with an entry for each layer fit. Attention windows become `PROBE_WINDOW` tokens,
+    so that a short text exceeds them. Boolean settings do not change.
     """
     given = {name: value for name, value in config.to_dict().items() if name not in IDENTITY_FIELDS}
     names = dict(config.attribute_map)

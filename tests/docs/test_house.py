@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -138,3 +141,77 @@ def top_names(path: Path) -> set[str]:
                 part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
             }
     return names
+
+
+def test_names_in_comments_and_docstrings_exist() -> None:
+    """A name in backticks is a constant or an attribute of a class of mmdec, a module's function, or a file.
+
+    Attributes of classes that mmdec does not define, and of objects that are named like a module, pass if the code
+    uses their names anywhere.
+    """
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+    code = {name for tree in trees.values() for name in names_in_code(tree)} | {path.parent.name for path in MODULES}
+    members = class_members(trees.values())
+    stems = {path.parent.name if path.stem == "__init__" else path.stem for path in MODULES}
+    files = [path.as_posix() for path in ROOT.rglob("*.py")]
+
+    def exists(name: str) -> bool:
+        owner, _, attribute = name.partition(".")
+        if re.fullmatch(r"[A-Z][A-Z0-9]+(_[A-Z0-9]+)*", name):
+            return name in code
+        if re.fullmatch(r"[\w/]+\.py", name):
+            return any(file.endswith(f"/{name}") for file in files)
+        if re.fullmatch(r"[A-Z]\w*\.\w+", name):
+            return attribute in members[owner] if owner in members else owner in code
+        if re.fullmatch(r"[a-z_]\w*\.[a-z_]\w*", name) and owner in stems:
+            return attribute in code
+        return True
+
+    stale = [
+        f"{path.relative_to(PACKAGE)}:{line}: {name}"
+        for path in MODULES
+        for line, text in comments_and_docstrings(path)
+        for name in re.findall(r"(?<!`)`([\w./]+)(?:\([^`]*\))?`(?!`)", text)
+        if not exists(name)
+    ]
+    assert stale == []
+
+
+def names_in_code(tree: ast.AST) -> set[str]:
+    """Identifiers, and words of the strings that are not docstrings, such as configuration keys."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        identifiers = (getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname"))
+        names.update(part for name in identifiers if isinstance(name, str) for part in name.split("."))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            names.update(re.findall(r"\w+", node.value))
+    return names
+
+
+def class_members(trees: Iterable[ast.AST]) -> dict[str, set[str]]:
+    """The names in each class's body and in those of its bases; of classes with one name, all."""
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(node)
+
+    def members(name: str) -> set[str]:
+        bodies = classes.get(name, ())
+        bases = {ast.unparse(base).rpartition(".")[2].partition("[")[0] for body in bodies for base in body.bases}
+        names = {name for body in bodies for name in names_in_code(body)}
+        return names.union(*map(members, bases - {name}))
+
+    return {name: members(name) for name in classes}
+
+
+def comments_and_docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield them with their line numbers."""
+    source = path.read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
