@@ -23,8 +23,7 @@ class InputError(MmdecError, ValueError):
 
 @contextmanager
 def exit_on_error() -> Generator[None]:
-    """Context manager for command-line programs: print an mmdec error on stderr and exit with code 2
-    (`EXIT_CODE_REFUSED`).
+    """Context manager for command-line programs: print an mmdec error on stderr, exit with `EXIT_CODE_REFUSED`.
 
     An exception whose chain of causes (`__cause__`) contains an mmdec error is handled in the same way. Other
     exceptions are not changed.

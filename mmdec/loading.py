@@ -30,19 +30,25 @@ def load(
     vocoder: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> Loaded:
-    """Load a model for `translate_speech`, `transcribe` or `describe`. (These calls also accept a model's name.)
+    """Load a model for `translate_speech`, `transcribe` or `describe`.
 
-    A model is loaded once for each folder, device and dtype; later calls return the same object.
+    These calls also accept a model's name. A model is loaded once for each folder, device and dtype; later calls return
+    the same object.
 
-    model: a shipped name, a directory or a hub id.
-    device: where the model runs. Default None: a GPU if there is one, else the CPU.
-    vocoder: only for a translator: a directory or hub id of HiFi-GAN weights. Default None: the model's own.
-    dtype: precision of the weights. Default None: float32.
-    Returns: depends on the folder's config.json: a `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`,
-        model and processor (for `transcribe`), or a `LoadedVlm`, model and processor (for `describe`).
-    Raises: InputError if the model is not found (the message says how to get it), or a file is damaged, lies outside
-        the folder or is not safetensors; if `vocoder` is given for a model that is no translator; for a drafter's
-        folder (use `load_drafter`).
+    Args:
+        model: A shipped name, a directory or a hub id.
+        device: Where the model runs. Default None: a GPU if there is one, else the CPU.
+        vocoder: Only for a translator: a directory or hub id of HiFi-GAN weights. Default None: the model's own.
+        dtype: Precision of the weights. Default None: float32.
+
+    Returns:
+        A `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`, model and processor (for `transcribe`), or
+        A `LoadedVlm`, model and processor (for `describe`). The folder's config.json decides which.
+
+    Raises:
+        InputError: If the model is not found (the message says how to get it); if a file is damaged, lies outside the
+            folder or is not safetensors; if `vocoder` is given for a model that is not a translator; or for a drafter's
+            folder (use `load_drafter`).
     """
     directory = find_model(model, system=None, files=["config.json"])
     system = model_kind(directory)

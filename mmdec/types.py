@@ -64,8 +64,7 @@ class Prior:
 
     @property
     def chain(self) -> tuple[float, ...]:
-        """Return the acceptance probability at each depth of a chain of best tokens; () if the values were not
-        measured."""
+        """The acceptance chance at each depth of a chain of best tokens; () if the values were not measured."""
         return tuple(row[0] for row in self.ranks) if self.is_measured else ()
 
 
@@ -85,21 +84,32 @@ class Needs:
 
 
 class TreeShape(Protocol):
-    """Chooses the tree nodes that are most probably accepted, for a drafter that predicts each depth independently.
-    Several generate() calls may share one object."""
+    """Chooses the likeliest nodes of a tree, for a drafter that predicts each depth independently.
+
+    Several `generate` calls may share one object.
+    """
 
     width: int  # number of the best tokens at each depth from which a tree may choose
 
     def tree(self, nodes: int, depth: int) -> Sequence[tuple[int, int, int]]:
-        """Choose the tree's nodes. Returns (parent, depth from 0, rank) of each node below the root.
+        """Choose the tree's nodes.
 
-        nodes: maximum number of nodes. depth: maximum depth.
+        Args:
+            nodes: Maximum number of nodes.
+            depth: Maximum depth.
+
+        Returns:
+            (parent, depth from 0, rank) of each node below the root.
         """
         ...
 
     def learn(self, depth: int, rank: int | None) -> None:
-        """Record which of the ranked tokens was right at `depth` (from 0). rank: its index, 0 is the best; None: none
-        was right."""
+        """Record which of the ranked tokens was right.
+
+        Args:
+            depth: Depth of the tokens in the tree, from 0.
+            rank: Index of the right token, 0 for the best one; None: none was right.
+        """
         ...
 
 
@@ -155,25 +165,22 @@ class Context:
 
     @property
     def visual(self) -> Tensor:
-        """Return which of the last F tokens are placeholders of images, video or sound, (B, F) bool."""
+        """Which of the last F tokens are placeholders of images, video or sound, (B, F) bool."""
         rows, width = self.positions.shape[-2:]
         return self.mask.new_zeros(rows, width) if self.media is None else self.media.placeholders[:, -width:]
 
     @property
     def text_mask(self) -> Tensor:
-        """Return which prompt tokens are text, neither padding nor placeholders, (B, P) bool."""
+        """Which prompt tokens are text, neither padding nor placeholders, (B, P) bool."""
         return self.mask if self.media is None else self.mask & ~self.media.placeholders
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The maximum size of a round's draft, and how to choose its tokens.
+    """The maximum size of a round's draft, and how to choose its tokens."""
 
-    nodes: number of nodes below the root. depth: maximum depth of the tree.
-    """
-
-    nodes: int
-    depth: int
+    nodes: int  # maximum number of nodes below the root
+    depth: int  # maximum depth of the tree
     temperature: float | None = None  # sample children at this temperature and return `probs`; None: deterministic
     generator: torch.Generator | None = None  # for sampling children, on the target's device
     # A chain (nodes <= depth) of most probable tokens ends at the first node for which the estimated probability that
@@ -195,7 +202,7 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """Identifies the weights. `DecodingStatistics` uses the name as its key."""
+        """A name of the weights, which `DecodingStatistics` uses as its key."""
         ...
 
     @property
@@ -203,11 +210,15 @@ class Target(Protocol):
 
     @abstractmethod
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[Any, Context, Draft, Scores]:
-        """Run the prompt. Returns (session, context, draft, scores).
+        """Run the prompt.
 
-        inputs: the arguments of the model's forward. needs: what the drafter reads.
-        The draft has one node, the last prompt token. The token's keys and values are in the cache already, so `commit`
-        of this draft changes nothing.
+        Args:
+            inputs: The arguments of the model's forward.
+            needs: What the drafter reads.
+
+        Returns:
+            (session, context, draft, scores). The draft has one node, the last prompt token. The token's keys and
+            values are in the cache already, so `commit` of this draft changes nothing.
         """
         ...
 
@@ -251,7 +262,11 @@ class SharedPassTarget(Protocol):
         ...
 
     def score_together(self, parts: Sequence[tuple[Any, Draft]]) -> Sequence[Scores]:
-        """Score the drafts of several sessions in one pass. Returns the scores of each session."""
+        """Score the drafts of several sessions in one pass.
+
+        Returns:
+            The scores of each session.
+        """
         ...
 
     def release(self, session: Any) -> None:
@@ -270,7 +285,7 @@ class Drafter(Protocol):
 
     @property
     def name(self) -> str:
-        """Identifies the weights and settings. `DecodingStatistics` uses the name as its key."""
+        """A name of the weights and settings, which `DecodingStatistics` uses as its key."""
         ...
 
     def check(self, target: Target) -> None:
@@ -286,8 +301,11 @@ class Drafter(Protocol):
         ...
 
     def update(self, state: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Update the drafter's state after a round. Called after every round: also after rounds without a draft, after
-        rounds in which another drafter drafted, and after the prompt's pass."""
+        """Update the drafter's state after a round.
+
+        This is called after every round: also after rounds without a draft, after rounds in which another drafter
+        drafted, and after the prompt's pass.
+        """
         ...
 
     def select(self, state: Any, live: Tensor) -> None:

@@ -75,15 +75,17 @@ class Budget:
     """Chooses the draft size of each round of one `generate` call, and records times and accepted tokens.
 
     It holds the ledger of this call. Its other measurements go to a `DecodingStatistics`, where later calls read them.
+
+    Args:
+        statistics: Measurements of earlier calls; this call adds to them.
+        pair: Names of target, device and drafter.
+        prior: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; used before measurements.
+        stops: Whether the drafter may end chains early.
     """
 
     def __init__(
         self, statistics: DecodingStatistics, pair: MeasurementKey, prior: Sequence[float] = (), stops: bool = False
     ) -> None:
-        """statistics: measurements of earlier calls; this call adds to them. pair: names of target, device and drafter.
-        prior: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; used before measurements.
-        stops: whether the drafter may end chains early.
-        """
         self._stops = stops
         self._patience = INITIAL_LOSS_ALLOWANCE if stops or prior else INITIAL_LOSS_WITHOUT_PRIOR
         self._constant: Plan | None = None
@@ -106,7 +108,9 @@ class Budget:
     def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
         """Return a budget that plans the same draft in every round.
 
-        nodes: number of drafted tokens; 0: plain decoding. depth: maximum depth of the tree; None: a chain.
+        Args:
+            nodes: Number of drafted tokens; 0: plain decoding.
+            depth: Maximum depth of the tree; None: a chain.
         """
         if nodes < 0:
             raise InputError(f"`nodes` must be at least 0, but is {nodes}. 0 is plain decoding.")
@@ -143,11 +147,16 @@ class Budget:
     ) -> None:
         """Record the times and the accepted tokens of the round that `plan` planned last.
 
-        batch: number of rows. draft_sizes: each row's number of nodes, root included. depth: depth of the deepest node.
-        accepted: each row's number of accepted nodes, root excluded.
-        target_seconds: seconds of the target's pass. draft_seconds: seconds of the drafter; 0 if it was not called.
-        starved: whether the thread waited for a free CPU. The seconds are then CPU time, else wall time.
-        columns: number of nodes that the pass computed for each row, padding included; 0: those of the largest draft.
+        Args:
+            batch: Number of rows.
+            draft_sizes: Each row's number of nodes, root included.
+            depth: Depth of the deepest node.
+            accepted: Each row's number of accepted nodes, root excluded.
+            target_seconds: Seconds of the target's pass.
+            draft_seconds: Seconds of the drafter; 0 if it was not called.
+            starved: Whether the thread waited for a free CPU. The seconds are then CPU time, else wall time.
+            columns: Number of nodes that the pass computed for each row, padding included; 0: those of the largest
+                draft.
         """
         if self._constant is not None:
             return
@@ -191,14 +200,19 @@ class Budget:
         return self.ledger if self._measured.waited_for_cpu else self._starved_ledger
 
     def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Return three cost curves for batches of `batch` rows, of the last round's clock: the seconds of a target pass
-        by its number of tokens; the drafter's seconds for a chain by its depth; the drafter's seconds for a tree by its
-        depth."""
+        """Return the cost curves for batches of `batch` rows, of the last round's clock.
+
+        Returns:
+            Seconds of a target pass by its number of tokens; of the drafter for a chain by its depth; and for a tree by
+            its depth.
+        """
         return self._measured.costs((batch - 1).bit_length(), self._measured.waited_for_cpu)
 
     def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Return the cost curves (target's passes, drafter's chains, drafter's trees) for choosing a draft size. If
-        batches of this size were seldom timed, the curves of the other clock or of a larger batch size are taken."""
+        """Return the cost curves for choosing a draft size: target's passes, drafter's chains, drafter's trees.
+
+        If batches of this size were rarely timed, these are the curves of the other clock or of a larger batch size.
+        """
         own, measured, least = self._curves(batch), self._measured, (batch - 1).bit_length()
         if own[0].timed < MIN_ROUNDS_AT_BATCH_SIZE or not own[0].samples(1):
             for starved in (measured.waited_for_cpu, not measured.waited_for_cpu):
@@ -219,7 +233,9 @@ class Budget:
         If no such pass was timed at this batch size, the seconds are estimated from longer passes; 0 if nothing was
         timed.
 
-        starved: whether to return CPU time as measured while the thread waited for a CPU; None: as in the last round.
+        Args:
+            starved: Whether to return CPU time as measured while the thread waited for a CPU; None: as in the last
+                round.
         """
         if starved is not None and starved is not self._measured.waited_for_cpu:
             return self._measured.costs((batch - 1).bit_length(), starved)[0].at(1)
@@ -232,7 +248,9 @@ class Budget:
 
     def _threshold(self, batch: int) -> float:
         """Return the acceptance chance below which a chain's next node is expected to cost more time than it saves.
-        Returns `DEFAULT_STOP_PROBABILITY` if too little was timed."""
+
+        It is `DEFAULT_STOP_PROBABILITY` if too little was timed.
+        """
         target, chain, _ = self._best_curves(batch)
         nodes = min(target.max_timed - 1, chain.max_timed, NODE_COST_CHAIN_LENGTH)
         if nodes < INITIAL_MAX_NODES:
@@ -242,15 +260,23 @@ class Budget:
         return min(max(seconds * self._rate, least), most)
 
     def _min_expected_accepted(self, batch: int) -> float:
-        """Return how many accepted tokens a draft must bring so that it saves time. This is the extra time of a target
-        pass over two tokens, divided by the time of a pass over one token; 0 until such passes were timed."""
+        """Return how many accepted tokens a draft must bring to save time.
+
+        This is the extra time of a target pass over two tokens, divided by the time of a pass over one token; 0 until
+        such passes were timed.
+        """
         target, _, _ = self._best_curves(batch)
         plain = target.at(1)
         return max(0.0, target.capped_estimate(2, plain) / plain - 1) if plain and target.max_timed > 1 else 0.0
 
     def _max_loss(self, plain: float) -> float:
-        """Return how many seconds the next round may take longer than plain decoding. The limit grows with the tokens
-        decoded so far. plain: seconds of a target pass over one token."""
+        """Return how many seconds the next round may take longer than plain decoding.
+
+        The limit grows with the tokens decoded so far.
+
+        Args:
+            plain: Seconds of a target pass over one token.
+        """
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self._ledger.items())
         for batch, (spent, gained) in self._other_ledger.items():  # in passes, as the other clock measured them
             other = self.plain_seconds(batch, not self._measured.waited_for_cpu)
@@ -262,9 +288,12 @@ class Budget:
     ) -> list[tuple[float, float, Plan, CostCurve]]:
         """Compute the expected tokens per second of all plans of fewer than `reach` nodes.
 
-        target, chain, tree: cost curves, as `_curves` returns them. chances: [i]: chance that node i + 1 of a chain is
-            accepted if node i was.
-        Returns: (tokens a second, accepted nodes, plan, drafter's cost curve) of each plan, the best plan first.
+        Args:
+            target, chain, tree: Cost curves, as `_curves` returns them.
+            chances: [i]: chance that node i + 1 of a chain is accepted if node i was.
+
+        Returns:
+            (tokens a second, accepted nodes, plan, drafter's cost curve) of each plan, the best plan first.
         """
         acceptance, plain = self._acceptance, target.at(1)
         drafted, gains = range(1, MAX_CHAIN_NODES + 1), list(accumulate(accumulate(chances, _product)))
@@ -286,7 +315,11 @@ class Budget:
         return sorted(rated, key=_tokens_per_second, reverse=True)
 
     def _choose(self, batch: int) -> tuple[Plan, bool]:
-        """Choose the next plan. Returns: the plan, and whether it is a trial draft, made only to measure."""
+        """Choose the next plan.
+
+        Returns:
+            The plan, and whether it is a trial draft, which is made only to measure.
+        """
         no_draft, acceptance = Plan(0, 0), self._acceptance
         target, chain, tree = self._best_curves(batch)
         own, has_prior = self._curves(batch)[0], bool(acceptance.prior)
@@ -308,8 +341,12 @@ class Budget:
         self._rate = rated[0][0]
 
         def bearable(plan: Plan, draft: CostCurve) -> bool:
-            """Return whether a draft costs at most the allowed time if none of its tokens is accepted. plan: size of
-            the draft. draft: the drafter's cost curve."""
+            """Return whether a draft costs at most the allowed time if none of its tokens is accepted.
+
+            Args:
+                plan: Size of the draft.
+                draft: The drafter's cost curve.
+            """
             columns = plan.nodes + 1
             risk = target.capped_estimate(columns, plain) + draft.pessimistic_estimate(plan.depth) - plain
             timed = target.samples(columns)
@@ -368,9 +405,13 @@ def make_budget(
 ) -> tuple[Budget, TreeShape | None]:
     """Make the budget of one `generate` call, and the object that shapes its trees, from earlier calls' measurements.
 
-    drafter: None for plain decoding. nodes: fixed size of every draft, or (nodes, depth) of a tree; None: the budget
-        chooses a size before each round.
-    Returns: the budget, and the tree shape; None for a drafter without `Needs.prior`, which shapes its trees itself.
+    Args:
+        drafter: None for plain decoding.
+        nodes: Fixed size of every draft, or (nodes, depth) of a tree; None: the budget chooses a size before each
+            round.
+
+    Returns:
+        The budget, and the tree shape; None for a drafter without `Needs.prior`, which shapes its trees itself.
     """
     if drafter is None or nodes == 0:
         return Budget.fixed(0), None

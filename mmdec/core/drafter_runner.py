@@ -84,7 +84,11 @@ class DrafterRunner:
             return None
 
     def _propose_checked(self, drafter: Drafter, roots: Tensor, plan: Plan) -> Draft:
-        """Ask the drafter for a draft. Raises ValueError for a draft that the target or the verifier cannot process."""
+        """Ask the drafter for a draft.
+
+        Raises:
+            ValueError: For a draft that the target or the verifier cannot process.
+        """
         draft = drafter.propose(self.memory, roots.clone(), plan)
         batch, size = draft.tokens.shape
         if batch != len(roots) or draft.parents.shape != (batch, size) or draft.size.shape != (batch,):

@@ -97,8 +97,9 @@ def decode_steps(
     budget: Planner,
     shape: TreeShape | None = None,
 ) -> DecodingSteps:
-    """Decode as `decode` does, but ask for each pass of the target by yielding it, so that somebody else can run it
-    together with passes of other decodings.
+    """Decode as `decode` does, but ask for each pass of the target by yielding it.
+
+    The caller can so run the pass together with passes of other decodings.
 
     Yields:
         Each pass, which is answered by `send` with a `PassResult`; and each round, until every row has ended.

@@ -20,23 +20,20 @@ from mmdec.core.tree import int_rows
 from mmdec.errors import InputError
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # changes a row's logits: ids (1, L), logits (1, V) -> logits (1, V)
-StepLogits = tuple[
-    Tensor, ...
-]  # one batch row: for each new token, the processed logits (1, V) that it was chosen from
-Criterion = Callable[
-    [Tensor, StepLogits | None], Tensor | bool
-]  # ids (1, L), `StepLogits` -> (1,) bool: whether a row ends
+# of one batch row: for each new token, the processed logits (1, V) that it was chosen from
+StepLogits = tuple[Tensor, ...]
+# ids (1, L), `StepLogits` -> (1,) bool: whether a row ends
+Criterion = Callable[[Tensor, StepLogits | None], Tensor | bool]
 Listener = Callable[[int, Tensor, Tensor], None]  # called at each position: row index, ids (1, L), logits (1, V)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The conditions that end a batch row: a token of `eos`, a length of `max_length` tokens (prompt and padding
-    included), or any of the stopping criteria."""
+    """The conditions that end a batch row: an end token, the maximum length, or a stopping criterion."""
 
-    max_length: int
-    eos: frozenset[int] = frozenset()
+    max_length: int  # in tokens, prompt and padding included
+    eos: frozenset[int] = frozenset()  # ids of the end tokens
     criteria: Sequence[Criterion] = field(default=())
 
 
@@ -77,13 +74,13 @@ class WholeBatchCriterion:
 @final
 @dataclass(frozen=True, eq=False)
 class Suppression:
-    """A logits processor that forbids `tokens` (K,) int64: it sets their logits to -inf.
+    """A logits processor that forbids `tokens`: it sets their logits to -inf.
 
-    only_at: forbid them only if the text, prompt and padding included, has this many tokens; None: at every position.
-    The processor reads only the text's length, so it can be applied to all nodes of a draft at once.
+    It reads only the text's length, so it can be applied to all nodes of a draft at once.
     """
 
-    tokens: Tensor
+    tokens: Tensor  # (K,) int64
+    # forbid them only if the text, prompt and padding included, has this many tokens; None: at every position
     only_at: int | None = None
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
@@ -112,8 +109,16 @@ class ListenerProcessor:
 
 
 class Sequences:
-    """The texts of a batch while it is decoded: each row's prompt and new tokens, logits processors and stopping
-    criteria."""
+    """The texts of a batch while it is decoded: prompts and new tokens, logits processors, stopping criteria.
+
+    Args:
+        prompt: (B, P) int64.
+        stop: The conditions that end a batch row.
+        processors: Logits processors; copied for each row, since they may hold state. A network inside a processor, as
+            in classifier-free guidance, is not copied.
+        steps: Called with (row index, n); returns the processed logits (1, V) that each of the row's first n new tokens
+            was chosen from. Stopping criteria read them; None if not needed.
+    """
 
     def __init__(
         self,
@@ -122,12 +127,6 @@ class Sequences:
         processors: Sequence[Processor] = (),
         steps: Callable[[int, int], StepLogits] | None = None,
     ) -> None:
-        """prompt: (B, P) int64. stop: the conditions that end a batch row.
-        processors: logits processors; copied for each row, since they may hold state. A network inside a processor, as
-            in classifier-free guidance, is not copied.
-        steps: called with (row index, n); returns the processed logits (1, V) that each of the row's first n new tokens
-            was chosen from. Stopping criteria read them; None if not needed.
-        """
         batch, start = prompt.shape
         if start == 0:
             raise InputError("`input_ids` must hold at least one token a row, but is empty. Begin with a BOS token.")
@@ -139,9 +138,8 @@ class Sequences:
         self.prompt, self.start, self.stop = prompt, start, stop
         self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated tokens of each batch row
         self.live = list(range(batch))  # indices of the rows that have not ended, ascending
-        self.position_limits: list[int] | None = (
-            None  # for each row, how many new tokens have a position; None: no limit
-        )
+        # for each row, how many new tokens have a position; None: no limit
+        self.position_limits: list[int] | None = None
         given = list(processors)
         self.processors = [given] + [_copy_sharing_networks(given) for _ in range(batch - 1)] if given else None
         self._criteria = [list(stop.criteria)] + [_criteria_for_row(stop.criteria) for _ in range(batch - 1)]
@@ -171,21 +169,16 @@ class Sequences:
         return self._ids[row : row + 1, :end]
 
     def only_suppresses(self, row: int) -> bool:
-        """Return whether `suppress` gives the same logits as the logits processors of one batch row, at this position
-        and all later ones. row: index of the batch row."""
+        """Return whether `suppress` can replace the logits processors of a row, at this position and all later ones."""
         if self._suppressions is None:
             return False
         columns = self.start + len(self.tokens[row])
         return all(each.only_at is None or each.only_at < columns for each in self._suppressions)
 
     def suppress(self, logits: Tensor) -> Tensor:
-        """Return the logits (..., V) in float32, with -inf at the tokens that are forbidden at every position.
-
-        logits: the target's raw logits (..., V).
-        """
-        logits = logits.to(
-            torch.float32
-        )  # `processed_logits` uses float32, too, so both break ties between logits equally
+        """Return raw logits (..., V) in float32, with -inf at the tokens that are forbidden at every position."""
+        # `processed_logits` uses float32, too, so both break ties between logits equally
+        logits = logits.to(torch.float32)
         for each in self._suppressions or ():
             if each.only_at is None:
                 logits = logits.index_fill(-1, each.tokens, -torch.inf)
@@ -196,8 +189,10 @@ class Sequences:
         return self.stop.max_length - self.start - len(self.tokens[row])
 
     def round_limit(self, row: int) -> int:
-        """Return how many tokens the next round may add to the row: limited by its maximum length and by the number of
-        positions of the target model."""
+        """Return how many tokens the next round may add to the row.
+
+        The row's maximum length and the target's number of positions limit it.
+        """
         remaining = self.remaining_tokens(row)
         if self.position_limits is None:
             return remaining
@@ -208,7 +203,11 @@ class Sequences:
         return self.remaining_tokens(row) <= 0 and self.tokens[row][-1] not in self.stop.eos
 
     def processed_logits(self, row: int, logits: Tensor) -> Tensor:
-        """Return the next token's logits after the row's processors, (1, V) float32. logits: raw logits (V,)."""
+        """Apply the row's logits processors to the raw logits (V,) of its next token.
+
+        Returns:
+            (1, V) float32.
+        """
         scores = logits[None].to(torch.float32, copy=True)
         if self.processors is not None:
             ids = self.row(row)
@@ -217,12 +216,15 @@ class Sequences:
         return scores
 
     def push(self, row: int, token: int) -> None:
-        """Add a token to the text of one batch row. Stopping criteria are not called. row: index of the batch row."""
+        """Add a token to the text of a row, without calling the stopping criteria."""
         self.tokens[row].append(token)
 
     def append(self, row: int, token: int) -> bool:
-        """Add a token to the text of one batch row, and call the stopping criteria. Returns whether the text ends after
-        this token. row: index of the batch row."""
+        """Add a token to the text of a row, and call the stopping criteria.
+
+        Returns:
+            Whether the text ends after this token.
+        """
         self.push(row, token)
         done = token in self.stop.eos or self.remaining_tokens(row) <= 0
         if self._criteria[row]:
@@ -239,8 +241,10 @@ class Sequences:
 
 
 def _criteria_for_row(criteria: Sequence[Criterion]) -> list[Criterion]:
-    """Return the stopping criteria for one more batch row. A `WholeBatchCriterion` holds the index of its row, so it is
-    copied. All other criteria are shared by the rows."""
+    """Return the stopping criteria for one more batch row.
+
+    A `WholeBatchCriterion` holds the index of its row, so it is copied. All other criteria are shared by the rows.
+    """
     return [
         _copy_sharing_networks([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each
         for each in criteria
@@ -271,12 +275,19 @@ Choice = Callable[[Tensor, Sequences, int], int]
 
 
 def most_probable(scores: Tensor, text: Sequences, row: int) -> int:
-    """Return greedy decoding's next token. scores: processed logits (1, V). text, row: not used."""
+    """Return greedy decoding's next token, from processed logits (1, V). It does not read the text."""
     return int(scores.argmax(-1))
 
 
 def most_probable_each(scores: Tensor) -> list[list[int]]:
-    """Return the most probable token after every node, as B lists of N ids. scores: logits (B, N, V) float32."""
+    """Return the most probable token after every node of a draft.
+
+    Args:
+        scores: Logits (B, N, V) float32.
+
+    Returns:
+        B lists of N ids.
+    """
     if scores.device.type == "cpu":
         # NumPy is ten times faster here; like torch it returns the first of equal maxima
         return scores.detach().numpy().argmax(-1).tolist()
@@ -284,8 +295,10 @@ def most_probable_each(scores: Tensor) -> list[list[int]]:
 
 
 def transformers_sample(scores: Tensor, text: Sequences, row: int) -> int:
-    """Sample a token from processed logits (1, V) as transformers' `generate(do_sample=True)` does with one batch row:
-    one `torch.multinomial` with torch's global generator. text, row: not used."""
+    """Sample a token from processed logits (1, V), as transformers' `generate(do_sample=True)` does for one row.
+
+    It calls `torch.multinomial` once, with torch's global generator, and does not read the text.
+    """
     return int(torch.multinomial(scores.softmax(-1), 1))
 
 

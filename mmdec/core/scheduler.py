@@ -65,12 +65,12 @@ class Scheduler:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows that run."""
+        """The number of rows that run."""
         return sum(task.rows for task in self.running)
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens that the caches of running rows may come to hold."""
+        """The number of tokens that the caches of running rows may come to hold."""
         return sum(task.tokens for task in self.running)
 
     def add(

@@ -37,16 +37,18 @@ MAX_STORED_PAIRS = 256  # maximum pairs of target and drafter that are stored; t
 
 @final
 class Acceptance:
-    """How often the drafts of one drafter are accepted by one target. Recent rounds weigh more.
+    """How often the drafts of one drafter are accepted by one target; recent rounds weigh more.
 
     For chains it holds a chance for each node, for trees the mean number of accepted nodes of each tree size. A drafter
     may end a chain early where it is unsure. For such chains it also counts how often node i is drafted, and how often
     it is accepted.
+
+    Args:
+        prior: Estimated chances p_1, p_2, ... that node i of a chain is accepted if node i - 1 was; nodes beyond the
+            last count as never accepted. Empty: unknown.
     """
 
     def __init__(self, prior: Sequence[float] = ()) -> None:
-        """prior: estimated chances p_1, p_2, ... that node i of a chain is accepted if node i - 1 was; nodes beyond the
-        last count as never accepted. Empty: unknown."""
         self.prior = list(prior)[:MAX_CHAIN_NODES]
         # sums over rounds of the share of rows in which this happened; older rounds weigh less; [i]: node i of a chain
         self.hits = [0.0] * (MAX_CHAIN_NODES + 1)  # [i]: node i was accepted
@@ -84,9 +86,12 @@ class Acceptance:
     def ending_chains(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
         """Return the expected numbers of drafted and of accepted nodes of chains that may end early.
 
-        chances: [i]: chance that node i + 1 is accepted if node i was. A node never observed is assumed to be drafted
-            as often as the node before it.
-        Returns: two lists; entry i is for chains of at most i + 1 nodes.
+        Args:
+            chances: [i]: chance that node i + 1 is accepted if node i was. A node never observed is assumed to be
+                drafted as often as the node before it.
+
+        Returns:
+            Two lists; entry i is for chains of at most i + 1 nodes.
         """
         drafted: list[float] = []
         accepted: list[float] = []
@@ -107,7 +112,8 @@ class Acceptance:
         A tree size without observations gets a prediction from the chances of chains. If earlier trees accepted fewer
         nodes than predicted, the prediction is reduced by this ratio.
 
-        chances: [i]: chance that node i + 1 of a chain is accepted if node i was.
+        Args:
+            chances: [i]: chance that node i + 1 of a chain is accepted if node i was.
         """
         weight, accepted = self.trees.get((nodes, depth), (0.0, 0.0))
         accepted_in_all, expected_in_all = self.of_trees
@@ -118,9 +124,12 @@ class Acceptance:
     def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int], ends: bool = False) -> None:
         """Add the result of one round.
 
-        plan: the draft size that the drafter was asked for. sizes: each batch row's number of nodes, root included.
-        depth: depth of the deepest node. accepted: each row's number of accepted nodes, root excluded.
-        ends: whether the drafter may end chains early.
+        Args:
+            plan: The draft size that the drafter was asked for.
+            sizes: Each batch row's number of nodes, root included.
+            depth: Depth of the deepest node.
+            accepted: Each row's number of accepted nodes, root excluded.
+            ends: Whether the drafter may end chains early.
         """
         rows, longest = len(sizes), max(sizes)
         self.offered = ROUND_DECAY * self.offered + (1 - ROUND_DECAY) * (longest > 1)
@@ -154,11 +163,12 @@ class Acceptance:
 def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:
     """Predict the number of accepted nodes of a tree from the acceptance chances of a chain.
 
-    If a chain's node misses the target's token with chance m, a level of w nodes is assumed to miss it with chance
-    m / sqrt(w). Measured chances for the 1, 2, 4 and 8 likeliest children: 0.43, 0.30, 0.22 and 0.16.
+    If a chain's node misses the target's token with chance m, a level of w nodes is assumed to miss it with chance m /
+    sqrt(w). Measured chances for the 1, 2, 4 and 8 likeliest children: 0.43, 0.30, 0.22 and 0.16.
 
-    nodes, depth: size of the tree, root excluded. chances: [i]: chance that node i + 1 of a chain is accepted if node i
-        was.
+    Args:
+        nodes, depth: Size of the tree, root excluded.
+        chances: [i]: chance that node i + 1 of a chain is accepted if node i was.
     """
     miss = (depth / nodes) ** 0.5
     expected, alive = 0.0, 1.0
@@ -175,13 +185,14 @@ class CostCurve:
     The number of tokens or the depth is called the count. The newest timings are held in buckets of counts (1, 2, 3-4,
     5-8, ...). A monotone piecewise-linear curve goes through the lower quartiles of the buckets, so that a few slow
     timings do not move the curve.
+
+    Args:
+        slope: Beyond the largest timed count, the curve continues with its last slope times this factor.
+        origin: Whether a count of 0 takes 0 seconds.
+        enough: A bucket is used if it has at least this many timings; the bucket of count 1 needs only one timing.
     """
 
     def __init__(self, slope: float, origin: bool, enough: int) -> None:
-        """slope: beyond the largest timed count, the curve continues with its last slope times this factor.
-        origin: whether a count of 0 takes 0 seconds.
-        enough: a bucket is used if it has at least this many timings; the bucket of count 1 needs only one timing.
-        """
         self._slope = slope
         self._enough = enough
         self._start = [(0.0, 0.0)] if origin else []
@@ -257,7 +268,8 @@ class CostCurve:
 
         The limit is needed because the first pass over a new shape may be much slower than later ones.
 
-        plain: seconds of a target pass over one token per batch row.
+        Args:
+            plain: Seconds of a target pass over one token per batch row.
         """
         return min(self.pessimistic_estimate(count), count * plain)
 
@@ -273,11 +285,13 @@ class MeasurementKey:
 
 @dataclass
 class PairStatistics:
-    """Measurements of one target with one drafter. Times are stored separately for batches of up to 1, 2, 4, ... rows.
-    The key `power` stands for batches of up to 2 ** power rows.
+    """Measurements of one target with one drafter.
 
-    Rounds in which the thread waited for a CPU have curves of CPU time. They say how this busy machine computes now, so
-    no other drafter shares them.
+    Times are stored separately for batches of up to 1, 2, 4, ... rows. The key `power` stands for batches of up to 2 **
+    power rows.
+
+    Rounds in which the thread waited for a CPU have curves of CPU time. They show how fast this busy machine computes
+    now, so no other drafter shares them.
     """
 
     target: dict[int, CostCurve]  # power -> seconds of a target pass by tokens a row; shared by the target's drafters
@@ -295,8 +309,15 @@ class PairStatistics:
         return sorted(self.starved_costs if starved else self.target)
 
     def costs(self, power: int, starved: bool = False) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Return three cost curves for batches of up to 2 ** power rows: seconds of the target's passes, of the
-        drafter's chains, and of its trees. starved: CPU seconds of the rounds in which the thread waited for a CPU."""
+        """Return the cost curves for batches of up to 2 ** power rows.
+
+        Args:
+            power: Logarithm of the batch size to base 2, rounded up.
+            starved: Whether to return the CPU seconds of the rounds in which the thread waited for a CPU.
+
+        Returns:
+            Seconds of the target's passes, of the drafter's chains, and of its trees.
+        """
         if starved:
             if power not in self.starved_costs:
                 self.starved_costs[power] = target_curve(), drafter_curve(), drafter_curve()
@@ -320,8 +341,7 @@ def drafter_curve() -> CostCurve:
 
 @final
 class DecodingStatistics:
-    """Measurements of decoding: seconds of passes, and how often drafts were accepted. Later calls use them to choose
-    the size of their drafts.
+    """Measured seconds of passes and shares of accepted drafts, from which later calls choose the size of their drafts.
 
     Pass the same object to several calls of `generate`, `stream`, `speculate`, `transcribe` or `describe`. Its times
     hold for one machine only: do not use a copy on another machine.
@@ -344,8 +364,10 @@ class DecodingStatistics:
     def of(self, pair: MeasurementKey, prior: Sequence[float] = ()) -> PairStatistics:
         """Return the measurements of one target with one drafter; creates empty ones if there are none.
 
-        pair: names of target, device and drafter.
-        prior: for a new pair: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; (): unknown.
+        Args:
+            pair: Names of target, device and drafter.
+            prior: For a new pair: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; ():
+                unknown.
         """
         with self.lock:
             statistics = self._pairs.pop(pair, None)
@@ -360,7 +382,8 @@ class DecodingStatistics:
     def accuracy(self, pair: MeasurementKey, prior: Prior) -> HeadAccuracy:
         """Return the counts of how often the drafter's k-th best token (rank k) was right at each depth.
 
-        prior: initial chances. They are used if there are no counts with the same numbers of depths and ranks yet.
+        Args:
+            prior: Initial chances. They are used if there are no counts with the same numbers of depths and ranks yet.
         """
         with self.lock:
             statistics = self.of(pair, prior.chain)

@@ -77,7 +77,11 @@ DecodingSteps = Generator[Prefill | Score | Round, PassResult | None, None]
 
 
 def run_alone(steps: DecodingSteps) -> Iterator[Round]:
-    """Run the passes that one decoding asks for. Yields its rounds."""
+    """Run the passes that one decoding asks for.
+
+    Yields:
+        Its rounds.
+    """
     try:
         step = next(steps, None)
         while step is not None:

@@ -10,8 +10,10 @@ RAISE_LENGTH = "; set max_new_tokens"  # the end of a note on a text that was cu
 def format_result(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
     """Format a result as three lines, the third one with the stages' seconds.
 
-    what: the first line: the text, or its length. rounds: the second line, as `rounds_line` returns it.
-    seconds: stage -> seconds; "total", if present, also includes time outside the stages.
+    Args:
+        what: The first line: the text, or its length.
+        rounds: The second line, as `rounds_line` returns it.
+        seconds: Stage -> seconds; "total", if present, also includes time outside the stages.
     """
     stages = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items() if name != "total")
     total = seconds.get("total", sum(seconds.values()))
@@ -24,8 +26,11 @@ def rounds_line(rounds: int, tokens_per_round: float, lossless: bool) -> str:
 
 
 def cut_note(tokens: int, raisable: bool = True) -> str:
-    """Return the note on a text that was cut after this number of tokens; "" for 0: it was not cut. raisable: whether
-    the model could write more."""
+    """Return the note on a text that was cut after this number of tokens; "" for 0: it was not cut.
+
+    Args:
+        raisable: Whether the model could write more.
+    """
     remedy = RAISE_LENGTH if raisable else ", the model's maximum"
     return f"cut at {pluralise(tokens, 'token')}{remedy}" if tokens else ""
 

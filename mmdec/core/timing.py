@@ -20,22 +20,22 @@ STARVED_CPU_FRACTION = 0.7
 
 
 class _ClockCorrection(threading.local):
-    """Two numbers of seconds for each thread. `worked`: how long other threads worked for this thread; stopwatches add
-    it to CPU time. `waited`: how long this thread waited while they did other work; stopwatches subtract it from wall
-    time."""
+    """Seconds by which the stopwatches of a thread correct their clocks."""
 
-    waited = worked = 0.0
+    worked = 0.0  # how long other threads worked for this thread; added to CPU time
+    waited = 0.0  # how long this thread waited while they did other work; subtracted from wall time
 
 
 _clock_correction = _ClockCorrection()
 
 
 def wait_for_other_thread(wait: Callable[[], tuple[T, float]]) -> T:
-    """Call `wait`, which waits until another thread has done this thread's work. Returns the result.
+    """Call `wait`, which waits until another thread has done this thread's work, and return its result.
 
     The other thread may do other work meanwhile. This thread's stopwatches count only its share.
 
-    wait: returns the result, and the seconds that this thread's share of the work took.
+    Args:
+        wait: Returns the result, and the seconds that this thread's share of the work took.
     """
     start = time.perf_counter()
     result, seconds = wait()
@@ -46,11 +46,16 @@ def wait_for_other_thread(wait: Callable[[], tuple[T, float]]) -> T:
 
 @final
 class Stopwatch:
-    """Measures wall-clock time, CPU time, and the seconds of named stages (`seconds`). Before it reads the wall clock,
-    it waits until the GPU has finished its work."""
+    """Measures wall-clock time, CPU time, and the seconds of named stages (`seconds`).
+
+    It starts the first interval that `lap` measures. Before it reads the wall clock, it waits until the GPU has
+    finished its work.
+
+    Args:
+        device: The device whose work is timed.
+    """
 
     def __init__(self, device: torch.device = CPU) -> None:
-        """Start the first interval that `lap` measures. device: the device whose work is timed."""
         self.seconds: dict[str, float] = {}  # stage -> seconds
         self._device = device
         self._lap = self.now()
@@ -71,8 +76,10 @@ class Stopwatch:
         return time.thread_time() + _clock_correction.worked if counts else self.now()
 
     def process_cpu_time(self) -> float:
-        """Return the CPU time in seconds of all threads of this process. Only differences of two such times have a
-        meaning."""
+        """Return the CPU time in seconds of all threads of this process.
+
+        Only differences of two such times have a meaning.
+        """
         return time.process_time()
 
     def lap(self) -> float:
@@ -95,8 +102,10 @@ def time_passes(
 ) -> Generator[None]:
     """During the `with` block, time each forward pass through `module`, also those that other libraries start.
 
-    device: the module's device. on_pass: called after each pass of this thread, with the wall-clock seconds and the
-        args and kwargs of `forward`.
+    Args:
+        device: The module's device.
+        on_pass: Called after each pass of this thread, with the wall-clock seconds and the args and kwargs of
+            `forward`.
     """
     thread, stopwatch, starts = threading.get_ident(), Stopwatch(device), list[float]()
 
@@ -132,15 +141,14 @@ class RoundTimer:
         self._cpu_time = self._stopwatch.cpu_time()
 
     def lap(self, stage: Literal["target", "drafter", "core"]) -> None:
-        """Add the time since the last call of `lap` or `start` to the seconds of one stage: "target", "drafter", or
-        "core" (everything else)."""
+        """Add the time since the last call of `lap` or `start` to a stage; "core" is all but the other two."""
         cpu_time = self._stopwatch.cpu_time()
         self.seconds[stage] += self._stopwatch.lap()
         self._worked[stage] += cpu_time - self._cpu_time
         self._cpu_time = cpu_time
 
     def add(self, stage: Literal["target", "drafter", "core"], seconds: float, cpu_seconds: float) -> None:
-        """Add a time that somebody else has measured to a stage. The time since the last lap is not counted."""
+        """Add a time that the caller has measured to a stage; the time since the last lap is not counted."""
         self._stopwatch.lap()
         self._cpu_time = self._stopwatch.cpu_time()
         self.seconds[stage] += seconds

@@ -54,7 +54,11 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Return the depth of each node of one batch row, 0 at the root. parents: index of each node's parent."""
+    """Return the depth of each node of one batch row, 0 at the root.
+
+    Args:
+        parents: Index of each node's parent.
+    """
     steps = [0] * len(parents)
     for node in range(1, len(parents)):
         steps[node] = steps[parents[node]] + 1
@@ -70,7 +74,9 @@ def height(draft: Draft) -> int:
 def chain_drafts(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:
     """Make a draft with a chain in each batch row.
 
-    roots: (B,), first token of each chain. tails: for each row, the other tokens of its chain; may be empty.
+    Args:
+        roots: (B,), first token of each chain.
+        tails: For each row, the other tokens of its chain; may be empty.
     """
     trees = [(list(tail), list(range(len(tail)))) for tail in tails]
     return trees_from_lists(roots, trees)
@@ -81,8 +87,10 @@ def trees_from_lists(
 ) -> Draft:
     """Make a draft from lists.
 
-    roots: (B,). trees: for each batch row, the tokens and the parents' indices of nodes 1, 2, ...; the root is node 0.
-    probs: (B, N, V), the distributions that the children of each node were sampled from; None: not sampled.
+    Args:
+        roots: (B,).
+        trees: For each batch row, the tokens and the parents' indices of nodes 1, 2, ...; the root is node 0.
+        probs: (B, N, V), the distributions that the children of each node were sampled from; None: not sampled.
     """
     size, count = 1 + max((len(tokens) for tokens, _ in trees), default=0), len(trees)
     rows: list[list[int]] = []
@@ -101,8 +109,12 @@ def trees_from_lists(
 def merge_chains(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
     """Merge chains into one tree, in which chains with equal first tokens share nodes.
 
-    tails: each chain's tokens below the root. nodes: maximum number of nodes below the root; later chains are cut.
-    Returns: tokens and parents' indices of nodes 1, 2, ...; the root is node 0.
+    Args:
+        tails: Each chain's tokens below the root.
+        nodes: Maximum number of nodes below the root; later chains are cut.
+
+    Returns:
+        Tokens and parents' indices of nodes 1, 2, ...; the root is node 0.
     """
     tokens, parents, known = list[int](), list[int](), dict[tuple[int, int], int]()
     for tail in tails:
@@ -139,11 +151,17 @@ def top_indices(values: Tensor, count: int) -> Tensor:
 def sort_depth_first(
     numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Sort one batch row's nodes depth first. Then an accepted path has few gaps, and few cache entries must be moved.
+    """Sort one batch row's nodes depth first.
 
-    numbers: numbers that name the nodes, from 0 on, in any order; the root has none. tokens: the token of each node.
-    parents: for each node, the number of its parent plus 1; 0 means the root. Siblings keep their order.
-    Returns: tokens and parents' indices of nodes 1, 2, ... in the new order.
+    Then an accepted path has few gaps, and few cache entries must be moved.
+
+    Args:
+        numbers: Numbers that name the nodes, from 0 on, in any order; the root has none.
+        tokens: The token of each node.
+        parents: For each node, the number of its parent plus 1; 0 means the root. Siblings keep their order.
+
+    Returns:
+        Tokens and parents' indices of nodes 1, 2, ... in the new order.
     """
     below: dict[int, list[int]] = {}
     for index, parent in enumerate(parents):
@@ -166,8 +184,10 @@ def level_parents(chosen: Sequence[int], expanded: Sequence[Sequence[int]], widt
     The first level has `width` nodes. On each level `width` nodes are expanded, with `width` children each. Nodes are
     numbered from 0, level by level.
 
-    chosen: numbers of the chosen nodes. expanded: for each level from the second on, the indices within the level of
-        the expanded nodes. On the first level all nodes are expanded.
+    Args:
+        chosen: Numbers of the chosen nodes.
+        expanded: For each level from the second on, the indices within the level of the expanded nodes. On the first
+            level all nodes are expanded.
     """
     numbers = [list(range(1, width + 1))]
     numbers += [[1 + width + level * width * width + node for node in nodes] for level, nodes in enumerate(expanded)]

@@ -22,13 +22,15 @@ Path = tuple[int, ...]  # ranks along the path from the root to a node
 class HeadAccuracy:
     """Counts how often the drafter's k-th best token (rank k) was right at each depth, if the tokens above were right.
 
-    From these counts it builds trees for drafters that guess each depth independently of the tokens above (Medusa,
-    Cai et al. 2024, section 2.3.3). A node's chance is the product of the chances along its path. A tree of n nodes
+    From these counts it builds trees for drafters that guess each depth independently of the tokens above (Medusa, Cai
+    et al. 2024, section 2.3.3). A node's chance is the product of the chances along its path. A tree of n nodes
     consists of the n likeliest nodes.
+
+    Args:
+        chances: [depth][rank], initial chance that this rank is right; sums to at most 1 over the ranks.
     """
 
     def __init__(self, chances: Sequence[Sequence[float]]) -> None:
-        """chances: [depth][rank], initial chance that this rank is right; sums to at most 1 over the ranks."""
         for depth, row in enumerate(chances):
             if not row or min(row) < 0 or sum(row) > 1 + 1e-6 or len(row) != len(chances[0]):
                 raise InputError(
@@ -56,14 +58,17 @@ class HeadAccuracy:
         return len(self._hits)
 
     def chances(self) -> list[list[float]]:
-        """Return the estimated chance [depth][rank] that the drafter's token of this rank is right: hits divided by
-        trials."""
+        """Return the estimated chance [depth][rank] that the drafter's token of this rank is right: hits / trials."""
         with self._lock:
             return [[hit / total for hit in row] for row, total in zip(self._hits, self._trials, strict=True)]
 
     def learn(self, depth: int, rank: int | None) -> None:
-        """Record which of the drafter's ranked tokens was right. depth: its depth in the tree, from 0. rank: its index,
-        0 is the best one; None: none was right."""
+        """Record which of the drafter's ranked tokens was right.
+
+        Args:
+            depth: Depth of the tokens in the tree, from 0.
+            rank: Index of the right token, 0 for the best one; None: none was right.
+        """
         with self._lock:
             self._trials[depth] = OBSERVATION_DECAY * self._trials[depth] + 1
             hits = self._hits[depth] = [OBSERVATION_DECAY * hit for hit in self._hits[depth]]
@@ -76,7 +81,8 @@ class HeadAccuracy:
     def tree(self, nodes: int, depth: int) -> list[Node]:
         """Return the `nodes` likeliest nodes that are at most `depth` levels below the root; a chain if nodes <= depth.
 
-        Returns: for nodes 1, 2, ... the parent's index (0: the root), the depth (0 below the root) and the rank. The
+        Returns:
+            For nodes 1, 2, ... the parent's index (0: the root), the depth (0 below the root) and the rank. The
             likeliest path comes first: if it is accepted, no cache entry must be moved.
         """
         depth = min(depth, self.depth)
@@ -100,8 +106,11 @@ def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path
 
     A node's chance is the product of the chances along its path. Nodes with chance 0 are left out.
 
-    chances: [depth][rank], chance that the k-th best token (rank k) is right if all tokens above it are right.
-    Returns: for each node, the ranks along its path from the root.
+    Args:
+        chances: [depth][rank], chance that the k-th best token (rank k) is right if all tokens above it are right.
+
+    Returns:
+        For each node, the ranks along its path from the root.
     """
     if not chances or nodes <= 0:
         return []

@@ -31,8 +31,7 @@ LOSSY_RULES = frozenset({"typical"})
 
 @dataclass(frozen=True)
 class RowTree:
-    """The draft tree of one batch row: each node's token and children as lists, and the target's logits after each
-    node."""
+    """The draft tree of one batch row, as lists, with the target's logits after each node."""
 
     row: int  # index of the row in the batch
     tokens: list[int]
@@ -139,8 +138,11 @@ def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]]
 def _descend(branch: RowTree, text: Sequences, step: Callable[[int], Step]) -> tuple[list[int], bool]:
     """Descend the tree and append a token at each node, until the row ends or no child holds the chosen token.
 
-    step: node -> (token chosen after the node, child to go to or -1).
-    Returns: the accepted nodes below the root, and whether the row ended.
+    Args:
+        step: Node -> (token chosen after the node, child to go to or -1).
+
+    Returns:
+        The accepted nodes below the root, and whether the row ended.
     """
     path: list[int] = []
     node = 0
@@ -155,8 +157,7 @@ def _descend(branch: RowTree, text: Sequences, step: Callable[[int], Step]) -> t
 
 @dataclass(frozen=True)
 class MatchRule:
-    """The rules "greedy" and "sampled": at each visited node, choose the token as plain decoding would; go on to the
-    child that holds it.
+    """The rules "greedy" and "sampled": choose a token as plain decoding would, and descend to the child that holds it.
 
     The output is exactly that of plain decoding, not only its distribution. For drafts that were not sampled it accepts
     as many tokens as rejection sampling does.
@@ -275,5 +276,9 @@ class TypicalRule:
 
 
 def _distribution(text: Sequences, row: int, logits: Tensor) -> Tensor:
-    """Return the next token's distribution (V,) float64 after the row's logits processors. logits: (V,), raw."""
+    """Compute the next token's distribution from its raw logits (V,), after the row's logits processors.
+
+    Returns:
+        (V,) float64.
+    """
     return text.processed_logits(row, logits)[0].double().softmax(-1)

@@ -41,7 +41,7 @@ from mmdec.types import Drafter
 SHIPPED_FILE = "drafters.json"
 SHIPPED_FORMAT = "mmdec shipped drafters 1"
 VALUES_PER_MATRIX = 2  # number of values of each weight matrix that are compared to recognise a model
-# relative and absolute tolerance for equal weights that were rounded to another dtype
+# tolerances for equal weights that were rounded to another dtype
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 2**-8, 1e-7
 
 Load = Callable[[Path], Drafter]
@@ -54,9 +54,14 @@ _lock = threading.RLock()
 def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load | None = None) -> Drafter:
     """Choose the drafter for "auto".
 
-    model: the loaded target model. folder: the folder that it was loaded from; None: it is read from the model object.
-    load: makes the drafter from its folder. None: `load_drafter`; its result is reused while the folder is unchanged.
-    Returns: the first drafter that fits: in the model's folder or next to it, else one shipped for its weights, else
+    Args:
+        model: The loaded target model.
+        folder: The folder that it was loaded from; None: it is read from the model object.
+        load: Makes the drafter from its folder. None: `load_drafter`; its result is reused while the folder is
+            unchanged.
+
+    Returns:
+        The first drafter that fits: in the model's folder or next to it, else one shipped for its weights, else
         "lookup". If it is a CTC head that knows some languages only, it is joined with the CTC heads that follow: each
         row is drafted by the first of them that knows its language.
     """
@@ -116,7 +121,8 @@ def _shipped_folders(model: PreTrainedModel) -> Iterator[Path]:
 def is_shipped_for(model: PreTrainedModel, file: Path) -> bool:
     """Return whether the drafters that a `drafters.json` lists were shipped for this model's weights, in any dtype.
 
-    file: the `drafters.json`. A damaged file matches no model.
+    Args:
+        file: The `drafters.json`. A damaged file matches no model.
     """
     key = path_version(file)
     with _lock:
@@ -150,8 +156,11 @@ def network_shape(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def values_of(model: PreTrainedModel) -> list[float]:
-    """Return two values of each weight matrix of the model, in the order of the matrices' names. Returns [] if a matrix
-    cannot be read or a value is not finite."""
+    """Return two values of each weight matrix of the model, in the order of the matrices' names.
+
+    Returns:
+        [] if a matrix cannot be read or a value is not finite.
+    """
     parts: list[Tensor] = []
     for _, value in sorted(model.state_dict().items()):
         if (
@@ -173,9 +182,13 @@ def values_of(model: PreTrainedModel) -> list[float]:
 def write_shipped(folder: Path, model: PreTrainedModel, name: str, drafters: Sequence[str]) -> Path:
     """Write `drafters.json`, by which the drafters in `folder` are found for every copy of these weights.
 
-    model: the loaded model that they draft for. name: the model's name in messages, such as its hub id.
-    drafters: names of the drafters' folders in `folder`, the preferred one first.
-    Returns: the file.
+    Args:
+        model: The loaded model that they draft for.
+        name: The model's name in messages, such as its hub id.
+        drafters: Names of the drafters' folders in `folder`, the preferred one first.
+
+    Returns:
+        The file.
     """
     values = [float(f"{value:.6g}") for value in values_of(model)]
     content = {
@@ -198,7 +211,11 @@ def _load_once(model: PreTrainedModel, folder: Path) -> Drafter:
 
 
 def warn_once(model: PreTrainedModel, message: str, reason: str = "", stacklevel: int = 4) -> None:
-    """Warn with `message`, once for each model and reason. reason: "": the message itself."""
+    """Warn with `message`, once for each model and reason.
+
+    Args:
+        reason: "": the message itself.
+    """
     with _lock:
         given = _warned.setdefault(model, set())
         if (reason or message) in given:

@@ -114,13 +114,16 @@ def pad_token(config: GenerationConfig) -> int:
 
 
 def fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: int) -> list[str]:
-    """Return the reasons why only transformers' own loop can decode, as sentences without a full stop; empty if drafts
-    are possible.
+    """Return why only transformers' own loop can decode with these processors and criteria.
 
     transformers' processors and criteria treat each batch row alone. Those of a caller, subclasses included, may read
     other rows or count calls, unless they set `mmdec_row_wise = True`.
 
-    batch: number of rows.
+    Args:
+        batch: Number of rows.
+
+    Returns:
+        Sentences without a full stop; empty if drafts are possible.
     """
     criteria = list(criteria)
     foreign = [each for each in processors if not _is_row_wise(each, _is_stock(each))]
@@ -148,8 +151,7 @@ def _is_stock(processor: Any) -> bool:
 
 
 def _function(given: Any) -> Any:
-    """If `given` is transformers' processor for `prefix_allowed_tokens_fn`, return the caller's function that it calls;
-    else return `given`."""
+    """Return the caller's function inside transformers' processor for `prefix_allowed_tokens_fn`, else `given`."""
     return vars(given)["_prefix_allowed_tokens_fn"] if type(given) is PrefixConstrainedLogitsProcessor else given
 
 
@@ -159,8 +161,13 @@ def _is_row_wise(given: Any, known: bool) -> bool:
 
 
 def stop_conditions(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
-    """Return the conditions that end a batch row as one `Stop` object: the maximum length, the EOS token ids, and all
-    other stopping criteria, which are called after each token. batch: number of rows."""
+    """Return the conditions that end a batch row as one `Stop` object.
+
+    They are the maximum length, the EOS token ids, and all other stopping criteria, which are called after each token.
+
+    Args:
+        batch: Number of rows.
+    """
     limit, eos, others = 2**31, set[int](), list[Criterion]()
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
@@ -176,8 +183,10 @@ def stop_conditions(criteria: Iterable[Any], config: GenerationConfig, batch: in
 
 
 class _AllowedTokens(WholeBatch):
-    """Applies `PrefixConstrainedLogitsProcessor`, transformers' processor for `prefix_allowed_tokens_fn`, to one batch
-    row: it calls the caller's function only for this row, with the row's index."""
+    """Applies transformers' processor for `prefix_allowed_tokens_fn` to one batch row.
+
+    It calls the caller's function only for this row, with the row's index.
+    """
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         return PrefixConstrainedLogitsProcessor(lambda _, text: _function(self.processor)(self.row, text), 1)(
@@ -187,14 +196,18 @@ class _AllowedTokens(WholeBatch):
 
 @final
 class OutputRecorder:
-    """The logits processors of one `generate` call, and recorders of the scores and raw logits that the caller asked
-    for."""
+    """The logits processors of one `generate` call, and recorders of the scores and logits that the caller asked for.
+
+    Args:
+        target: The adapter of the model.
+        prompt: (B, P) token ids.
+        processors: The caller's and those of `generate`.
+        config: Says which scores and logits to record.
+    """
 
     def __init__(
         self, target: HfTarget, prompt: Tensor, processors: Iterable[Processor], config: GenerationConfig
     ) -> None:
-        """target: the adapter of the model. prompt: (B, P) token ids. processors: the caller's and those of `generate`.
-        config: says which scores and logits to record."""
         batch, start = prompt.shape
         wanted = bool(setting(config, "return_dict_in_generate"))
         self.scores = ScoreRecorder(batch, start) if wanted and setting(config, "output_scores") else None
@@ -215,8 +228,10 @@ class OutputRecorder:
 
     @property
     def steps(self) -> Callable[[int, int], StepLogits] | None:
-        """Return the function (row index, n) -> processed logits (1, V) of the row's first n new tokens, which stopping
-        criteria read. None if scores are not recorded."""
+        """A function: (row index, n) -> processed logits (1, V) of the row's first n new tokens; None if not recorded.
+
+        Stopping criteria read these logits.
+        """
         return None if self.scores is None else self.scores.row_steps
 
     def output(
@@ -227,9 +242,14 @@ class OutputRecorder:
         lengths: list[int],
         config: GenerationConfig,
     ) -> Output:
-        """Make transformers' output object. Scores after a batch row's end are zeros.
+        """Make transformers' output object.
 
-        inputs: the model's inputs. sequences: (B, L). lengths: each row's number of new tokens.
+        Scores after a batch row's end are zeros.
+
+        Args:
+            inputs: The model's inputs.
+            sequences: (B, L).
+            lengths: Each row's number of new tokens.
         """
         scores = None if self.scores is None else self.scores.steps(lengths)
         logits = None if self.logits is None else self.logits.steps(lengths)
@@ -238,7 +258,10 @@ class OutputRecorder:
 
 def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppression | None:
     """Return a `Suppression` that does the same as a processor of transformers, but for all nodes of a draft at once.
-    Returns None for processors that do more than forbid fixed tokens."""
+
+    Returns:
+        None for processors that do more than forbid fixed tokens.
+    """
     kind = type(cast(object, processor))  # the exact class counts, because a subclass may do something else
     if kind is SuppressTokensLogitsProcessor:
         tokens, only_at = processor.suppress_tokens, None
@@ -254,8 +277,15 @@ def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppr
 
 @final
 class StockRun:
-    """Decodes with transformers' own loop, without drafts. Iterating over `rounds` starts the loop. All rounds come
-    only when the loop has ended, because it cannot be interrupted."""
+    """Decodes with transformers' own loop, without drafts.
+
+    Iterating over `rounds` starts the loop. All rounds come only when the loop has ended, because it cannot be
+    interrupted.
+
+    Args:
+        model, input_ids, config, processors, criteria, inputs: What `model.generate` passes to its decoding loop.
+        seed: Seed of torch's global generator while the loop runs; None: it is not seeded.
+    """
 
     def __init__(
         self,
@@ -267,8 +297,6 @@ class StockRun:
         inputs: Mapping[str, Any],
         seed: int | None,
     ) -> None:
-        """model, input_ids, config, processors, criteria, inputs: what `model.generate` passes to its decoding loop.
-        seed: seed of torch's global generator while the loop runs; None: it is not seeded."""
         self.rows = len(input_ids)
         if setting(config, "prefill_chunk_size") is not None and inputs.get(CACHE_ARGUMENT) is None:
             # transformers' loop cannot read a prompt in chunks without a cache; chunks only save memory
@@ -281,7 +309,7 @@ class StockRun:
 
     @property
     def sequences(self) -> Tensor:
-        """Return the prompts with their new tokens (B, L). They are complete once all rounds were iterated."""
+        """The prompts with their new tokens (B, L); complete once all rounds were iterated."""
         return self._result if isinstance(self._result, Tensor) else self._result.sequences
 
     def output(self, config: GenerationConfig) -> Any:
@@ -307,8 +335,10 @@ class StockRun:
 
 @final
 class _RoundRecorder(StoppingCriteriaList):
-    """The caller's stopping criteria as a list that also records each call as a `Round`: transformers calls it once for
-    each new token."""
+    """The caller's stopping criteria as a list that also records each call as a `Round`.
+
+    transformers calls it once for each new token.
+    """
 
     def __init__(self, criteria: Any, ids: Tensor, device: torch.device) -> None:
         super().__init__(criteria)  # type: ignore[misc] # any objects
@@ -324,8 +354,10 @@ class _RoundRecorder(StoppingCriteriaList):
         self._stopwatch = Stopwatch(device)
 
     def logits(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Record the raw logits `scores` (B, V), and return them unchanged. transformers calls this as the first logits
-        processor."""
+        """Record the raw logits `scores` (B, V), and return them unchanged.
+
+        transformers calls this as the first logits processor.
+        """
         self._raw = scores.log_softmax(-1)
         return scores
 

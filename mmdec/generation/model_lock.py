@@ -33,18 +33,19 @@ class Hold:
         self.thread = threading.current_thread()
 
     def move(self) -> None:
-        """Make the calling thread the holder of the lock. Needed because a generator may be started in one thread and
-        continued in another."""
+        """Make the calling thread the holder of the lock.
+
+        A generator may be started in one thread and continued in another.
+        """
         self.thread = threading.current_thread()
 
 
 @final
 class ModelLock:
-    """A read-write lock of one model: many threads may read at once, or one may write. New readers wait while a writer
-    waits.
+    """A read-write lock of one model: many threads may read at once, or one may write.
 
-    A thread that holds the lock may take it again for reading; a thread that writes may also take it for writing. A
-    thread that reads may not write, because it would wait for itself.
+    New readers wait while a writer waits. A thread that holds the lock may take it again for reading; a thread that
+    writes may also take it for writing. A thread that reads may not write, because it would wait for itself.
     """
 
     def __init__(self, number: int) -> None:
@@ -58,7 +59,13 @@ class ModelLock:
 
     @contextmanager
     def read(self) -> Generator[Hold]:
-        """Hold the lock for reading, together with other readers. Yields a `Hold`. Any thread may leave the context."""
+        """Hold the lock for reading, together with other readers.
+
+        Any thread may leave the context.
+
+        Yields:
+            A `Hold`.
+        """
         with self._changed:
             if not self._is_holder(self._readers | self._writers):
                 self._changed.wait_for(lambda: not self._writers and not self.waiting)
@@ -73,7 +80,14 @@ class ModelLock:
 
     @contextmanager
     def write(self) -> Generator[Hold]:
-        """Hold the lock for writing, alone. Yields a `Hold`. Raises InputError if this thread is reading the model."""
+        """Hold the lock for writing, alone.
+
+        Yields:
+            A `Hold`.
+
+        Raises:
+            InputError: If this thread is reading the model.
+        """
         with self._changed:
             if not self._is_holder(self._writers):
                 if self._is_holder(self._readers):
@@ -109,10 +123,15 @@ _making = threading.Lock()
 
 
 def model_lock(model: nn.Module) -> ModelLock:
-    """Return the read-write lock of a model. Every call with the same model returns the same object.
+    """Return the read-write lock of a model.
 
-    model: any module, for example the model that you pass to `generate`.
-    Returns: a `ModelLock`, with context managers `read()` and `write()`.
+    Every call with the same model returns the same object.
+
+    Args:
+        model: Any module, for example the model that you pass to `generate`.
+
+    Returns:
+        A `ModelLock`, with context managers `read()` and `write()`.
     """
     with _making:
         if model not in _locks:
@@ -124,8 +143,12 @@ def model_lock(model: nn.Module) -> ModelLock:
 def reading(*models: nn.Module, writing: Sequence[nn.Module] = ()) -> Generator[list[Hold]]:
     """Hold the locks of several models, all taken in one fixed order so that two calls cannot deadlock.
 
-    models: models to lock for reading. writing: models to lock for writing; a model in both is locked for writing only.
-    Yields: a list of `Hold`, one for each lock.
+    Args:
+        models: Models to lock for reading.
+        writing: Models to lock for writing; a model in both is locked for writing only.
+
+    Yields:
+        A list of `Hold`, one for each lock.
     """
     locks = {model_lock(model): model in writing for model in (*models, *writing)}
     with ExitStack() as stack:
@@ -134,10 +157,13 @@ def reading(*models: nn.Module, writing: Sequence[nn.Module] = ()) -> Generator[
 
 
 def read_while(models: Sequence[nn.Module], items: Iterator[T]) -> Iterator[T]:
-    """Yield the items of a generator that uses the models, and hold the models' locks for reading meanwhile.
+    """Hold the locks of models for reading while a generator uses them.
 
     The thread that asks for the next item counts as the reader. The locks are released when the generator is exhausted,
     closed or garbage-collected, in any thread.
+
+    Yields:
+        The generator's items.
     """
     with reading(*models) as holds:
         for item in items:

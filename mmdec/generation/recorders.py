@@ -14,11 +14,16 @@ from mmdec.core.sampling import Processor
 
 @final
 class ScoreRecorder:
-    """A listener that records the logits (V,) at every position of every batch row. If a position is visited again, the
-    new logits replace the old ones."""
+    """A listener that records the logits (V,) at every position of every batch row.
+
+    If a position is visited again, the new logits replace the old ones.
+
+    Args:
+        rows: Number of rows in the batch.
+        start: Number of tokens of a prompt, padding included.
+    """
 
     def __init__(self, rows: int, start: int) -> None:
-        """rows: number of rows in the batch. start: number of tokens of a prompt, padding included."""
         self._start = start
         self._recorded: list[dict[int, Tensor]] = [{} for _ in range(rows)]
 
@@ -29,15 +34,16 @@ class ScoreRecorder:
     def row_steps(self, row: int, count: int) -> tuple[Tensor, ...]:
         """Return the recorded logits (1, V) at the positions of a batch row's first `count` new tokens.
 
-        row: index of the batch row.
+        Args:
+            row: Index of the batch row.
         """
         return tuple(self._recorded[row][step][None] for step in range(count))
 
     def steps(self, lengths: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return one tensor of recorded logits (B, V) for each new token of the longest batch row; zeros after a row's
-        end.
+        """Return one tensor of recorded logits (B, V) for each new token of the longest row; zeros after a row's end.
 
-        lengths: each row's number of new tokens.
+        Args:
+            lengths: Each row's number of new tokens.
         """
         blank = torch.zeros_like(self._recorded[0][0])
         return tuple(
@@ -51,8 +57,10 @@ class ScoreRecorder:
 @final
 @dataclass
 class BatchCollector:
-    """A listener that collects the logits of all rows at the first new position. When it has the logits of every row,
-    it calls `processor` once with the whole batch: ids (B, P), logits (B, V)."""
+    """A listener that collects the logits of all rows at the first new position.
+
+    When it has the logits of every row, it calls `processor` once with the whole batch: ids (B, P), logits (B, V).
+    """
 
     processor: Processor
     rows: int  # number of rows in the batch

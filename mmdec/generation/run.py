@@ -90,8 +90,10 @@ def default_statistics() -> DecodingStatistics:
 @final
 @dataclass(frozen=True)
 class DecodingOptions:
-    """The decoding options of `generate`, `stream`, `speculate` and other calls, checked: drafter, acceptance rule,
-    draft size, seed, statistics. `mmdec.generate` explains each."""
+    """The decoding options of `generate`, `stream`, `speculate` and other calls, checked.
+
+    `mmdec.generate` explains each: drafter, acceptance rule, draft size, seed, statistics.
+    """
 
     drafter: DrafterChoice = AUTO
     rule: RuleName | None = None
@@ -120,7 +122,7 @@ class DecodingOptions:
 
     @property
     def lossless(self) -> bool:
-        """Return whether the acceptance rule keeps the model's output or its distribution; False only for "typical"."""
+        """Whether the acceptance rule keeps the model's output or its distribution; False only for "typical"."""
         return self.rule not in LOSSY_RULES
 
 
@@ -137,22 +139,24 @@ class PreparedRun:
 
     @property
     def rounds(self) -> Iterator[Round]:
-        """Return the rounds, which are decoded while they are iterated."""
+        """The rounds, which are decoded while they are iterated."""
         return run_alone(self.steps)
 
     @property
     def rows(self) -> int:
-        """Return the number of rows of the batch."""
+        """The number of rows of the batch."""
         return len(self.text.tokens)
 
     @property
     def sequences(self) -> Tensor:
-        """Return the prompts with their new tokens (B, L). They are complete once all rounds were iterated."""
+        """The prompts with their new tokens (B, L); complete once all rounds were iterated."""
         return self.text.padded_ids(self.pad)
 
     def output(self, config: GenerationConfig) -> Tensor | Output:
-        """Return what `model.generate` returns: sequences (B, L), or transformers' output object if
-        `config.return_dict_in_generate` is set. Call it once all rounds were iterated."""
+        """Return what `model.generate` returns: sequences (B, L), or an output object if `config` asks for one.
+
+        Call it once all rounds were iterated.
+        """
         sequences = self.sequences
         if not setting(config, "return_dict_in_generate"):
             return sequences
@@ -162,15 +166,16 @@ class PreparedRun:
 
 @final
 class Speculation:
-    """The custom decoding loop that `mmdec.speculate` returns, for `model.generate(custom_generate=...)`. It holds the
-    options and the drafters that it has made.
+    """The custom decoding loop that `mmdec.speculate` returns, for `model.generate(custom_generate=...)`.
 
-    A drafter that depends on the target model (a folder with weights, a smaller model) is made once for each target,
-    when the loop is first called with it.
+    It holds the options and the drafters that it has made. A drafter that depends on the target model (a folder with
+    weights, a smaller model) is made once for each target, when the loop is first called with it.
+
+    Raises:
+        InputError: If `options.drafter` is not a drafter.
     """
 
     def __init__(self, options: DecodingOptions) -> None:
-        """Raises InputError if `options.drafter` is not a drafter."""
         self.options, choice = options, options.drafter
         self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # models that the drafter runs
         self._auto = isinstance(choice, str) and choice == AUTO
@@ -218,9 +223,14 @@ class Speculation:
     ) -> Tensor | Output:
         """Decode. transformers calls this with what `model.generate` has prepared.
 
-        model: the target. input_ids: (B, P) int64. generation_config: the model's configuration, changed by the call's
-            options. inputs: further inputs of the model, and other arguments of a custom loop.
-        Returns: sequences (B, L), or transformers' output object if the configuration asks for one.
+        Args:
+            model: The target.
+            input_ids: (B, P) int64.
+            generation_config: The model's configuration, changed by the call's options.
+            inputs: Further inputs of the model, and other arguments of a custom loop.
+
+        Returns:
+            Sequences (B, L), or transformers' output object if the configuration asks for one.
         """
         with reading(model, *self.networks):
             run = self.begin(target_of(model), model, input_ids, generation_config, **inputs)
@@ -248,12 +258,19 @@ class Speculation:
         synced_gpus: bool | None = None,
         **inputs: Any,
     ) -> PreparedRun | StockRun:
-        """Check the arguments and prepare decoding. The model is not run yet.
+        """Check the arguments and prepare decoding.
 
-        target: the adapter of `model`. input_ids: (B, P) int64. The other arguments are those that transformers passes
-            to a custom loop.
-        Returns: a `PreparedRun`; a `StockRun` if only transformers' own loop gives the right result.
-        Raises: InputError if the model, the drafter, the rule or an option is not supported.
+        The model is not run yet.
+
+        Args:
+            target: The adapter of `model`.
+            input_ids: (B, P) int64. The other arguments are those that transformers passes to a custom loop.
+
+        Returns:
+            A `PreparedRun`; a `StockRun` if only transformers' own loop gives the right result.
+
+        Raises:
+            InputError: If the model, the drafter, the rule or an option is not supported.
         """
         if self.options.streamer is not None and len(input_ids) > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
@@ -298,8 +315,7 @@ class Speculation:
         return PreparedRun(text, steps, pad, target, inputs, results)
 
     def _warn(self, faults: list[str]) -> None:
-        """Warn about each of `faults`, the reasons why decoding is without drafts. This object warns about each reason
-        only once."""
+        """Warn about each of `faults`, the reasons why decoding is without drafts, once for this object."""
         for fault in faults:
             if fault not in self._told:
                 self._told.add(fault)
@@ -381,9 +397,12 @@ def _extend_cache(target: HfTarget, inputs: Mapping[str, Any], text: Sequences, 
 def _folder(choice: str | os.PathLike[str]) -> Path | None:
     """Return the folder of a drafter with weights.
 
-    choice: the drafter as the caller gave it: a path, a hub id or "<model>/<drafter>". For a registered name or a
-        dotted path, the result is None.
-    Raises: InputError for any other text.
+    Args:
+        choice: The drafter as the caller gave it: a path, a hub id or "<model>/<drafter>". For a registered name or a
+            dotted path, the result is None.
+
+    Raises:
+        InputError: For any other text.
     """
     if isinstance(choice, str) and (drafter_entry(choice) is not None or is_dotted(choice)):
         return None
@@ -422,8 +441,10 @@ _lock = threading.Lock()
 
 
 def drop_chat_state(cache: Any) -> None:
-    """Drop the drafter's state that is stored for a chat's cache. Called if the state does not cover all of the cache's
-    text."""
+    """Drop the drafter's state that is stored for a chat's cache.
+
+    Called if the state does not cover all of the cache's text.
+    """
     if cache is not None:
         with _lock:
             _chat_states.pop(cache, None)
@@ -431,25 +452,26 @@ def drop_chat_state(cache: Any) -> None:
 
 @final
 class ConversationTurn(ForwardingDrafter):
-    """Wraps a drafter for one turn of a chat: it begins with the drafter's state of the previous turn, and stores the
-    new state for the next turn.
+    """Wraps a drafter for one turn of a chat, which begins with the drafter's state of the previous turn.
 
-    A drafter that reads hidden states needs those of every token in the target's cache. A new turn computes only the
-    hidden states of its new tokens; the drafter's old state has the others. The state is stored under the cache object
-    and dropped with it. The state is not used for a copy of the cache, or after another model or drafter has written to
-    the cache. The drafter itself checks that the state has as many tokens as the cache. The output is the same with and
-    without the state.
+    The new state is stored for the next turn. A drafter that reads hidden states needs those of every token in the
+    target's cache. A new turn computes only the hidden states of its new tokens; the drafter's old state has the
+    others. The state is stored under the cache object and dropped with it. The state is not used for a copy of the
+    cache, or after another model or drafter has written to the cache. The drafter itself checks that the state has as
+    many tokens as the cache. The output is the same with and without the state.
+
+    Args:
+        drafter: The drafter to wrap.
+        target: The name of the target model's weights.
+        cache: The caller's cache, with one batch row, which is filled while decoding.
     """
 
     def __init__(self, drafter: Drafter, target: str, cache: Any) -> None:
-        """drafter: the drafter to wrap. target: the name of the target model's weights. cache: the caller's cache, with
-        one batch row, which is filled while decoding."""
         super().__init__(drafter)
         self._target, self._cache = target, cache
 
     def start(self, context: Context) -> Any:
-        """Start the drafter with its state of the previous turn, if there is one. Returns the new state, and stores
-        it."""
+        """Start the drafter with its state of the previous turn, if there is one; store and return the new state."""
         with _lock:
             stored = _chat_states.pop(self._cache, None)  # `pop`, so that two calls never share it
         if stored is not None and stored[:2] == (self._target, self.name):
@@ -473,8 +495,7 @@ class ConversationTurn(ForwardingDrafter):
 
     @contextmanager
     def _forget_on_error(self) -> Generator[None]:
-        """Context manager: if the code in the block raises, drop the drafter's stored state, because it may be
-        incomplete."""
+        """Context manager: if its block raises, drop the drafter's stored state, because it may be incomplete."""
         try:
             yield
         except Exception:

@@ -63,20 +63,20 @@ class Generation:
 
     @property
     def tokens_per_round(self) -> float:
-        """Return the mean number of new tokens per row and round; the pass over the prompts is not counted."""
+        """The mean number of new tokens per row and round; the pass over the prompts is not counted."""
         later = self.rounds[1:]
         passes = sum(len(round_.rows) for round_ in later)
         return sum(len(tokens) for round_ in later for tokens in round_.tokens) / passes if passes else 1.0
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Return for each row why it ended: "length" if it was cut at the maximum length, else "stop"."""
+        """For each row why it ended: "length" if it was cut at the maximum length, else "stop"."""
         cut = {row for round_ in self.rounds for row, short in zip(round_.rows, round_.cut, strict=False) if short}
         return ["length" if row in cut else "stop" for row in range(len(self.sequences))]
 
     @property
     def note(self) -> str:
-        """Return which rows were cut at the maximum length, and what to do; "" if none was."""
+        """Which rows were cut at the maximum length, and what to do; "" if none was."""
         cut = [row for row, why in enumerate(self.finish_reasons) if why == "length"]
         if not cut:
             return ""
@@ -245,20 +245,27 @@ def stream(
     statistics: DecodingStatistics | None = None,
     **options: Any,
 ) -> Iterator[Round]:
-    """Yield the rounds of `generate` as they finish.
+    """Decode as `generate` does, round by round.
 
-    Close the iterator, or drop it, to cancel: no computation happens between two rounds. From the first round to the
-    end, the iterator holds the model's read lock (`mmdec.model_lock`), so the model cannot be changed until then.
+    `generate` explains the arguments in full.
 
-    model: a loaded model of transformers. inputs: token ids (B, P), or a tokenizer's or processor's output.
-    drafter: proposes tokens: a name, a folder with weights, a smaller model, a `Drafter`, or None for plain decoding.
-        Default "auto": a drafter that was trained for the model, else "lookup".
-    rule: how drafted tokens are accepted. num_speculative_tokens: draft size; None: chosen in each round. seed: seed of
-        the sampling. statistics: measurements of earlier calls. options: any argument of `model.generate`. `generate`
-        explains all these arguments in full.
-    tokenizer: decodes each round's tokens into `Round.text`. Default None: no text.
-    Returns: an iterator of `Round`, which holds each batch row's new tokens.
-    Raises: InputError for what `generate` refuses, and for a tokenizer without `decode`.
+    Args:
+        model: A loaded model of transformers.
+        inputs: Token ids (B, P), or a tokenizer's or processor's output.
+        drafter: Proposes tokens: a name, a folder with weights, a smaller model, a `Drafter`, or None for plain
+            decoding. Default "auto": a drafter that was trained for the model, else "lookup".
+        rule: How drafted tokens are accepted.
+        num_speculative_tokens: Draft size; None: chosen in each round.
+        seed: Seed of the sampling.
+        statistics: Measurements of earlier calls.
+        tokenizer: Decodes each round's tokens into `Round.text`. Default None: no text.
+        options: Any argument of `model.generate`.
+
+    Returns:
+        An iterator of `Round`, which holds each batch row's new tokens.
+
+    Raises:
+        InputError: For what `generate` refuses, and for a tokenizer without `decode`.
     """
     if tokenizer is not None:
         check_methods("tokenizer", tokenizer, ("decode",), "Pass the model's tokenizer.")
@@ -272,8 +279,9 @@ def rounds_of(
 ) -> Iterator[Round]:
     """Yield the rounds of a `generate` call as they finish.
 
-    speculation: the decoding loop. options: arguments of `model.generate`; if a `tokenizer` is among them, each round
-        has its text.
+    Args:
+        speculation: The decoding loop.
+        options: Arguments of `model.generate`; if a `tokenizer` is among them, each round has its text.
     """
     with _reading(model, speculation):
         run = _begin(model, inputs, speculation, options)
@@ -296,14 +304,22 @@ def speculate(
     `tokenizer` to a custom loop. So give `streamer` and `drafter` here, and pass a `StopStringCriteria` instead of
     `stop_strings`. For `token_healing` call `mmdec.generate`.
 
-    drafter: proposes tokens: a name, a folder with weights, a smaller model, a `Drafter`, or None for plain decoding.
-        Default "auto": a drafter that was trained for the model, else "lookup".
-    rule: how drafted tokens are accepted. num_speculative_tokens: draft size; None: chosen in each round. seed: seed of
-        the sampling. statistics: measurements of earlier calls. `generate` explains all these arguments in full.
-    on_round: called with each `Round` when it is finished. Default None.
-    streamer: an object such as transformers' `TextStreamer`, which gets each new token; for batch size 1. Default None.
-    Returns: a `Speculation`.
-    Raises: InputError if an argument is wrong.
+    Args:
+        drafter: Proposes tokens: a name, a folder with weights, a smaller model, a `Drafter`, or None for plain
+            decoding. Default "auto": a drafter that was trained for the model, else "lookup".
+        rule: How drafted tokens are accepted.
+        num_speculative_tokens: Draft size; None: chosen in each round.
+        seed: Seed of the sampling.
+        statistics: Measurements of earlier calls. `generate` explains all these arguments in full.
+        on_round: Called with each `Round` when it is finished. Default None.
+        streamer: An object such as transformers' `TextStreamer`, which gets each new token; for batch size 1. Default
+            None.
+
+    Returns:
+        A `Speculation`.
+
+    Raises:
+        InputError: If an argument is wrong.
     """
     options = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics, on_round, streamer)
     return Speculation(options)
@@ -311,8 +327,10 @@ def speculate(
 
 @dataclass(frozen=True)
 class _Preparation:
-    """A custom loop for `model.generate` that prepares decoding and returns the prepared call instead of decoding. So
-    rounds can be iterated outside of `model.generate`."""
+    """A custom loop for `model.generate` that prepares decoding and returns the prepared call instead of decoding.
+
+    So rounds can be iterated outside of `model.generate`.
+    """
 
     speculation: Speculation
     target: HfTarget
@@ -325,8 +343,10 @@ class _Preparation:
 
 
 def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:
-    """Return a context manager that holds the read locks of the model and of the smaller models that draft for it. If
-    `model` is not a model, it gets no lock; a later check raises the error."""
+    """Return a context manager that holds the read locks of the model and of the smaller models that draft for it.
+
+    If `model` is not a model, it gets no lock; a later check raises the error.
+    """
     return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
 
 
@@ -372,8 +392,13 @@ def _begin(
 
 
 def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
-    """Add to each round the text of its tokens. A character of several tokens comes with its last token. rows: number
-    of batch rows."""
+    """Add to each round the text of its tokens.
+
+    A character of several tokens comes with its last token.
+
+    Args:
+        rows: Number of batch rows.
+    """
     tokens: list[list[int]] = [[] for _ in range(rows)]
     texts = [""] * rows
     for round_ in rounds:
@@ -389,9 +414,13 @@ def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[R
 
 
 def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
-    """Return the model's inputs by name, checked. Raises InputError if the model cannot read them.
+    """Return the model's inputs by name, checked.
 
-    inputs: token ids (B, P), or a tokenizer's or processor's output.
+    Args:
+        inputs: Token ids (B, P), or a tokenizer's or processor's output.
+
+    Raises:
+        InputError: If the model cannot read them.
     """
     if not isinstance(inputs, (Tensor, Mapping)):
         raise InputError(
@@ -420,7 +449,11 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
 
 
 def _check_ids(model: PreTrainedModel, name: str, ids: object) -> None:
-    """Raise InputError for token ids that the model cannot read. name: the argument's name, for the error message."""
+    """Raise InputError for token ids that the model cannot read.
+
+    Args:
+        name: The argument's name, for the error message.
+    """
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
         fault = f"holds {ids.dtype}" if isinstance(ids, Tensor) else f"is {show(ids)}"
         raise InputError(
@@ -443,7 +476,8 @@ def _check_ids(model: PreTrainedModel, name: str, ids: object) -> None:
 def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     """Raise InputError for options of `model.generate` that would fail or exhaust the memory before decoding begins.
 
-    named: the model's inputs by name.
+    Args:
+        named: The model's inputs by name.
     """
     if "custom_generate" in options:
         raise InputError(
@@ -491,7 +525,8 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
 def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[Any, bool]:
     """Remove the options that need a tokenizer, because `model.generate` does not pass its tokenizer to a custom loop.
 
-    Returns: `stop_strings`, the strings at which a text ends, or None; and whether to apply `token_healing`.
+    Returns:
+        `stop_strings`, the strings at which a text ends, or None; and whether to apply `token_healing`.
     """
     taken: dict[str, Any] = {}
     for name in ("stop_strings", "token_healing"):
@@ -514,7 +549,8 @@ def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[
 def heal_tokens(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: Any) -> Tensor:
     """Return the token ids (B, P) after transformers' token healing, which replaces the end of each prompt.
 
-    Raises: InputError if the number of tokens changes, because the mask (B, P) would no longer fit.
+    Raises:
+        InputError: If the number of tokens changes, because the mask (B, P) would no longer fit.
     """
     found = cast(Any, model).heal_tokens(ids, tokenizer)
     if found.shape != ids.shape or mask is None:

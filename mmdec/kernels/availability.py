@@ -45,8 +45,11 @@ def runs_on(device: torch.device) -> bool:
 
 @cache
 def unavailable_reason(index: int | None = None) -> str | None:
-    """Return why the Triton kernels are not used on a GPU, as text for people; None if they are used. index: the GPU's
-    number; None: the current GPU."""
+    """Return why the Triton kernels are not used on a GPU, as text for people; None if they are used.
+
+    Args:
+        index: The GPU's number; None: the current GPU.
+    """
     if os.environ.get("MMDEC_KERNELS") == "0":
         return "MMDEC_KERNELS=0 keeps them off"
     installed = triton_version()
@@ -70,10 +73,10 @@ def unavailable_reason(index: int | None = None) -> str | None:
 
 
 def launch(kernel: Any, grid: tuple[Any, ...]) -> Callable[..., None]:
-    """Return a function that launches `kernel` with the given grid, on the GPU of its first tensor. (Triton alone would
-    use the current GPU.)
+    """Return a function that launches `kernel` with the given grid, on the GPU of its first tensor.
 
-    The function takes the kernel's arguments, and num_warps and num_stages, which Triton's type hints lack.
+    Triton by itself would use the current GPU. The function takes the kernel's arguments, and num_warps and num_stages,
+    which Triton's type hints lack.
     """
     start = kernel[grid]
 

@@ -15,8 +15,8 @@ On GPUs `dag_triton.py` computes in float32, unless an input is float64. Otherwi
 float64: a fast one (`scaled_scan`, on a CPU `dag_scan_cpu.py`), and a slow one (`log_space_scan`) where the fast one is
 inaccurate:
 
-    alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      alpha_0 is nonzero on vertex 0 alone
-    beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   beta_last is nonzero on the last vertex alone
+    alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      alpha_0 is nonzero only on vertex 0
+    beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   beta_last is nonzero only on the last vertex
 
 `log_softmax_gather` makes `match` from logits.
 """
@@ -41,11 +41,16 @@ MAX_TRUSTED_GAP = 640.0
 
 
 def dag_marginal(match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor) -> Tensor:
-    """Return log P(Y | X) (B,), summed over all paths. Differentiable once, in match and links.
+    """Return log P(Y | X) (B,), summed over all paths.
 
-    match: (B, M, L). links: (B, L, L). target_lengths, graph_lengths: (B,), numbers of tokens and of vertices.
-    An impossible sample (fewer vertices than tokens, or no path of finite score) gives -inf and zero gradients. The
-    result has the dtype of match, but at least float32.
+    It is differentiable once, in match and links. An impossible sample (fewer vertices than tokens, or no path of
+    finite score) gives -inf and zero gradients. The result has the dtype of match, but at least float32.
+
+    Args:
+        match: (B, M, L).
+        links: (B, L, L).
+        target_lengths: (B,), numbers of tokens.
+        graph_lengths: (B,), numbers of vertices.
     """
     match, links, last, ends = _check_arguments(match, links, target_lengths, graph_lengths)
     if _kernels_take(match, links):
@@ -65,9 +70,11 @@ def dag_posterior(
 ) -> Tensor:
     """Return the posterior P(v_j emits y_t | X, Y) (B, M, L), without gradient; 0 for padding and impossible samples.
 
-    variant: "paper" is the posterior alpha_t(j) beta_t(j) / P(Y), where beta leaves out the emission at v_j. "released"
-        is what the published code trains with: softmax over j of alpha + beta, where both include this emission. That
-        is the posterior times P(y_t | v_j), normalised; it runs in log space and is several times slower.
+    Args:
+        variant: "paper" is the posterior alpha_t(j) beta_t(j) / P(Y), where beta leaves out the emission at v_j.
+            "released" is what the published code trains with: softmax over j of alpha + beta, where both include this
+            emission. That is the posterior times P(y_t | v_j), normalised; it runs in log space and is several times
+            slower.
     """
     if variant not in ("paper", "released"):
         raise InputError(f'`variant` must be "paper" or "released", but is {variant!r}. The first is the default.')
@@ -88,11 +95,17 @@ def dag_posterior(
 
 
 def dag_best_alignment(match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor) -> Tensor:
-    """Find the most probable path that emits the target. No gradient.
+    """Find the most probable path that emits the target, without a gradient.
 
-    match: (B, M, L). links: (B, L, L). target_lengths, graph_lengths: (B,), numbers of tokens and of vertices.
-    Returns: (B, L): for each vertex, the index of the target token that it emits; -1 if the path does not visit it, or
-        the sample is impossible.
+    Args:
+        match: (B, M, L).
+        links: (B, L, L).
+        target_lengths: (B,), numbers of tokens.
+        graph_lengths: (B,), numbers of vertices.
+
+    Returns:
+        (B, L): for each vertex, the index of the target token that it emits; -1 if the path does not visit it, or the
+        sample is impossible.
     """
     with torch.no_grad():
         match, links, last, ends = _check_arguments(match, links, target_lengths, graph_lengths)
@@ -137,8 +150,11 @@ def expected_states(posterior: Tensor, hidden: Tensor) -> Tensor:
 
 
 class _Marginal(torch.autograd.Function):
-    """The autograd function of log P. The gradient of an emission or a link is its expected number of uses by a path;
-    the forward-backward scan computes these numbers."""
+    """The autograd function of log P.
+
+    The gradient of an emission or a link is its expected number of uses by a path; the forward-backward scan computes
+    these numbers.
+    """
 
     @staticmethod
     def forward(ctx: Any, match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
@@ -172,8 +188,11 @@ def _kernels_take(match: Tensor, links: Tensor) -> bool:
 def _check_arguments(
     match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Check the arguments of the public functions. Returns match, links, and the indices (B,) of the last token and of
-    the last vertex."""
+    """Check the arguments of the public functions.
+
+    Returns:
+        Match, links, and the indices (B,) of the last token and of the last vertex.
+    """
     if match.dim() != 3 or 0 in match.shape[1:] or not match.is_floating_point():
         raise InputError(
             f"`match` must be floating-point log-probabilities (B, M, L), but is {match.dtype} of shape "
@@ -205,7 +224,9 @@ def check_links(links: Tensor, batch: int, size: int) -> Tensor:
 def check_lengths(name: str, lengths: Tensor, batch: int, longest: int, device: torch.device) -> Tensor:
     """Return the lengths (B,) as int64 on `device`; raise InputError unless all are integers from 1 to `longest`.
 
-    name: the argument's name in the error. batch: B.
+    Args:
+        name: The argument's name in the error.
+        batch: B.
     """
     if tuple(lengths.shape) != (batch,) or lengths.is_floating_point():
         raise InputError(
@@ -228,8 +249,10 @@ def forward_links(links: Tensor, graph_lengths: Tensor) -> Tensor:
 
 
 def mask_impossible_(scores: Tensor, graph_lengths: Tensor) -> Tensor:
-    """Set the scores (B, L, L) of impossible jumps (backward, in place, from or to padding) to -inf, in the tensor
-    itself."""
+    """Set the scores (B, L, L) of impossible jumps to -inf, in the tensor itself.
+
+    A jump is impossible if it goes backward, stays in place, or touches padding.
+    """
     size = scores.size(1)
     # a possible jump has i < j < length, so a check of j against the length covers i
     outside = torch.arange(size, device=scores.device) >= graph_lengths[:, None]  # shape (B, L)
@@ -246,8 +269,11 @@ class Posterior(NamedTuple):
 
 
 def mask_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `match` and `links` as float64, with -inf where no complete path can pass. last, ends: (B,) indices of the
-    last token and the last vertex."""
+    """Return `match` and `links` as float64, with -inf where no complete path can pass.
+
+    Args:
+        last, ends: (B,) indices of the last token and the last vertex.
+    """
     steps = torch.arange(match.size(1), device=match.device)
     vertex = torch.arange(match.size(2), device=match.device)
     # each token needs a later vertex: token t is on vertex t at the earliest, and leaves one for each later token
@@ -260,8 +286,11 @@ def mask_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tup
 def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, counted: bool = True) -> Posterior:
     """Compute log P(Y | X) and the posteriors of vertices and links by the forward-backward algorithm.
 
-    match: (B, M, L) float. links: (B, L, L) float. last, ends: (B,) indices of the last token and the last vertex.
-    counted: whether the posteriors of links are needed; without them the scan is faster, and they are 0.
+    Args:
+        match: (B, M, L) float.
+        links: (B, L, L) float.
+        last, ends: (B,) indices of the last token and the last vertex.
+        counted: Whether the posteriors of links are needed; without them the scan is faster, and they are 0.
     """
     if match.device.type == "cpu":
         return _scan_samples(match, links, last, ends, vertices=True, counted=counted)
@@ -275,8 +304,13 @@ def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *
 
 
 def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Compute only log P (B,) in float64, from match (B, M, L) and links (B, L, L). On a CPU this takes half of
-    `forward_backward`'s time. last, ends: (B,) indices of the last token and the last vertex."""
+    """Compute only log P (B,) in float64, from match (B, M, L) and links (B, L, L).
+
+    On a CPU this takes half of `forward_backward`'s time.
+
+    Args:
+        last, ends: (B,) indices of the last token and the last vertex.
+    """
     if match.device.type == "cpu":
         return _scan_samples(match, links, last, ends, vertices=False, counted=False).log_prob
     return forward_backward(match, links, last, ends).log_prob
@@ -285,11 +319,16 @@ def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
 def _scan_samples(
     match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, vertices: bool, counted: bool
 ) -> Posterior:
-    """Run the forward-backward scan on a CPU for one sample at a time, cropped to its lengths. `log_space_scan` repeats
-    inaccurate samples.
+    """Run the forward-backward scan on a CPU for one sample at a time, cropped to its lengths.
 
-    match: (B, M, L). links: (B, L, L). last, ends: (B,) indices of the last token and the last vertex.
-    vertices, counted: whether posteriors of vertices and of links are needed; if not, these results are empty tensors.
+    `log_space_scan` repeats inaccurate samples.
+
+    Args:
+        match: (B, M, L).
+        links: (B, L, L).
+        last, ends: (B,) indices of the last token and the last vertex.
+        vertices, counted: Whether posteriors of vertices and of links are needed; if not, these results are empty
+            tensors.
     """
     batch, steps, size = match.shape
     log_prob = torch.full((batch,), NEG_INF, dtype=torch.float64)
@@ -408,8 +447,13 @@ def scaled_scan(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tup
 
 
 def log_space_scan(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:
-    """Run the slow scan, in log space, on masked float64 inputs match (B, M, L) and links (B, L, L). It is accurate for
-    every input. last, ends: (B,) indices of the last token and the last vertex."""
+    """Run the slow scan, in log space, on masked float64 inputs match (B, M, L) and links (B, L, L).
+
+    It is accurate for every input.
+
+    Args:
+        last, ends: (B,) indices of the last token and the last vertex.
+    """
     alpha, beta, log_prob = log_alpha_beta(match, links, last, ends)
     # 0 for a sample without any possible path: alpha + beta are -inf there, and exp makes them 0
     shift = _finite(log_prob)[:, None, None]
@@ -422,8 +466,14 @@ def log_space_scan(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
 
 
 def log_alpha_beta(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute log alpha, which includes the emission at the vertex, and log beta, which does not, both (B, M, L); and
-    log P (B,). last, ends: (B,) indices of the last token and the last vertex."""
+    """Compute log alpha, log beta and log P of each sample.
+
+    Args:
+        last, ends: (B,) indices of the last token and the last vertex.
+
+    Returns:
+        Log alpha (B, M, L), which includes the emission at the vertex; log beta (B, M, L), which does not; log P (B,).
+    """
     steps = match.size(1)
     row = torch.arange(match.size(0), device=match.device)
     alpha = torch.full_like(match, NEG_INF)
@@ -456,9 +506,13 @@ def _finite(values: Tensor) -> Tensor:
 def log_softmax_gather(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the log-probability of each target token at each vertex, without a log-softmax over the whole vocabulary.
 
-    logits: (B, L, V) of the vertices. targets: (B, M) token ids, 0 .. V - 1.
-    Returns: (B, M, L) log P(y_t | v_j), at least float32. Differentiable once, in the logits. On a GPU the logits are
-        read once, and a second time for the gradient.
+    Args:
+        logits: (B, L, V) of the vertices.
+        targets: (B, M) token ids, 0 .. V - 1.
+
+    Returns:
+        (B, M, L) log P(y_t | v_j), at least float32. Differentiable once, in the logits. On a GPU the logits are read
+        once, and a second time for the gradient.
     """
     if logits.dim() != 3 or targets.dim() != 2 or len(logits) != len(targets) or targets.is_floating_point():
         raise InputError(
@@ -473,8 +527,10 @@ def log_softmax_gather(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """The autograd function of the chosen tokens' logits minus the log-sum-exp of all logits. The backward pass
-    allocates no memory except the gradient."""
+    """The autograd function of the chosen tokens' logits minus the log-sum-exp of all logits.
+
+    The backward pass allocates no memory except the gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:

@@ -28,13 +28,19 @@ BOS, EOS = 0, 2  # ids of <s> and </s>, which the first and the last vertex emit
 
 
 class TokenNGram(Protocol):
-    """A language model of tokens. `pieces`: number of tokens. The id `pieces` stands for a text's start, `pieces + 1`
-    for its end."""
+    """A language model of tokens.
 
-    pieces: int
+    The id `pieces` stands for a text's start, `pieces + 1` for its end.
+    """
+
+    pieces: int  # number of tokens
 
     def after(self, context: Sequence[int]) -> Callable[[int], float]:
-        """Return a function: token id -> ln P(token | context). context: ids of all tokens before it."""
+        """Return a function: token id -> ln P(token | context).
+
+        Args:
+            context: Ids of all tokens before it.
+        """
         ...
 
 
@@ -59,18 +65,25 @@ def beam_path(
     collapse: bool = False,
     specials: int = 4,
 ) -> LatticePath:
-    """Decode each graph to the texts of the highest scores. Padding is never read. The first vertex always emits token
-    0, <s>, and the last one token 2, </s>.
+    """Decode each graph to the texts of the highest scores.
 
-    emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,), numbers of
-        vertices.
-    ngram: a language model of the tokens; None: only the graph's probabilities count.
-    count: number of texts of each graph, the best first. If a graph has fewer texts, its last text is repeated.
-    collapse: whether a vertex that emits the same token as the vertex before adds nothing to the text.
-    specials: ids below this number are special tokens, which are not part of the text.
-    Returns: a `LatticePath` of B * count rows: the most probable path of each text; the texts of one graph follow each
+    Padding is never read. The first vertex always emits token 0, <s>, and the last one token 2, </s>.
+
+    Args:
+        emissions: (B, L, V) log-probabilities.
+        links: (B, L, L) log-probabilities.
+        graph_lengths: (B,), numbers of vertices.
+        ngram: A language model of the tokens; None: only the graph's probabilities count.
+        count: Number of texts of each graph, the best first. If a graph has fewer texts, its last text is repeated.
+        collapse: Whether a vertex that emits the same token as the vertex before adds nothing to the text.
+        specials: Ids below this number are special tokens, which are not part of the text.
+
+    Returns:
+        A `LatticePath` of B * count rows: the most probable path of each text; the texts of one graph follow each
         other. If no text is probable enough, the text is empty and its score -inf.
-    Source: Huang et al. 2022, "Directed Acyclic Transformer", section 3.3 and its released code.
+
+    References:
+        Huang et al. 2022, "Directed Acyclic Transformer", section 3.3 and its released code.
     """
     ends = check_lengths("graph_lengths", graph_lengths, emissions.size(0), emissions.size(1), emissions.device) - 1
     emissions, links = emissions.detach().float().cpu(), links.detach().float().cpu()
@@ -97,8 +110,15 @@ def beam_path(
 def _search(
     emissions: Tensor, links: Tensor, ngram: TokenNGram | None, collapse: bool, specials: int
 ) -> list[tuple[float, tuple[int, ...], _Hypothesis]]:
-    """Search one graph. emissions: (L, V). links: (L, L). Returns: (score, token ids, hypothesis) of each text, best
-    first."""
+    """Search one graph.
+
+    Args:
+        emissions: (L, V).
+        links: (L, L).
+
+    Returns:
+        (score, token ids, hypothesis) of each text, best first.
+    """
     end = len(emissions) - 1
     likely, tokens = (part.tolist() for part in emissions.topk(min(MAX_TOKENS_PER_VERTEX, emissions.size(1)), -1))
     chances, jumps = (part.tolist() for part in links.topk(min(MAX_JUMPS_PER_VERTEX, end + 1), -1))
@@ -141,8 +161,10 @@ def _search(
 
 
 def _after(ngram: TokenNGram | None, text: Sequence[int]) -> Callable[[int | None], float]:
-    """Return a function: token after `text` -> its ln P by the n-gram. The token None stands for the text's end.
-    Without an n-gram the function returns 0."""
+    """Return a function: token after `text` -> its ln P by the n-gram.
+
+    The token None stands for the text's end. Without an n-gram the function returns 0.
+    """
     if ngram is None:
         return lambda token: 0.0
     start, score = ngram.pieces, ngram.after((ngram.pieces, *text))
@@ -150,8 +172,10 @@ def _after(ngram: TokenNGram | None, text: Sequence[int]) -> Callable[[int | Non
 
 
 def _keep(texts: dict[tuple[int, ...], _Hypothesis], text: tuple[int, ...], new: _Hypothesis) -> None:
-    """Add a hypothesis to the dict `texts`. If the text is already there, the probabilities are summed and the better
-    path is kept."""
+    """Add a hypothesis to the dict `texts`.
+
+    If the text is already there, the probabilities are summed and the better path is kept.
+    """
     old = texts.get(text)
     if old is None:
         texts[text] = new

@@ -47,12 +47,17 @@ class LatticePath:
 @final
 @dataclass(frozen=True)
 class PathOptions:
-    """Options of the path search: weights, maximum length and end tokens. `decode_lattice` explains each."""
+    """Options of the path search: weights, maximum length and end tokens."""
 
-    lookahead_weight: float = 1.0
+    lookahead_weight: float = 1.0  # factor on the log-probability of the next vertex's best token in "lookahead"
+    # in the Viterbi strategies, the score is divided by the path's number of vertices to this power
     length_penalty: float = 1.0
+    # maximum number of vertices of a path in the Viterbi strategies; time and memory grow with it
     max_length: int | None = None
+    # Keep one vertex of each run of equal tokens: the earliest, or the last one if the run ends the path. The first and
+    # the last vertex always stay. This is the paper's rule; it also deletes real repetitions.
     collapse: bool = False
+    # tokens of the first and the last vertex; None: their most probable token; a graph of one vertex emits bos
     bos: int | None = 0
     eos: int | None = 2
 
@@ -64,20 +69,20 @@ def decode_lattice(
     strategy: LatticeStrategy = "lookahead",
     **options: Any,
 ) -> LatticePath:
-    """Decode each graph to one path. Padding is never read.
+    """Decode each graph to one path.
 
-    emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,), numbers of
-        vertices.
-    strategy: "greedy", "lookahead", "viterbi" or "joint-viterbi"; the module's docstring has their formulas.
-    lookahead_weight: factor on the log-probability of the next vertex's best token in "lookahead".
-    length_penalty: in the Viterbi strategies, the score is divided by the path's number of vertices to this power.
-    max_length: maximum number of vertices of a path in the Viterbi strategies; time and memory grow with it.
-    collapse: keep one vertex of each run of equal tokens: the earliest, or the last one if the run ends the path. The
-        first and the last vertex always stay. This is the paper's rule; it also deletes real repetitions.
-    bos, eos: the tokens of the first and the last vertex; None: their most probable token. A graph of one vertex emits
-        bos.
-    Returns: a `LatticePath`. If a path reaches a vertex without a possible jump, it continues at the last vertex, with
-        a score of -inf.
+    Padding is never read.
+
+    Args:
+        emissions: (B, L, V) log-probabilities.
+        links: (B, L, L) log-probabilities.
+        graph_lengths: (B,), numbers of vertices.
+        strategy: "greedy", "lookahead", "viterbi" or "joint-viterbi"; the module's docstring has their formulas.
+        options: Fields of `PathOptions`.
+
+    Returns:
+        A `LatticePath`. If a path reaches a vertex without a possible jump, it continues at the last vertex, with a
+        score of -inf.
     """
     how = PathOptions(**options)
     size = _check_arguments(emissions, links, strategy, how)
@@ -103,8 +108,10 @@ def decode_lattice(
 def _best_tokens(emissions: Tensor, ends: Tensor, bos: int | None, eos: int | None) -> tuple[Tensor, Tensor]:
     """Return each vertex's best token and its log-probability s_j, both (B, L).
 
-    emissions: (B, L, V). ends: (B,) index of the last vertex. bos, eos: fixed tokens of the first and the last vertex;
-        None: not fixed.
+    Args:
+        emissions: (B, L, V).
+        ends: (B,) index of the last vertex.
+        bos, eos: Fixed tokens of the first and the last vertex; None: not fixed.
     """
     best, choices = emissions.max(2)
     row = torch.arange(len(ends), device=ends.device)
@@ -117,14 +124,20 @@ def _best_tokens(emissions: Tensor, ends: Tensor, bos: int | None, eos: int | No
 
 
 def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """Follow the best jump from each vertex, from the first vertex to the last. Returns: vertices (B, K) and lengths
-    (B,).
+    """Follow the best jump from each vertex, from the first vertex to the last.
 
-    links: (B, L, L). best: (B, L), log-probability of each vertex's best token. ends: (B,) index of the last vertex.
-        weight: factor on `best`.
     The best jump of all vertices is computed at once. Then the known path doubles in each step: from its first 2^k
     vertices, and the table of all jumps over 2^k vertices. So L vertices take log2(L) gathers, without synchronising
     with the device.
+
+    Args:
+        links: (B, L, L).
+        best: (B, L), log-probability of each vertex's best token.
+        ends: (B,) index of the last vertex.
+        weight: Factor on `best`.
+
+    Returns:
+        Vertices (B, K) and lengths (B,).
     """
     favourite = links.clone() if weight == 0.0 else links + weight * best[:, None, :]  # shape (B, L, L)
     top, jump = mask_impossible_(favourite, ends + 1).max(2)
@@ -139,13 +152,19 @@ def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Ten
 
 
 def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest: int) -> tuple[Tensor, Tensor]:
-    """Find the path with the highest score / length ** penalty: first the best path of each length, then the best
-    length. Returns: vertices (B, K) and lengths (B,).
+    """Find the path with the highest score / length ** penalty.
 
-    links: (B, L, L). gains: (B, L), score for visiting each vertex. ends: (B,) index of the last vertex. longest:
-        maximum number of vertices on a path.
-    Only the scores (longest, B, L) are stored; the predecessors of the vertices on the path are computed again when it
-    is traced back.
+    It finds the best path of each length, then the best length. Only the scores (longest, B, L) are stored; the
+    predecessors of the vertices on the path are computed again when it is traced back.
+
+    Args:
+        links: (B, L, L).
+        gains: (B, L), score for visiting each vertex.
+        ends: (B,) index of the last vertex.
+        longest: Maximum number of vertices on a path.
+
+    Returns:
+        Vertices (B, K) and lengths (B,).
     """
     batch, size = gains.shape
     row = torch.arange(batch, device=links.device)
@@ -175,8 +194,10 @@ def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest
 def _scores(links: Tensor, best: Tensor, vertices: Tensor, inside: Tensor) -> Tensor:
     """Return log P(A, Y | X) (B,): the sum of the log-probabilities of the path's emissions and jumps.
 
-    best: (B, L), log-probability of the token that each vertex emits. vertices: (B, K). inside: (B, K) bool, False
-        beyond the path.
+    Args:
+        best: (B, L), log-probability of the token that each vertex emits.
+        vertices: (B, K).
+        inside: (B, K) bool, False beyond the path.
     """
     emitted = best.gather(1, vertices).masked_fill(~inside, 0.0).sum(1)
     row = torch.arange(len(links), device=links.device)[:, None]
@@ -189,8 +210,13 @@ def _collapse(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Keep one vertex of each run of equal tokens, and move the kept vertices to the left; K does not change.
 
-    tokens, vertices: (B, K). lengths: (B,). inside: (B, K) bool, False beyond the path. Returns: these four tensors for
-        the new paths.
+    Args:
+        tokens, vertices: (B, K).
+        lengths: (B,).
+        inside: (B, K) bool, False beyond the path.
+
+    Returns:
+        These four tensors for the new paths.
     """
     last = (lengths - 1)[:, None]  # shape (B, 1)
     keep = inside.clone()
@@ -215,7 +241,14 @@ def _collapse(
 
 
 def _check_arguments(emissions: Tensor, links: Tensor, strategy: str, how: PathOptions) -> int:
-    """Check all arguments except the lengths. how: the options. Returns: L, the number of vertices."""
+    """Check all arguments except the lengths.
+
+    Args:
+        how: The options.
+
+    Returns:
+        L, the number of vertices.
+    """
     if strategy not in get_args(LatticeStrategy):
         strategies = ", ".join(f'"{name}"' for name in get_args(LatticeStrategy))
         raise InputError(f'`strategy` must be one of {strategies}, but is {strategy!r}. The default is "lookahead".')

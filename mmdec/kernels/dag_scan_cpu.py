@@ -1,5 +1,7 @@
-"""The forward-backward scan of `dag.scaled` for a CPU. It processes one sample at a time, token by token, because on a
-CPU, call overhead and memory traffic cost more time than additions.
+"""The forward-backward scan of `dag.scaled_scan` for a CPU.
+
+It processes one sample at a time, token by token, because on a CPU, call overhead and memory traffic cost more time
+than additions.
 
 Probabilities below e^-708 of their scale become 0. `MAX_TRUSTED_GAP` limits how much of P may be lost by this.
 """
@@ -34,11 +36,7 @@ class States(NamedTuple):
 
 @np.errstate(all="ignore")  # underflow and overflow are detected from the results
 def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Sample | None:
-    """Compute log P and the posteriors of one sample. Returns None if float64 is too imprecise.
-
-    match: (M, L), links: (L, L), log-probabilities in any float dtype, without padding; L >= M.
-    vertices: whether posteriors of vertices are needed; without them only one direction is scanned, for log P. counted:
-        whether posteriors of links are needed; this requires `vertices`.
+    """Compute log P and the posteriors of one sample.
 
     Token t can only be on the vertices t .. t + R, where R = L - M. So a state is a row of R + 1 numbers, and the links
     from token t to t + 1 are a window of the link matrix that moves down the diagonal by one. All windows are views,
@@ -47,6 +45,15 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
     A state is divided by its maximum every few steps, within the product that reads it, because finding a maximum takes
     as long as a product of some hundred numbers. A state may decrease in between, so the trusted range is smaller. If
     it decreases too much, the scan is repeated with a division in every step.
+
+    Args:
+        match: (M, L), log-probabilities in any float dtype, without padding; L >= M.
+        links: (L, L), log-probabilities.
+        vertices: Whether posteriors of vertices are needed; without them only one direction is scanned, for log P.
+        counted: Whether posteriors of links are needed; this requires `vertices`.
+
+    Returns:
+        None if float64 is too imprecise.
     """
     weights, link_top = _link_probabilities(links)
     steps, size = match.shape
@@ -111,11 +118,15 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
 
 
 def _count_links(weights: Tensor, onward: Tensor, back: Tensor, rates: Tensor) -> None:
-    """Multiply each link's scaled probability by the rate of its use. The product is the link's posterior: its expected
-    number of uses.
+    """Multiply each link's scaled probability by the rate of its use, in place.
 
-    weights: (L, L), overwritten. onward, back: (M, R + 1), states of the forward and the backward direction. rates: (M
-        - 1,), factors that undo the scaling, one for the jumps from each token.
+    The product is the link's posterior: its expected number of uses.
+
+    Args:
+        weights: (L, L), overwritten.
+        onward: (M, R + 1), states of the forward direction.
+        back: (M, R + 1), states of the backward direction.
+        rates: (M - 1,), factors that undo the scaling, one for the jumps from each token.
     """
     (steps, room), size = onward.shape, len(weights)
     leaving, entering = torch.zeros(2, max(steps - 1, 0), size, dtype=torch.float64)
@@ -128,8 +139,11 @@ def _count_links(weights: Tensor, onward: Tensor, back: Tensor, rates: Tensor) -
 
 
 def _link_probabilities(links: Tensor) -> tuple[Tensor, float]:
-    """Return the probabilities (L, L) float64 of all forward links, divided by the largest one if that exceeds 1; and
-    the divisor's natural logarithm. Other entries are 0."""
+    """Compute the probabilities of all forward links, divided by the largest one if that exceeds 1.
+
+    Returns:
+        (L, L) float64, 0 at other entries; and the divisor's natural logarithm.
+    """
     link_top = float(links.amax())
     if not link_top <= 0.0:  # the largest entry may lie below the diagonal, where it is no link
         link_top = float(links.triu(1).amax())
@@ -145,12 +159,17 @@ def _link_probabilities(links: Tensor) -> tuple[Tensor, float]:
 
 
 def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int = STEPS_PER_RESCALE) -> States | None:
-    """Compute all states of one direction. Returns None if a state is 0 or too small for float64.
+    """Compute all states of one direction.
 
-    windows: (M - 1, R + 1, R + 1), probabilities of the jumps from each token to the next. emission: (M, R + 1), scaled
-        emission probabilities.
-    arrivals: (M, R + 1): if given, the direction is backward, and the states without emission are written here; None:
-        forward. every: number of steps after which a state is divided by its maximum.
+    Args:
+        windows: (M - 1, R + 1, R + 1), probabilities of the jumps from each token to the next.
+        emission: (M, R + 1), scaled emission probabilities.
+        arrivals: (M, R + 1): if given, the direction is backward, and the states without emission are written here;
+            None: forward.
+        every: Number of steps after which a state is divided by its maximum.
+
+    Returns:
+        None if a state is 0 or too small for float64.
     """
     steps, room = emission.shape
     states, factors = torch.zeros(steps, room, dtype=torch.float64), [0.0] * steps
@@ -192,8 +211,7 @@ def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int 
 
 
 def _window(full: Tensor, room: int) -> Tensor:
-    """Return a diagonal view (T, room) of a contiguous (T, L) matrix: its row t is row t of the matrix, columns t .. t
-    + room - 1."""
+    """Return a diagonal view (T, room) of a contiguous (T, L) matrix: row t shows the columns t .. t + room - 1."""
     return full.as_strided((full.shape[0], room), (full.shape[1] + 1, 1), full.storage_offset())
 
 
@@ -202,8 +220,10 @@ def _finite(values: Tensor) -> Tensor:
 
 
 class Sample(NamedTuple):
-    """The results of one sample. (A scan returns None instead if float64 is too imprecise; then `dag.exact` computes
-    the sample.)"""
+    """The results of one sample.
+
+    If float64 is too imprecise, a scan returns None instead; then `dag.log_space_scan` computes the sample.
+    """
 
     log_prob: float
     vertices: Tensor | None  # (M, L) float64, posteriors P(y_t is emitted by v_j | Y); None if not needed

@@ -31,8 +31,15 @@ VOCABULARY = 2048  # number of logits that one program reads at a time
 
 @triton.jit
 def _log_add(top, total, scores, AXIS: tl.constexpr):
-    """Update a running log-sum-exp by scores along the axis AXIS. top: the maximum so far. total: sum of exp(score -
-    top). Returns: the new (top, total)."""
+    """Update a running log-sum-exp by scores along the axis AXIS.
+
+    Args:
+        top: The maximum so far.
+        total: Sum of exp(score - top).
+
+    Returns:
+        The new (top, total).
+    """
     new_top = tl.maximum(top, tl.max(scores, AXIS))
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp(scores - tl.expand_dims(shift, AXIS))
@@ -41,8 +48,12 @@ def _log_add(top, total, scores, AXIS: tl.constexpr):
 
 @triton.jit
 def _log(top, total):
-    """Return the value of a running log-sum-exp, top + log(total); -inf if nothing was added. top: the maximum. total:
-    sum of exp(score - top)."""
+    """Return the value of a running log-sum-exp, top + log(total); -inf if nothing was added.
+
+    Args:
+        top: The maximum.
+        total: Sum of exp(score - top).
+    """
     return tl.where(total == 0.0, float("-inf"), top + tl.log(tl.where(total == 0.0, 1.0, total)))
 
 
@@ -52,7 +63,11 @@ def _alpha_step(
     m_b, m_t, m_j, l_b, l_i, l_j, a_b, a_t,
     BEST: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute alpha_t of NARROW vertices. BEST: compute the score of the best path instead of the sum over paths."""
+    """Compute alpha_t of NARROW vertices.
+
+    Args:
+        BEST: Compute the score of the best path instead of the sum over paths.
+    """
     row = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * NARROW + tl.arange(0, NARROW)
     final, end = tl.load(last + row), tl.load(ends + row)
@@ -121,8 +136,7 @@ def _link_counts(
     m_b, m_t, m_j, l_b, l_i, l_j, a_b, a_t, c_b, c_i, c_j,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the expected number of uses of BLOCK x BLOCK links, multiplied by the gradient of the sample's log P
-    (`scale`)."""
+    """Compute the expected number of uses of BLOCK x BLOCK links, times the gradient `scale` of the sample's log P."""
     row = tl.program_id(2).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     j = (tl.program_id(0) + tl.program_id(1)) * BLOCK + tl.arange(0, BLOCK)
@@ -147,9 +161,13 @@ def _link_counts(
 
 @triton.jit
 def _trace(links, best, path, last, ends, size, l_b, l_i, l_j, a_b, a_t, WIDE: tl.constexpr):
-    """Trace the best path of one sample back from its last vertex. path: (B, L), filled with -1; the index of the
-    emitted token is written at each vertex on the path. If scores are equal, the vertex with the lowest index is
-    taken."""
+    """Trace the best path of one sample back from its last vertex.
+
+    If scores are equal, the vertex with the lowest index is taken.
+
+    Args:
+        path: (B, L), filled with -1; the index of the emitted token is written at each vertex on the path.
+    """
     row = tl.program_id(0).to(tl.int64)
     final, vertex = tl.load(last + row), tl.load(ends + row)
     if tl.load(best + row * a_b + final * a_t + vertex) > float("-inf"):
@@ -174,8 +192,9 @@ def _trace(links, best, path, last, ends, size, l_b, l_i, l_j, a_b, a_t, WIDE: t
 def alphas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, best: bool = False) -> Tensor:
     """Compute alpha (B, M, L) float32; -inf where no path passes.
 
-    last, ends: (B,) indices of the last token and the last vertex. best: compute scores of the best path instead of
-        sums over paths.
+    Args:
+        last, ends: (B,) indices of the last token and the last vertex.
+        best: Compute scores of the best path instead of sums over paths.
     """
     batch, steps, size = match.shape
     alpha = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
@@ -188,8 +207,11 @@ def alphas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, best: bo
 
 
 def betas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Compute beta (B, M, L) float32; -inf where no path passes. last, ends: (B,) indices of the last token and the
-    last vertex."""
+    """Compute beta (B, M, L) float32; -inf where no path passes.
+
+    Args:
+        last, ends: (B,) indices of the last token and the last vertex.
+    """
     batch, steps, size = match.shape
     beta = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
     for t in range(steps - 1, -1, -1):
@@ -201,8 +223,12 @@ def betas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
 
 
 def final_scores(alpha: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Return each sample's alpha at its last token and last vertex, (B,). alpha: (B, M, L). last, ends: (B,) indices of
-    these two."""
+    """Return each sample's alpha at its last token and last vertex, (B,).
+
+    Args:
+        alpha: (B, M, L).
+        last, ends: (B,) indices of these two.
+    """
     return alpha[torch.arange(len(alpha), device=alpha.device), last, ends]
 
 
@@ -216,10 +242,13 @@ def link_gradient(
     ends: Tensor,
     last: Tensor,
 ) -> Tensor:
-    """Compute the gradient (B, L, L) of the links: their expected numbers of uses times scale (B,). The result has the
-    dtype and strides of `links`.
+    """Compute the gradient (B, L, L) of the links: their expected numbers of uses times scale (B,).
 
-    log_prob: (B,), log P. ends, last: (B,) indices of the last vertex and the last token.
+    The result has the dtype and strides of `links`.
+
+    Args:
+        log_prob: (B,), log P.
+        ends, last: (B,) indices of the last vertex and the last token.
     """
     batch, _, size = match.shape
     counts = torch.zeros(links.shape, dtype=links.dtype, device=links.device)
@@ -260,14 +289,22 @@ class _Marginal(torch.autograd.Function):
 
 
 def marginal_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Compute log P(Y | X) (B,) in float32, differentiable once. match: (B, M, L). links: (B, L, L). last, ends: (B,)
-    indices of the last token and the last vertex."""
+    """Compute log P(Y | X) (B,) in float32, differentiable once.
+
+    Args:
+        match: (B, M, L).
+        links: (B, L, L).
+        last, ends: (B,) indices of the last token and the last vertex.
+    """
     return _Marginal.apply(match, links, last, ends)
 
 
 def posterior_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Compute the posterior P(v_j emits y_t | X, Y), (B, M, L) float32; 0 for an impossible sample. last, ends: (B,)
-    indices of the last token and the last vertex."""
+    """Compute the posterior P(v_j emits y_t | X, Y), (B, M, L) float32; 0 for an impossible sample.
+
+    Args:
+        last, ends: (B,) indices of the last token and the last vertex.
+    """
     alpha = alphas(match, links, last, ends)
     log_prob = final_scores(alpha, last, ends)
     shift = log_prob.masked_fill(log_prob == NEG_INF, 0.0)[:, None, None]
@@ -275,8 +312,14 @@ def posterior_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -
 
 
 def best_alignment_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Find the most probable path. Returns (B, L) int64: for each vertex, the index of the token that it emits; -1 if
-    the path does not visit it. last, ends: (B,) indices of the last token and the last vertex."""
+    """Find the most probable path.
+
+    Args:
+        last, ends: (B,) indices of the last token and the last vertex.
+
+    Returns:
+        (B, L) int64: for each vertex, the index of the token that it emits; -1 if the path does not visit it.
+    """
     best = alphas(match, links, last, ends, best=True)
     batch, _, size = match.shape
     path = torch.full((batch, size), -1, dtype=torch.long, device=match.device)

@@ -21,15 +21,19 @@ REMAINDER_SCALE = 2.0**11
 
 @final
 class HalfWeights:
-    """A linear layer with weights (O, I) stored in float16: one float16 number for each weight, or two numbers with the
-    weight as their sum if one number is not exact.
+    """A linear layer with weights (O, I) stored in float16: one number for each, or two whose sum is the weight.
 
-    The sum of two float16 numbers keeps 22 of the 24 bits of precision of float32.
+    Two numbers are stored if one is not exact. Their sum keeps 22 of the 24 bits of precision of float32.
+
+    Args:
+        weight: (O, I) float32 on a CPU.
+        bias: (O,).
+
+    Raises:
+        RuntimeError: If fbgemm does not support this CPU, or if a weight is too large for float16.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight: (O, I) float32 on a CPU. bias: (O,). Raises RuntimeError if fbgemm does not support this CPU, or if a
-        weight is too large for float16."""
         weight = weight.detach()
         parts = weight.split(ROWS_PER_PART)
         self.exact = all(torch.equal(part.half().float(), part) for part in parts)
@@ -41,7 +45,11 @@ class HalfWeights:
         self._rest: Any = None if self.exact else prepack((weight - first).mul_(REMAINDER_SCALE), None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply the linear layer to x (..., I) float32. Returns (..., O)."""
+        """Apply the linear layer to x (..., I) float32.
+
+        Returns:
+            (..., O).
+        """
         if -(count := x.shape[:-1].numel()) % (group := _group()):
             rows = F.pad(x.reshape(count, -1), (0, 0, 0, -count % group))
             return self._product(rows)[:count].view(*x.shape[:-1], -1)
@@ -56,8 +64,10 @@ class HalfWeights:
 
 @cache
 def _group() -> int:
-    """Return n: if the number of input rows is a multiple of n, a row's result does not depend on the other rows. n is
-    1; or 3 on a CPU (with AVX2 only) where fbgemm sums the last one or two rows in another order."""
+    """Return n: if the number of input rows is a multiple of n, a row's result does not depend on the other rows.
+
+    n is 1; or 3 on a CPU (with AVX2 only) where fbgemm sums the last one or two rows in another order.
+    """
     draw = torch.Generator().manual_seed(0)
     weight, rows = torch.randn(64, 512, generator=draw).half().float(), torch.randn(3, 512, generator=draw)
     packed = torch.ops.quantized.linear_prepack_fp16(weight, None)

@@ -16,11 +16,13 @@ PATH = 64  # maximum entries of a row that the Triton kernel reads before it wri
 def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
     """Move the entries of some tokens in a key-value cache, in place.
 
-    kv: (..., B, H, S, D): B rows, H key heads, S tokens; leading dimensions (layers, keys and values) are moved in the
-        same way.
-    columns: for each row, the indices (0 .. S - 1) of the entries to move. begins: for each row, the index to which the
-        first of these entries moves; the next entries follow it in order.
     Source and destination may overlap. Entries that are in place already are not moved.
+
+    Args:
+        kv: (..., B, H, S, D): B rows, H key heads, S tokens; leading dimensions (layers, keys and values) are moved in
+            the same way.
+        columns: For each row, the indices (0 .. S - 1) of the entries to move.
+        begins: For each row, the index to which the first of these entries moves; the next entries follow it in order.
     """
     if kv.device.type == "cpu":
         copy_rows(kv, columns, begins)
@@ -33,10 +35,14 @@ def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
 
 
 def copy_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """Move cache entries row by row, with two copies for each row. On a CPU this takes a third of the time of indexing.
+    """Move cache entries row by row, with two copies for each row.
 
-    kv: (..., B, H, S, D). columns: for each row, the indices of the entries to move. begins: for each row, the index to
-        which the first one moves.
+    On a CPU this takes a third of the time of indexing.
+
+    Args:
+        kv: (..., B, H, S, D).
+        columns: For each row, the indices of the entries to move.
+        begins: For each row, the index to which the first one moves.
     """
     for row, (path, begin) in enumerate(zip(columns, begins, strict=True)):
         first = next((step for step, column in enumerate(path) if column != begin + step), len(path))
@@ -49,8 +55,10 @@ def copy_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
 def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
     """Move the cache entries of all rows in a few operations, on a GPU where the Triton kernel cannot be used.
 
-    kv: (..., B, H, S, D). columns: for each row, the indices of the entries to move. begins: for each row, the index to
-        which the first one moves.
+    Args:
+        kv: (..., B, H, S, D).
+        columns: For each row, the indices of the entries to move.
+        begins: For each row, the index to which the first one moves.
     """
     moves = [
         (row, column, begin + step)
@@ -65,11 +73,13 @@ def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[in
 
 
 def kernel_fits(columns: Sequence[Sequence[int]], begins: Sequence[int]) -> bool:
-    """Return whether the Triton kernel can do these moves: each row moves at most `PATH` entries, or its indices ascend
-    and each entry moves to a lower index.
+    """Return whether the Triton kernel can do these moves.
 
-    columns: for each row, the indices of the entries to move. begins: for each row, the index to which the first one
-        moves.
+    Each row must move at most `PATH` entries, or its indices must ascend and each entry move to a lower index.
+
+    Args:
+        columns: For each row, the indices of the entries to move.
+        begins: For each row, the index to which the first one moves.
     """
     for path, begin in zip(columns, begins, strict=True):
         ascending = all(a < b for a, b in pairwise(path))

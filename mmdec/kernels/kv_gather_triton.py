@@ -29,8 +29,12 @@ def _move(
     row_stride, head_stride, column_stride, width_stride,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, PATH: tl.constexpr,
 ):  # fmt: skip
-    """Move cache entries along the token axis. sources: (B, longest), indices of the entries of each row. Row b moves
-    its first counts[b] of them to begins[b], begins[b] + 1, ..."""
+    """Move cache entries along the token axis.
+
+    Args:
+        sources: (B, longest), indices of the entries of each row. Row b moves its first counts[b] of them to begins[b],
+            begins[b] + 1, ...
+    """
     row, head, layer = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS, tl.program_id(1)
     cells = first + tl.load(offsets + layer) + row.to(tl.int64) * row_stride + head.to(tl.int64) * head_stride
     begin, count = tl.load(begins + row), tl.load(counts + row)
@@ -49,8 +53,11 @@ def _move(
 def kv_gather_triton(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
     """Move the cache entries with indices `columns[r]` of each row r to `begins[r]`, `begins[r] + 1`, ... in place.
 
-    kv: (layers, B, H, S, D), or (B, H, S, D). Requires that `fits(columns, begins)` is True.
-    Leading entries that are in place already are skipped; if all are, nothing is launched.
+    Leading entries that are in place already are skipped; if all are, nothing is launched. Requires that `fits(columns,
+    begins)` is True.
+
+    Args:
+        kv: (layers, B, H, S, D), or (B, H, S, D).
     """
     paths, targets = [], []
     for path, begin in zip(columns, begins, strict=True):

@@ -21,8 +21,10 @@ Activation = Literal["none", "gelu"]
 
 
 def is_usable(*tensors: Tensor) -> bool:
-    """Return whether oneDNN can be used for these tensors: float32 on an x86 CPU, without gradients, autocast or model
-    export."""
+    """Return whether oneDNN can be used for these tensors.
+
+    They must be float32 on an x86 CPU, without gradients, autocast or model export.
+    """
     return (
         HAS_ONEDNN
         and not torch.compiler.is_exporting()
@@ -34,9 +36,17 @@ def is_usable(*tensors: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation = "none") -> Tensor:
-    """Apply a linear layer and its activation. x: (..., I). weight: (O, I). bias: (O,). Returns (..., O).
+    """Apply a linear layer and its activation.
 
     If `is_usable` is False, torch's own layer computes it.
+
+    Args:
+        x: (..., I).
+        weight: (O, I).
+        bias: (O,).
+
+    Returns:
+        (..., O).
     """
     if not is_usable(x, weight):
         product = F.linear(x, weight, bias)
@@ -49,11 +59,18 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: 
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Compute attention without a mask: queries (B, heads, N, D), already scaled, over keys and values (B, heads, S,
-    D). Returns (B, heads, N, D).
+    """Compute attention without a mask.
 
     A row's result does not depend on the other rows. Few queries, and tensors that are not `is_usable`, go to torch's
     own attention.
+
+    Args:
+        queries: (B, heads, N, D), already scaled.
+        keys: (B, heads, S, D).
+        values: (B, heads, S, D).
+
+    Returns:
+        (B, heads, N, D).
     """
     if not is_usable(queries, keys, values) or queries.shape[2] < MIN_QUERIES:
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)

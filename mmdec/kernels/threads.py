@@ -13,9 +13,12 @@ _setting = threading.Lock()  # held while the number for new Python threads is r
 
 
 def set_own_threads(count: int) -> None:
-    """Set torch's number of CPU threads for this Python thread only. count: at least 1.
+    """Set torch's number of CPU threads for this Python thread only.
 
     torch would also use the number in Python threads that start later, so the number for these threads is set back.
+
+    Args:
+        count: At least 1.
     """
     if count == torch.get_num_threads():
         return
@@ -28,7 +31,11 @@ def set_own_threads(count: int) -> None:
 
 @contextmanager
 def own_threads(count: int) -> Iterator[None]:
-    """Context manager: set torch's number of CPU threads for this Python thread inside the block. count: at least 1."""
+    """Context manager: set torch's number of CPU threads for this Python thread inside the block.
+
+    Args:
+        count: At least 1.
+    """
     before = torch.get_num_threads()
     set_own_threads(count)
     try:

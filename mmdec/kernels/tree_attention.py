@@ -33,8 +33,7 @@ KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class TreeMask:
-    """The attention mask of one pass over a draft tree, shared by all layers: S entries of earlier tokens, then N
-    nodes."""
+    """The attention mask of one pass over a draft tree: S entries of earlier tokens, then N nodes."""
 
     starts: Tensor  # (B,) int64, index of each row's first entry that is not padding
     ends: Tensor  # (B,) int64, index after each row's last entry before the tree
@@ -49,8 +48,11 @@ class TreeMask:
     _packed_tree: list[PackedTree] = field(default_factory=lambda: [], repr=False)
 
     def grouped_mask(self, group: int) -> Tensor:
-        """Repeat `additive` along the query axis, once for each of the `group` query heads of a key head: (B, 1, group
-        * N, S + N)."""
+        """Repeat `additive` along the query axis, once for each of the `group` query heads of a key head.
+
+        Returns:
+            (B, 1, group * N, S + N).
+        """
         if group == 1:
             return self.additive
         if group not in self._grouped_masks:
@@ -62,11 +64,13 @@ class TreeMask:
     ) -> TreeMask:
         """Return the mask for layers with a sliding window or with chunked attention.
 
-        size: number of positions that a node sees, its own included; with `chunks`, the number of positions in a chunk.
-            Chunks are counted from the row's start, and a node sees its own chunk only.
-        first: index of the first entry that these layers' caches still hold; earlier entries get no mask columns.
-        counted: for rows with padding between their tokens, if the window counts this padding: (positions (B, S) of the
-            entries, padding included; amount of padding (B,) in each row). None: an entry's position is its index.
+        Args:
+            size: Number of positions that a node sees, its own included; with `chunks`, the number of positions in a
+                chunk. Chunks are counted from the row's start, and a node sees its own chunk only.
+            first: Index of the first entry that these layers' caches still hold; earlier entries get no mask columns.
+            counted: For rows with padding between their tokens, if the window counts this padding: (positions (B, S) of
+                the entries, padding included; amount of padding (B,) in each row). None: an entry's position is its
+                index.
         """
         columns, device = self.additive.shape[3] - self.ancestors.shape[1], self.additive.device
         if counted is None:
@@ -101,14 +105,18 @@ def tree_mask(
     *,
     ragged: bool = True,
 ) -> TreeMask:
-    """Make the attention mask of a pass over a draft tree: a node sees the earlier tokens of its row, its ancestors and
-    itself.
+    """Make the attention mask of a pass over a draft tree.
 
-    starts, ends: (B,), index of each row's first entry, and index after its last entry. ancestors: (B, N, N) bool, [b,
-        i, j] is True if node j is node i or an ancestor of it.
-    columns: S, number of entries before the nodes. dtype: dtype of the additive mask.
-    ragged: False if all S entries belong to every row; this saves half of the work at batch size 1.
-    The mask is additive, because implementations of attention disagree on the meaning of bool masks.
+    A node sees the earlier tokens of its row, its ancestors and itself. The mask is additive, because implementations
+    of attention disagree on the meaning of bool masks.
+
+    Args:
+        starts: (B,), index of each row's first entry.
+        ends: (B,), index after each row's last entry.
+        ancestors: (B, N, N) bool, [b, i, j] is True if node j is node i or an ancestor of it.
+        columns: S, number of entries before the nodes.
+        dtype: Dtype of the additive mask.
+        ragged: False if all S entries belong to every row; this saves half of the work at batch size 1.
     """
     batch, nodes, _ = ancestors.shape
     lowest = torch.finfo(dtype).min
@@ -122,8 +130,10 @@ def tree_mask(
 
 
 def _padded_rows(mask: Tensor) -> Tensor:
-    """Return a copy of a mask (..., S + N) whose rows start in memory at multiples of 8 elements, which torch's fused
-    attention kernels need on a GPU."""
+    """Copy a mask (..., S + N) so that its rows start in memory at multiples of 8 elements.
+
+    torch's fused attention kernels need this on a GPU.
+    """
     width = mask.shape[-1]
     rows = torch.zeros(*mask.shape[:-1], -(-width // 8) * 8, dtype=mask.dtype, device=mask.device)[..., :width]
     return rows.copy_(mask)
@@ -134,10 +144,15 @@ def tree_attention(
 ) -> Tensor:
     """Compute the attention output (B, Hq, N, D).
 
-    q: (B, Hq, N, D). k, v: (B, Hkv, S + N, D). tree: the mask; None: all entries are visible. scaling: factor on
-        scores.
-    sinks: (Hq,), one more score in each query head's softmax, without a value; None: no such score.
     The query heads that share a key head are treated as further queries, so that keys and values need not be repeated.
+
+    Args:
+        q: (B, Hq, N, D).
+        k: (B, Hkv, S + N, D).
+        v: (B, Hkv, S + N, D).
+        tree: The mask; None: all entries are visible.
+        scaling: Factor on scores.
+        sinks: (Hq,), one more score in each query head's softmax, without a value; None: no such score.
     """
     batch, heads, nodes, width = q.shape
     fits = tree is not None and tree.kernel and sinks is None and nodes <= MAX_KERNEL_NODES and q.dtype in KERNEL_DTYPES
@@ -157,10 +172,15 @@ def tree_attention(
 
 
 def with_sinks(k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Add attention sinks as one more key and value of zeros, whose mask entry is the sink. Returns: the new k, v and
-    mask.
+    """Add attention sinks as one more key and value of zeros, whose mask entry is the sink.
 
-    k, v: (B, H, S, D). mask: additive, (B, 1 or Hq, N, S); None: all entries are visible. sinks: (B, Hq, N, 1).
+    Args:
+        k, v: (B, H, S, D).
+        mask: Additive, (B, 1 or Hq, N, S); None: all entries are visible.
+        sinks: (B, Hq, N, 1).
+
+    Returns:
+        The new k, v and mask.
     """
     sinks = sinks.to(k.dtype)
     seen = sinks.new_zeros(*sinks.shape[:3], k.shape[2]) if mask is None else mask.expand(*sinks.shape[:3], -1)
@@ -169,9 +189,16 @@ def with_sinks(k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor) -> tupl
 
 
 def tree_attention_reference(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask, scaling: float) -> Tensor:
-    """Compute tree attention slowly, one node at a time, as a reference for tests. Returns: (B, Hq, N, D).
+    """Compute tree attention slowly, one node at a time, as a reference for tests.
 
-    q: (B, Hq, N, D). k, v: (B, Hkv, S + N, D). tree: the mask. scaling: factor on scores.
+    Args:
+        q: (B, Hq, N, D).
+        k, v: (B, Hkv, S + N, D).
+        tree: The mask.
+        scaling: Factor on scores.
+
+    Returns:
+        (B, Hq, N, D).
     """
     out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
     columns, group = k.shape[2] - q.shape[2], q.shape[1] // k.shape[1]

@@ -58,8 +58,16 @@ class PackedTree:
 
 @triton.jit
 def _online(scores, values, top, total, acc, UPCAST: tl.constexpr, PRECISION: tl.constexpr):
-    """Update a running softmax in base 2 by scores (R, C) and values (C, D). top: (R,), maximum so far. total: (R,),
-    sum of weights. acc: (R, D), sum of weighted values. Returns: the new (top, total, acc)."""
+    """Update a running softmax in base 2 by scores (R, C) and values (C, D).
+
+    Args:
+        top: (R,), maximum so far.
+        total: (R,), sum of weights.
+        acc: (R, D), sum of weighted values.
+
+    Returns:
+        The new (top, total, acc).
+    """
     new_top = tl.maximum(top, tl.max(scores, 1))
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(scores - shift[:, None])
@@ -82,8 +90,10 @@ def _attend(
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the attention of a block of packed queries over one split. The split with the number `splits` is the
-    tree."""
+    """Compute the attention of a block of packed queries over one split.
+
+    The split with the number `splits` is the tree.
+    """
     block, split = tl.program_id(0), tl.program_id(1)
     row, head = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
     packed = GROUP * nodes
@@ -168,8 +178,10 @@ def _merge(
     partial, lse, out, nodes, splits, o_b, o_h, o_n,
     HEADS: tl.constexpr, GROUP: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits: average their outputs, weighted by 2 to the power of their log-sum-exp (which is in base 2). In
-    the tree's split a node always sees at least itself."""
+    """Merge the splits: average their outputs, weighted by 2 to the power of their log-sum-exp in base 2.
+
+    In the tree's split a node always sees at least itself.
+    """
     block, pair = tl.program_id(0), tl.program_id(1)
     packed = GROUP * nodes
     query = block * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -207,10 +219,14 @@ def tree_attention_triton(
 ) -> Tensor:
     """Compute the attention output (B, Hq, N, E) on a GPU.
 
-    q: (B, Hq, N, D). k: (B, Hkv, S + N, D). v: (B, Hkv, S + N, E). All may have any strides.
-    tree: the mask; it has at most `MAX_KERNEL_NODES` nodes. scaling: factor on scores.
-    window: number of positions that a node sees, its own included; None: no limit.
-    splits: number of splits of the text before the tree; None: enough to use the whole GPU.
+    Args:
+        q: (B, Hq, N, D).
+        k: (B, Hkv, S + N, D).
+        v: (B, Hkv, S + N, E). All may have any strides.
+        tree: The mask; it has at most `MAX_KERNEL_NODES` nodes.
+        scaling: Factor on scores.
+        window: Number of positions that a node sees, its own included; None: no limit.
+        splits: Number of splits of the text before the tree; None: enough to use the whole GPU.
     """
     batch, heads, nodes, width = q.shape
     key_heads, columns, v_width = k.shape[1], k.shape[2] - nodes, v.shape[3]
@@ -244,7 +260,10 @@ def tree_attention_triton(
 
 
 def _splits(programs: int, columns: int, device: torch.device) -> int:
-    """Choose the number of splits: so many that each multiprocessor gets two programs, but at least four blocks of keys
-    in a split, and at most 32 splits."""
+    """Choose the number of splits.
+
+    Each multiprocessor gets two programs if there is enough work: a split has at least four blocks of keys, and there
+    are at most 32 splits.
+    """
     units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     return max(1, min(-(-2 * units // programs), columns // (4 * BLOCK_N), 32))

@@ -37,9 +37,10 @@ class CompressedImage:
 class Prune(nn.Module):
     """Keeps one of every `ratio` visual tokens and drops the others.
 
-    how: which tokens are kept. "random": in training, other tokens in each call; in evaluation, always the same indices
-        for images of the same length, so that an image always gives the same draft. (The paper drops tokens at random,
-        and does not say what inference does.) "strided": every `ratio`-th token (not in the paper).
+    Args:
+        how: Which tokens are kept. "random": in training, other tokens in each call; in evaluation, always the same
+            indices for images of the same length, so that an image always gives the same draft. (The paper drops tokens
+            at random, and does not say what inference does.) "strided": every `ratio`-th token (not in the paper).
     """
 
     def __init__(self, ratio: int, how: Pruning = "random") -> None:
@@ -52,7 +53,14 @@ class Prune(nn.Module):
         return CompressedImage(states[indices], indices, states.new_zeros(len(states)).index_fill(0, indices, 1.0))
 
     def indices(self, length: int) -> Tensor:
-        """Choose the tokens to keep. length: V, the number of tokens. Returns: their indices (M,), ascending."""
+        """Choose the tokens to keep.
+
+        Args:
+            length: V, the number of tokens.
+
+        Returns:
+            Their indices (M,), ascending.
+        """
         count = -(-length // self.ratio)
         if self.how == "strided":
             return torch.arange(count) * self.ratio
@@ -63,10 +71,13 @@ class Prune(nn.Module):
 
 @final
 class Pool(nn.Module):
-    """Averages neighbouring visual tokens. If an image has rows * columns tokens, windows are rectangles of this grid,
-    else sections of the sequence.
+    """Averages neighbouring visual tokens.
 
-    ratio: mean number of tokens in a window. grid: (rows, columns); None: unknown.
+    If an image has rows * columns tokens, windows are rectangles of this grid, else sections of the sequence.
+
+    Args:
+        ratio: Mean number of tokens in a window.
+        grid: (rows, columns); None: unknown.
     """
 
     def __init__(self, ratio: int, grid: Grid | None = None) -> None:
@@ -81,8 +92,11 @@ class Pool(nn.Module):
         return CompressedImage(weights @ states, positions, weights.amax(0))
 
     def weights(self, length: int) -> Tensor:
-        """Make the matrix (M, length) of the averaging weights; each row belongs to one window. length: V, the number
-        of tokens."""
+        """Make the matrix (M, length) of the averaging weights; each row belongs to one window.
+
+        Args:
+            length: V, the number of tokens.
+        """
         if self.grid is None or self.grid[0] * self.grid[1] != length:
             return _windows(length, -(-length // self.ratio))
         rows, columns = self.grid
@@ -97,11 +111,14 @@ class Convolution(nn.Module):
 
     Its initial weights compute the mean of each window (not in the paper, which only says "vanilla"). If the number of
     tokens is not a multiple of `ratio`, the last token is repeated.
+
+    Args:
+        size: Number of channels.
+        ratio: Kernel and stride.
+        depthwise: One filter for each channel: size * ratio weights instead of size^2 * ratio.
     """
 
     def __init__(self, size: int, ratio: int, depthwise: bool = False) -> None:
-        """size: number of channels. ratio: kernel and stride. depthwise: one filter for each channel: size * ratio
-        weights instead of size^2 * ratio."""
         super().__init__()
         self.ratio = _ratio(ratio)
         self.conv = nn.Conv1d(size, size, ratio, stride=ratio, groups=size if depthwise else 1)
@@ -147,11 +164,14 @@ class Resampler(nn.Module):
     def forward(self, states: Tensor, fc: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None) -> CompressedImage:
         """Compress an image's states (V, H) to Q states (Q, H).
 
-        fc: (matrix (H, J), function) of an affine map from J to H channels. Give it if the states are (V, J) and have
-            not passed this map yet. The map is then applied to the Q weighted means, not to the V tokens. Both orders
-            give the same result, because attention weights sum to 1.
         To save time, the queries are multiplied by the key projection's matrix, so that keys need not be computed. The
         value projection is applied to the Q weighted means only.
+
+        Args:
+            states: (V, H), or (V, J) with `fc`.
+            fc: (matrix (H, J), function) of an affine map from J to H channels. Give it if the states are (V, J) and
+                have not passed this map yet. The map is then applied to the Q weighted means, not to the V tokens. Both
+                orders give the same result, because attention weights sum to 1.
         """
         heads = self.heads
         reading = torch.einsum("qhd,hdc->hqc", self.q, self.k_proj.weight.unflatten(0, (heads, -1)))
@@ -169,11 +189,10 @@ class Resampler(nn.Module):
 
 @final
 class LatentAttention(nn.Module):
-    """FLASH's compressor: softmax(C F^T) F, with learned latents C and the states F. It has no scale, projection or
-    extra loss.
+    """FLASH's compressor: softmax(C F^T) F, with learned latents C and the states F.
 
-    If an image has fewer tokens than there are latents, only the first latents are used, one for each token (not in the
-    paper).
+    It has no scale, projection or extra loss. If an image has fewer tokens than there are latents, only the first
+    latents are used, one for each token (not in the paper).
     """
 
     def __init__(self, size: int, latents: int) -> None:
@@ -193,16 +212,25 @@ class TextOnly(nn.Module):
     """Drops the image. The drafter then knows of the image only through the target's hidden states at text tokens."""
 
     def forward(self, states: Tensor) -> CompressedImage:
-        """Drop all of an image's states (V, H). Returns an empty tensor (0, H)."""
+        """Drop all of an image's states (V, H).
+
+        Returns:
+            An empty tensor (0, H).
+        """
         none = torch.zeros(0, dtype=torch.long, device=states.device)
         return CompressedImage(states[:0], none, states.new_zeros(len(states)))
 
 
 def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
-    """Find the images in a prompt. Returns: (begin, end) of each image, as indices of tokens.
+    """Find the images in a prompt.
 
-    visual: (L,) bool, True at visual tokens. grid: (rows, columns) of every image's tokens, if known; it separates
-        images that follow each other without text between them.
+    Args:
+        visual: (L,) bool, True at visual tokens.
+        grid: (rows, columns) of every image's tokens, if known; it separates images that follow each other without text
+            between them.
+
+    Returns:
+        (begin, end) of each image, as indices of tokens.
     """
     edges = torch.diff(F.pad(visual.to(torch.int8), (1, 1))).nonzero()[:, 0].tolist()
     runs = list(zip(edges[::2], edges[1::2], strict=True))
@@ -217,10 +245,14 @@ def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
 
 
 def separate(positions: Tensor, length: int) -> Tensor:
-    """Make positions distinct, and smaller than `length`, by moving them as little as possible, because two states
-    cannot have the same position.
+    """Make positions distinct by moving them as little as possible, because two states cannot have the same position.
 
-    positions: (M,), ascending, M <= length. Returns: (M,).
+    Args:
+        positions: (M,), ascending, M <= length.
+        length: All new positions are below it.
+
+    Returns:
+        (M,).
     """
     separated: list[int] = []
     for index, position in enumerate(positions.tolist()):
@@ -230,8 +262,7 @@ def separate(positions: Tensor, length: int) -> Tensor:
 
 
 def last_positions(length: int, count: int, device: torch.device) -> Tensor:
-    """Return the last `count` positions of an image with `length` tokens; if it has fewer tokens, the first position is
-    repeated."""
+    """Return the last `count` positions of an image with `length` tokens; an image with fewer repeats its first one."""
     return torch.arange(length - count, length, device=device).clamp(min=0)
 
 

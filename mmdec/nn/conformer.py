@@ -77,14 +77,19 @@ def lengths_to_mask(lengths: Tensor, size: int) -> Tensor:
 
 
 def _halve_lengths(lengths: Tensor) -> Tensor:
-    """Return the numbers of frames (B,) after one convolution of width 5, stride 2 and padding 2. lengths: (B,), the
-    numbers before the convolution."""
+    """Return the numbers of frames (B,) after one convolution of width 5, stride 2 and padding 2.
+
+    Args:
+        lengths: (B,), the numbers before the convolution.
+    """
     return torch.div(lengths - 1, 2, rounding_mode="floor") + 1
 
 
 class Subsampler(nn.Module):
-    """Shortens features (B, N, 80) to (B, ~N/4, d): two convolutions of width 5 and stride 2, each followed by a
-    GLU."""
+    """Shortens features (B, N, 80) to (B, ~N/4, d).
+
+    Two convolutions of width 5 and stride 2 are each followed by a GLU.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -123,8 +128,11 @@ class FeedForward(nn.Module):
 
 
 class RelativeAttention(nn.Module):
-    """Self-attention with Transformer-XL relative positions. The score of two states is the sum of a content score and
-    a position score; each score has a learned bias on the query."""
+    """Self-attention with Transformer-XL relative positions.
+
+    The score of two states is the sum of a content score and a position score; each score has a learned bias on the
+    query.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -142,10 +150,14 @@ class RelativeAttention(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Apply attention to x (B, S, d). Returns: (B, S, d).
+        """Apply attention to x (B, S, d).
 
-        positions: (2S-1, d), embeddings of the distances S-1 down to -(S-1). mask: additive (B, 1, 1, S), which hides
-            padding.
+        Args:
+            positions: (2S-1, d), embeddings of the distances S-1 down to -(S-1).
+            mask: Additive (B, 1, 1, S), which hides padding.
+
+        Returns:
+            (B, S, d).
         """
         b, s, d = x.shape
         h = self.heads
@@ -164,8 +176,10 @@ class RelativeAttention(nn.Module):
 
 
 class Convolution(nn.Module):
-    """The convolution module of a Conformer: pointwise convolution, GLU, depthwise convolution, BatchNorm, swish,
-    pointwise convolution."""
+    """The convolution module of a Conformer.
+
+    It is a pointwise convolution, GLU, depthwise convolution, BatchNorm, swish and a pointwise convolution.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -178,7 +192,14 @@ class Convolution(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """Convolve x (B, S, d). keep: (B, S, 1), 1 at real positions and 0 at padding. Returns: (B, S, d)."""
+        """Convolve x (B, S, d).
+
+        Args:
+            keep: (B, S, 1), 1 at real positions and 0 at padding.
+
+        Returns:
+            (B, S, d).
+        """
         x = self.layer_norm(x) * keep.to(x.dtype)
         # computed as a linear layer, which is faster on a CPU than a convolution of width 1
         x = F.glu(F.linear(x, self.pointwise_conv1.weight.squeeze(-1)), dim=-1)
@@ -209,8 +230,10 @@ class ConformerLayer(nn.Module):
 
 
 def relative_positions(size: int, d_model: int, device: torch.device) -> Tensor:
-    """Make sinusoidal embeddings (2*size-1, d_model) of the distances size-1 ... -(size-1). Sine and cosine channels
-    alternate."""
+    """Make sinusoidal embeddings (2*size-1, d_model) of the distances size-1 ... -(size-1).
+
+    Sine and cosine channels alternate.
+    """
     distance = torch.arange(size - 1, -size, -1, dtype=torch.float32, device=device)[:, None]
     rate = torch.exp(torch.arange(0, d_model, 2, dtype=torch.float32, device=device) * (-math.log(1e4) / d_model))
     angles = distance * rate
@@ -220,11 +243,8 @@ def relative_positions(size: int, d_model: int, device: torch.device) -> Tensor:
 class SpeechEncoder(nn.Module):
     """Encodes filterbank features with a Conformer.
 
-    forward: features (B, N, 80) float; lengths (B,), numbers of frames; middle: number (from 1) of a layer whose output
-        is also returned, for an auxiliary loss; None: no such layer.
-    Returns: states (B, S, d) with S = N/4 rounded up; their lengths (B,); the output (B, S, d) of layer `middle`, or
-        None.
-    Source: DASpeech (Fang et al., NeurIPS 2023, section 3.1); there is no norm after the last layer.
+    References:
+        DASpeech (Fang et al., NeurIPS 2023, section 3.1); there is no norm after the last layer.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -238,6 +258,18 @@ class SpeechEncoder(nn.Module):
     def forward(
         self, features: Tensor, lengths: Tensor, middle: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Encode a batch of recordings.
+
+        Args:
+            features: (B, N, 80) float.
+            lengths: (B,), numbers of frames.
+            middle: Number (from 1) of a layer whose output is also returned, for an auxiliary loss; None: no such
+                layer.
+
+        Returns:
+            States (B, S, d) with S = N/4 rounded up; their lengths (B,); the output (B, S, d) of layer `middle`, or
+            None.
+        """
         x, lengths = self.subsample(features, lengths)
         x = math.sqrt(self.config.d_model) * x
         real = lengths_to_mask(lengths, x.shape[1])
@@ -255,8 +287,10 @@ class SpeechEncoder(nn.Module):
 
 
 def from_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the state dict of fairseq2's `s2t_conformer` to names of mmdec's `SpeechEncoder`; tensors of the decoder
-    are left out."""
+    """Convert the state dict of fairseq2's `s2t_conformer` to names of mmdec's `SpeechEncoder`.
+
+    Tensors of the decoder are left out.
+    """
     encoder = {name: value for name, value in state.items() if name.startswith(("encoder.", "encoder_frontend."))}
     names = _names(encoder, r"encoder\.layers\.(\d+)\.", _fairseq2_name)
     return _check_state(_rename(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq2 s2t_conformer"))
@@ -268,16 +302,25 @@ def to_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_fairseq(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the state dict of fairseq's `s2t_conformer` or of DASpeech to names of mmdec's `SpeechEncoder`; other
-    tensors are left out."""
+    """Convert the state dict of fairseq's `s2t_conformer` or of DASpeech to names of mmdec's `SpeechEncoder`.
+
+    Other tensors are left out.
+    """
     encoder = {name: value for name, value in state.items() if name.startswith("encoder.")}
     names = _names(encoder, r"encoder\.conformer_layers\.(\d+)\.", "encoder.".__add__)
     return _check_state(_rename(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq s2t_conformer"))
 
 
 def encoder_config(state: Mapping[str, Tensor], dropout: float = 0.1) -> EncoderConfig:
-    """Read the encoder's sizes from the shapes of its tensors. state: tensors by mmdec's names. dropout: the dropout
-    rate, which tensors do not show. Raises InputError if a tensor is missing."""
+    """Read the encoder's sizes from the shapes of its tensors.
+
+    Args:
+        state: Tensors by mmdec's names.
+        dropout: The dropout rate, which tensors do not show.
+
+    Raises:
+        InputError: If a tensor is missing.
+    """
     block = "conformer_layers.0."
     try:
         return EncoderConfig(
@@ -309,20 +352,22 @@ def _fairseq2_name(ours: str) -> str:
 
 
 def _layers(names: Iterable[str], block: str) -> int:
-    """Count the Conformer blocks by the tensors' names. The result is at least 1, so that an empty state dict leads to
-    an error about missing weights.
+    """Count the Conformer blocks by the tensors' names.
 
-    block: a regular expression that captures a block's number.
+    The result is at least 1, so that an empty state dict leads to an error about missing weights.
+
+    Args:
+        block: A regular expression that captures a block's number.
     """
     return max(1, len({layer[1] for name in names if (layer := re.match(block, name))}))
 
 
 def _names(state: Mapping[str, Tensor], block: str, rename: Callable[[str], str]) -> dict[str, str]:
-    """Return a dict from mmdec's tensor names to the other library's names, for as many Conformer blocks as `state`
-    has.
+    """Map mmdec's tensor names to the other library's names, for as many Conformer blocks as `state` has.
 
-    block: a regular expression that captures a block's number in a name of `state`. rename: function from mmdec's name
-        to the other name.
+    Args:
+        block: A regular expression that captures a block's number in a name of `state`.
+        rename: Function from mmdec's name to the other name.
     """
     with torch.device("meta"):
         ours = SpeechEncoder(EncoderConfig(layers=_layers(state, block))).state_dict()
@@ -330,8 +375,15 @@ def _names(state: Mapping[str, Tensor], block: str, rename: Callable[[str], str]
 
 
 def _rename(state: Mapping[str, Tensor], names: Mapping[str, str], kind: str) -> dict[str, Tensor]:
-    """Rename the tensors of `state`. names: old name -> new name. kind: what the tensors belong to, for the error.
-    Raises InputError unless the old names are exactly the keys of `state`."""
+    """Rename the tensors of `state`.
+
+    Args:
+        names: Old name -> new name.
+        kind: What the tensors belong to, for the error.
+
+    Raises:
+        InputError: Unless the old names are exactly the keys of `state`.
+    """
     missing = [name for name in names if name not in state]
     unexpected = [name for name in state if name not in names]
     if missing or unexpected:
@@ -345,8 +397,11 @@ def _rename(state: Mapping[str, Tensor], names: Mapping[str, str], kind: str) ->
 
 
 def _check_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Check that names and shapes of the tensors fit a `SpeechEncoder`, else raise InputError. state: tensors by
-    mmdec's names, which are returned unchanged."""
+    """Check that names and shapes of the tensors fit a `SpeechEncoder`, else raise InputError.
+
+    Args:
+        state: Tensors by mmdec's names, which are returned unchanged.
+    """
     names = _names(state, _OUR_BLOCK, str)
     state = _rename(state, names, "a SpeechEncoder")
     with torch.device("meta"):

@@ -1,5 +1,4 @@
-"""8-bit integers with one scale per row, for two purposes: stored weights that are used in float32, and linear layers
-on a CPU.
+"""8-bit integers with one scale per row, for weights that are stored small, and for linear layers on a CPU.
 
 In a file, a tensor of two or more dimensions with at least `MIN_PACKED_ELEMENTS` numbers is stored as `name` (int8, the
 same shape) and `name.scale` (float32, one number for each index of the first dimension). Other floating-point tensors
@@ -39,9 +38,11 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a state dict for storing: matrices of at least `MIN_PACKED_ELEMENTS` elements to int8 with a tensor
-    `name.scale`, other floating-point tensors to half precision. `unpack_rows` reverses this conversion, except for
-    rounding."""
+    """Convert a state dict for storing; `unpack_rows` reverses this, except for rounding.
+
+    Matrices of at least `MIN_PACKED_ELEMENTS` elements become int8 with a tensor `name.scale`, other floating-point
+    tensors half precision.
+    """
     packed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() >= MIN_PACKED_ELEMENTS:
@@ -53,10 +54,15 @@ def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[str, Tensor]:
-    """Convert a state dict from `pack_rows` to float32. Integer tensors without a scale are not changed.
+    """Convert a state dict from `pack_rows` to float32.
 
-    argument: name of the caller's argument, for errors. Raises: InputError if a tensor with a scale is not int8, or has
-        another number of rows than its scale.
+    Integer tensors without a scale are not changed.
+
+    Args:
+        argument: Name of the caller's argument, for errors.
+
+    Raises:
+        InputError: If a tensor with a scale is not int8, or has another number of rows than its scale.
     """
     unpacked: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -81,12 +87,13 @@ MIN_ROW_MAXIMUM = 1e-12  # minimum of a row's largest absolute value, so that a 
 
 @final
 class Int8Linear(nn.Linear):
-    """A linear layer that computes in 8-bit integers on a CPU. forward: (..., I) float32, returns (..., O) float32. The
-    layer also keeps the original weights, for other code that reads them, such as the search for the model's shipped
-    drafters.
+    """A linear layer that computes in 8-bit integers on a CPU.
 
-    torch's dynamic quantisation uses one scale for the whole input. A token's result would then depend on the tokens
-    beside it, so drafts and batches would change the text. Here each row of the input has its own scale. The integers
+    The layer also keeps the original weights, for other code that reads them, such as the search for the model's
+    shipped drafters.
+
+    torch's dynamic quantisation uses one scale for the whole input. A token's result would then depend on its
+    neighbours, so drafts and batches would change the text. Here each row of the input has its own scale. The integers
     are multiplied by fbgemm's kernel for static quantisation, with input scale 1. Its integer sums are exact in any
     order. So a row's result has the same bits, whatever the other rows are.
     """
@@ -111,22 +118,27 @@ class Int8Linear(nn.Linear):
 
 @final
 class RowwiseConv1d(nn.Conv1d):
-    """A convolution that computes each row of the batch by itself, because libraries sum in another order if there are
-    more rows."""
+    """A convolution that computes each row of the batch by itself.
+
+    Libraries sum in another order if there are more rows.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         return torch.cat([super(RowwiseConv1d, self).forward(row) for row in input.split(1)])
 
 
 def quantise_linears(model: Any) -> None:
-    """Replace linear layers of an encoder-decoder model on a CPU by `Int8Linear`, in place: all layers of the encoder,
-    and in the decoder the key and value projections of cross-attention. Raises InputError on a GPU, or if fbgemm does
-    not support this CPU.
+    """Replace linear layers of an encoder-decoder model on a CPU by `Int8Linear`, in place.
+
+    These are all layers of the encoder, and in the decoder the key and value projections of cross-attention.
 
     The decoder's other weights stay floating-point, but are rounded to half precision: then they can be read faster
     (`kernels/float16_linear.py`). A decoder pass over few tokens takes the time of reading the weights, and quantising
     those few inputs would cost more than it saves. Convolutions keep their weights, but compute each row of a batch by
     itself.
+
+    Raises:
+        InputError: On a GPU, or if fbgemm does not support this CPU.
     """
     if next(model.parameters()).device.type != "cpu":
         raise InputError("`dtype` may be int8 on a CPU alone, but the device is a GPU. Choose bfloat16 or float16.")
@@ -139,8 +151,10 @@ def quantise_linears(model: Any) -> None:
 
 
 def _replace(modules: Iterable[nn.Module], names: tuple[str, ...]) -> None:
-    """In the children of `modules`, replace linear layers whose names end in one of `names` by `Int8Linear`, and
-    convolutions by `EachAlone`."""
+    """Replace layers among the children of `modules`.
+
+    Linear layers whose names end in one of `names` become `Int8Linear`, convolutions `RowwiseConv1d`.
+    """
     for module in list(modules):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear and name.endswith(names):
@@ -158,8 +172,11 @@ def has_int8_layers(model: nn.Module) -> bool:
 
 @cache
 def levels() -> int:
-    """Return the largest number in `LEVELS` for which fbgemm sums products exactly on this CPU. Raises InputError if
-    fbgemm does not support the CPU, or if no sum is exact."""
+    """Return the largest number in `LEVELS` for which fbgemm sums products exactly on this CPU.
+
+    Raises:
+        InputError: If fbgemm does not support the CPU, or if no sum is exact.
+    """
     for most in LEVELS:
         weight = torch.full((16, 64), 127, dtype=torch.int8)
         try:
@@ -174,28 +191,40 @@ def levels() -> int:
 
 
 def quantise_inputs(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Quantise the rows of a matrix (N, I): each row becomes whole numbers from -most to most, times a scale. Returns:
-    the numbers (N, I) as floats, and the scales (N, 1)."""
+    """Quantise the rows of a matrix (N, I): each becomes whole numbers from -most to most, times a scale.
+
+    Returns:
+        The numbers (N, I) as floats, and the scales (N, 1).
+    """
     # `amax` of absolute values is far faster than a norm
     scales = rows.abs().amax(1, keepdim=True).clamp_(min=MIN_ROW_MAXIMUM).div_(most)
     return rows.div(scales).round_(), scales
 
 
 def pack(integers: Tensor, scales: Tensor) -> Any:
-    """Convert weights to the format that fbgemm reads in `product`. integers: (O, I) int8. scales: (O,), factor of each
-    row."""
+    """Convert weights to the format that fbgemm reads in `product`.
+
+    Args:
+        integers: (O, I) int8.
+        scales: (O,), factor of each row.
+    """
     zeros = torch.zeros(len(scales), dtype=torch.long)
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "torch.quantize_per_tensor"
-        )  # deprecated since torch 2.13, without a successor
+        # deprecated since torch 2.13, without a successor
+        warnings.filterwarnings("ignore", "torch.quantize_per_tensor")
         weight = torch.quantize_per_channel(integers * scales[:, None], scales.double(), zeros, 0, torch.qint8)
     return torch.ops.quantized.linear_prepack(weight, None)
 
 
 def product(rows: Tensor, packed: Any, most: int) -> Tensor:
-    """Multiply a matrix (N, I) of whole numbers by weights from `pack`. Returns: (N, O) float32. most: the largest
-    absolute value that `rows` may hold."""
+    """Multiply a matrix (N, I) of whole numbers by weights from `pack`.
+
+    Args:
+        most: The largest absolute value that `rows` may hold.
+
+    Returns:
+        (N, O) float32.
+    """
     kernel = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
     # The kernel adds most + 1 to each number, so that all are positive. With most = 63 they are 1 to 127: then the sum
     # of two products fits in 16 bits, as some CPUs need.

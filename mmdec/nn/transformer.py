@@ -25,8 +25,10 @@ _pools: dict[float, Tensor] = {}
 
 
 def _pool(p: float) -> Tensor:
-    """Return dropout masks for probability p, already scaled by 1 / (1 - p). They are drawn once, with a random
-    generator of their own."""
+    """Return dropout masks for probability p, already scaled by 1 / (1 - p).
+
+    They are drawn once, with a random generator of their own.
+    """
     if p not in _pools:
         generator = torch.Generator().manual_seed(0x5EED)
         keep = torch.rand(_POOL_SIZE, generator=generator) >= p
@@ -35,8 +37,10 @@ def _pool(p: float) -> Tensor:
 
 
 class PooledDropout(nn.Module):
-    """Dropout for training on a CPU: the mask is a random section of a pool of masks. torch's global seed decides which
-    section."""
+    """Dropout for training on a CPU: the mask is a random section of a pool of masks.
+
+    torch's global seed decides which section.
+    """
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -57,15 +61,18 @@ class PooledDropout(nn.Module):
 def sinusoids(size: int, d_model: int, device: torch.device, fairseq: bool = False) -> Tensor:
     """Return sinusoidal embeddings (size, d_model) of the positions 0 ... size - 1; first all sines, then all cosines.
 
-    fairseq: True: positions are numbered from 2, and frequencies decrease slightly faster, as in fairseq.
+    Args:
+        fairseq: True: positions are numbered from 2, and frequencies decrease slightly faster, as in fairseq.
     """
     return _sinusoid_table(1 << max(size - 1, 255).bit_length(), d_model, device, fairseq)[:size]
 
 
 @lru_cache(maxsize=16)
 def _sinusoid_table(rows: int, d_model: int, device: torch.device, fairseq: bool) -> Tensor:
-    """Return a cached table of the embeddings of `rows` positions: at batch size 1, computing the sines would take as
-    long as a layer."""
+    """Return a cached table of the embeddings of `rows` positions.
+
+    At batch size 1, computing the sines would take as long as a layer.
+    """
     with torch.inference_mode(False):  # no inference tensor, because the cached table is used in training, too
         position = torch.arange(rows, dtype=torch.float32, device=device)[:, None] + (2 if fairseq else 0)
         steps = max(1, d_model // 2 - 1) if fairseq else d_model // 2
@@ -82,8 +89,10 @@ class RowsLinear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Multi-head attention. Training uses plain matrix products, because torch's fused attention is slower with a mask
-    on a CPU."""
+    """Multi-head attention.
+
+    Training uses plain matrix products, because torch's fused attention is slower with a mask on a CPU.
+    """
 
     def __init__(self, d_model: int, heads: int, dropout: float, d_memory: int | None = None) -> None:
         super().__init__()
@@ -100,8 +109,14 @@ class Attention(nn.Module):
         return k, v
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Apply attention from x (B, M, d) to keys and values (B, H, S, D) of H heads. mask: additive, broadcastable to
-        (B, H, M, S); None: no mask. Returns: (B, M, d)."""
+        """Apply attention from x (B, M, d) to keys and values (B, H, S, D) of H heads.
+
+        Args:
+            mask: Additive, broadcastable to (B, H, M, S); None: no mask.
+
+        Returns:
+            (B, M, d).
+        """
         b, m, d = x.shape
         q = self.q(x).view(b, m, self.heads, -1).transpose(1, 2)
         if not self.training:
@@ -129,8 +144,12 @@ class DecoderLayer(nn.Module):
         self.dropout = PooledDropout(dropout)
 
     def forward(self, x: Tensor, self_mask: Tensor | None, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
-        """Apply the layer to x (B, M, d). memory: (B, S, d_memory), the encoder's states. self_mask, memory_mask:
-        additive masks of self-attention and cross-attention; None: no mask."""
+        """Apply the layer to x (B, M, d).
+
+        Args:
+            memory: (B, S, d_memory), the encoder's states.
+            self_mask, memory_mask: Additive masks of self-attention and cross-attention; None: no mask.
+        """
         keys, values = self.self_attn.keys_values(x)
         return self.rest(x, keys, values, self_mask, *self.encoder_attn.keys_values(memory), memory_mask)
 
@@ -144,10 +163,15 @@ class DecoderLayer(nn.Module):
         memory_values: Tensor,
         memory_mask: Tensor | None,
     ) -> Tensor:
-        """Apply the layer to x (B, M, d), with given keys and values (B, H, S, D) of H heads. Returns: (B, M, d).
+        """Apply the layer to x (B, M, d), with given keys and values (B, H, S, D) of H heads.
 
-        keys, values: self-attention's, of all tokens up to and including x. memory_keys, memory_values:
-            cross-attention's, of the encoder's states. self_mask, memory_mask: additive; None: no mask.
+        Args:
+            keys, values: Self-attention's, of all tokens up to and including x.
+            memory_keys, memory_values: Cross-attention's, of the encoder's states.
+            self_mask, memory_mask: Additive; None: no mask.
+
+        Returns:
+            (B, M, d).
         """
         x = self.self_attn_layer_norm(x + self.dropout(self.self_attn.attend(x, keys, values, self_mask)))
         y = self.encoder_attn.attend(x, memory_keys, memory_values, memory_mask)

@@ -18,8 +18,10 @@ def spoken_slice(phones: Sequence[str]) -> slice:
 
 
 def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:
-    """Read a lexicon: word -> its pronunciations. Each line has a word, a tab and phones; a word with several
-    pronunciations has several lines."""
+    """Read a lexicon: word -> its pronunciations.
+
+    Each line has a word, a tab and phones; a word with several pronunciations has several lines.
+    """
     if not path.is_file():
         raise InputError(f"`path` must be a lexicon file, but {path} is not a file. Check the directory.")
     if path.stat().st_size > MAX_FILE_BYTES:

@@ -37,7 +37,7 @@ class NGram:
 
     @property
     def vocabulary(self) -> frozenset[str]:
-        """Return all tokens that can be predicted, without the end-of-sentence token."""
+        """All tokens that can be predicted, without the end-of-sentence token."""
         return frozenset(self.successors[""]) - {END, START}
 
     def score(self, context: str, word: str) -> float:
@@ -53,8 +53,11 @@ class NGram:
             context = shorter(context)
 
     def advance(self, context: str, word: str) -> str:
-        """Return the context after one more word: the longest suffix of `context` and `word` that the model contains.
-        Texts with equal contexts have the same probabilities for all further words."""
+        """Return the context after one more word.
+
+        It is the longest suffix of `context` and `word` that the model contains. Texts with equal contexts have the
+        same probabilities for all further words.
+        """
         if self.order == 1:
             return ""
         context = f"{context} {word}".lstrip()
@@ -123,15 +126,13 @@ class NGram:
         return model
 
     def _prune(self, counts: Mapping[str, Mapping[str, int]], max_entries: int) -> None:
-        """Remove n-grams of one order until at most `max_entries` remain; first those whose probability back-off
-        predicts best.
+        """Remove n-grams of one order until at most `max_entries` remain; first those that back-off predicts best.
 
-        An n-gram that is the context of a longer n-gram is not removed.
+        The criterion is the weighted difference of Seymore and Rosenfeld (1996), with the back-off weight as it would
+        be without the n-gram. An n-gram that is the context of a longer n-gram is not removed.
 
         Args:
-            counts: How often each n-gram of this order occurred: context -> word -> count. The criterion is the
-                weighted difference of Seymore and Rosenfeld (1996), with the back-off weight as it would be without the
-                n-gram.
+            counts: How often each n-gram of this order occurred: context -> word -> count.
         """
         if sum(map(len, counts.values())) <= max_entries:
             return
@@ -191,8 +192,9 @@ def _continuation_counts(sentences: Iterable[Sequence[str]], order: int) -> list
 
 
 def _discounts(table: Mapping[str, Mapping[str, int]]) -> list[float]:
-    """Compute the four discounts of modified Kneser-Ney for one order: of n-grams that occur 0, 1, 2, and 3 or more
-    times. They are limited to valid values, because generated text may have few n-grams of some counts.
+    """Compute the discounts of modified Kneser-Ney for n-grams of one order that occur 0, 1, 2, and 3 or more times.
+
+    They are limited to valid values, because generated text may have few n-grams of some counts.
 
     Args:
         table: Context -> word -> count.

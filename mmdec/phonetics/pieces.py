@@ -21,16 +21,21 @@ _SILENT = re.compile(r"[^\w' ?]")
 
 
 def normalise_for_speech(text: str) -> str:
-    """Normalise a sentence to what its sound can tell: lower case, no punctuation except apostrophes and question
-    marks. Other marks, such as hyphens, become spaces."""
+    """Normalise a sentence to what its sound can tell.
+
+    It becomes lower case, without punctuation except apostrophes and question marks. Other marks, such as hyphens,
+    become spaces.
+    """
     text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'")
     text = re.sub(r"\s*\?[\s?!.]*", " ? ", _SILENT.sub(" ", text))
     return " ".join(text.split())
 
 
 class PieceTokenizer:
-    """A tokenizer: encodes text as ids of word pieces, and decodes them. The first ids are special pieces, which
-    encoding never gives."""
+    """A tokenizer: encodes text as ids of word pieces, and decodes them.
+
+    The first ids are special pieces, which encoding never gives.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -40,7 +45,7 @@ class PieceTokenizer:
 
     @property
     def names(self) -> list[str]:
-        """Return the pieces, in the order of their ids."""
+        """The pieces, in the order of their ids."""
         vocabulary = self.tokenizer.get_vocab()
         return sorted(vocabulary, key=vocabulary.__getitem__)
 
@@ -71,8 +76,7 @@ class PieceTokenizer:
     def load_or_learn(
         cls, path: Path, texts: Callable[[], Iterable[str]], count: int, special: Sequence[str]
     ) -> PieceTokenizer:
-        """Load the tokenizer from the file `path`; if there is no such file, learn the tokenizer from `texts()` and
-        save it to `path`.
+        """Load the tokenizer from the file `path`; if there is no such file, learn it from `texts()` and save it there.
 
         Args:
             count: Size of the vocabulary.

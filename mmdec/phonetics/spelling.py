@@ -85,8 +85,11 @@ def _below_thousand(number: int) -> str:
 
 
 def _number(digits: str) -> str:
-    """Write a number in words: a possible year (1987) in pairs of digits; a code such as 0042, or a number of more than
-    15 digits, digit by digit."""
+    """Write a number in words.
+
+    A possible year (1987) is read in pairs of digits; a code such as 0042, or a number of more than 15 digits, digit by
+    digit.
+    """
     plain = digits.replace(",", "")
     if len(plain) > 15 or (len(plain) > 1 and plain[0] == "0"):
         return " ".join(_SMALL[int(digit)] for digit in plain)
@@ -179,15 +182,14 @@ _LETTERS = re.compile(r"[a-z]+")
 
 
 class Speller:
-    """Converts English text to phones. Holds a lexicon and letter-to-sound rules; `read` loads both from a file."""
+    """Converts English text to phones by a lexicon and letter-to-sound rules; `read` loads both from a file.
+
+    Args:
+        lexicon: Word in lower case, or a letter with a full stop ("b." for its name) -> phones.
+        rules: "left(letter)right" -> the phones of this letter between these neighbouring letters.
+    """
 
     def __init__(self, lexicon: Mapping[str, Phones], rules: Mapping[str, Phones]) -> None:
-        """Set lexicon and rules.
-
-        Args:
-            lexicon: Word in lower case, or a letter with a full stop ("b." for its name) -> phones.
-            rules: "left(letter)right" -> the phones of this letter between these neighbouring letters.
-        """
         self.lexicon, self.rules = lexicon, rules
 
     @classmethod
@@ -205,8 +207,10 @@ class Speller:
         return cls(lexicon, {word: tuple(p for p in entries[word] if p != SILENT_LETTER) for word in rules})
 
     def phones(self, text: str) -> list[str]:
-        """Convert a text to phones, named as in flite. "pau" stands between clauses and sentences, but not at both
-        ends."""
+        """Convert a text to phones, named as in flite.
+
+        "pau" stands between clauses and sentences, but not at both ends.
+        """
         said = [
             (PAUSE_PHONE,) if token == CLAUSE_TOKEN else self.word(token)
             for token in self._tokens(text[:MAX_CHARACTERS])
@@ -238,16 +242,21 @@ class Speller:
                 yield word
 
     def word(self, word: str) -> Phones:
-        """Return the phones of one word in lower case, or of a letter's name ("b."). They come from the lexicon; else
-        from the lexicon's entries for the word's stem or parts; else from the letter-to-sound rules."""
+        """Return the phones of one word in lower case, or of a letter's name ("b.").
+
+        They come from the lexicon; else from the lexicon's entries for the word's stem or parts; else from the
+        letter-to-sound rules.
+        """
         listed = self.lexicon.get(word)
         if listed is None:
             listed = self._inflection(word) or self._compound(word) or self.by_rules(word)
         return listed
 
     def by_rules(self, word: str) -> Phones:
-        """Return the phones of a word by letter-to-sound rules. For each letter, the rule with the largest matching
-        context decides."""
+        """Return the phones of a word by letter-to-sound rules.
+
+        For each letter, the rule with the largest matching context decides.
+        """
         letters = "".join(_LETTERS.findall(word))
         if not _VOWEL_LETTERS & set(letters):  # no vowel, as in TV or FBI: read the letters' names
             return tuple(phone for letter in letters for phone in self.lexicon.get(f"{letter}.", ()))
@@ -259,8 +268,10 @@ class Speller:
         return tuple(phones)
 
     def _inflection(self, word: str) -> Phones | None:
-        """Return the phones of an inflected word from its stem in the lexicon: possessive, contraction, plural, past or
-        -ing form. None for other words."""
+        """Return the phones of an inflected word from its stem in the lexicon; None for other words.
+
+        An inflection is a possessive, contraction, plural, past or -ing form.
+        """
         stem, apostrophe, ending = word.rpartition("'")
         if apostrophe:
             said = self.word(stem) if stem else ()

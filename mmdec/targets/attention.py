@@ -23,8 +23,11 @@ TREE_ATTENTION = "mmdec_tree"
 
 
 def additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
-    """Make an additive float mask (B, 1, queries, keys). args, kwargs: those of transformers' `sdpa_mask`. Returns None
-    if plain causal masking is enough."""
+    """Make an additive float mask (B, 1, queries, keys). args, kwargs: those of transformers' `sdpa_mask`.
+
+    Returns:
+        None if plain causal masking is enough.
+    """
     seen = sdpa_mask(*args, **kwargs)
     if seen is None:
         return None
@@ -43,11 +46,15 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Compute attention. transformers calls this function in each attention layer.
 
-    query: (B, query heads, N, D). key, value: (B, key heads, S, D).
-    trees: tree masks of a draft's pass, one for each type of layer. That whose `additive` is `attention_mask` is used.
-    options: other arguments that transformers passes. Only dropout, is_causal and s_aux, the attention sinks (query
-        heads,), have an effect.
-    Returns: (B, N, query heads, D), and None in place of an attention map.
+    Args:
+        query: (B, query heads, N, D).
+        key, value: (B, key heads, S, D).
+        trees: Tree masks of a draft's pass, one for each type of layer. That whose `additive` is `attention_mask` is
+            used. options: other arguments that transformers passes. Only dropout, is_causal and s_aux, the attention
+            sinks (query heads,), have an effect.
+
+    Returns:
+        (B, N, query heads, D), and None in place of an attention map.
     """
     dropout, is_causal, sinks = options.get("dropout", 0.0), options.get("is_causal"), options.get("s_aux")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

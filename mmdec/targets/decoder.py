@@ -118,8 +118,11 @@ class TextPrompt:
         )
 
     def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
-        """Return the cache to decode with. It is the caller's cache if there is one, and only one batch row, without
-        padding between its tokens; else a copy or a new cache. Layers with sliding windows keep all tokens, too."""
+        """Return the cache to decode with.
+
+        It is the caller's cache if there is one, and only one batch row, without padding between its tokens; else a
+        copy or a new cache. Layers with sliding windows keep all tokens, too.
+        """
         cache = self.cache
         if cache is not None and (cache.layers or has_states(config)):
             kinds = [
@@ -163,8 +166,7 @@ class TextPrompt:
         return copied
 
     def rows(self) -> RowLayout:
-        """Return which cache columns hold which batch row's tokens, as if padding between a row's tokens were
-        removed."""
+        """Return which cache columns hold which row's tokens, as if padding between a row's tokens were removed."""
         return RowLayout.of_prompt(self.mask, self.positions)
 
 
@@ -184,7 +186,11 @@ class RopeOffsets:
 
 
 def store_rope_offsets(cache: DynamicCache, offsets: Tensor, columns: int) -> None:
-    """Store M-RoPE offsets (3, B) on a chat's cache for its next turn. columns: number of cached tokens a row."""
+    """Store M-RoPE offsets (3, B) on a chat's cache for its next turn.
+
+    Args:
+        columns: Number of cached tokens a row.
+    """
     setattr(cache, ROPE_ATTRIBUTE, RopeOffsets(offsets, columns))
 
 
@@ -260,12 +266,20 @@ class DecoderTarget(HfTarget):
 
     @abstractmethod
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
-        """Check the inputs of `prefill` and prepare them. Raises InputError if an input is malformed."""
+        """Check the inputs of `prefill` and prepare them.
+
+        Raises:
+            InputError: If an input is malformed.
+        """
 
     @abstractmethod
     def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, more: Mapping[str, Any]) -> Any:
-        """Run the model over ids (B, N) at position ids (1 or 3, B, N). cache: None: nothing is cached. more: further
-        inputs of the model."""
+        """Run the model over ids (B, N) at position ids (1 or 3, B, N).
+
+        Args:
+            cache: None: nothing is cached.
+            more: Further inputs of the model.
+        """
 
     def _run(
         self,
@@ -277,8 +291,13 @@ class DecoderTarget(HfTarget):
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        """Run the model over ids (B, N); return logits and features. layers: whose hidden states to return; -2:
-        the first layer's inputs. extra: further inputs. last: whether to compute only the last token's logits."""
+        """Run the model over ids (B, N); return logits and features.
+
+        Args:
+            layers: Whose hidden states to return; -2: the first layer's inputs.
+            extra: Further inputs.
+            last: Whether to compute only the last token's logits.
+        """
         more = {**extra, "output_hidden_states": True} if -1 in layers else dict(extra)
         if last and self._keeps:
             more["logits_to_keep"] = 1
@@ -294,7 +313,11 @@ class DecoderTarget(HfTarget):
         return Scores(out.logits[:, -1:] if last else out.logits, states)
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """Return each batch row's number of prompt positions, without running the model. inputs: those of `prefill`."""
+        """Return each batch row's number of prompt positions, without running the model.
+
+        Args:
+            inputs: Those of `prefill`.
+        """
         return inputs["attention_mask"].sum(1).tolist()
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[DecoderSession, Context, Draft, Scores]:
@@ -397,9 +420,13 @@ class DecoderTarget(HfTarget):
 
     @torch.no_grad()
     def read(self, inputs: Mapping[str, Any], needs: Needs) -> Context:
-        """Run the model over whole texts, without a cache, to train drafters. inputs, needs: as for `prefill`.
+        """Run the model over whole texts, without a cache, to train drafters.
 
-        Returns: what `prefill` would give a drafter, so that networks are trained on the inputs that they get later.
+        Args:
+            inputs, needs: As for `prefill`.
+
+        Returns:
+            What `prefill` would give a drafter, so that networks are trained on the inputs that they get later.
         """
         check_layers(needs, self.layers)
         prompt = self._read(inputs)
@@ -427,7 +454,13 @@ class DecoderTarget(HfTarget):
 
     @torch.no_grad()
     def score(self, session: DecoderSession, draft: Draft) -> Scores:
-        """Run a pass over the draft. Returns logits and features after each node. Nodes stay cached until `commit`."""
+        """Run a pass over the draft.
+
+        Nodes stay cached until `commit`.
+
+        Returns:
+            Logits and features after each node.
+        """
         if session.batch is not None:
             return session.batch.score(self, [(session, draft)])[0]
         if isinstance(session.store, RecurrentCache):
@@ -480,8 +513,6 @@ class DecoderTarget(HfTarget):
 
     @torch.no_grad()
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:
-        """Keep the accepted nodes of the draft in the cache, and drop the other nodes. After the pass over the prompt,
-        nothing changes."""
         if session.batch is not None:
             session.batch.commit(session, verdict.path)
         else:
@@ -557,7 +588,10 @@ class DecoderTarget(HfTarget):
 
     def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, lacking: int) -> None:
         """Run the model over the last `lacking` tokens of the only batch row, so that the caller's cache holds them.
-        columns: number of tokens of the prompt, cached ones and padding included."""
+
+        Args:
+            columns: Number of tokens of the prompt, cached ones and padding included.
+        """
         cache, mask, given = inputs[CACHE_ARGUMENT], inputs.get("attention_mask"), inputs.get("position_ids")
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         last = int(mask.sum()) if mask is not None else columns
@@ -600,7 +634,12 @@ class DecoderTarget(HfTarget):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> GenerateDecoderOnlyOutput:
-        """Make transformers' output object. sequences: (B, L). lengths: each batch row's number of new tokens."""
+        """Make transformers' output object.
+
+        Args:
+            sequences: (B, L).
+            lengths: Each batch row's number of new tokens.
+        """
         return GenerateDecoderOnlyOutput(
             sequences=cast(torch.LongTensor, sequences),
             scores=cast(Any, scores),

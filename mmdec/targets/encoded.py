@@ -48,8 +48,12 @@ class EncodedPrompt:
     def of(cls, inputs: Mapping[str, Any], most: int | None, columns: bool) -> EncodedPrompt:
         """Check and normalise a prompt's inputs.
 
-        most: maximum length P of `input_ids`; None: unlimited. columns: whether position ids count padding, too.
-        Raises: InputError for wrong inputs.
+        Args:
+            most: Maximum length P of `input_ids`; None: unlimited.
+            columns: Whether position ids count padding, too.
+
+        Raises:
+            InputError: For wrong inputs.
         """
         unknown = sorted(
             name for name, value in inputs.items() if name not in ENCODED_INPUTS | IGNORED_INPUTS and value is not None
@@ -87,8 +91,7 @@ class EncodedPrompt:
 
 @dataclass
 class EncodedSession:
-    """The state of one `generate` call: the cache with the keys and values of text and encoder states, the encoder's
-    output, and the object that runs the decoder over drafts."""
+    """The state of one `generate` call of a model with an encoder."""
 
     cache: EncoderDecoderCache
     encoded: BaseModelOutput  # the encoder's states (B, S, H), and for some models their mask
@@ -105,6 +108,13 @@ class EncodedTarget(HfTarget):
 
     Layers are counted from 0. Layer -1 stands for the last hidden states, after the final norm. The attention
     implementation may be "sdpa" or "eager".
+
+    Args:
+        layers: Number of decoder layers.
+        positions: Maximum number of its tokens; None: unlimited.
+
+    Raises:
+        InputError: If the model's attention implementation cannot take tree masks.
     """
 
     reads_encoder: ClassVar[bool] = True
@@ -113,10 +123,6 @@ class EncodedTarget(HfTarget):
     exposes_last_layer: ClassVar[bool] = True
 
     def __init__(self, model: Any, layers: int, positions: int | None) -> None:
-        """layers: number of decoder layers. positions: maximum number of its tokens; None: unlimited.
-
-        Raises: InputError if the model's attention implementation cannot take tree masks.
-        """
         config: Any = model.config.get_text_config(decoder=True)
         check_attention(config)
         self.model, self.layers, self.positions = model, layers, positions
@@ -126,36 +132,62 @@ class EncodedTarget(HfTarget):
 
     @abstractmethod
     def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> Any:
-        """Make the object that runs the decoder over the drafts of one `generate` call. cache: still empty. layers:
-        those whose hidden states the drafter reads."""
+        """Make the object that runs the decoder over the drafts of one `generate` call.
+
+        Args:
+            cache: Still empty.
+            layers: Those whose hidden states the drafter reads.
+        """
 
     @abstractmethod
     def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
-        """Run the decoder over the prompt, and fill the session's cache. Returns the scores; only the logits after the
-        last prompt token are needed."""
+        """Run the decoder over the prompt, and fill the session's cache.
+
+        Returns:
+            The scores; only the logits after the last prompt token are needed.
+        """
 
     @abstractmethod
     def _draft(
         self, session: EncodedSession, tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
     ) -> Scores:
-        """Run the decoder over the tokens (B, N) of a draft. Returns the decoder's output. tree: the mask that says
-        which tokens each node attends to; None: nothing is hidden. positions: (1, B, N) position ids."""
+        """Run the decoder over the tokens (B, N) of a draft.
+
+        Args:
+            tree: The mask that says which tokens each node attends to; None: nothing is hidden.
+            positions: (1, B, N) position ids.
+
+        Returns:
+            The decoder's output.
+        """
 
     @abstractmethod
     def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
-        """Run the decoder over a finished text, prompt and new tokens, and fill an empty cache. Returns the decoder's
-        output. It has attentions and hidden states if `flags` ask for them."""
+        """Run the decoder over a finished text, prompt and new tokens, and fill an empty cache.
+
+        It has attentions and hidden states if `flags` ask for them.
+
+        Returns:
+            The decoder's output.
+        """
 
     @torch.no_grad()
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
         """Run the decoder over its prompt.
 
-        inputs: input_ids (B, P); encoder_outputs, whose first element is (B, S, H); optional attention_mask (B, T) of
-            the encoder; optional decoder_attention_mask (B, P), padded on the left; optional cache, which must be
-            empty. It is filled while decoding if there is one row without padding between its tokens, else by `output`.
-        needs: what the drafter reads.
-        Returns: session (decoding state), context (what drafters read), draft (each row's last prompt token) and scores
-            (logits after it). Raises: InputError for wrong inputs.
+        Args:
+            inputs: input_ids (B, P); encoder_outputs, whose first element is (B, S, H); optional attention_mask (B, T)
+                of the encoder; optional decoder_attention_mask (B, P), padded on the left; optional cache, which must
+                be empty. It is filled while decoding if there is one row without padding between its tokens, else by
+                `output`.
+            needs: What the drafter reads.
+
+        Returns:
+            Session (decoding state), context (what drafters read), draft (each row's last prompt token) and scores
+            (logits after it).
+
+        Raises:
+            InputError: For wrong inputs.
         """
         check_layers(needs, self.layers - (not self.exposes_last_layer))
         prompt = EncodedPrompt.of(inputs, self.positions, self.counts_padding)
@@ -190,8 +222,13 @@ class EncodedTarget(HfTarget):
 
     @torch.no_grad()
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
-        """Run one pass over the draft. Returns the logits and features after each node. The nodes' keys and values stay
-        in the cache until `commit`."""
+        """Run one pass over the draft.
+
+        The nodes' keys and values stay in the cache until `commit`.
+
+        Returns:
+            The logits and features after each node.
+        """
         rows, device = session.rows, draft.tokens.device
         tree, positions = rows.mask_and_positions(draft, self.model.dtype)
         scores = self._draft(session, draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
@@ -200,8 +237,6 @@ class EncodedTarget(HfTarget):
 
     @torch.no_grad()
     def commit(self, session: EncodedSession, verdict: Verdict) -> None:
-        """Keep the accepted nodes of the draft in the cache, and drop the other nodes. After the pass over the prompt,
-        nothing changes."""
         keep_path(session.rows, session.store, verdict.path)
 
     @torch.no_grad()
@@ -241,7 +276,10 @@ class EncodedTarget(HfTarget):
         more pass over the whole text. In this pass, padding after a row's end is attended to, as in transformers' own
         loop.
 
-        sequences: (B, L). lengths: each row's number of new tokens. scores, logits: (B, V) for each new token.
+        Args:
+            sequences: (B, L).
+            lengths: Each row's number of new tokens.
+            scores, logits: (B, V) for each new token.
         """
         cache = inputs.get(CACHE_ARGUMENT)
         flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
@@ -267,17 +305,23 @@ class EncodedTarget(HfTarget):
 
 
 def encoder_output(given: Any, rows: Tensor | None = None) -> BaseModelOutput:
-    """Return an encoder's output (states, and for some models a mask) for the batch rows with the indices `rows` (K,)
-    int64. None: all rows."""
+    """Return an encoder's output (states, and for some models a mask) for some batch rows.
+
+    Args:
+        rows: Their indices (K,) int64; None: all rows.
+    """
     kind = type(given) if isinstance(given, BaseModelOutput) else BaseModelOutput
     parts = {"last_hidden_state": given[0], "attention_mask": getattr(given, "attention_mask", None)}
     return kind(**{name: part if rows is None else part[rows] for name, part in parts.items() if part is not None})
 
 
 def _source(held: tuple[Tensor, Tensor | None] | None, rows: int) -> list[list[int]] | None:
-    """Return each batch row's encoder input ids without padding; None if they are not known. held: ids and mask of the
-    encoder's inputs. rows: number of rows of the batch; with `num_return_sequences`, several rows belong to each
-    input."""
+    """Return each batch row's encoder input ids without padding; None if they are not known.
+
+    Args:
+        held: Ids and mask of the encoder's inputs.
+        rows: Number of rows of the batch; with `num_return_sequences`, several rows belong to each input.
+    """
     if held is None:
         return None
     ids, mask = held

@@ -39,8 +39,11 @@ POSITIONS_PER_STEP = 64
 
 @final
 class _PositionOverride(nn.Module):
-    """Replaces a decoder's module of position embeddings. It embeds `positions`, which `PositionedCopy` sets before
-    each pass, and ignores the positions that the decoder counts. It stores the embeddings of the first positions."""
+    """Replaces a decoder's module of position embeddings.
+
+    It embeds `positions`, which `PositionedCopy` sets before each pass, and ignores the positions that the decoder
+    counts. It stores the embeddings of the first positions.
+    """
 
     def __init__(self, stock: nn.Module, pad: int | None) -> None:
         super().__init__()
@@ -69,8 +72,12 @@ class _PositionOverride(nn.Module):
         return found
 
     def _look_up(self, count: int, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Return the replaced module's embeddings (count, H) of the first `count` positions. token: the token id at all
-        these positions. args, kwargs: what the decoder passes; they show which arguments the module takes."""
+        """Return the replaced module's embeddings (count, H) of the first `count` positions.
+
+        Args:
+            token: The token id at all these positions.
+            args, kwargs: What the decoder passes; they show which arguments the module takes.
+        """
 
         def first(value: Any) -> Any:
             if isinstance(value, (tuple, list)):
@@ -89,11 +96,12 @@ class _PositionOverride(nn.Module):
 
 @final
 class PositionedCopy:
-    """A copy of a model for one `generate` call. It shares the model's weights, and uses the positions that `place`
-    sets."""
+    """A copy of a model for one `generate` call, which uses the positions that `place` sets.
+
+    It shares the model's weights: only the modules on the path to the position embeddings or to T5's bias are copied.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Copy the modules on the path to the position embeddings or to T5's bias, and share all others."""
         decoder = cast(nn.Module, cast(Any, model).get_decoder())
         self.by_inputs = "decoder_position_ids" in inspect.signature(model.forward).parameters
         self._placed: _PositionOverride | None = None
@@ -112,8 +120,11 @@ class PositionedCopy:
                 same.__dict__["compute_bias"] = partial(self._bias, part)
 
     def _copy(self, path: str) -> nn.Module:
-        """Copy each module along a dotted path such as "model.decoder", so that they can be changed in this copy of the
-        model only. Returns the copy of the last module."""
+        """Copy each module along a dotted path such as "model.decoder", to change them in this copy of the model only.
+
+        Returns:
+            The copy of the last module.
+        """
         part = cast(nn.Module, self.model)
         for name in path.split("."):
             child = cast(nn.Module, part._modules[name])
@@ -123,7 +134,9 @@ class PositionedCopy:
     def place(self, tokens: Tensor, positions: Tensor, rows: RowLayout, prompt: Tensor) -> None:
         """Set the positions (B, N) of the tokens (B, N) in the next pass.
 
-        rows: which cache columns hold which row's tokens. prompt: (B, P), positions of the prompt's tokens.
+        Args:
+            rows: Which cache columns hold which row's tokens.
+            prompt: (B, P), positions of the prompt's tokens.
         """
         if self._placed is not None:
             self._placed.tokens, self._placed.positions = tokens, positions
@@ -134,8 +147,11 @@ class PositionedCopy:
         self._positions, self._columns = positions, torch.cat([before, positions], 1)
 
     def _bias(self, stock: Any, *lengths: Any, **options: Any) -> Tensor:
-        """Compute T5's bias (B, heads, N, S + N) from each node's distance to each cached token and node. stock: the
-        model's attention module that computes the bias."""
+        """Compute T5's bias (B, heads, N, S + N) from each node's distance to each cached token and node.
+
+        Args:
+            stock: The model's attention module that computes the bias.
+        """
         table, needed = self._distances.get(stock), int(self._positions.max()) + 1
         if table is None or len(table) < needed:
             farthest = -(-needed // POSITIONS_PER_STEP) * POSITIONS_PER_STEP - 1
@@ -149,7 +165,11 @@ class PositionedCopy:
 
 @final
 class EncoderDecoderTarget(EncodedTarget):
-    """Scores token trees with the decoder of an encoder-decoder model. The model is not changed."""
+    """Scores token trees with the decoder of an encoder-decoder model. The model is not changed.
+
+    Raises:
+        InputError: If the model's attention implementation cannot take tree masks.
+    """
 
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
@@ -157,7 +177,6 @@ class EncoderDecoderTarget(EncodedTarget):
         return any(kind.__name__ in CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__)
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raise InputError if the model's attention implementation cannot take tree masks."""
         config: Any = model.config.get_text_config(decoder=True)
         self.decoder: Any = cast(Any, model).get_decoder()
         table = getattr(self.decoder, "embed_positions", None)
@@ -169,9 +188,12 @@ class EncoderDecoderTarget(EncodedTarget):
     def split_inputs(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Choose which inputs go to `generate`, and which directly to `prefill`.
 
-        Returns: all inputs, for `generate`; and for `prefill` the encoder's token ids and mask, which some drafters
-            copy, if encoder and decoder have the same vocabulary.
-        Raises: InputError for a wrong mask.
+        Returns:
+            All inputs, for `generate`; and for `prefill` the encoder's token ids and mask, which some drafters copy, if
+            encoder and decoder have the same vocabulary.
+
+        Raises:
+            InputError: For a wrong mask.
         """
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         main = str(self.model.main_input_name)

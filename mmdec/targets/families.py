@@ -44,12 +44,10 @@ from mmdec.targets.recurrent_cache import STATE_CACHE, has_only_states, has_stat
 from mmdec.targets.ropes import growing_ropes
 
 ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager", TREE_ATTENTION)
-CROPPABLE_LAYERS = frozenset(
-    {DynamicLayer, DynamicSlidingWindowLayer, DummyLayer}
-)  # cache layers from which tokens can be removed
-RECURRENT_LAYERS = frozenset(
-    {LinearAttentionLayer, LinearAttentionAndFullAttentionLayer}
-)  # cache layers with recurrent states
+# cache layers from which tokens can be removed
+CROPPABLE_LAYERS = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})
+# cache layers with recurrent states
+RECURRENT_LAYERS = frozenset({LinearAttentionLayer, LinearAttentionAndFullAttentionLayer})
 ARGUMENTS = ("input_ids", "attention_mask", "position_ids", CACHE_ARGUMENT, "logits_to_keep")
 ATTENTION_FAMILIES = """
     AXK1 Apertus Arcee AriaText BigBird BioGpt BitNet Camembert CodeGen Cohere Data2VecText DeepseekV2
@@ -92,7 +90,8 @@ _probing = Lock()
 def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
     """Raise InputError unless the model is a causal language model that can score trees and roll them back.
 
-    scorer: makes a target, without checks, for the small random model with which an unknown class is tested.
+    Args:
+        scorer: Makes a target, without checks, for the small random model with which an unknown class is tested.
     """
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):  # callers may ignore the types
@@ -118,8 +117,10 @@ def has_alibi(model: PreTrainedModel) -> bool:
 def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> None:
     """Raise InputError if drafts cannot be scored or rolled back under this configuration.
 
-    kind: name of the model's class. text: whether it is a text-only model. Only text-only models may have recurrent or
-        convolutional layers, and rotary positions that change with the text's length.
+    Args:
+        kind: Name of the model's class.
+        text: Whether it is a text-only model. Only text-only models may have recurrent or convolutional layers, and
+            rotary positions that change with the text's length.
     """
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     foreign = sorted(layer.__name__ for layer in kinds - CROPPABLE_LAYERS - (RECURRENT_LAYERS if text else frozenset()))
@@ -150,14 +151,19 @@ def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> No
 
 def check_proof(kind: type[PreTrainedModel], config: PreTrainedConfig, scorer: Scorer) -> None:
     """Raise InputError unless tests cover the class, or a small random model of this class passes the test at run time.
-    scorer: makes a target for the small model."""
+
+    Args:
+        scorer: Makes a target for the small model.
+    """
     if not _is_proven(kind, config):
         _check_probe(kind, config, str(config._attn_implementation), scorer)
 
 
 def is_decoder_only(model: PreTrainedModel) -> bool:
-    """Return whether this is a text-only decoder: `forward` has the arguments that a draft's pass needs, and the
-    configuration is that of a language model."""
+    """Return whether this is a text-only decoder.
+
+    Its `forward` has the arguments that a draft's pass needs, and its configuration is that of a language model.
+    """
     config = model.config
     if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
         return False
@@ -232,9 +238,14 @@ def _probe(
 ) -> str:
     """Test a small random model of this class and configuration.
 
-    config: the configuration's class. fields: its values, as JSON. attention: the attention implementation. scorer:
-        makes a target for the small model.
-    Returns: what is wrong, or "" if nothing is.
+    Args:
+        config: The configuration's class.
+        fields: Its values, as JSON.
+        attention: The attention implementation.
+        scorer: Makes a target for the small model.
+
+    Returns:
+        What is wrong, or "" if nothing is.
     """
     given: dict[str, Any] = json.loads(fields)
     verbosity = logging.get_verbosity()

@@ -62,31 +62,45 @@ class HfTarget(Target, ABC):
 
     @property
     def name(self) -> str:
-        """Return a name made of the model's folder or hub id, and a hash of its weights."""
+        """A name made of the model's folder or hub id, and a hash of its weights."""
         return model_name(self.model)
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the model."""
         return self.model.device
 
     def encode(self, sound: Tensor) -> Tensor | None:
-        """Return the encoder's states (B, S, H) of sound features (B, mels, T); None if the model cannot read such
-        features."""
+        """Return the encoder's states (B, S, H) of sound features (B, mels, T); None if the model reads none."""
         return None
 
     def split_inputs(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split the caller's inputs. Returns: the inputs for `model.generate`, which prepares them, and the inputs that
-        go to `prefill` directly (by default none)."""
+        """Split the caller's inputs.
+
+        Returns:
+            The inputs for `model.generate`, which prepares them, and the inputs that go to `prefill` directly (by
+            default none).
+        """
         return dict(inputs), {}
 
     @abstractmethod
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the inputs of `prefill`. ids: (B, P). inputs: the other inputs, prepared by `model.generate`."""
+        """Return the inputs of `prefill`.
+
+        Args:
+            ids: (B, P).
+            inputs: The other inputs, prepared by `model.generate`.
+        """
 
     def fallback_reasons(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
-        """Return the reasons why only transformers' own loop can decode this call, as sentences without a full stop;
-        empty if mmdec's loop can decode it. inputs: prepared by `model.generate`."""
+        """Return why only transformers' own loop can decode this call.
+
+        Args:
+            config: The call's configuration.
+            inputs: Prepared by `model.generate`.
+
+        Returns:
+            Sentences without a full stop; empty if mmdec's loop can decode it.
+        """
         return []
 
     @abstractmethod
@@ -95,7 +109,11 @@ class HfTarget(Target, ABC):
 
     @abstractmethod
     def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
-        """Fill the caller's cache as `model.generate` would have filled it. sequences: (B, L), finished."""
+        """Fill the caller's cache as `model.generate` would have filled it.
+
+        Args:
+            sequences: (B, L), finished.
+        """
 
     @abstractmethod
     def output(
@@ -107,23 +125,27 @@ class HfTarget(Target, ABC):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> Output:
-        """Make transformers' output object. sequences: (B, L). lengths: each batch row's number of new tokens.
+        """Make transformers' output object.
 
-        scores, logits: (B, V) for each new token of the longest row; None: not recorded.
+        Args:
+            sequences: (B, L).
+            lengths: Each batch row's number of new tokens.
+            scores, logits: (B, V) for each new token of the longest row; None: not recorded.
         """
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether the module has hooks or a replaced `forward`. Hooks by which mmdec and transformers record hidden
-    states do not count."""
+    """Return whether the module has hooks or a replaced `forward`.
+
+    Hooks by which mmdec and transformers record hidden states do not count.
+    """
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     inert = (RECORDERS, __name__)
     return "forward" in vars(module) or any(getattr(hook, "__module__", "") not in inert for hook in hooks)
 
 
 def plain_linear(module: nn.Module) -> bool:
-    """Return whether the module is torch's own linear layer without hooks, so that another implementation may replace
-    it."""
+    """Return whether the module is torch's own linear layer without hooks, which another implementation may replace."""
     return type(module) is nn.Linear and not has_hooks(module)
 
 
@@ -155,16 +177,22 @@ class LayerOutput:
 
 @contextmanager
 def recording(decoder: nn.Module, count: int, layers: Sequence[int]) -> Generator[Mapping[int, Tensor]]:
-    """In this context, record the hidden states (residual stream) after some layers of a pass. Yields layer -> (B, N,
-    H).
+    """In this context, record the hidden states (residual stream) after some layers of a pass.
 
     transformers' `hidden_states` differ: those of the last layer have passed the final norm, and those of Qwen3-VL's
     first layers lack what DeepStack adds. The hooks stay on the model. They record only in the thread that entered the
     context.
 
-    decoder: the module that contains the layers. count: its number of layers. layers: indices to record, from 0, or
-        `FIRST_LAYER_INPUTS`.
-    Raises: InputError if the list of the decoder's layers cannot be found.
+    Args:
+        decoder: The module that contains the layers.
+        count: Its number of layers.
+        layers: Indices to record, from 0, or `FIRST_LAYER_INPUTS`.
+
+    Yields:
+        Layer -> (B, N, H).
+
+    Raises:
+        InputError: If the list of the decoder's layers cannot be found.
     """
     if not layers:
         yield {}
@@ -212,8 +240,11 @@ def model_name(model: PreTrainedModel) -> str:
 
 
 def check_layers(needs: Needs, layers: int) -> None:
-    """Raise InputError if a drafter reads a layer that the model does not have. layers: number of the model's
-    layers."""
+    """Raise InputError if a drafter reads a layer that the model does not have.
+
+    Args:
+        layers: Number of the model's layers.
+    """
     wrong = [layer for layer in needs.layers if not -1 <= layer < layers]
     if wrong:
         raise InputError(
@@ -248,9 +279,12 @@ def output_states(
 ) -> dict[str, Any]:
     """Return the attentions and hidden states of `generate`'s output object, as far as `config` asks for them.
 
-    decoded: the decoder's output for `length` tokens; the first `prompt` of them are the prompt. encoded: the encoder's
-        output.
-    Returns: field name -> value.
+    Args:
+        decoded: The decoder's output for `length` tokens; the first `prompt` of them are the prompt.
+        encoded: The encoder's output.
+
+    Returns:
+        Field name -> value.
     """
     states: dict[str, Any] = {}
     if config.output_attentions:
@@ -268,10 +302,13 @@ def _steps(
 ) -> tuple[tuple[Tensor, ...], ...]:
     """Split each layer's tensor by decoding step, as `generate` returns it: the prompt, then one token for each step.
 
-    layers: one tensor for each layer, with `length` tokens along `axis`; may be (), because "sdpa" returns no
-        attentions.
-    square: whether these are maps of self-attention; their keys are cut after the step's token.
-    Returns: for each step, a tuple of one tensor for each layer.
+    Args:
+        layers: One tensor for each layer, with `length` tokens along `axis`; may be (), because "sdpa" returns no
+            attentions.
+        square: Whether these are maps of self-attention; their keys are cut after the step's token.
+
+    Returns:
+        For each step, a tuple of one tensor for each layer.
     """
     cuts = [(0, prompt), *((step, step + 1) for step in range(prompt, length))]
     return tuple(

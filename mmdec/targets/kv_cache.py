@@ -52,8 +52,7 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = True
 
     def set_view(self, states: Tensor, is_keys: bool) -> None:
-        """Set this layer's keys (if `is_keys`) or values to `states` (B, H, S, D), which is a view of a larger tensor
-        (pool)."""
+        """Set this layer's keys (if `is_keys`) or values to `states` (B, H, S, D), a view of a larger tensor (pool)."""
         if is_keys:
             self.keys = self.shown = states
         else:
@@ -89,8 +88,11 @@ class PoolSpec:
     device: torch.device
 
     def allocate(self, rows: int, columns: int) -> Tensor:
-        """Allocate uninitialised memory for keys or values (members, rows, heads, columns, size). columns: number of
-        tokens."""
+        """Allocate uninitialised memory for keys or values (members, rows, heads, columns, size).
+
+        Args:
+            columns: Number of tokens.
+        """
         shape = len(self.members), rows, self.heads, columns, self.size
         # no inference tensor, because a caller could write to it only in inference mode
         with torch.inference_mode(False):
@@ -99,14 +101,16 @@ class PoolSpec:
 
 @final
 class KVPool:
-    """Holds the keys and values of one `generate` call, after the pass over the prompt. There is a pool (members, B, H,
-    C, D) for each `PoolSpec`: C columns, of which the first `length` are used."""
+    """Holds the keys and values of one `generate` call, after the pass over the prompt.
+
+    It moves the keys and values of a cache into pools; the cache's layers then read the pools. There is a pool
+    (members, B, H, C, D) for each `PoolSpec`: C columns, of which the first `length` are used.
+
+    Raises:
+        InputError: For a cache from which drafts cannot be removed.
+    """
 
     def __init__(self, cache: Cache) -> None:
-        """Move the keys and values of a cache into pools. The cache's layers then read the pools.
-
-        Raises: InputError for a cache from which drafts cannot be removed.
-        """
         check_cache(cache)
         self.encoder = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
         given = cast(DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache)
@@ -141,7 +145,7 @@ class KVPool:
 
     @property
     def width(self) -> int:
-        """Return the number of allocated columns, C."""
+        """C, the number of allocated columns."""
         return self._pools[0].shape[3]
 
     def grow(self, length: int) -> None:
@@ -156,8 +160,11 @@ class KVPool:
             self._share_pools()
 
     def set_first_visible(self, firsts: Sequence[int]) -> None:
-        """Hide cached tokens from layers with an attention window, until `crop` is called. firsts: [i]: index along the
-        sequence axis of the first token that layer i sees."""
+        """Hide cached tokens from layers with an attention window, until `crop` is called.
+
+        Args:
+            firsts: [i]: index along the sequence axis of the first token that layer i sees.
+        """
         for index, layer in self._live_layers():
             layer.first = firsts[index]
 
@@ -173,19 +180,20 @@ class KVPool:
                     layers[index].set_view(states, is_keys)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move the keys and values of each batch row's accepted tokens to the end of its text. Then keep only the first
-        `length` columns.
+        """Move the keys and values of each batch row's accepted tokens to the end of its text.
 
-        columns: [r]: indices of row r's accepted tokens along the sequence axis. begins: [r]: index to which row r's
-            first accepted token moves; its other accepted tokens follow.
+        Then keep only the first `length` columns.
+
+        Args:
+            columns: [r]: indices of row r's accepted tokens along the sequence axis.
+            begins: [r]: index to which row r's first accepted token moves; its other accepted tokens follow.
         """
         for pool in self._pools:
             kv_gather(pool[:, : self.rows], columns, begins)
         self.crop(length)
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Keep only the batch rows with the indices `rows` (K,) int64, in that order, and their first `length`
-        columns."""
+        """Keep only the rows with the indices `rows` (K,) int64, in that order, and their first `length` columns."""
         if self.encoder is not None:
             cast(DynamicCache, self.encoder).batch_select_indices(rows)
         old, self.rows = self._pools, len(rows)
@@ -218,7 +226,13 @@ class KVPool:
         self.crop(length)
 
     def remove(self, row: int, length: int) -> None:
-        """Remove a row. The last row takes its place. length: number of columns that the remaining rows use."""
+        """Remove a row.
+
+        The last row takes its place.
+
+        Args:
+            length: Number of columns that the remaining rows use.
+        """
         self.rows -= 1
         if row < self.rows:
             for pool in self._pools:
@@ -241,8 +255,7 @@ class KVPool:
                     setattr(layers[index], "all_keys" if is_keys else "all_values", states)
 
     def _live_layers(self) -> Iterator[tuple[int, GrowingLayer]]:
-        """Yield (index, layer) for those layers of the cache that were not deleted; they are held by weak
-        references."""
+        """Yield (index, layer) for the layers of the cache that still exist; they are held by weak references."""
         for index, reference in self._layers.items():
             if (layer := reference()) is not None:
                 yield index, layer
@@ -264,8 +277,10 @@ def empty_cache() -> DynamicCache:
 
 
 def check_cache(cache: Cache) -> None:
-    """Raise InputError unless rejected drafts can be removed from a cache. The cache's layers must hold keys and
-    values, or recurrent states, and must not be offloaded."""
+    """Raise InputError unless rejected drafts can be removed from a cache.
+
+    The cache's layers must hold keys and values, or recurrent states, and must not be offloaded.
+    """
     inner = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     kinds = {type(layer) for layer in inner.layers}
     if inner.layer_class_to_replicate is not None:
@@ -285,8 +300,10 @@ def check_cache(cache: Cache) -> None:
 
 @dataclass
 class RowLayout:
-    """Says which cache columns hold which batch row's tokens. It holds plain integers, so that reading them never waits
-    for a GPU."""
+    """Says which cache columns hold which batch row's tokens.
+
+    It holds plain integers, so that reading them never waits for a GPU.
+    """
 
     starts: list[int]  # for each batch row: index of its first token's column, after left padding
     ends: list[int]  # for each batch row: index of its last token's column, plus 1
@@ -298,7 +315,10 @@ class RowLayout:
     def of_prompt(cls, mask: Tensor, positions: Tensor) -> RowLayout:
         """Compute the layout after the pass over the prompt, as if padding between a batch row's tokens were removed.
 
-        mask: (B, C) bool, False at padding. positions: (B, C), the prompt tokens' position ids."""
+        Args:
+            mask: (B, C) bool, False at padding.
+            positions: (B, C), the prompt tokens' position ids.
+        """
         starts = mask.long().argmax(1).tolist()
         ends = [start + count for start, count in zip(starts, mask.sum(1).tolist(), strict=True)]
         last = positions[:, -1].tolist()
@@ -306,16 +326,19 @@ class RowLayout:
 
     @property
     def width(self) -> int:
-        """Return S, the index of the first column after the longest row."""
+        """S, the index of the first column after the longest row."""
         return max(self.ends)
 
     def mask_and_positions(
         self, draft: Draft, dtype: torch.dtype, plain: bool = True
     ) -> tuple[TreeMask | None, list[list[int]]]:
-        """Return the mask of a draft (which cached tokens and which nodes each node attends to), and the position ids
-        of the nodes, one list for each batch row.
+        """Return the mask of a draft, and the position ids of its nodes.
 
-        plain: whether the mask may be None if the draft is only the root and nothing is hidden.
+        Args:
+            plain: Whether the mask may be None if the draft is only the root and nothing is hidden.
+
+        Returns:
+            Which cached tokens and which nodes each node attends to; and one list of position ids for each batch row.
         """
         width, parents, device = self.width, int_rows(draft.parents), draft.tokens.device
         ragged = min(self.ends) < width or any(self.starts)
@@ -338,16 +361,22 @@ class RowLayout:
         ]
 
     def record_draft(self, nodes: int, first: int | None = None) -> None:
-        """Record that a draft of `nodes` nodes was scored and waits for its verification. first: index of the root's
-        column; None: `width`, the first column after the longest row."""
+        """Record that a draft of `nodes` nodes was scored and waits for its verification.
+
+        Args:
+            first: Index of the root's column; None: `width`, the first column after the longest row.
+        """
         self.tree, self.first = nodes, self.width if first is None else first
 
     def commit(self, paths: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-        """Extend each batch row by the accepted nodes of the last draft. paths: for each row, the indices of these
-        nodes, padded with -1.
+        """Extend each batch row by the accepted nodes of the last draft.
 
-        Returns: for each row, the indices of the columns that hold its accepted nodes, and the index to which the first
-            of them moves.
+        Args:
+            paths: For each row, the indices of these nodes, padded with -1.
+
+        Returns:
+            For each row, the indices of the columns that hold its accepted nodes, and the index to which the first of
+            them moves.
         """
         begins = self.ends
         columns = [[self.first + node for node in path if node >= 0] for path in paths]
@@ -375,16 +404,24 @@ class RowLayout:
 
 
 def keep_path(rows: RowLayout, store: KVPool, path: Tensor) -> None:
-    """Keep the accepted nodes of a draft in the cache, and drop the other nodes. After the pass over the prompt, which
-    has no draft, nothing changes. path: (B, A) int64, accepted nodes, padded with -1."""
+    """Keep the accepted nodes of a draft in the cache, and drop the other nodes.
+
+    After the pass over the prompt, which has no draft, nothing changes.
+
+    Args:
+        path: (B, A) int64, accepted nodes, padded with -1.
+    """
     if rows.tree:
         columns, begins = rows.commit(path.tolist())
         store.commit(columns, begins, rows.width)
 
 
 def ancestors_of(parents: Sequence[Sequence[int]]) -> Tensor:
-    """Return (B, N, N) bool on the CPU: [b, i, j] is True if node j is node i or its ancestor. parents: [b][i]: index
-    of the parent of node i, -1 at the root."""
+    """Return (B, N, N) bool on the CPU: [b, i, j] is True if node j is node i or its ancestor.
+
+    Args:
+        parents: [b][i]: index of the parent of node i, -1 at the root.
+    """
     size, seen = len(parents[0]), []
     for links in parents:
         above = [bytearray(size)]

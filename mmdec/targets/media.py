@@ -81,7 +81,11 @@ class VisionOutput:
         return cls(torch.cat(parts), [len(part) for part in parts], output, deep, _summaries(output, len(parts)))
 
     def pick(self, tokens: Tensor) -> Any:
-        """Return the vision tower's output for some of its visual tokens. tokens: their indices (T',) int64."""
+        """Return the vision tower's output for some of its visual tokens.
+
+        Args:
+            tokens: Their indices (T',) int64.
+        """
         # given as the features of one image, because models only concatenate the features of all images
         features = self.features[tokens][None]
         listed = [*features] if isinstance(self.output.pooler_output, (list, tuple)) else features
@@ -93,8 +97,7 @@ class VisionOutput:
 
 @dataclass
 class VisionInputs:
-    """The images and videos of one `generate` call: the caller's inputs and, once computed, the vision tower's
-    outputs."""
+    """The images and videos of one `generate` call: the caller's inputs and, once computed, the tower's outputs."""
 
     inputs: Mapping[str, Any]  # the caller's pixels, grids and the like, by name
     rows: int  # number of prompts; the batch has more rows if each prompt gets several sequences
@@ -105,9 +108,14 @@ class VisionInputs:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], rows: int) -> VisionInputs:
-        """Check the inputs for images and videos. given: the processor's outputs. rows: number of prompts.
+        """Check the inputs for images and videos.
 
-        Raises: InputError if the pixels are malformed.
+        Args:
+            given: The processor's outputs.
+            rows: Number of prompts.
+
+        Raises:
+            InputError: If the pixels are malformed.
         """
         for name in TENSORS:
             value = given.get(name)
@@ -127,8 +135,13 @@ class VisionInputs:
         return cls(given, rows)
 
     def encode(self, model: Any) -> dict[str, VisionOutput]:
-        """Return the features of all images and videos: "image" or "video" -> features. The vision tower runs only at
-        the first call. model: the model without its LM head."""
+        """Return the features of all images and videos: "image" or "video" -> features.
+
+        The vision tower runs only at the first call.
+
+        Args:
+            model: The model without its LM head.
+        """
         if self.encoded is None:
             watch = RoundTimer(model.device)
             outputs = self.inputs.get(VISION_OUTPUTS_KEY) or {}
@@ -165,10 +178,17 @@ class VisionInputs:
 
         The features may cover all placeholders of `ids`, or only the placeholders among the last `fresh` tokens.
 
-        model: the model without its LM head. kind: "image" or "video". ids: (B, P).
-        Returns: the tower's output for the placeholders among the last `fresh` tokens, None if there are none; and mean
-            and deviation of each image's states (images, 2 * width), None if not known.
-        Raises: InputError if the number of features is neither of these two numbers of placeholders.
+        Args:
+            model: The model without its LM head.
+            kind: "image" or "video".
+            ids: (B, P).
+
+        Returns:
+            The tower's output for the placeholders among the last `fresh` tokens, None if there are none; and mean and
+            deviation of each image's states (images, 2 * width), None if not known.
+
+        Raises:
+            InputError: If the number of features is neither of these two numbers of placeholders.
         """
         token = int(getattr(model.config, f"{kind}_token_id", None) or -1)
         holders = ids == token
@@ -196,14 +216,24 @@ class VisionInputs:
 
 
 def _fits_rows(holders: Tensor, lengths: list[int]) -> bool:
-    """Return whether each image's visual tokens fit into one batch row. holders: (B, P) bool, True at placeholders.
-    lengths: each image's number of visual tokens."""
+    """Return whether each image's visual tokens fit into one batch row.
+
+    Args:
+        holders: (B, P) bool, True at placeholders.
+        lengths: Each image's number of visual tokens.
+    """
     return set(accumulate(holders.sum(1).tolist())) <= {0, *accumulate(lengths)}
 
 
 def _summaries(output: Any, images: int) -> Tensor | None:
-    """Return mean and standard deviation over patches, (images, 2 * width), of the vision tower's last states; None if
-    the states are not (images, patches, width), as LLaVA 1.5's are. images: number of images."""
+    """Return mean and standard deviation over patches of the vision tower's last states.
+
+    Args:
+        images: Number of images.
+
+    Returns:
+        (images, 2 * width); None if the states are not (images, patches, width), as LLaVA 1.5's are.
+    """
     states = output.get("last_hidden_state")
     if states is None or states.dim() != 3 or len(states) != images:
         return None
@@ -213,12 +243,17 @@ def _summaries(output: Any, images: int) -> Tensor | None:
 def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute the M-RoPE position ids of a prompt.
 
-    model: the model without its LM head. given: position ids from the caller or `generate`, (B, C) or (3 or 4, B, C);
-        position ids of other shapes are ignored, because `generate` may have computed them from state that another call
-        left on the model.
-    Returns: position ids (3, B, F) of the F new tokens; and offsets (3, B): what later tokens add to their index in the
+    Args:
+        model: The model without its LM head.
+        given: Position ids from the caller or `generate`, (B, C) or (3 or 4, B, C); position ids of other shapes are
+            ignored, because `generate` may have computed them from state that another call left on the model.
+
+    Returns:
+        Position ids (3, B, F) of the F new tokens; and offsets (3, B): what later tokens add to their index in the
         text.
-    Raises: InputError if the positions of the images in a given cache are unknown.
+
+    Raises:
+        InputError: If the positions of the images in a given cache are unknown.
     """
     text_positions, width = text.positions, text.new_ids.shape[1]
     usable = given is not None and (given.ndim == 2 or given.shape[0] in (3, 4))
@@ -249,8 +284,10 @@ def _whole_text_positions(model: Any, text: TextPrompt, vision: VisionInputs) ->
 
 
 def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
-    """Return whether the caller gave the images of all placeholders in ids (B, P). (A chat's later turn may bring only
-    new images.)"""
+    """Return whether the caller gave the images of all placeholders in ids (B, P).
+
+    A chat's later turn may bring only new images.
+    """
     merged = model.config.vision_config.spatial_merge_size**2
     copies = len(ids) // vision.rows
     for kind in VISUAL_KINDS:
@@ -271,8 +308,11 @@ def _new_token_positions(model: Any, text: TextPrompt, vision: VisionInputs) -> 
 
 
 def _rope_index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tensor:
-    """Compute position ids (3, B, P) of ids (B, P) by the model's `get_rope_index`. Raises InputError if the images do
-    not fit the ids."""
+    """Compute position ids (3, B, P) of ids (B, P) by the model's `get_rope_index`.
+
+    Raises:
+        InputError: If the images do not fit the ids.
+    """
     types, known = vision.inputs.get("mm_token_type_ids"), inspect.signature(model.get_rope_index).parameters
     copies = len(ids) // vision.rows
     options = {name: vision.inputs[name] for name in ROPE_INPUTS if name in vision.inputs}
@@ -302,8 +342,10 @@ def _rope_index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> 
 
 
 def _stored_offsets(text: TextPrompt) -> Tensor:
-    """Return the offsets (3, B) that the chat's previous turn stored on the cache: what to add to a token's index in
-    the text."""
+    """Return the offsets (3, B) that the chat's previous turn stored on the cache.
+
+    They are what to add to a token's index in the text.
+    """
     stored: RopeOffsets | None = getattr(text.cache, ROPE_ATTRIBUTE, None)
     if stored is None or stored.columns > text.past or stored.offsets.shape[1] != len(text.ids):
         raise InputError(
@@ -316,8 +358,13 @@ def _stored_offsets(text: TextPrompt) -> Tensor:
 
 @final
 class MediaTarget(DecoderTarget):
-    """Scores token trees with a model that reads images, video or sound among its tokens. The attention implementation
-    of its language model may be "sdpa", "eager" or "mmdec_tree"."""
+    """Scores token trees with a model that reads images, video or sound among its tokens.
+
+    The attention implementation of its language model may be "sdpa", "eager" or "mmdec_tree".
+
+    Raises:
+        InputError: If the model's language model cannot score drafts or roll them back.
+    """
 
     reads_images: ClassVar[bool] = True
 
@@ -329,7 +376,6 @@ class MediaTarget(DecoderTarget):
         )
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raise InputError if the model's language model cannot score drafts or roll them back."""
         text = model.config.get_text_config(decoder=True)
         check_decoder(type(model).__name__, text)
         if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:  # the configuration may name any language model
@@ -350,11 +396,13 @@ class MediaTarget(DecoderTarget):
         self._prepares = own is not stock  # whether the class overrides `prepare_inputs_for_generation`
 
     def split_inputs(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split the caller's inputs. Returns: the inputs for `model.generate`, and the inputs that go to `prefill`
-        directly.
+        """Split the caller's inputs.
 
         Pixels go to `prefill`, so that the vision tower's time is measured with decoding. So do position ids on three
         axes, because `model.generate` would store them on the model.
+
+        Returns:
+            The inputs for `model.generate`, and the inputs that go to `prefill` directly.
         """
         ids: Tensor = inputs["input_ids"]
         named = {name: value for name, value in inputs.items() if name not in self._vision}
@@ -377,11 +425,10 @@ class MediaTarget(DecoderTarget):
         return {name: value for name, value in prepared.items() if name not in self._vision} | {VISION_INPUTS_KEY: seen}
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """Return each batch row's number of prompt positions. With M-RoPE, an image takes only as many positions as its
-        longer side has tokens."""
         if not self._axes:
             return super().prompt_positions(inputs)
         named = {name: value for name, value in inputs.items() if name not in self._vision}
+        # with M-RoPE, an image takes only as many positions as its longer side has tokens
         positions, _ = rope_positions(self._base, TextPrompt.of(named), self._vision_inputs(inputs), None)
         return (1 + positions.amax((0, 2))).tolist()
 

@@ -105,11 +105,14 @@ PROMPT_LENGTHS = ((13,), (12, 5, 9))  # [batch]: lengths of its prompts, in toke
 
 
 def tiny_config(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
-    """Make a configuration of the same class with two small layers. changes: fields to override.
+    """Make a configuration of the same class with two small layers.
 
     The fields in `MAX_PROBE_SIZES` become small. If there are several types of layers, two of them remain. A model of
     one layer keeps one, so that lists with an entry for each layer fit. Attention windows become `PROBE_WINDOW` tokens,
     so that a short text exceeds them. Boolean settings do not change.
+
+    Args:
+        changes: Fields to override.
     """
     given = {name: value for name, value in config.to_dict().items() if name not in IDENTITY_FIELDS}
     names = dict(config.attribute_map)
@@ -161,8 +164,12 @@ def _shorten_factors(rope: dict[str, Any]) -> dict[str, Any]:
 def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> dict[int, dict[str, Any]]:
     """Choose sizes of the small model's second layer, for models whose layers have different sizes.
 
-    settings: layer index -> the fields in which this layer differs. given: fields of the whole model.
-    Returns: the small model's layer index -> fields. The ratio of each field to that of other layers stays the same.
+    Args:
+        settings: Layer index -> the fields in which this layer differs.
+        given: Fields of the whole model.
+
+    Returns:
+        The small model's layer index -> fields. The ratio of each field to that of other layers stays the same.
     """
     kinds: list[Any] = given.get("layer_types") or []
     other = next((index for index, kind in enumerate(kinds) if kind != kinds[0]), 1)
@@ -176,8 +183,11 @@ def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> di
 
 
 def _two_kinds(kinds: list[Any]) -> list[Any]:
-    """Choose two entries for the small model's two layers. kinds: each layer's entry. The two differ if not all are
-    equal."""
+    """Choose two entries for the small model's two layers.
+
+    Args:
+        kinds: Each layer's entry. The two differ if not all are equal.
+    """
     other = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
     return [kinds[0], other]
 
@@ -187,11 +197,14 @@ class TooLarge(Exception):
 
 
 def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer) -> float:
-    """Return the largest difference between a node's logits in a tree and in its path alone, relative to the largest
-    logit.
+    """Return the largest difference between a node's logits in a tree and in its path alone.
 
-    kind: the model class. attention: name of the attention implementation. target_of: makes a target for the small
-        model. Errors of the model class are passed on. torch's random state is restored.
+    It is relative to the largest logit. torch's random state is restored.
+
+    Args:
+        kind: The model class.
+        attention: Name of the attention implementation.
+        target_of: Makes a target for the small model. Errors of the model class are passed on.
     """
     model = small_model(kind, config, attention)
     with torch.no_grad():
@@ -227,8 +240,14 @@ def _max_difference(model: Any, target_of: Scorer) -> float:
 
 
 def _batch_difference(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
-    """Decode one batch of the small model in rounds. Returns the largest relative difference between logits in a tree
-    and in a path alone. lengths: those of the batch's prompts, in tokens."""
+    """Decode one batch of the small model in rounds.
+
+    Args:
+        lengths: Those of the batch's prompts, in tokens.
+
+    Returns:
+        The largest relative difference between logits in a tree and in a path alone.
+    """
     rng, most = random.Random(len(lengths)), target.vocab_size - 1
 
     def draw(width: int) -> Tensor:
@@ -263,8 +282,10 @@ def _batch_difference(model: Any, target: Target, lengths: tuple[int, ...]) -> f
 
 
 class _Plain:
-    """Decodes without drafts, as a reference: it reads the prompt, then one token at a time. It holds the cache and the
-    last logits (B, V)."""
+    """Decodes without drafts, as a reference: it reads the prompt, then one token at a time.
+
+    It holds the cache and the last logits (B, V).
+    """
 
     def __init__(self, model: Any, ids: Tensor, mask: Tensor) -> None:
         self.model, self.mask = model, mask
@@ -298,7 +319,11 @@ class _Plain:
 
 
 def _path(parents: tuple[int, ...], node: int) -> list[int]:
-    """Return the nodes on the path from the root to `node`. parents: [n]: parent of node n, -1 at the root."""
+    """Return the nodes on the path from the root to `node`.
+
+    Args:
+        parents: [n]: parent of node n, -1 at the root.
+    """
     path = [node]
     while parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])
@@ -306,8 +331,10 @@ def _path(parents: tuple[int, ...], node: int) -> list[int]:
 
 
 def _relative_difference(scores: Tensor, expected: Tensor) -> float:
-    """Return how much two logits differ: the largest absolute difference divided by the largest expected value;
-    infinity if there is a NaN."""
+    """Return how much two logits differ; infinity if there is a NaN.
+
+    It is the largest absolute difference divided by the largest expected value.
+    """
     apart = float((scores - expected).abs().max() / expected.abs().max())
     return apart if apart == apart else float("inf")
 
@@ -315,8 +342,13 @@ def _relative_difference(scores: Tensor, expected: Tensor) -> float:
 def possible_window_fields(
     kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]
 ) -> list[str]:
-    """Return the names of integer fields that may be attention windows. They are needed only for a class from outside
-    transformers, whose fields may have any name; else the list is empty. given: the configuration's fields."""
+    """Return the names of integer fields that may be attention windows.
+
+    They are needed only for a class from outside transformers, whose fields may have any name; else the list is empty.
+
+    Args:
+        given: The configuration's fields.
+    """
     if kind.__module__.startswith("transformers.models."):
         return []
     sizes = {*MAX_PROBE_SIZES, *config.attribute_map, *config.attribute_map.values()}

@@ -70,8 +70,10 @@ def siblings_change_logits(model: PreTrainedModel, target: HfTarget) -> bool:
 
 
 def _kinds(model: nn.Module) -> frozenset[type]:
-    """Return the classes of the model's modules, of their weights and of replaced `forward`s. Quantising a model in
-    place changes at least one of these classes."""
+    """Return the classes of the model's modules, of their weights and of replaced `forward`s.
+
+    Quantising a model in place changes at least one of these classes.
+    """
     kinds = set[type]()
     for part in model.modules():
         kinds.add(type(part))
@@ -93,7 +95,8 @@ def _is_plain(kind: type) -> bool:
 def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
     """Measure how much a node's logits change if only its path is scored instead of the whole tree.
 
-    Returns: the largest difference over several rows, and the largest difference that rounding noise may cause; both
+    Returns:
+        The largest difference over several rows, and the largest difference that rounding noise may cause; both
         relative to the largest logit.
     """
     device, order = target.device, torch.Generator().manual_seed(0)
@@ -122,8 +125,12 @@ def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
 
 
 def _draft(tokens: Tensor, parents: tuple[int, ...]) -> Draft:
-    """Make a draft with the same tree shape in every batch row. tokens: (B, N). parents: [n]: parent of node n, -1:
-    root."""
+    """Make a draft with the same tree shape in every batch row.
+
+    Args:
+        tokens: (B, N).
+        parents: [n]: parent of node n, -1: root.
+    """
     sizes = tokens.new_full((len(tokens),), len(parents))
     return Draft(tokens, tokens.new_tensor(parents).repeat(len(tokens), 1), sizes)
 

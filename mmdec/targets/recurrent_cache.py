@@ -50,8 +50,11 @@ STATE_CACHE = "cache_params"  # name of the cache argument of a model without at
 
 
 class RecurrentStates(LinearAttentionLayer):
-    """A cache layer with recurrent and convolutional states. A pass makes new states. The old states are stored until
-    `keep` chooses between old and new states for each batch row."""
+    """A cache layer with recurrent and convolutional states.
+
+    A pass makes new states. The old states are stored until `keep` chooses between old and new states for each batch
+    row.
+    """
 
     def _take(self, given: LinearAttentionLayer) -> None:
         """Take over the states and settings of a cache layer of transformers."""
@@ -71,11 +74,13 @@ class RecurrentStates(LinearAttentionLayer):
         return recurrent_states
 
     def begin(self, steps: bool) -> None:
-        """Store the states as they are before a pass, because its tokens may be rejected. `keep` must be called after
-        the pass.
+        """Store the states as they are before a pass, because its tokens may be rejected.
 
-        steps: whether the pass reads token by token. Some models then change the state tensors in place, so these are
-            copied.
+        `keep` must be called after the pass.
+
+        Args:
+            steps: Whether the pass reads token by token. Some models then change the state tensors in place, so these
+                are copied.
         """
         self.before = dict(self.conv_states), self.recurrent_states
         self.record_past = True  # transformers' switch: the convolution's state grows by all inputs of the pass
@@ -84,8 +89,11 @@ class RecurrentStates(LinearAttentionLayer):
         }
 
     def keep(self, kept: Sequence[int], columns: int) -> None:
-        """End a pass over `columns` tokens: each row takes its new states or returns to its old states. kept: how many
-        of these tokens each batch row accepts; in a model with recurrent states all or none."""
+        """End a pass over `columns` tokens: each row takes its new states or returns to its old states.
+
+        Args:
+            kept: How many of these tokens each batch row accepts; in a model with recurrent states all or none.
+        """
         convolved, recurrent = self.before
         self.before, self.record_past = ({}, {}), False
         for index, full in self.conv_states.items():
@@ -159,8 +167,10 @@ def attention_layers(cache: DynamicCache) -> list[Any]:
 
 
 def copy_inference_states(cache: DynamicCache) -> None:
-    """Replace the states in a cache by copies that other code may change in place. (Decoding made them in torch's
-    inference mode, which forbids that. Some models change them.)"""
+    """Replace the states in a cache by copies that other code may change in place.
+
+    Decoding made them in torch's inference mode, which forbids such changes, but some models make them.
+    """
     for layer in cache.layers:
         if isinstance(layer, LinearAttentionLayer):
             for held in (layer.conv_states, layer.recurrent_states):
@@ -170,15 +180,21 @@ def copy_inference_states(cache: DynamicCache) -> None:
 
 @final
 class RecurrentCache:
-    """Holds the cache of one `generate` call for a model with recurrent or convolutional layers: states, keys, values,
-    and each batch row's backlog, the accepted tokens that its states do not include yet."""
+    """Holds the cache of one `generate` call for a model with recurrent or convolutional layers.
+
+    It consists of states, keys, values, and each batch row's backlog: the accepted tokens that its states do not
+    include yet.
+
+    Args:
+        cache: Filled by the pass over the prompt; its layers are replaced.
+        rows: Number of batch rows.
+        steps: Whether passes read token by token, and so may write into the state tensors.
+
+    Raises:
+        InputError: If the pass over the prompt left no states in the cache.
+    """
 
     def __init__(self, cache: DynamicCache, rows: int, steps: bool = False) -> None:
-        """cache: filled by the pass over the prompt; its layers are replaced. rows: number of batch rows.
-        steps: whether passes read token by token, and so may write into the state tensors.
-
-        Raises: InputError if the pass over the prompt left no states in the cache.
-        """
         layers = cast(list[Any], cache.layers)
         states = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
         if any(not any(layer.is_conv_states_initialized.values()) for layer in states):
@@ -204,8 +220,12 @@ class RecurrentCache:
         self.passes = 0  # number of passes that only read backlogs, without a draft
 
     def score(self, draft: Draft, rows: RowLayout, run: Pass) -> Scores:
-        """Return the logits and features after each node of a draft, whose trees must be chains. rows: which cache
-        columns hold which row's tokens. run: runs the model over chains of W tokens."""
+        """Return the logits and features after each node of a draft, whose trees must be chains.
+
+        Args:
+            rows: Which cache columns hold which row's tokens.
+            run: Runs the model over chains of W tokens.
+        """
         sizes, parents = int_list(draft.size), int_rows(draft.parents)
         if any(links[1:size] != list(range(size - 1)) for links, size in zip(parents, sizes, strict=True)):
             raise InputError("`draft` must be a chain for a model with recurrent layers, but is a tree. Draft chains.")
@@ -225,14 +245,16 @@ class RecurrentCache:
         )
 
     def accept(self, rows: RowLayout, path: Tensor) -> None:
-        """Keep the cached states of the accepted nodes, and drop those of the other nodes. After the pass over the
-        prompt, which has no draft, nothing changes.
+        """Keep the cached states of the accepted nodes, and drop those of the other nodes.
+
+        After the pass over the prompt, which has no draft, nothing changes.
 
         Recurrent states are known only after the last token of a pass. So in a model with recurrent states, a batch row
         that does not accept all tokens of the pass returns to its states before the pass, and its accepted tokens
         become its backlog.
 
-        path: (B, A), accepted nodes, padded with -1.
+        Args:
+            path: (B, A), accepted nodes, padded with -1.
         """
         if not rows.tree:
             return
@@ -241,24 +263,31 @@ class RecurrentCache:
         self._keep(rows, read)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move the keys and values, if any, of each batch row's accepted tokens to the end of its text. Then keep only
-        the first `length` cached tokens.
+        """Move the keys and values, if any, of each batch row's accepted tokens to the end of its text.
 
-        columns: [r]: indices of row r's accepted tokens along the cache's sequence axis. begins: [r]: index to which
-            row r's first accepted token moves; its other accepted tokens follow.
+        Then keep only the first `length` cached tokens.
+
+        Args:
+            columns: [r]: indices of row r's accepted tokens along the cache's sequence axis.
+            begins: [r]: index to which row r's first accepted token moves; its other accepted tokens follow.
         """
         if self.pool is not None:
             self.pool.commit(columns, begins, length)
 
     def set_first_visible(self, firsts: Sequence[int]) -> None:
-        """In the next pass, hide cached tokens from layers with an attention window. firsts: [i]: index along the
-        sequence axis of the first token that layer i sees."""
+        """In the next pass, hide cached tokens from layers with an attention window.
+
+        Args:
+            firsts: [i]: index along the sequence axis of the first token that layer i sees.
+        """
         if self.pool is not None:
             self.pool.set_first_visible(firsts)
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Keep only the batch rows with the indices `rows` (K,) int64, in that order: their states, their backlogs, and
-        the keys and values of the first `length` columns."""
+        """Keep only the batch rows with the indices `rows` (K,) int64, in that order.
+
+        Their states, their backlogs, and the keys and values of the first `length` columns stay.
+        """
         self.backlogs = [self.backlogs[row] for row in int_list(rows)]
         for layer in self.states:
             layer.select(rows)
@@ -274,7 +303,13 @@ class RecurrentCache:
             self.pool.append(other.pool)
 
     def remove(self, row: int, length: int) -> None:
-        """Remove a row. The last row takes its place. length: number of columns that the remaining rows use."""
+        """Remove a row.
+
+        The last row takes its place.
+
+        Args:
+            length: Number of columns that the remaining rows use.
+        """
         order = list(range(len(self.backlogs) - 1))
         if row < len(order):
             order[row] = len(order)
@@ -285,8 +320,7 @@ class RecurrentCache:
             self.pool.remove(row, length)
 
     def _catch_up(self, rows: RowLayout, run: Pass) -> None:
-        """Read the beginnings of long backlogs (accepted tokens that the states do not include) in a pass without a
-        draft.
+        """Read the beginnings of long backlogs in a pass without a draft.
 
         All rows read the same number of tokens; rows with shorter backlogs keep their backlogs. The number is chosen so
         that the pass reads the most tokens in all.
@@ -305,8 +339,11 @@ class RecurrentCache:
         return cast(torch.device, self.states[0].device)
 
     def _pass(self, tokens: list[list[int]], like: Tensor, run: Pass) -> Scores:
-        """Run the model over each batch row's tokens, padded on the right. like: a tensor with the dtype and device of
-        ids."""
+        """Run the model over each batch row's tokens, padded on the right.
+
+        Args:
+            like: A tensor with the dtype and device of ids.
+        """
         width = max(map(len, tokens))
         self._read = tokens
         for layer in self.states:
@@ -315,10 +352,13 @@ class RecurrentCache:
         return run(chain_drafts(firsts, [[*row[1:], *row[-1:] * (width - len(row))] for row in tokens]))
 
     def _keep(self, rows: RowLayout, accepted: list[list[int]]) -> None:
-        """End a pass: update the states of each batch row. A row whose tokens were all accepted takes the new states.
-        Another row keeps its old states, and its accepted tokens become its backlog, which the next pass reads again.
+        """End a pass: update the states of each batch row.
 
-        accepted: each row's accepted tokens, the old backlog included.
+        A row whose tokens were all accepted takes the new states. Another row keeps its old states, and its accepted
+        tokens become its backlog, which the next pass reads again.
+
+        Args:
+            accepted: Each row's accepted tokens, the old backlog included.
         """
         width = rows.tree
         kept = [len(tokens) if self.accepts_any_prefix or len(tokens) == width else 0 for tokens in accepted]
@@ -350,8 +390,10 @@ def has_only_states(config: PreTrainedConfig) -> bool:
 
 
 def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> dict[str, Any]:
-    """Return the cache and the position ids (B, N) under the names that the model's `forward` gives them. Position ids
-    are left out if `forward` has no such argument."""
+    """Return the cache and the position ids (B, N) under the names that the model's `forward` gives them.
+
+    Position ids are left out if `forward` has no such argument.
+    """
     names = inspect.signature(model.forward).parameters
     named = {STATE_CACHE if STATE_CACHE in names else CACHE_ARGUMENT: cache}
     return {**named, **({"position_ids": positions} if "position_ids" in names else {})}
@@ -360,7 +402,8 @@ def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> di
 def cached_length(cache: DynamicCache) -> int:
     """Return the number of tokens per batch row in a cache, padding included.
 
-    Raises: InputError if the cache holds only recurrent states, from which the number cannot be known.
+    Raises:
+        InputError: If the cache holds only recurrent states, from which the number cannot be known.
     """
     if attention_layers(cache) or not cache.layers:
         return cache.get_seq_length()
@@ -376,8 +419,10 @@ def cached_length(cache: DynamicCache) -> int:
 
 @final
 class PrecomputedProjection(nn.Module):
-    """Replaces a linear projection whose output for all tokens, `states` (B, N, D), is already computed. Each call
-    returns the output for the next token, (B, 1, D)."""
+    """Replaces a linear projection whose output for all tokens, `states` (B, N, D), is already computed.
+
+    Each call returns the output for the next token, (B, 1, D).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -391,11 +436,15 @@ class PrecomputedProjection(nn.Module):
 
 @final
 class StepwiseMixer(nn.Module):
-    """Replaces a recurrent layer whose scan cannot continue from a state. This module reads tokens one by one. The
-    layer's input and output projections are applied to all tokens at once."""
+    """Replaces a recurrent layer whose scan cannot continue from a state.
+
+    This module reads tokens one by one. The layer's input and output projections are applied to all tokens at once.
+
+    Args:
+        mixer: A copy of the layer. Its two projections are replaced, so it must not be used otherwise.
+    """
 
     def __init__(self, mixer: Any) -> None:
-        """mixer: a copy of the layer. Its two projections are replaced, so it must not be used otherwise."""
         super().__init__()
         self.first, self.last, self.projected = mixer.in_proj, mixer.out_proj, PrecomputedProjection()
         mixer.in_proj, mixer.out_proj = self.projected, nn.Identity()
@@ -422,8 +471,10 @@ class DraftReader:
         self.model = cast(PreTrainedModel, self._copy_scans(model, {}) or model)
 
     def model_after(self, cache: DynamicCache) -> PreTrainedModel:
-        """Return the model that can read several tokens after a cache: the copy if the model's scans cannot continue
-        from the cache's states, else the model."""
+        """Return the model that can read several tokens after a cache.
+
+        It is the copy if the model's scans cannot continue from the cache's states, else the model.
+        """
         states = any(isinstance(layer, LinearAttentionLayer) and layer.has_previous_state[0] for layer in cache.layers)
         return self.model if self.steps and states else self._own
 
@@ -434,8 +485,11 @@ class DraftReader:
             scan.chunk_size = min(size, most)
 
     def _copy_scans(self, part: nn.Module, done: dict[int, nn.Module | None]) -> nn.Module | None:
-        """Return a copy of a module that contains a scan; None if the module contains no scan. done: id of an original
-        module -> its copy, for the modules seen so far."""
+        """Return a copy of a module that contains a scan; None if the module contains no scan.
+
+        Args:
+            done: Id of an original module -> its copy, for the modules seen so far.
+        """
         if id(part) in done:
             return done[id(part)]
         below = {name: self._copy_scans(child, done) for name, child in part._modules.items() if child is not None}

@@ -29,7 +29,11 @@ def target_classes() -> tuple[type[HfTarget], ...]:
 
 
 def target_of(model: PreTrainedModel) -> HfTarget:
-    """Make the target for this model. Raises InputError if no target supports the model."""
+    """Make the target for this model.
+
+    Raises:
+        InputError: If no target supports the model.
+    """
     if model.training and any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
         raise InputError(
             "`model` must keep a cache, but is being trained with gradient checkpointing, which allows none. Call "

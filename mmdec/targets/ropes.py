@@ -19,18 +19,18 @@ from transformers import PreTrainedConfig
 @final
 @dataclass(frozen=True)
 class GrowingRope:
-    """Rotary positions (RoPE) whose frequencies depend on the length of the text: their `rope_type`, and the length at
-    which the frequencies change."""
+    """Rotary positions (RoPE) whose frequencies depend on the length of the text."""
 
-    kind: str
+    kind: str  # `rope_type` of the configuration
     length: int  # longest text, in positions, at which the frequencies are still those of short texts
     changes_per_token: bool  # whether the frequencies change again at each token beyond that length
 
     def changes_within(self, prompt: int, cached: int, end: int) -> bool:
         """Return whether the frequencies change between the tokens of a text.
 
-        prompt: number of prompt tokens, padding included, of which `cached` are in the cache. end: number of tokens of
-            the finished text.
+        Args:
+            prompt: Number of prompt tokens, padding included, of which `cached` are in the cache.
+            end: Number of tokens of the finished text.
         """
         beyond = not self.changes_per_token and prompt > self.length and not 0 < cached <= self.length
         return end > self.length and not beyond

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 @final
 class SharedBatch:
-    """A batch that sessions join and leave between passes."""
+    """A batch that sessions join and leave between passes.
+
+    It takes over the rows of the session `first`, which then has no cache of its own.
+    """
 
     def __init__(self, first: DecoderSession) -> None:
-        """Take over the rows of a session, which has no cache of its own from then on."""
         self.session = first.detach_rows()
         self._owners = [first] * len(self.session.rows.ends)  # [slot]: the session to which the row belongs
         self._paths: dict[int, list[int]] = {}  # slot -> accepted nodes of the last draft

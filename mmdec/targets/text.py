@@ -23,8 +23,17 @@ OUTPUT_KINDS = ("hidden_states", "attentions")
 
 @final
 class TextTarget(DecoderTarget):
-    """Scores token trees with a causal language model, whose attention implementation may be "sdpa", "eager" or
-    "mmdec_tree"."""
+    """Scores token trees with a causal language model.
+
+    Its attention implementation may be "sdpa", "eager" or "mmdec_tree".
+
+    Args:
+        model: A loaded language model.
+        checked: True skips the check that the model can score drafts and roll them back.
+
+    Raises:
+        InputError: If the model fails this check.
+    """
 
     refused_outputs: ClassVar[tuple[str, ...]] = ()
 
@@ -34,11 +43,6 @@ class TextTarget(DecoderTarget):
         return is_decoder_only(model)
 
     def __init__(self, model: PreTrainedModel, *, checked: bool = False) -> None:
-        """model: a loaded language model. checked: True skips the check that the model can score drafts and roll them
-        back.
-
-        Raises: InputError if the model fails this check.
-        """
         if not checked:
             check_model(model, text_scorer)
         super().__init__(model)
@@ -55,8 +59,6 @@ class TextTarget(DecoderTarget):
         return Prompt(text, text.positions[None, :, -text.new_ids.shape[1] :])
 
     def fallback_reasons(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
-        """Return the reasons why only transformers' own loop can decode this call, as sentences without a full stop;
-        empty if mmdec's loop can decode it. inputs: prepared by `model.generate`."""
         kinds, cache, reasons = requested_outputs(config), inputs.get(CACHE_ARGUMENT), list[str]()
         cached = cached_length(cache) if isinstance(cache, DynamicCache) else 0  # other caches raise an error later
         reasons += [f"`output_{kind}` is not given with drafts, whose passes have several tokens" for kind in kinds]

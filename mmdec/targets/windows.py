@@ -28,15 +28,20 @@ RECURRENT_LAYER_TYPES = ("linear_attention", "conv")
 
 @dataclass(frozen=True)
 class Window:
-    """What a token attends to in a layer: the last `size` tokens, itself included, or with `chunks` the earlier tokens
-    of its own chunk of `size` tokens."""
+    """What a token attends to in a layer: the last `size` tokens, itself included.
+
+    With `chunks`, it attends to the earlier tokens of its own chunk of `size` tokens.
+    """
 
     size: int
     chunks: bool = False
 
     def first(self, rows: RowLayout) -> int:
-        """Return the index, along the cache's sequence axis, of the first token to which any node of the next draft
-        attends. rows: which cache columns hold which row's tokens."""
+        """Return the index, along the cache's sequence axis, of the first token to which the next draft attends.
+
+        Args:
+            rows: Which cache columns hold which row's tokens.
+        """
         if self.chunks:
             size = self.size
             return min(start + (end - start) // size * size for start, end in zip(rows.starts, rows.ends, strict=True))
@@ -56,7 +61,8 @@ class Windows:
     def of(cls, config: PreTrainedConfig) -> Windows | None:
         """Read the windows from a language model's configuration; None if no layer has a window.
 
-        Raises: InputError if layers of one type have windows of several sizes.
+        Raises:
+            InputError: If layers of one type have windows of several sizes.
         """
         types, settings = get_layer_types_and_kwargs(config)
         layers = tuple(
@@ -78,8 +84,7 @@ class Windows:
         return cls(layers, {kind: by_type.get(kind) for kind in named} if named else None)
 
     def firsts(self, rows: RowLayout) -> dict[Window, int]:
-        """Return for each window the index, along the cache's sequence axis, of the first token to which the next draft
-        attends in layers with this window."""
+        """Return for each window what `Window.first` returns for it."""
         return {window: window.first(rows) for window in set(self.layers) if window}
 
     def masks(
@@ -87,11 +92,14 @@ class Windows:
     ) -> tuple[Tensor | dict[str, Tensor | None], tuple[TreeMask, ...]]:
         """Make the masks of a draft's pass.
 
-        tree: the mask of layers without a window. firsts: window -> index of the first cached token that its mask
-            covers.
-        counted: positions (B, S) of the cached tokens, padding between them counted, and number of padding tokens (B,);
-            None: there is no padding between tokens.
-        Returns: the model's argument `attention_mask`, and the tree masks of all types of layers.
+        Args:
+            tree: The mask of layers without a window.
+            firsts: Window -> index of the first cached token that its mask covers.
+            counted: Positions (B, S) of the cached tokens, padding between them counted, and number of padding tokens
+                (B,); None: there is no padding between tokens.
+
+        Returns:
+            The model's argument `attention_mask`, and the tree masks of all types of layers.
         """
         trees = {
             window: tree.within(window.size, chunks=window.chunks, first=firsts.get(window, 0), counted=counted)
@@ -108,8 +116,11 @@ class Windows:
 @final
 @dataclass(frozen=True)
 class Gaps:
-    """Describes padding between the tokens of prompts. A window counts this padding, but the cache drops it. So a
-    token's index for the window differs from its cache column."""
+    """Describes padding between the tokens of prompts.
+
+    A window counts this padding, but the cache drops it. So a token's index for the window differs from its cache
+    column.
+    """
 
     padding: Tensor  # (B,) int64, each batch row's number of padding tokens after its first token
     moved: Tensor  # (B, C) int64: index of a cached token in the padded prompt, minus its cache column and `padding`
@@ -126,8 +137,11 @@ class Gaps:
         return cls(torch.tensor(padding, device=mask.device), moved)
 
     def places(self, columns: int) -> tuple[Tensor, Tensor]:
-        """Return the positions (B, S) of the first S = `columns` cached tokens, padding between tokens counted; and
-        each row's number of padding tokens (B,)."""
+        """Return the positions of the first S = `columns` cached tokens, padding between tokens counted.
+
+        Returns:
+            Positions (B, S), and each row's number of padding tokens (B,).
+        """
         places = torch.arange(columns, device=self.moved.device) + self.padding[:, None]
         width = min(columns, self.moved.shape[1])
         places[:, :width] += self.moved[:, :width]
@@ -146,8 +160,10 @@ def full_cache(config: PreTrainedConfig) -> DynamicCache:
 
 
 def full_length_layer(layer: Any) -> Any:
-    """Return a caller's cache layer as one that holds all tokens. Tokens that a sliding window has dropped become
-    zeros, to which no later token attends."""
+    """Return a caller's cache layer as one that holds all tokens.
+
+    Tokens that a sliding window has dropped become zeros, to which no later token attends.
+    """
     if type(layer) is not DynamicSlidingWindowLayer:
         return layer
     other = DynamicLayer()
@@ -159,6 +175,10 @@ def full_length_layer(layer: Any) -> Any:
 
 
 def _pad_front(states: Any, length: int) -> Tensor:
-    """Pad keys or values (B, H, S, D) with zeros at the beginning. Returns: (B, H, length, D)."""
+    """Pad keys or values (B, H, S, D) with zeros at the beginning.
+
+    Returns:
+        (B, H, length, D).
+    """
     zeros = states.new_zeros(*states.shape[:2], length - states.shape[2], states.shape[3])
     return torch.cat([zeros, states], 2)
