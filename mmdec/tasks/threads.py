@@ -68,7 +68,7 @@ def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
 
 def keep_threads(threads: int) -> None:
     """Set torch's number of CPU threads for the rest of the process; calls without `threads=` then use it."""
-    global _kept
+    global _is_fixed
     torch.set_num_threads(threads)
     _is_fixed = True
 

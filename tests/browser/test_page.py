@@ -10,7 +10,7 @@ import numpy as np
 import soundfile
 
 from mmdec.demo import samples
-from mmdec.demo.transcribe import shortened
+from mmdec.demo.transcribe import shorten
 from tests.support.demo_server import Server, true_english
 
 SAMPLE = samples.french()[0]
@@ -90,7 +90,7 @@ def test_the_page_translates(page: Any) -> None:
 
 def test_the_page_transcribes(page: Any) -> None:
     page.get_by_role("tab", name="Transcribe").click()
-    press(page, shortened(samples.english()[0].text))
+    press(page, shorten(samples.english()[0].text))
     wait_until_finished(page, "transcribe")
     race = lanes(page, "transcribe")
     assert list(race) == ["With drafts", "Plain decoding"]

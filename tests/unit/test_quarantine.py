@@ -29,6 +29,7 @@ EXCEPTIONS = {
     ("kernels/onednn.py", "_linear_pointwise"),
     # mmdec's own folders in a wheel, and the end of a tensor's name.
     ("demo/samples.py", "_samples"),
+    ("hub/find.py", "_models"),
     ("daspeech/hifigan.py", "_v"),
 }
 PRIVATE = re.compile("_[a-z][a-z_]*")
