@@ -34,7 +34,7 @@ html_theme_options = {"footer_icons": []}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
+autodoc_preserve_defaults = False  # calls take their options from dataclasses, not from their source
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 90
 # Not warnings: a signature may name a type that has no page of its own, and Markdown is coloured as far as it can be.
