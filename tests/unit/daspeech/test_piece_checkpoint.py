@@ -171,7 +171,10 @@ PACKED = "reader.embed_pieces.weight"
         (settings(lambda c: c.pop("voice")), "damaged or of another version .*voice"),
         (settings(lambda c: c["architecture"].pop("head")), "damaged or of another version .*head"),
         (settings(lambda c: c["architecture"]["encoder"].update(layers=10**9)), "weights for all of its layers"),
-        (settings(lambda c: c["architecture"]["encoder"].update(positions=10**12)), "have at most 1500 encoder positions"),
+        (
+            settings(lambda c: c["architecture"]["encoder"].update(positions=10**12)),
+            "have at most 1500 encoder positions",
+        ),
         (settings(lambda c: c["architecture"]["encoder"].update(ffn=64)), "weights of its config's shapes"),
         (settings(lambda c: c["architecture"]["reader"].update(heads=3)), "must divide its channels into heads"),
         (settings(lambda c: c["architecture"]["reader"].update(pieces=7)), "`pieces` must fit"),
@@ -179,7 +182,10 @@ PACKED = "reader.embed_pieces.weight"
         (settings(lambda c: c["decoding"].update(strategy="fast")), "must decode by one of lookahead.*'fast'"),
         (settings(lambda c: c["decoding"].update(speed=1)), "damaged or of another version"),
         (tensors("model.safetensors", lambda s: s.pop(WEIGHT)), f"must hold all weights, but .* lacks '{WEIGHT}'"),
-        (tensors("model.safetensors", lambda s: s.update(more=s[WEIGHT].clone())), "holds 'more', 1 unknown tensors in all"),
+        (
+            tensors("model.safetensors", lambda s: s.update(more=s[WEIGHT].clone())),
+            "holds 'more', 1 unknown tensors in all",
+        ),
         (tensors("encoder.safetensors", lambda s: s["encoder.layer_norm.bias"].fill_(torch.nan)), "finite weights"),
     ],
 )
