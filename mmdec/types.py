@@ -244,9 +244,6 @@ class SharedPassTarget(Protocol):
 
     model: Any  # decodings with the same model share passes
 
-    @property
-    def device(self) -> torch.device: ...
-
     def prefill_in_pieces(
         self, inputs: Mapping[str, Any], needs: Needs, size: int | None
     ) -> Iterator[tuple[Any, Context, Draft, Scores] | None]:

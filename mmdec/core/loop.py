@@ -106,7 +106,7 @@ def decode_steps(
     """
     device = target.device  # read once, because it is slow: the property searches all submodules of a large model
     timer, runner = RoundTimer(device), DrafterRunner(drafter, target.vocab_size)
-    result: Any = yield Prefill(target, inputs, drafter.needs if drafter else Needs())
+    result: Any = yield Prefill(target, device, inputs, drafter.needs if drafter else Needs())
     timer.add("target", result.seconds, result.cpu_seconds)
     session, context, draft, scores = result.value
     try:
@@ -170,7 +170,7 @@ def decode_steps(
             timer.lap("core")
             draft = runner.propose(roots, plan, [text.round_limit(row) for row in text.live])
             timer.lap("drafter")
-            result = yield Score(target, session, draft)
+            result = yield Score(target, device, session, draft)
             timer.add("target", result.seconds, result.cpu_seconds)
             scores = result.value
     finally:

@@ -14,13 +14,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, final
 
-import torch
-
-from mmdec.core.steps import DecodingSteps, PassResult, Prefill, Round, Score, run_pass
-from mmdec.core.timing import Stopwatch
+from mmdec.core.steps import DecodingSteps, PassResult, Prefill, Round, Score, run_pass, time_pass
 from mmdec.errors import InputError
 from mmdec.types import SharedPassTarget
 
@@ -127,7 +125,7 @@ class Scheduler:
         if prefill is not None:
             self._prefill(prefill)
         for group in _shared_passes(scored):
-            self._answer(group, lambda group=group: _score(group))
+            self._run(group)
         return bool(self.running or self.waiting)
 
     def _admit(self) -> None:
@@ -148,33 +146,31 @@ class Scheduler:
         """Read one piece of a prompt."""
         request: Any = task.request
         if not isinstance(request.target, SharedPassTarget):
-            self._answer([task], lambda: [run_pass(request)])
+            self._run([task])
             return
         if task.pieces is None:
             task.pieces = request.target.prefill_in_pieces(request.inputs, request.needs, self.limits.prefill)
-        stopwatch = Stopwatch(request.target.device)
-        cpu = stopwatch.cpu_time()
         try:
-            with torch.inference_mode():
-                prefilled = next(task.pieces)
+            piece = time_pass(request.device, partial(next, task.pieces))
         except Exception as error:
             self._end(task, error)
             return
         seconds, cpu_seconds = task.spent
-        task.spent = seconds + stopwatch.lap(), cpu_seconds + stopwatch.cpu_time() - cpu
-        if prefilled is not None:
+        task.spent = seconds + piece.seconds, cpu_seconds + piece.cpu_seconds
+        if piece.value is not None:
             task.pieces = None
-            self._advance(task, PassResult(prefilled, *task.spent))
+            self._advance(task, PassResult(piece.value, *task.spent))
 
-    def _answer(self, tasks: Sequence[Task], run: Callable[[], Sequence[PassResult]]) -> None:
+    def _run(self, tasks: Sequence[Task]) -> None:
+        """Run the pass that decodings share, or that one asks for, and continue them."""
         try:
-            results = run()
+            results = _results(tasks)
         except Exception as error:
             if len(tasks) == 1:
                 self._end(tasks[0], error)
                 return
             for task in tasks:  # find out whose fault it was; the other decodings go on
-                self._answer([task], lambda task=task: _score([task]))
+                self._run([task])
             return
         for task, result in zip(tasks, results, strict=True):
             if not task.done:
@@ -223,17 +219,12 @@ def _shared_passes(tasks: Sequence[Task]) -> list[list[Task]]:
     return list(groups.values())
 
 
-def _score(tasks: Sequence[Task]) -> list[PassResult]:
-    """Score the drafts of decodings that share a pass."""
+def _results(tasks: Sequence[Task]) -> list[PassResult]:
     requests: list[Any] = [task.request for task in tasks]
     if len(requests) == 1:
         return [run_pass(requests[0])]
-    target = requests[0].target
-    stopwatch = Stopwatch(target.device)
-    cpu = stopwatch.cpu_time()
-    with torch.inference_mode():
-        values = target.score_together([(request.session, request.draft) for request in requests])
-    seconds, cpu = stopwatch.lap(), stopwatch.cpu_time() - cpu
-    rows = sum(len(request.draft.tokens) for request in requests)
-    columns = max(request.draft.tokens.shape[1] for request in requests)
-    return [PassResult(value, seconds, cpu, rows, columns) for value in values]
+    parts = [(request.session, request.draft) for request in requests]
+    shared = time_pass(requests[0].device, partial(requests[0].target.score_together, parts))
+    rows = sum(len(draft.tokens) for _, draft in parts)
+    columns = max(draft.tokens.shape[1] for _, draft in parts)
+    return [PassResult(value, shared.seconds, shared.cpu_seconds, rows, columns) for value in shared.value]

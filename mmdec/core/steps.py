@@ -48,8 +48,12 @@ class Prefill:
     """Asks for the pass over a prompt: `target.prefill(inputs, needs)`."""
 
     target: Target
+    device: torch.device  # the target's, because reading it from the target is slow
     inputs: Mapping[str, Any]
     needs: Needs
+
+    def compute(self) -> Any:
+        return self.target.prefill(self.inputs, self.needs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +61,12 @@ class Score:
     """Asks for the pass over a draft: `target.score(session, draft)`."""
 
     target: Target
+    device: torch.device  # the target's, because reading it from the target is slow
     session: Any
     draft: Draft
+
+    def compute(self) -> Any:
+        return self.target.score(self.session, self.draft)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,11 +121,13 @@ def watch(
 
 def run_pass(request: Prefill | Score) -> PassResult:
     """Run one pass for one decoding."""
-    stopwatch = Stopwatch(request.target.device)
+    return time_pass(request.device, request.compute)
+
+
+def time_pass(device: torch.device, compute: Callable[[], Any]) -> PassResult:
+    """Compute a pass in inference mode, and time it."""
+    stopwatch = Stopwatch(device)
     cpu = stopwatch.cpu_time()
     with torch.inference_mode():
-        if isinstance(request, Prefill):
-            value: Any = request.target.prefill(request.inputs, request.needs)
-        else:
-            value = request.target.score(request.session, request.draft)
+        value = compute()
     return PassResult(value, stopwatch.lap(), stopwatch.cpu_time() - cpu)
