@@ -11,6 +11,9 @@ would store (B, M, L, L). The kernels run on the current stream and can be captu
 For the best path, a maximum replaces the sum.
 """
 
+# A kernel is Triton's language in Python's syntax; which of it type checkers follow changes with Triton's release.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 from typing import Any

@@ -8,6 +8,9 @@ entries move to lower indices.
 It copies bits, so it works for any dtype.
 """
 
+# A kernel is Triton's language in Python's syntax; which of it type checkers follow changes with Triton's release.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -13,6 +13,9 @@ padded size recompiles.
     depths   (B, N) int32, depth of each node: a window counts positions, not cache entries
 """
 
+# A kernel is Triton's language in Python's syntax; which of it type checkers follow changes with Triton's release.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
