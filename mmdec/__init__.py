@@ -10,7 +10,7 @@ from mmdec.errors import InputError, MmdecError
 if TYPE_CHECKING:
     from mmdec.daspeech.translate import Translation, translate_speech
     from mmdec.drafters.registry import register_drafter
-    from mmdec.generation import register
+    from mmdec.generation import register_attention
     from mmdec.generation.model_lock import model_lock
     from mmdec.generation.run import DecodingStatistics, default_statistics
     from mmdec.generation.speculation import Generation, generate, speculate, stream
@@ -47,7 +47,7 @@ __all__ = [
     "load",
     "load_drafter",
     "model_lock",
-    "register",
+    "register_attention",
     "register_drafter",
     "speculate",
     "stream",
@@ -69,7 +69,7 @@ _LAZY = {
     "load_drafter": "mmdec.pretrained.drafters",
     **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.run"),
     "model_lock": "mmdec.generation.model_lock",
-    "register": "mmdec.generation",
+    "register_attention": "mmdec.generation",
     "register_drafter": "mmdec.drafters.registry",
     "transcribe": "mmdec.whisper.transcribe",
 }

@@ -1,16 +1,14 @@
-"""Speculative decoding for models of transformers: the calls, and the bridge between `generate` and the decoding
-core."""
+"""Speculative decoding for transformers' models: the calls, and the bridge from `generate` to the decoding core."""
 
 from __future__ import annotations
 
 from importlib import import_module
 
 
-def register() -> None:
-    """Register mmdec's attention implementation with transformers: afterwards
-    `model.set_attn_implementation("mmdec_tree")` works.
+def register_attention() -> None:
+    """Register mmdec's attention implementation with transformers.
 
-    Importing `mmdec.generation.speculation` (as `mmdec.generate` does) calls this function, which imports transformers'
-    model classes.
+    Afterwards `model.set_attn_implementation("mmdec_tree")` works. Importing `mmdec.generation.speculation` (as
+    `mmdec.generate` does) calls this function, which imports transformers' model classes.
     """
     import_module("mmdec.targets.attention")  # registers itself

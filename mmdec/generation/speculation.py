@@ -35,7 +35,7 @@ from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import RuleName
 from mmdec.errors import InputError
-from mmdec.generation import register
+from mmdec.generation import register_attention
 from mmdec.generation.hf_bridge import StockRun
 from mmdec.generation.model_lock import read_while, reading
 from mmdec.generation.run import DecodingOptions, DrafterChoice, PreparedRun, Speculation
@@ -50,7 +50,7 @@ REPLACED_OPTIONS = {
     "streamer": "Iterate over `mmdec.stream`, or call `model.generate(custom_generate=mmdec.speculate(streamer=...))`.",
 }
 
-register()
+register_attention()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""On import, registers tree attention with transformers under the name "mmdec_tree" (see `mmdec.register`).
+"""On import, registers tree attention with transformers under the name "mmdec_tree" (see `mmdec.register_attention`).
 
     model.set_attn_implementation(TREE_ATTENTION)
 

@@ -1,4 +1,4 @@
-"""Tests that "mmdec_tree" is known to transformers after `mmdec.register`, or once `generate` was used."""
+"""Tests that "mmdec_tree" is known to transformers after `mmdec.register_attention`, or once `generate` was used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check(before):
     assert model(torch.ones(2, 3, dtype=torch.long)).logits.shape == (2, 3, 8)
 
 assert "mmdec_tree" not in AttentionInterface()
-for before in (lambda: mmdec.register(), lambda: mmdec.generate):
+for before in (lambda: mmdec.register_attention(), lambda: mmdec.generate):
     if (child := os.fork()) == 0:
         check(before)
         os._exit(0)
