@@ -87,12 +87,12 @@ class Budget:
         self, statistics: DecodingStatistics, pair: MeasurementKey, prior: Sequence[float] = (), stops: bool = False
     ) -> None:
         self._stops = stops
-        self._patience = INITIAL_LOSS_ALLOWANCE if stops or prior else INITIAL_LOSS_WITHOUT_PRIOR
+        self._loss_allowance = INITIAL_LOSS_ALLOWANCE if stops or prior else INITIAL_LOSS_WITHOUT_PRIOR
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
-        self._attempt = False  # whether the plan is a trial draft: no gain is expected from it, it only measures
-        self._waited = 0  # rounds since the last trial draft
-        self._unplain = 0  # rounds since the last target pass without a draft
+        self._is_trial = False  # whether the plan is a trial draft: no gain is expected from it, it only measures
+        self._rounds_since_trial = 0  # rounds since the last trial draft
+        self._rounds_since_plain = 0  # rounds since the last target pass without a draft
         self._tokens = 0.0  # new tokens per row so far, mean over the rows
         self._rate = 0.0  # tokens a second in each batch row that the best draft size is expected to give
         # batch size -> (seconds, new tokens per row) of all rounds in which the drafter was called
@@ -125,7 +125,7 @@ class Budget:
         if self._constant is not None:
             return self._constant
         with self._lock:
-            self._plan, self._attempt = self._choose(batch)
+            self._plan, self._is_trial = self._choose(batch)
             if self._stops and self._plan.nodes == self._plan.depth >= 1:
                 self._plan = replace(
                     self._plan,
@@ -166,10 +166,10 @@ class Budget:
             size, plan, acceptance = max(draft_sizes), self._plan, self._acceptance
             columns = max(columns, size)
             target.add(columns, target_seconds)
-            self._unplain = 0 if columns == 1 else self._unplain + 1
+            self._rounds_since_plain = 0 if columns == 1 else self._rounds_since_plain + 1
             tokens = 1 + sum(accepted) / len(accepted)
             self._tokens += tokens
-            self._waited += 1
+            self._rounds_since_trial += 1
             if not plan.nodes:
                 return
             acceptance.learn(plan, draft_sizes, depth, accepted, self._stops)
@@ -187,9 +187,9 @@ class Budget:
             loss = cost - tokens * plain
             if loss <= 0:
                 acceptance.gap = 1
-            elif loss > NEGLIGIBLE_LOSS * plain and self._attempt:
+            elif loss > NEGLIGIBLE_LOSS * plain and self._is_trial:
                 acceptance.gap = min(2 * acceptance.gap, MAX_TRIAL_GAP)
-                self._waited = 0
+                self._rounds_since_trial = 0
 
     @property
     def _ledger(self) -> dict[int, tuple[float, float]]:
@@ -213,8 +213,8 @@ class Budget:
 
         If batches of this size were rarely timed, these are the curves of the other clock or of a larger batch size.
         """
-        own, measured, least = self._curves(batch), self._measured, (batch - 1).bit_length()
-        if own[0].timed < MIN_ROUNDS_AT_BATCH_SIZE or not own[0].samples(1):
+        curves, measured, least = self._curves(batch), self._measured, (batch - 1).bit_length()
+        if curves[0].timed < MIN_ROUNDS_AT_BATCH_SIZE or not curves[0].samples(1):
             for starved in (measured.waited_for_cpu, not measured.waited_for_cpu):
                 for power in measured.powers(starved):
                     if power > least or (power == least and starved is not measured.waited_for_cpu):
@@ -225,7 +225,7 @@ class Budget:
                             and (chain.max_timed or tree.max_timed)
                         ):
                             return target, chain, tree
-        return own
+        return curves
 
     def plain_seconds(self, batch: int, starved: bool | None = None) -> float:
         """Return the seconds of a target pass over one token per batch row.
@@ -239,12 +239,12 @@ class Budget:
         """
         if starved is not None and starved is not self._measured.waited_for_cpu:
             return self._measured.costs((batch - 1).bit_length(), starved)[0].at(1)
-        own = self._curves(batch)[0]
-        if own.samples(1) or not own.max_timed:
-            return own.at(1)
-        near = self._best_curves(batch)[0]
-        longer = near.at(own.max_timed)
-        return own.pessimistic_estimate(own.max_timed) * near.at(1) / longer if longer else 0.0
+        target = self._curves(batch)[0]
+        if target.samples(1) or not target.max_timed:
+            return target.at(1)
+        measured = self._best_curves(batch)[0]
+        longer = measured.at(target.max_timed)
+        return target.pessimistic_estimate(target.max_timed) * measured.at(1) / longer if longer else 0.0
 
     def _threshold(self, batch: int) -> float:
         """Return the acceptance chance below which a chain's next node is expected to cost more time than it saves.
@@ -279,9 +279,9 @@ class Budget:
         """
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self._ledger.items())
         for batch, (spent, gained) in self._other_ledger.items():  # in passes, as the other clock measured them
-            other = self.plain_seconds(batch, not self._measured.waited_for_cpu)
-            lost += (spent / other - gained) * self.plain_seconds(batch) if other else 0.0
-        return (self._patience + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
+            other_plain = self.plain_seconds(batch, not self._measured.waited_for_cpu)
+            lost += (spent / other_plain - gained) * self.plain_seconds(batch) if other_plain else 0.0
+        return (self._loss_allowance + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
     def _rate_plans(
         self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
@@ -322,17 +322,17 @@ class Budget:
         """
         no_draft, acceptance = Plan(0, 0), self._acceptance
         target, chain, tree = self._best_curves(batch)
-        own, has_prior = self._curves(batch)[0], bool(acceptance.prior)
-        if own.timed >= MIN_ROUNDS_AT_BATCH_SIZE and not own.samples(1):
+        own_target, has_prior = self._curves(batch)[0], bool(acceptance.prior)
+        if own_target.timed >= MIN_ROUNDS_AT_BATCH_SIZE and not own_target.samples(1):
             return no_draft, False
         # an accuracy that was estimated beforehand (a prior) counts as one timed pass without a draft
         timed_plain = min(target.samples(1) + has_prior, len(PLAIN_EVERY) - 1)
-        if self._unplain >= PLAIN_EVERY[timed_plain]:
+        if self._rounds_since_plain >= PLAIN_EVERY[timed_plain]:
             return no_draft, False
         plain, own_plain = target.at(1), self.plain_seconds(batch)
         # The curves may be measured at another batch size. So the allowed loss is multiplied by the ratio of the times
         # of a one-token pass at the two batch sizes.
-        affordable = self._max_loss(own_plain) * plain / own_plain if own_plain else self._patience * plain
+        affordable = self._max_loss(own_plain) * plain / own_plain if own_plain else self._loss_allowance * plain
         chances = acceptance.chain()
         first = INITIAL_MAX_NODES_WITH_PRIOR if has_prior or self._stops else INITIAL_MAX_NODES
         # the first draft has one node, because the drafter's cost is not known yet
@@ -355,7 +355,7 @@ class Budget:
                 and timed
                 and min(timed, draft.samples(plan.depth)) < MIN_BUCKET_TIMINGS
             ):
-                risk = min(risk, self._patience / 2 * plain)  # one slow pass must not exclude a reliable drafter
+                risk = min(risk, self._loss_allowance / 2 * plain)  # one slow pass must not exclude a reliable drafter
             return risk <= affordable
 
         # the plans that lose at most the allowed time if nothing is accepted, those with most tokens per second first
@@ -379,7 +379,7 @@ class Budget:
                     return max(chains, key=lambda plan: plan.nodes) if self._stops else chains[0], False
             return chosen, False
         tried = [plan for _, _, plan in ((best, most, chosen), *able) if plan.nodes <= MAX_TRIAL_NODES]
-        if self._waited < acceptance.gap or not best:
+        if self._rounds_since_trial < acceptance.gap or not best:
             chains = [plan for plan in tried if plan.nodes == plan.depth >= 1]
             if self._stops and chains and chain.max_timed and chain.at(1) <= NEGLIGIBLE_LOSS * plain:
                 return max(chains, key=lambda plan: plan.nodes), False

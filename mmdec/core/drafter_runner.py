@@ -17,21 +17,21 @@ R = TypeVar("R")
 
 
 class DrafterRunner:
-    """Calls the drafter in one `generate` call, and holds the drafter's state of this call (`memory`).
+    """Calls the drafter in one `generate` call, and holds the drafter's state of this call.
 
     After the drafter's first error it warns once and drafts nothing more.
     """
 
     def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
-        self.memory: Any = None
+        self.state: Any = None
         self.nodes_take_positions = self.needs_chains = False
 
     def start(self, context: Context) -> None:
         """Start the drafter, which reads what the target computed for the prompt (`context`)."""
         self.nodes_take_positions, self.needs_chains = context.nodes_take_positions, context.needs_chains
         if self.drafter is not None:
-            self.memory = self._try(self.drafter.start, context)
+            self.state = self._try(self.drafter.start, context)
 
     def propose(self, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
         """Return the drafter's draft below each root, checked and cut to the allowed size.
@@ -61,12 +61,12 @@ class DrafterRunner:
     def update(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Tell the drafter what was accepted of a draft, also of one that it did not make."""
         if self.drafter is not None:
-            self._try(self.drafter.update, self.memory, draft, scores, verdict)
+            self._try(self.drafter.update, self.state, draft, scores, verdict)
 
     def select(self, live: Tensor) -> None:
         """Keep only the drafter's state of the rows with the indices `live` (K,) int64, in that order."""
         if self.drafter is not None:
-            self._try(self.drafter.select, self.memory, live)
+            self._try(self.drafter.select, self.state, live)
 
     def _try(self, call: Callable[..., R], *arguments: Any) -> R | None:
         assert self.drafter is not None
@@ -75,12 +75,12 @@ class DrafterRunner:
         except Exception as error:  # a drafter may be the caller's code: any error only ends the drafting
             name = self.drafter.name
             warnings.warn(
-                f"drafter '{name}' failed and is left out from here on; the output is not affected "
+                f"drafter '{name}' failed, so the rest is decoded without drafts; the output is not affected "
                 f"({type(error).__name__}: {error})",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            self.drafter = self.memory = None
+            self.drafter = self.state = None
             return None
 
     def _propose_checked(self, drafter: Drafter, roots: Tensor, plan: Plan) -> Draft:
@@ -89,7 +89,7 @@ class DrafterRunner:
         Raises:
             ValueError: For a draft that the target or the verifier cannot process.
         """
-        draft = drafter.propose(self.memory, roots.clone(), plan)
+        draft = drafter.propose(self.state, roots.clone(), plan)
         batch, size = draft.tokens.shape
         if batch != len(roots) or draft.parents.shape != (batch, size) or draft.size.shape != (batch,):
             raise ValueError(f"a draft of {batch} x {size} nodes for {len(roots)} rows")
@@ -126,7 +126,7 @@ def _prune(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft
     `chains`, each tree becomes the chain that follows the first child of each node.
     """
     parents, sizes = int_rows(draft.parents), int_list(draft.size)
-    kept: list[list[int]] = []
+    nodes_of_rows: list[list[int]] = []
     for row, limit in enumerate(room):
         deepest = min(plan.depth, limit - 1)
         nodes, last = {0: None}, 0  # nodes that stay (a dict, because sets have no order), and the last of them
@@ -135,21 +135,23 @@ def _prune(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft
             if node and depth <= deepest and len(nodes) <= plan.nodes and above:
                 nodes[node] = None
                 last = node
-        kept.append(list(nodes))
-    size = max(map(len, kept))
-    if size == draft.tokens.shape[1] and all(len(nodes) == count for nodes, count in zip(kept, sizes, strict=True)):
+        nodes_of_rows.append(list(nodes))
+    size = max(map(len, nodes_of_rows))
+    if size == draft.tokens.shape[1] and all(
+        len(nodes) == count for nodes, count in zip(nodes_of_rows, sizes, strict=True)
+    ):
         return draft
-    indices = draft.tokens.new_tensor([nodes + [0] * (size - len(nodes)) for nodes in kept])
-    moved: list[list[int]] = []
-    for row, nodes in enumerate(kept):
+    indices = draft.tokens.new_tensor([nodes + [0] * (size - len(nodes)) for nodes in nodes_of_rows])
+    new_parents: list[list[int]] = []
+    for row, nodes in enumerate(nodes_of_rows):
         new = {node: index for index, node in enumerate(nodes)}
-        moved.append([-1, *(new[parents[row][node]] for node in nodes[1:]), *[0] * (size - len(nodes))])
+        new_parents.append([-1, *(new[parents[row][node]] for node in nodes[1:]), *[0] * (size - len(nodes))])
     probs = draft.probs
     if probs is not None:
         probs = probs.gather(1, indices[..., None].expand(-1, -1, probs.shape[2]))
     return Draft(
         draft.tokens.gather(1, indices),
-        draft.parents.new_tensor(moved),
-        draft.size.new_tensor([len(nodes) for nodes in kept]),
+        draft.parents.new_tensor(new_parents),
+        draft.size.new_tensor([len(nodes) for nodes in nodes_of_rows]),
         probs,
     )

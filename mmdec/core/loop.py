@@ -33,27 +33,25 @@ class Planner(Protocol):
     def observe(
         self,
         batch: int,
-        sizes: list[int],
+        draft_sizes: list[int],
         depth: int,
         accepted: list[int],
-        target: float,
-        drafter: float,
+        target_seconds: float,
+        draft_seconds: float,
         starved: bool,
-        /,
-        *,
-        columns: int = 0,
+        columns: int,
     ) -> None:
         """Record a round.
 
         Args:
             batch: Number of rows.
-            sizes: Number of each row's nodes, root included.
+            draft_sizes: Number of each row's nodes, root included.
             depth: Depth of the deepest tree.
             accepted: Number of each row's accepted nodes, root excluded.
-            target: Seconds in the target's pass.
-            drafter: Seconds in the drafter.
+            target_seconds: Seconds of the target's pass.
+            draft_seconds: Seconds of the drafter.
             starved: Whether the thread waited for a free CPU; the seconds are then CPU time.
-            columns: Number of nodes that the pass computed for each row, if it was padded for other decodings.
+            columns: Number of nodes that the pass computed for each row, if it was padded for other decodings; else 0.
         """
         ...
 
@@ -146,21 +144,20 @@ def decode_steps(
             share_of_pass = len(rows) / (result.rows or len(rows))
             if index > 0:
                 seconds, drafting, starved = timer.round_costs()
-                padded = {} if result.columns <= max(sizes) else {"columns": result.columns}
                 budget.observe(
-                    max(result.rows, len(rows)),
-                    sizes,
-                    height(draft),
-                    round_.accepted,
-                    seconds,
-                    drafting / share_of_pass,
-                    starved,
-                    **padded,
+                    batch=max(result.rows, len(rows)),
+                    draft_sizes=sizes,
+                    depth=height(draft),
+                    accepted=round_.accepted,
+                    target_seconds=seconds,
+                    draft_seconds=drafting / share_of_pass,
+                    starved=starved,
+                    columns=result.columns if result.columns > max(sizes) else 0,
                 )
             elif context.media is not None:
                 round_ = replace(round_, vision=context.media.vision_seconds, summaries=context.media.summaries)
-            spent = {**timer.seconds, "target": timer.seconds["target"] * share_of_pass}
-            yield replace(round_, **spent)
+            seconds_of_stages = {**timer.seconds, "target": timer.seconds["target"] * share_of_pass}
+            yield replace(round_, **seconds_of_stages)
             if not text.live:
                 return
 

@@ -1,5 +1,4 @@
-"""The steps of plain autoregressive decoding: apply logits processors, choose the next token, check whether a batch row
-ends.
+"""Plain autoregressive decoding: apply logits processors, choose the next token, check whether a row ends.
 
 Each step handles one row of the batch at one position. Its tensors are exactly those that transformers' `generate`
 would pass: ids (1, L), left padding included, and float32 logits (1, V). Nothing here depends on drafts.
@@ -140,21 +139,25 @@ class Sequences:
         self.live = list(range(batch))  # indices of the rows that have not ended, ascending
         # for each row, how many new tokens have a position; None: no limit
         self.position_limits: list[int] | None = None
-        given = list(processors)
-        self.processors = [given] + [_copy_sharing_networks(given) for _ in range(batch - 1)] if given else None
+        row_processors = list(processors)
+        self.processors = (
+            [row_processors] + [_copy_sharing_networks(row_processors) for _ in range(batch - 1)]
+            if row_processors
+            else None
+        )
         self._criteria = [list(stop.criteria)] + [_criteria_for_row(stop.criteria) for _ in range(batch - 1)]
         self._steps = steps
         for row in range(batch):
             for each in (*(self.processors[row] if self.processors else ()), *self._criteria[row]):
                 if isinstance(each, (WholeBatch, WholeBatchCriterion, ListenerProcessor)):
                     each.row = row
-        suppressions = [processor for processor in given if isinstance(processor, Suppression)]
+        suppressions = [processor for processor in row_processors if isinstance(processor, Suppression)]
         # None if some processor is not a `Suppression`: such a processor depends on the text and must be called at each
         # position
-        self._suppressions = suppressions if len(suppressions) == len(given) else None
+        self._suppressions = suppressions if len(suppressions) == len(row_processors) else None
         # Prompts and new tokens in one tensor, for processors and criteria. Without processors and criteria, it holds
         # only the prompts.
-        self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if given or stop.criteria else prompt
+        self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if row_processors or stop.criteria else prompt
         self._written = [0] * batch  # for each batch row, how many of its new tokens `_ids` holds
 
     def row(self, row: int) -> Tensor:
@@ -251,9 +254,9 @@ def _criteria_for_row(criteria: Sequence[Criterion]) -> list[Criterion]:
     ]
 
 
-def _copy_sharing_networks(given: list[T], argument: str = "logits_processor") -> list[T]:
+def _copy_sharing_networks(processors: list[T], argument: str = "logits_processor") -> list[T]:
     networks: dict[int, nn.Module] = {}
-    bare: list[Any] = [each.processor if isinstance(each, WholeBatch) else each for each in given]
+    bare: list[Any] = [each.processor if isinstance(each, WholeBatch) else each for each in processors]
     bare = [each.criterion if isinstance(each, WholeBatchCriterion) else each for each in bare]
     for each in bare:
         values: dict[str, Any] = getattr(each, "__dict__", {})
@@ -261,7 +264,7 @@ def _copy_sharing_networks(given: list[T], argument: str = "logits_processor") -
             if isinstance(value, nn.Module):
                 networks[id(value)] = value
     try:
-        return copy.deepcopy(given, networks)
+        return copy.deepcopy(processors, networks)
     except Exception as error:  # all exceptions, because the processor is the caller's code
         names = ", ".join(type(each).__name__ for each in bare)
         raise InputError(

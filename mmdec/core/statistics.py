@@ -1,8 +1,8 @@
-"""Measurements of decoding that later `generate` calls use: the seconds of target passes and of the drafter
-(`CostCurve`), how often drafts were accepted (`Acceptance`), and the accuracy of heads (`HeadAccuracy`).
+"""Measurements of decoding that later `generate` calls use.
 
-`DecodingStatistics` holds them. Calls that get the same object share its measurements. Threads may share it, too: take
-`lock` to read or write its contents. It can be copied and pickled.
+They are the seconds of target passes and of the drafter (`CostCurve`), how often drafts were accepted (`Acceptance`),
+and the accuracy of heads (`HeadAccuracy`). `DecodingStatistics` holds them. Calls that get the same object share its
+measurements. Threads may share it, too: take `lock` to read or write its contents. It can be copied and pickled.
 
 Measurements are stored by the names of the target's and the drafter's weights and of the device (`MeasurementKey`), not
 by memory addresses, because a later model may get the same address. At most `MAX_STORED_PAIRS` pairs are stored; the
@@ -153,11 +153,13 @@ class Acceptance:
             for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
                 # Count the rows that tried node i: they drafted it and accepted node i - 1. An empty draft counts as a
                 # rejected node 1.
-                able = sum(n >= i - 1 and (size > i or size == i == 1) for n, size in zip(accepted, sizes, strict=True))
-                if not able:
+                tried = sum(
+                    n >= i - 1 and (size > i or size == i == 1) for n, size in zip(accepted, sizes, strict=True)
+                )
+                if not tried:
                     break
                 self.hits[i] = ROUND_DECAY * self.hits[i] + sum(n >= i for n in accepted) / rows
-                self.trials[i] = ROUND_DECAY * self.trials[i] + able / rows
+                self.trials[i] = ROUND_DECAY * self.trials[i] + tried / rows
 
 
 def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:

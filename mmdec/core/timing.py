@@ -1,5 +1,4 @@
-"""Measures time: a stopwatch that waits for the GPU, and the seconds that a round spends in target, drafter and the
-rest."""
+"""Measures time: a stopwatch that waits for the GPU, and the seconds of a round in target, drafter and the rest."""
 
 from __future__ import annotations
 

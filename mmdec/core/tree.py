@@ -44,13 +44,13 @@ def ancestors(parents: Tensor) -> Tensor:
     size = parents.shape[1]
     eye = torch.eye(size, dtype=torch.bool, device=parents.device)
     # Pointer doubling: after k steps, `seen` holds each node's 2^k nearest ancestors, the node included.
-    seen = eye.expand(parents.shape[0], -1, -1).clone()
+    reached = eye.expand(parents.shape[0], -1, -1).clone()
     jump = torch.where(parents < 0, 0, parents)
-    seen = seen | torch.nn.functional.one_hot(jump, size).bool() if size > 1 else seen
+    reached = reached | torch.nn.functional.one_hot(jump, size).bool() if size > 1 else reached
     for _ in range(max(size - 1, 1).bit_length()):
-        seen = seen | seen.gather(1, jump[..., None].expand(-1, -1, size))
+        reached = reached | reached.gather(1, jump[..., None].expand(-1, -1, size))
         jump = jump.gather(1, jump)
-    return seen
+    return reached
 
 
 def depths(parents: Sequence[int]) -> list[int]:
@@ -116,17 +116,17 @@ def merge_chains(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int],
     Returns:
         Tokens and parents' indices of nodes 1, 2, ...; the root is node 0.
     """
-    tokens, parents, known = list[int](), list[int](), dict[tuple[int, int], int]()
+    tokens, parents, node_of = list[int](), list[int](), dict[tuple[int, int], int]()
     for tail in tails:
         at = 0
         for token in tail:
-            if (at, token) not in known:
+            if (at, token) not in node_of:
                 if len(tokens) == nodes:
                     break
                 tokens.append(token)
                 parents.append(at)
-                known[at, token] = len(tokens)
-            at = known[at, token]
+                node_of[at, token] = len(tokens)
+            at = node_of[at, token]
     return tokens, parents
 
 

@@ -115,12 +115,12 @@ def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path
     if not chances or nodes <= 0:
         return []
     heap: list[tuple[float, Path]] = [(-chances[0][0], (0,))]
-    kept: list[Path] = []
-    while heap and len(kept) < nodes:
+    paths: list[Path] = []
+    while heap and len(paths) < nodes:
         value, path = heapq.heappop(heap)
         if not value:
             break
-        kept.append(path)
+        paths.append(path)
         *above, rank = path
         level = len(above)
         row = chances[level]
@@ -128,4 +128,4 @@ def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path
             heapq.heappush(heap, (value * chances[level + 1][0], (*path, 0)))
         if rank + 1 < len(row) and row[rank] > 0:
             heapq.heappush(heap, (value / row[rank] * row[rank + 1], (*above, rank + 1)))
-    return kept
+    return paths

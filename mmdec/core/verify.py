@@ -50,7 +50,7 @@ class RowTree:
         q = self.probs[node].double()
         return q / q.sum().clamp(min=1e-300)
 
-    def match(self, node: int, token: int) -> Step:
+    def match(self, node: int, token: int) -> TokenAndChild:
         """Return `token` and the index of the child of `node` that holds it, -1 if none does."""
         for child in self.children[node]:
             if self.tokens[child] == token:
@@ -58,7 +58,8 @@ class RowTree:
         return token, -1
 
 
-Step = tuple[int, int]  # (token chosen after a node, index of the child that holds this token or -1)
+# (token chosen after a node, index of the child that holds this token or -1)
+TokenAndChild = tuple[int, int]
 
 
 class Rule(Protocol):
@@ -135,7 +136,7 @@ def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]]
     )
 
 
-def _descend(branch: RowTree, text: Sequences, step: Callable[[int], Step]) -> tuple[list[int], bool]:
+def _descend(branch: RowTree, text: Sequences, step: Callable[[int], TokenAndChild]) -> tuple[list[int], bool]:
     """Descend the tree and append a token at each node, until the row ends or no child holds the chosen token.
 
     Args:
@@ -174,7 +175,7 @@ class MatchRule:
             best = branch.likeliest()
             return _descend(branch, text, lambda node: branch.match(node, best[node]))
 
-        def step(node: int) -> Step:
+        def step(node: int) -> TokenAndChild:
             return branch.match(
                 node, self.choice(text.processed_logits(branch.row, branch.logits[node]), text, branch.row)
             )
@@ -219,7 +220,7 @@ class ResidualRule:
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         return _descend(branch, text, lambda node: self._step(branch, text, node))
 
-    def _step(self, branch: RowTree, text: Sequences, node: int) -> Step:
+    def _step(self, branch: RowTree, text: Sequences, node: int) -> TokenAndChild:
         p = _distribution(text, branch.row, branch.logits[node])
         dice = self.dice(p.device, self.stream.seed, "residual", branch.row, len(text.tokens[branch.row]))
         q = branch.draft_distribution(node)
@@ -263,7 +264,7 @@ class TypicalRule:
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         return _descend(branch, text, lambda node: self._step(branch, text, node))
 
-    def _step(self, branch: RowTree, text: Sequences, node: int) -> Step:
+    def _step(self, branch: RowTree, text: Sequences, node: int) -> TokenAndChild:
         scores = text.processed_logits(branch.row, branch.logits[node])
         p = scores[0].double().softmax(-1)
         entropy = float(cast(Any, torch.special).entr(p).sum())  # cast: `torch.special` is untyped

@@ -208,16 +208,16 @@ class Changing:
     def observe(
         self,
         batch: int,
-        sizes: list[int],
+        draft_sizes: list[int],
         depth: int,
         accepted: list[int],
-        target: float,
-        drafter: float,
+        target_seconds: float,
+        draft_seconds: float,
         starved: bool,
-        /,
+        columns: int,
     ) -> None:
-        assert batch == len(sizes) == len(accepted)
-        assert all(0 <= took < size for took, size in zip(accepted, sizes, strict=True))
+        assert batch == len(draft_sizes) == len(accepted)
+        assert all(0 <= took < size for took, size in zip(accepted, draft_sizes, strict=True))
         self.seen.append(accepted)
 
 

@@ -121,7 +121,7 @@ def test_a_failed_drafter_is_not_called_again() -> None:
         got = held.propose(ROOTS, Plan(5, 3), ROOM)
     assert len(caught) == 1
     assert got.tokens.tolist() == [[1], [2]]
-    assert held.drafter is held.memory is None
+    assert held.drafter is held.state is None
     empty = torch.zeros(2, 1, dtype=torch.long)
     verdict = Verdict(empty, ROOTS, empty[:, 0].bool(), empty, empty[:, 0] + 1)
     held.update(root_only(ROOTS), Scores(torch.zeros(2, 1, 9)), verdict)  # a warning would be an error here

@@ -68,9 +68,9 @@ class Noted:
         self.asked.append(batch)
         return Plan(2, 2)
 
-    def observe(self, batch: int, sizes: list[int], depth: int, accepted: list[int], *seconds: float) -> None:
-        assert len(seconds) == 3
-        self.told.append((sizes, depth, accepted))
+    def observe(self, batch: int, draft_sizes: list[int], depth: int, accepted: list[int], **costs: float) -> None:
+        assert sorted(costs) == ["columns", "draft_seconds", "starved", "target_seconds"]
+        self.told.append((draft_sizes, depth, accepted))
 
 
 def test_the_budget_is_told_of_every_round_but_the_prompts() -> None:

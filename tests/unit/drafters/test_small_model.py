@@ -82,7 +82,7 @@ class Changing:
         self.round += 1
         return self.plans[self.round % len(self.plans)]
 
-    def observe(self, *_: Any) -> None: ...
+    def observe(self, **_: Any) -> None: ...
 
 
 @pytest.mark.parametrize("rows", [1, 4])

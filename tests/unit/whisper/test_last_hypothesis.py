@@ -26,17 +26,17 @@ class Run:
 
     def __init__(self, tokens: list[int], *others: Any) -> None:
         self.drafter, one = LastHypothesis(tokens, *others), torch.ones(1, 1, dtype=torch.long)
-        self.memory = self.drafter.start(Context(one, one.bool(), one[None], one[0]))
+        self.state = self.drafter.start(Context(one, one.bool(), one[None], one[0]))
 
     def told(self, *tokens: int) -> Run:
         """A round that gave these tokens."""
         row = torch.tensor([tokens])
         verdict = Verdict(torch.zeros(1, 1).long(), row[:, -1], torch.zeros(1).bool(), row, torch.tensor([len(tokens)]))
-        self.drafter.update(self.memory, chain_drafts(row[:, -1], [[]]), Scores(torch.zeros(1, 1, 4)), verdict)
+        self.drafter.update(self.state, chain_drafts(row[:, -1], [[]]), Scores(torch.zeros(1, 1, 4)), verdict)
         return self
 
     def draft(self, plan: Plan = PLAN, chain: bool = True) -> list[int]:
-        draft = self.drafter.propose(self.memory, torch.zeros(1, dtype=torch.long), plan)
+        draft = self.drafter.propose(self.state, torch.zeros(1, dtype=torch.long), plan)
         size = int(draft.size[0])
         assert not chain or draft.parents[0, :size].tolist() == list(range(-1, size - 1))
         return draft.tokens[0, 1:size].tolist()
@@ -68,12 +68,12 @@ def test_the_longest_match_decides_the_position() -> None:
 def test_older_texts_and_the_expected_end_are_branches() -> None:
     run = Run(OLD, [[5, 6, 40, 41, 42, 43, 44]], [90, 91])
     run.told(5, 6)
-    draft = run.drafter.propose(run.memory, torch.zeros(1, dtype=torch.long), Plan(nodes=15, depth=15))
+    draft = run.drafter.propose(run.state, torch.zeros(1, dtype=torch.long), Plan(nodes=15, depth=15))
     size = int(draft.size[0])
     assert draft.tokens[0, 1:size].tolist() == [*OLD[2:], *[40, 41, 42, 43][:MAX_OLDER_TOKENS], 90, 91]
     assert draft.parents[0, 10:size].tolist() == [0, 10, 11, 12, 0, 14]
     assert run.told(40, 41).draft(Plan(nodes=20, depth=20), chain=False)[MAX_GUESSED_TOKENS:] == [42, 43, 44, 90, 91]
-    small = run.drafter.propose(run.memory, torch.zeros(1, dtype=torch.long), Plan(nodes=2, depth=1))
+    small = run.drafter.propose(run.state, torch.zeros(1, dtype=torch.long), Plan(nodes=2, depth=1))
     assert int(small.size[0]) == 3
 
 
