@@ -31,10 +31,10 @@ def exit_on_error() -> Generator[None]:
     try:
         yield
     except Exception as error:
-        own: BaseException | None = error
-        while own is not None and not isinstance(own, MmdecError):
-            own = own.__cause__
-        if own is None:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, MmdecError):
+            cause = cause.__cause__
+        if cause is None:
             raise
-        sys.stderr.write(f"error: {own}\n")
+        sys.stderr.write(f"error: {cause}\n")
         raise SystemExit(EXIT_CODE_REFUSED) from error

@@ -188,7 +188,7 @@ class Speculation:
         self._loaded: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
         self._loaded = WeakKeyDictionary()
         self._lock = threading.Lock()
-        self._told = set[str]()  # warnings that were given already
+        self._warned = set[str]()  # the warnings so far
 
     def __reduce__(self) -> tuple[type[Speculation], tuple[DecodingOptions]]:
         """Copy and pickle the options alone: a worker process makes drafters for its own model."""
@@ -317,8 +317,8 @@ class Speculation:
     def _warn(self, faults: list[str]) -> None:
         """Warn about each of `faults`, the reasons why decoding is without drafts, once for this object."""
         for fault in faults:
-            if fault not in self._told:
-                self._told.add(fault)
+            if fault not in self._warned:
+                self._warned.add(fault)
                 warnings.warn(
                     f"{fault}: transformers' own loop decodes, without drafts; the text is `generate`'s own",
                     RuntimeWarning,

@@ -144,7 +144,7 @@ def expected_states(posterior: Tensor, hidden: Tensor) -> Tensor:
     if posterior.dim() != 3 or hidden.dim() != 3 or posterior.shape[::2] != hidden.shape[:2]:
         raise InputError(
             f"`posterior` and `hidden` must be (B, M, L) and (B, L, D), but are {tuple(posterior.shape)} and "
-            f"{tuple(hidden.shape)}. They must speak of the same graph."
+            f"{tuple(hidden.shape)}. They must belong to the same graph."
         )
     return torch.bmm(posterior.to(hidden.dtype), hidden)
 
@@ -334,9 +334,9 @@ def _scan_samples(
     log_prob = torch.full((batch,), NEG_INF, dtype=torch.float64)
     lengths = list(zip((last + 1).tolist(), (ends + 1).tolist(), strict=True))
     # a batch of one sample without padding: its results are returned without copies
-    alone = lengths == [(steps, size)] and steps <= size
-    found = torch.zeros(batch, steps if vertices and not alone else 0, size, dtype=torch.float64)
-    counts = torch.zeros(batch, size if counted and not alone else 0, size, dtype=torch.float64)
+    unpadded = lengths == [(steps, size)] and steps <= size
+    posteriors = torch.zeros(batch, steps if vertices and not unpadded else 0, size, dtype=torch.float64)
+    counts = torch.zeros(batch, size if counted and not unpadded else 0, size, dtype=torch.float64)
     for row, (tokens, width) in enumerate(lengths):
         if tokens > width:
             continue
@@ -352,17 +352,17 @@ def _scan_samples(
                 sample = scan(own_match, own_links, vertices=True, counted=False)
                 sample = sample or Sample(float(log_space_scan(*inputs, *bounds).log_prob), None, None)
         log_prob[row] = sample.log_prob
-        if alone:
+        if unpadded:
             return Posterior(
                 log_prob,
-                found if sample.vertices is None else sample.vertices[None],
+                posteriors if sample.vertices is None else sample.vertices[None],
                 counts if sample.links is None else sample.links[None],
             )
         if vertices and sample.vertices is not None:
-            found[row, :tokens, :width] = sample.vertices
+            posteriors[row, :tokens, :width] = sample.vertices
         if counted and sample.links is not None:
             counts[row, :width, :width] = sample.links
-    return Posterior(log_prob, found, counts)
+    return Posterior(log_prob, posteriors, counts)
 
 
 def scaled_scan(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Posterior, Tensor]:

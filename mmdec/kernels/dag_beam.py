@@ -89,13 +89,13 @@ def beam_path(
     emissions, links = emissions.detach().float().cpu(), links.detach().float().cpu()
     rows, scores, beams = [], [], []
     for row, end in enumerate(ends.tolist()):
-        own = emissions[row, : end + 1]
-        first, last = float(own[0, BOS]), float(own[end, EOS])
-        texts = _search(own, links[row, : end + 1, : end + 1], ngram, collapse, specials)[:count]
-        for value, text, found in texts + texts[-1:] * (count - len(texts)):
+        row_emissions = emissions[row, : end + 1]
+        first, last = float(row_emissions[0, BOS]), float(row_emissions[end, EOS])
+        texts = _search(row_emissions, links[row, : end + 1, : end + 1], ngram, collapse, specials)[:count]
+        for value, text, hypothesis in texts + texts[-1:] * (count - len(texts)):
             beams.append(value)
-            scores.append(first + found.best + last if end else first)
-            tokens, vertices = [BOS, *text, EOS], [0, *found.vertices, end]
+            scores.append(first + hypothesis.best + last if end else first)
+            tokens, vertices = [BOS, *text, EOS], [0, *hypothesis.vertices, end]
             rows.append((tokens, vertices) if end else (tokens[:1], vertices[:1]))
     lengths = torch.tensor([len(tokens) for tokens, _ in rows])
     width = int(lengths.max())

@@ -84,23 +84,25 @@ def decode_lattice(
         A `LatticePath`. If a path reaches a vertex without a possible jump, it continues at the last vertex, with a
         score of -inf.
     """
-    how = PathOptions(**options)
-    size = _check_arguments(emissions, links, strategy, how)
+    settings = PathOptions(**options)
+    size = _check_arguments(emissions, links, strategy, settings)
     ends = check_lengths("graph_lengths", graph_lengths, emissions.size(0), size, emissions.device) - 1
     emissions = emissions.detach().to(torch.promote_types(emissions.dtype, torch.float32))
     links = links.detach().to(emissions.dtype)
-    best, choices = _best_tokens(emissions, ends, how.bos, how.eos)
+    best, choices = _best_tokens(emissions, ends, settings.bos, settings.eos)
     if strategy in ("greedy", "lookahead"):
-        weight = how.lookahead_weight if strategy == "lookahead" else 0.0
+        weight = settings.lookahead_weight if strategy == "lookahead" else 0.0
         vertices, lengths = _walk(links, best, ends, weight)
     else:
         gains = best if strategy == "joint-viterbi" else torch.zeros_like(best)
         possible = forward_links(links, ends + 1)
-        vertices, lengths = _viterbi(possible, gains, ends, how.length_penalty, min(size, how.max_length or size))
+        vertices, lengths = _viterbi(
+            possible, gains, ends, settings.length_penalty, min(size, settings.max_length or size)
+        )
     inside = torch.arange(vertices.size(1), device=vertices.device) < lengths[:, None]  # shape (B, K)
     scores = _scores(links, best, vertices, inside)
     tokens = choices.gather(1, vertices)
-    if how.collapse:
+    if settings.collapse:
         tokens, vertices, lengths, inside = _collapse(tokens, vertices, lengths, inside)
     return LatticePath(tokens.masked_fill(~inside, -1), vertices.masked_fill(~inside, -1), lengths, scores)
 
@@ -240,11 +242,11 @@ def _collapse(
     )
 
 
-def _check_arguments(emissions: Tensor, links: Tensor, strategy: str, how: PathOptions) -> int:
+def _check_arguments(emissions: Tensor, links: Tensor, strategy: str, settings: PathOptions) -> int:
     """Check all arguments except the lengths.
 
     Args:
-        how: The options.
+        settings: The options.
 
     Returns:
         L, the number of vertices.
@@ -259,14 +261,14 @@ def _check_arguments(emissions: Tensor, links: Tensor, strategy: str, how: PathO
         )
     batch, size, vocabulary = emissions.shape
     check_links(links, batch, size)
-    for name, value in (("lookahead_weight", how.lookahead_weight), ("length_penalty", how.length_penalty)):
+    for name, value in (("lookahead_weight", settings.lookahead_weight), ("length_penalty", settings.length_penalty)):
         if not 0.0 <= value < float("inf"):
             raise InputError(f"`{name}` must be at least 0 and finite, but is {value}. The default is 1.0.")
-    if how.max_length is not None and how.max_length < 2:
+    if settings.max_length is not None and settings.max_length < 2:
         raise InputError(
-            f"`max_length` must be at least 2 vertices, but is {how.max_length}. Leave it out for no limit."
+            f"`max_length` must be at least 2 vertices, but is {settings.max_length}. Leave it out for no limit."
         )
-    for name, token in (("bos", how.bos), ("eos", how.eos)):
+    for name, token in (("bos", settings.bos), ("eos", settings.eos)):
         if token is not None and not 0 <= token < vocabulary:
             raise InputError(
                 f"`{name}` must be a token below {vocabulary}, but is {token}. Pass None if the vertex is free."

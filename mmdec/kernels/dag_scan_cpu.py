@@ -105,16 +105,16 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
         ):
             return None
     own = torch.tensor([a + b - log_prob for a, b in zip(scale, beta, strict=True)], dtype=torch.float64)
-    found = torch.zeros(steps, size, dtype=torch.float64)
+    posteriors = torch.zeros(steps, size, dtype=torch.float64)
     torch.mul(onward.states, arrivals, out=arrivals)
-    _window(found, room).copy_(arrivals.mul_(own.exp_()[:, None]))
+    _window(posteriors, room).copy_(arrivals.mul_(own.exp_()[:, None]))
     if not counted:
-        return Sample(log_prob, found, None)
+        return Sample(log_prob, posteriors, None)
     both = [scale[t] + link_top + into[t + 1] - log_prob for t in range(steps - 1)]
     if max(both, default=0.0) > MAX_LOG_FACTOR:
         return None
     _count_links(weights, onward.states, back.states, torch.tensor(both, dtype=torch.float64).exp_())
-    return Sample(log_prob, found, weights)
+    return Sample(log_prob, posteriors, weights)
 
 
 def _count_links(weights: Tensor, onward: Tensor, back: Tensor, rates: Tensor) -> None:

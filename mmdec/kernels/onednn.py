@@ -79,10 +79,10 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     out = torch.empty(batch, count, heads, size).transpose(1, 2)
     for row in range(batch):
         for head in range(heads):
-            own, key = queries[row, head].contiguous(), keys[row, head].contiguous()
+            query, key = queries[row, head].contiguous(), keys[row, head].contiguous()
             across = values[row, head].t().contiguous()
             for start in range(0, count, SCORE_ROWS):
-                scores = _product(own[start : start + SCORE_ROWS], key)
+                scores = _product(query[start : start + SCORE_ROWS], key)
                 torch.softmax(scores, 1, out=scores)
                 out[row, head, start : start + SCORE_ROWS] = _product(scores, across)
     return out

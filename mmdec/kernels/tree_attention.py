@@ -183,9 +183,9 @@ def with_sinks(k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor) -> tupl
         The new k, v and mask.
     """
     sinks = sinks.to(k.dtype)
-    seen = sinks.new_zeros(*sinks.shape[:3], k.shape[2]) if mask is None else mask.expand(*sinks.shape[:3], -1)
+    visible = sinks.new_zeros(*sinks.shape[:3], k.shape[2]) if mask is None else mask.expand(*sinks.shape[:3], -1)
     keys, values = (torch.cat([states, torch.zeros_like(states[:, :, :1])], 2) for states in (k, v))
-    return keys, values, torch.cat([seen, sinks], 3)
+    return keys, values, torch.cat([visible, sinks], 3)
 
 
 def tree_attention_reference(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask, scaling: float) -> Tensor:
@@ -210,8 +210,8 @@ def tree_attention_reference(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask, sc
             if tree.window is not None:
                 first = max(start, end + int(depth[node]) - tree.window + 1)
                 above = above[depth[node] - depth[above] < tree.window]
-            seen = torch.cat([torch.arange(first, max(first, end), device=q.device), columns + above])
+            visible = torch.cat([torch.arange(first, max(first, end), device=q.device), columns + above])
             for head in range(q.shape[1]):
-                weights = (k[row, head // group, seen] @ q[row, head, node] * scaling).softmax(0)
-                out[row, head, node] = weights @ v[row, head // group, seen]
+                weights = (k[row, head // group, visible] @ q[row, head, node] * scaling).softmax(0)
+                out[row, head, node] = weights @ v[row, head // group, visible]
     return out

@@ -126,8 +126,8 @@ def _decimal(whole: str, part: str) -> str:
     return _number(whole) + (" point " + " ".join(_SMALL[int(digit)] for digit in part[:15]) if part else "")
 
 
-def _words(found: re.Match[str]) -> str:
-    got = found.groupdict(default="")
+def _words(match: re.Match[str]) -> str:
+    got = match.groupdict(default="")
     if got["money"]:
         return _money(got["money"], got["amount"], got["cents"], got["scale"])
     if got["currency"]:
@@ -306,15 +306,17 @@ def contexts(padded: str, place: int) -> list[str]:
     return [f"{padded[place - left : place]}({letter}){padded[after : after + right]}" for left, right in CONTEXT_SIZES]
 
 
-def _plural(said: Phones) -> Phones:
-    return ("ax", "z") if said and said[-1] in _HISSING else ("s",) if said and said[-1] in _VOICELESS else ("z",)
+def _plural(phones: Phones) -> Phones:
+    return (
+        ("ax", "z") if phones and phones[-1] in _HISSING else ("s",) if phones and phones[-1] in _VOICELESS else ("z",)
+    )
 
 
-def _past(said: Phones) -> Phones:
-    return ("ax", "d") if said[-1] in ("t", "d") else ("t",) if said[-1] in _VOICELESS else ("d",)
+def _past(phones: Phones) -> Phones:
+    return ("ax", "d") if phones[-1] in ("t", "d") else ("t",) if phones[-1] in _VOICELESS else ("d",)
 
 
-def _going(said: Phones) -> Phones:
+def _going(phones: Phones) -> Phones:
     return ("ih", "ng")
 
 

@@ -315,16 +315,16 @@ def encoder_output(given: Any, rows: Tensor | None = None) -> BaseModelOutput:
     return kind(**{name: part if rows is None else part[rows] for name, part in parts.items() if part is not None})
 
 
-def _source(held: tuple[Tensor, Tensor | None] | None, rows: int) -> list[list[int]] | None:
+def _source(encoder_inputs: tuple[Tensor, Tensor | None] | None, rows: int) -> list[list[int]] | None:
     """Return each batch row's encoder input ids without padding; None if they are not known.
 
     Args:
         held: Ids and mask of the encoder's inputs.
         rows: Number of rows of the batch; with `num_return_sequences`, several rows belong to each input.
     """
-    if held is None:
+    if encoder_inputs is None:
         return None
-    ids, mask = held
+    ids, mask = encoder_inputs
     kept = torch.ones_like(ids) if mask is None else mask
     texts = [row[seen.bool()].tolist() for row, seen in zip(ids, kept, strict=True)]
     return [text for text in texts for _ in range(rows // len(texts))]

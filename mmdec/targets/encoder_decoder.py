@@ -180,10 +180,10 @@ class EncoderDecoderTarget(EncodedTarget):
         config: Any = model.config.get_text_config(decoder=True)
         self.decoder: Any = cast(Any, model).get_decoder()
         table = getattr(self.decoder, "embed_positions", None)
-        held = getattr(table, "num_embeddings", None)
-        positions = None if held is None else held - getattr(table, "offset", 0)
-        named = getattr(config, "decoder_layers", None)
-        super().__init__(model, named or getattr(config, "num_decoder_layers", config.num_hidden_layers), positions)
+        table_size = getattr(table, "num_embeddings", None)
+        positions = None if table_size is None else table_size - getattr(table, "offset", 0)
+        layers = getattr(config, "decoder_layers", None)
+        super().__init__(model, layers or getattr(config, "num_decoder_layers", config.num_hidden_layers), positions)
 
     def split_inputs(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Choose which inputs go to `generate`, and which directly to `prefill`.

@@ -39,15 +39,15 @@ class GrowingRope:
 def growing_ropes(config: PreTrainedConfig) -> tuple[GrowingRope, ...]:
     """Return those rotary positions of a model's layers that change with the text's length."""
     rope = cast(Mapping[str, Any], getattr(config, "rope_parameters", None) or {})
-    found = set[GrowingRope]()
+    ropes = set[GrowingRope]()
     for settings in (rope, *rope.values()):
         kind = settings.get("rope_type") if isinstance(settings, Mapping) else None
         if kind == "longrope":
             length = settings.get("original_max_position_embeddings") or cast(Any, config).max_position_embeddings
-            found.add(GrowingRope(kind, int(length), False))
+            ropes.add(GrowingRope(kind, int(length), False))
         elif isinstance(kind, str) and "dynamic" in kind:
-            found.add(GrowingRope(kind, int(cast(Any, config).max_position_embeddings), True))
-    return tuple(found)
+            ropes.add(GrowingRope(kind, int(cast(Any, config).max_position_embeddings), True))
+    return tuple(ropes)
 
 
 def max_positions(config: Any) -> int | None:

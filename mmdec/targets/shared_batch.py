@@ -43,9 +43,9 @@ class SharedBatch:
 
     def select(self, session: DecoderSession, live: torch.Tensor) -> None:
         """Keep only the session's rows with the indices `live` (K,), in that order."""
-        kept = [session.slots[row] for row in int_list(live)]
-        self._leaving |= set(session.slots) - set(kept)
-        session.slots = kept
+        slots = [session.slots[row] for row in int_list(live)]
+        self._leaving |= set(session.slots) - set(slots)
+        session.slots = slots
 
     def release(self, session: DecoderSession) -> None:
         """Let all rows of a session leave."""
