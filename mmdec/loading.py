@@ -63,7 +63,7 @@ def load(
         return load_translator(model, device, vocoder=vocoder, dtype=dtype)
     if vocoder is not None:
         raise InputError(
-            f"`vocoder` must be left out for a model that does not speak, but '{os.fspath(model)}' is {system!r}."
+            f"`vocoder` must be left out, because '{os.fspath(model)}' is {system!r}, which does not speak."
         )
     from mmdec.pretrained.audio_lm import audio_family
     from mmdec.whisper.transcribe import WHISPER_KIND, load_transcriber

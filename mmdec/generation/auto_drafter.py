@@ -72,7 +72,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
             drafter = (load or partial(_load_once, model))(path)
             drafter.check(target_of(model))
         except InputError as error:
-            warn_once(model, f'drafter="auto" passes over {path.name}, because it cannot be used: {error}')
+            warn_once(model, f'drafter="auto" skips {path.name}, which cannot be used: {error}')
             continue
         if not isinstance(drafter, Ctc):
             if not heads:
@@ -217,8 +217,8 @@ def warn_once(model: PreTrainedModel, message: str, reason: str = "", stacklevel
         reason: "": the message itself.
     """
     with _lock:
-        given = _warned.setdefault(model, set())
-        if (reason or message) in given:
+        reasons = _warned.setdefault(model, set())
+        if (reason or message) in reasons:
             return
-        given.add(reason or message)
+        reasons.add(reason or message)
     warnings.warn(message, UserWarning, stacklevel=stacklevel)

@@ -86,7 +86,7 @@ def check_config(target: HfTarget, config: GenerationConfig, synced_gpus: bool |
         )
     for name in target.refused_outputs:
         if setting(config, name):
-            raise InputError(f"`{name}` must be left out, but is True. Rounds hold tokens and timings alone.")
+            raise InputError(f"`{name}` must be left out, but is True. Rounds hold only tokens and timings.")
     for name in OTHER_LOOPS:
         if getattr(config, name, None):
             raise InputError(
@@ -150,9 +150,13 @@ def _is_stock(processor: Any) -> bool:
     return kind.__module__ == LogitsProcessorList.__module__ and kind is not LogitsProcessorList
 
 
-def _function(given: Any) -> Any:
+def _function(processor: Any) -> Any:
     """Return the caller's function inside transformers' processor for `prefix_allowed_tokens_fn`, else `given`."""
-    return vars(given)["_prefix_allowed_tokens_fn"] if type(given) is PrefixConstrainedLogitsProcessor else given
+    return (
+        vars(processor)["_prefix_allowed_tokens_fn"]
+        if type(processor) is PrefixConstrainedLogitsProcessor
+        else processor
+    )
 
 
 def _is_row_wise(given: Any, known: bool) -> bool:
@@ -168,7 +172,7 @@ def stop_conditions(criteria: Iterable[Any], config: GenerationConfig, batch: in
     Args:
         batch: Number of rows.
     """
-    limit, eos, others = 2**31, set[int](), list[Criterion]()
+    limit, eos, stopping = 2**31, set[int](), list[Criterion]()
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
             limit = min(limit, math.ceil(criterion.max_length))
@@ -176,10 +180,10 @@ def stop_conditions(criteria: Iterable[Any], config: GenerationConfig, batch: in
             eos |= set(int_list(criterion.eos_token_id.flatten()))
         else:
             own = batch > 1 and type(criterion) not in ROW_WISE_CRITERIA
-            others.append(WholeBatchCriterion(criterion, batch) if own else criterion)
+            stopping.append(WholeBatchCriterion(criterion, batch) if own else criterion)
     if limit == 2**31 and setting(config, "max_length") is not None:
         limit = int(setting(config, "max_length"))
-    return Stop(limit, frozenset(eos), tuple(others))
+    return Stop(limit, frozenset(eos), tuple(stopping))
 
 
 class _AllowedTokens(WholeBatch):

@@ -92,8 +92,8 @@ class ModelLock:
             if not self._is_holder(self._writers):
                 if self._is_holder(self._readers):
                     raise InputError(
-                        "`model` must not be decoding in the thread that changes it, but is. Finish or close its "
-                        "stream first."
+                        "`model` must not be changed while the same thread decodes with it. Finish or close its stream "
+                        "first."
                     )
                 self.waiting += 1
                 try:

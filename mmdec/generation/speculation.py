@@ -468,8 +468,8 @@ def _check_ids(model: PreTrainedModel, name: str, ids: object) -> None:
     low, high = (int(end) for end in ids.aminmax())
     if not 0 <= low <= high < tokens:
         raise InputError(
-            f"`{name}` must lie from 0 to {tokens - 1}, the model's tokens, but go from {low} to {high}. Use the "
-            "model's own tokenizer."
+            f"`{name}` must be between 0 and {tokens - 1}, the model's tokens, but ranges from {low} to {high}. Use "
+            "the model's own tokenizer."
         )
 
 
@@ -481,8 +481,8 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     """
     if "custom_generate" in options:
         raise InputError(
-            f"`custom_generate` must be left out, but is {show(options['custom_generate'])}. Call `model.generate` for "
-            "another loop than mmdec's."
+            f"`custom_generate` must be left out, but is {show(options['custom_generate'])}. Call `model.generate` "
+            "to use another loop than mmdec's."
         )
     if options.get("cache_implementation") == "paged":
         raise InputError(
@@ -492,14 +492,14 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     for name in ("output_hidden_states", "output_attentions"):
         if options.get(name):
             raise InputError(
-                f"`{name}` must be left to `model.generate(..., custom_generate=mmdec.speculate(drafter))`, but is "
-                "given: a `Generation` holds sequences and rounds alone."
+                f"`{name}` must be left out, because a `Generation` holds only sequences and rounds. Pass it to "
+                "`model.generate(..., custom_generate=mmdec.speculate(drafter))`."
             )
     for name, remedy in REPLACED_OPTIONS.items():
         if options.get(name) is not None:
             raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
     if twice := sorted(options.keys() & named.keys()):
-        raise InputError(f"`{twice[0]}` must be given once, but is among `inputs` and the options. Drop one.")
+        raise InputError(f"`{twice[0]}` must not be both in `inputs` and among the options. Drop one of them.")
     for name in ("num_beams", "num_return_sequences"):  # options that multiply the number of rows
         if options.get(name) is not None:
             most = 1 if name == "num_beams" else MAX_SEQUENCES
@@ -552,14 +552,16 @@ def heal_tokens(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokeni
     Raises:
         InputError: If the number of tokens changes, because the mask (B, P) would no longer fit.
     """
-    found = cast(Any, model).heal_tokens(ids, tokenizer)
-    if found.shape != ids.shape or mask is None:
-        given = f"have {found.shape[1]} columns for {ids.shape[1]}" if mask is not None else "come without their mask"
-        raise InputError(
-            f"`token_healing` must be given with `attention_mask` and prompts that keep their length, but they {given}."
-            " Pass the tokenizer's own output for texts without spaces at their ends."
+    healed = cast(Any, model).heal_tokens(ids, tokenizer)
+    if healed.shape != ids.shape or mask is None:
+        problem = (
+            f"have {healed.shape[1]} columns for {ids.shape[1]}" if mask is not None else "come without their mask"
         )
-    return found
+        raise InputError(
+            f"`token_healing` must be given with `attention_mask` and prompts that keep their length, but they "
+            f"{problem}. Pass the tokenizer's own output for texts without spaces at their ends."
+        )
+    return healed
 
 
 def option_names(model: PreTrainedModel) -> set[str]:

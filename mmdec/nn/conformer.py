@@ -335,7 +335,7 @@ def encoder_config(state: Mapping[str, Tensor], dropout: float = 0.1) -> Encoder
         )
     except (KeyError, IndexError) as error:
         raise InputError(
-            "`state` must be that of a SpeechEncoder, but its sizes cannot be read off its tensors "
+            "`state` must be that of a SpeechEncoder, but its sizes cannot be read from its tensors "
             f"({type(error).__name__}: {error}). Pass a whole state, from one model."
         ) from error
 

@@ -75,7 +75,7 @@ def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[st
         if tensor.dtype != torch.int8 or scale.shape != tensor.shape[:1]:
             raise InputError(
                 f"`{argument}` must hold int8 rows and a scale for each, but '{name}' is {tensor.dtype} of "
-                f"{tuple(tensor.shape)} with scales of {tuple(scale.shape)}. Fetch it again."
+                f"{tuple(tensor.shape)} with scales of {tuple(scale.shape)}. Download it again."
             )
         unpacked[name] = tensor.float() * scale.float().view(-1, *[1] * (tensor.dim() - 1))
     return unpacked
@@ -141,7 +141,7 @@ def quantise_linears(model: Any) -> None:
         InputError: On a GPU, or if fbgemm does not support this CPU.
     """
     if next(model.parameters()).device.type != "cpu":
-        raise InputError("`dtype` may be int8 on a CPU alone, but the device is a GPU. Choose bfloat16 or float16.")
+        raise InputError("`dtype` may be int8 only on a CPU, but the device is a GPU. Choose bfloat16 or float16.")
     encoder, decoder = model.get_encoder(), model.get_decoder()
     with torch.no_grad():
         for weight in decoder.parameters():
@@ -183,11 +183,11 @@ def levels() -> int:
             found = product(torch.full((1, 64), float(most)), pack(weight, torch.ones(16)), most)
         except (RuntimeError, NotImplementedError) as error:
             raise InputError(
-                "`dtype` may be int8 where torch has fbgemm's kernels (x86), but this CPU has none. Choose float32."
+                "`dtype` must not be int8 on this CPU: torch has fbgemm's kernels only for x86. Choose float32."
             ) from error
         if found.eq(64 * 127 * most).all():
             return most
-    raise InputError("`dtype` may be int8 where sums of integers are exact, but here they are not. Choose float32.")
+    raise InputError("`dtype` must not be int8 on this CPU, where sums of integers are not exact. Choose float32.")
 
 
 def quantise_inputs(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:

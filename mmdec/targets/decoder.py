@@ -77,14 +77,14 @@ class TextPrompt:
         given_mask = inputs.get("attention_mask")
         if past and given_mask is None:
             raise InputError(
-                f"`attention_mask` must be given with `{CACHE_ARGUMENT}`, which holds {past} columns, but is None: it "
-                "says whether the ids are the whole text or what is new. Pass the mask of the whole text."
+                f"`attention_mask` must come with `{CACHE_ARGUMENT}`, which holds {past} columns, but is None: it "
+                "shows whether the ids are the whole text or only its new part. Pass the mask of the whole text."
             )
         cache_rows = len(attention_layers(cache)[0].keys) if cache is not None and past else len(ids)
         if cache_rows != len(ids):
             raise InputError(
-                f"`{CACHE_ARGUMENT}` must hold the batch's {len(ids)} rows, but has {cache_rows}. Give each row "
-                "its own."
+                f"`{CACHE_ARGUMENT}` must hold the batch's {len(ids)} rows, but has {cache_rows}. Pass one row "
+                "of the cache for each."
             )
         # as in `generate`: if mask and ids have the same length, the ids are the whole text, else only its new tokens
         mask = torch.ones_like(ids) if given_mask is None else given_mask
@@ -131,8 +131,8 @@ class TextPrompt:
             ]
             if kinds[0] != kinds[1] and any(kinds[0] + kinds[1]):
                 raise InputError(
-                    f"`{CACHE_ARGUMENT}` must have states in the layers in which the model has them, but has not. Make "
-                    "it with `DynamicCache(config=model.config)`."
+                    f"`{CACHE_ARGUMENT}` must have recurrent states in the same layers as the model, but does not. "
+                    "Make it with `DynamicCache(config=model.config)`."
                 )
         if cache is not None and self.past:
             own = cast(list[Any], DynamicCache(config=config).layers)
@@ -143,7 +143,7 @@ class TextPrompt:
             )
             if len(lengths) > 1 or not alike:
                 raise InputError(
-                    f"`{CACHE_ARGUMENT}` must be this model's own, but holds {len(cache.layers)} layers of "
+                    f"`{CACHE_ARGUMENT}` must have been filled by this model, but holds {len(cache.layers)} layers of "
                     f"{sorted(lengths)} columns. Begin with an empty cache."
                 )
         shared = len(self.ids) > 1 or self.has_inner_padding
@@ -364,8 +364,8 @@ class DecoderTarget(HfTarget):
         if reader is not None and text.past and text.has_inner_padding:
             raise InputError(
                 f"`attention_mask` must be 1 after a row's first token with `{CACHE_ARGUMENT}` of a model with "
-                "recurrent "
-                "layers, but is 0 at some: states cannot forget what they have read. Pass the whole text without them."
+                "recurrent layers, but is 0 at some: padding cannot be removed from states. Pass the whole text, "
+                "padded only on the left, without the cache."
             )
         own = self if reader is None else self._with(reader.model_after(cache))
         read = (*needs.layers, *[FIRST_LAYER_INPUTS] * needs.embeds)

@@ -98,8 +98,8 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
         raise InputError(f"`model` must be a model of transformers, but is {kind}. Load it with AutoModelForCausalLM.")
     if has_alibi(model):
         raise InputError(
-            f"`model` must have positions that a draft's tokens can be given, but {kind} adds ALiBi's bias, which "
-            "counts columns. Decode it with `model.generate` alone."
+            f"`model` must take the positions of a draft's tokens, but {kind} adds ALiBi's bias, which counts columns. "
+            "Decode with `model.generate`, without mmdec."
         )
     if not is_decoder_only(model):
         raise InputError(
@@ -126,21 +126,20 @@ def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> No
     foreign = sorted(layer.__name__ for layer in kinds - CROPPABLE_LAYERS - (RECURRENT_LAYERS if text else frozenset()))
     if foreign:
         raise InputError(
-            f"`model` must have layers whose drafts can be taken back, but {kind} keeps {', '.join(foreign)}. Choose "
+            f"`model` must have layers from which drafts can be removed, but {kind} has {', '.join(foreign)}. Choose "
             "another model."
         )
     # GPT-Neo's local attention has a window over cache indices; its cache layers do not show this window
     if "local" in (getattr(config, "attention_layers", None) or ()):
         raise InputError(
-            f"`model` must attend to all earlier tokens in every layer, but {kind} has local layers, whose window no "
-            "draft fits in. Choose a model without them."
+            f"`model` must attend to all earlier tokens in every layer, but {kind} has local layers, and no draft fits "
+            "into their window. Choose a model without them."
         )
     attention = config._attn_implementation
     if attention not in ATTENTION_IMPLEMENTATIONS:
         raise InputError(
             f"`attn_implementation` must be one of {', '.join(ATTENTION_IMPLEMENTATIONS)}, but is {attention}, "
-            "which takes no tree. "
-            'Call `model.set_attn_implementation("sdpa")`.'
+            'which cannot mask a tree. Call `model.set_attn_implementation("sdpa")`.'
         )
     if not text and (ropes := growing_ropes(config)):
         raise InputError(
@@ -186,7 +185,7 @@ def check_forward(model: PreTrainedModel) -> None:
     if lacking and any(_is_family(kind) for kind in type(model).__mro__):
         raise InputError(
             f"`model.forward` must name {', '.join(ARGUMENTS)}, but that of this {type(model).__name__} does not name "
-            f"{', '.join(lacking)}: it is none of transformers' own. Give the new one `@functools.wraps` of the old."
+            f"{', '.join(lacking)}: it is not transformers' own. Decorate it with `@functools.wraps` of the original."
         )
 
 
@@ -219,8 +218,8 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
         named, works = kind.__name__, list_families()
         if has_states(config):
             raise InputError(
-                f"`model` must score several tokens in a pass as it scores them one by one, but {named} {fault}: its "
-                f"states would come from other tokens. {works}"
+                f"`model` must score several tokens in a pass as it scores them one by one, but {named} {fault}, so "
+                f"its states would be wrong after a draft. {works}"
             )
         if reads_pictures(kind):
             named, works = (

@@ -201,7 +201,7 @@ def recording(decoder: nn.Module, count: int, layers: Sequence[int]) -> Generato
     if stack is None:
         raise InputError(
             f"`model` must have its {count} decoder layers in one list for a drafter that reads them, but "
-            f"{type(decoder).__name__} has not. Use another drafter."
+            f"{type(decoder).__name__} does not. Use another drafter."
         )
     with _installing:
         for layer in layers:
@@ -248,8 +248,8 @@ def check_layers(needs: Needs, layers: int) -> None:
     wrong = [layer for layer in needs.layers if not -1 <= layer < layers]
     if wrong:
         raise InputError(
-            f"`layers` must lie in 0 .. {layers - 1} or be -1 (the last, normed), but holds {wrong[0]}. Use a drafter "
-            "made for this model."
+            f"`layers` must be from 0 to {layers - 1}, or -1 for the last layer after its norm, but holds {wrong[0]}. "
+            "Use a drafter made for this model."
         )
 
 
@@ -258,9 +258,8 @@ def check_attention(config: Any) -> None:
     attention = config._attn_implementation
     if attention not in TREE_MASK_ATTENTION:
         raise InputError(
-            f"`attn_implementation` must be one of {', '.join(TREE_MASK_ATTENTION)}, but is {attention}: it takes "
-            "no tree. "
-            'Call `model.set_attn_implementation("sdpa")`.'
+            f"`attn_implementation` must be one of {', '.join(TREE_MASK_ATTENTION)}, but is {attention}, "
+            'which cannot mask a tree. Call `model.set_attn_implementation("sdpa")`.'
         )
 
 

@@ -115,7 +115,7 @@ class KVPool:
         self.encoder = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
         given = cast(DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache)
         layers: list[Any] = []
-        held: dict[tuple[Any, ...], list[tuple[int, bool, Tensor]]] = {}
+        groups: dict[tuple[Any, ...], list[tuple[int, bool, Tensor]]] = {}
         for index, old in enumerate(cast(list[Any], given.layers)):
             # a layer without keys and values of its own; it reads those of another layer
             if isinstance(old, DummyLayer):
@@ -124,19 +124,19 @@ class KVPool:
             layers.append(GrowingLayer(self))
             layers[-1].dtype, layers[-1].device = old.keys.dtype, old.device
             for is_keys, states in ((True, cast(Tensor, old.keys)), (False, cast(Tensor, old.values))):
-                held.setdefault((states.shape, states.dtype, states.device), []).append((index, is_keys, states))
+                groups.setdefault((states.shape, states.dtype, states.device), []).append((index, is_keys, states))
         self.length, self._pools = given.get_seq_length(), list[Tensor]()
         self._specs = [
             PoolSpec(tuple((index, is_keys) for index, is_keys, _ in members), shape[1], shape[3], dtype, device)
-            for (shape, dtype, device), members in held.items()
+            for (shape, dtype, device), members in groups.items()
         ]
         # weak references, because a reference cycle with the layers would delay the release of this object's memory
         self._layers = {
             index: weakref.ref(layer) for index, layer in enumerate(layers) if isinstance(layer, GrowingLayer)
         }
-        self.rows: int = next(iter(held))[0][0]  # number of rows in use; the pools may have room for more
+        self.rows: int = next(iter(groups))[0][0]  # number of rows in use; the pools may have room for more
         self._pools = self._allocate(self.rows, self.length + POOL_GRANULARITY)
-        for pool, members in zip(self._pools, held.values(), strict=True):
+        for pool, members in zip(self._pools, groups.values(), strict=True):
             for member, (_, _, states) in enumerate(members):
                 pool[member, :, :, : self.length] = states
         given.layers[:] = layers
@@ -293,8 +293,8 @@ def check_cache(cache: Cache) -> None:
     what = type(inner).__name__ + (f" of {', '.join(foreign)}" if foreign else " that is offloaded")
     if foreign or inner.offloading or not isinstance(inner, DynamicCache):
         raise InputError(
-            f"`{CACHE_ARGUMENT}` must be a DynamicCache of attention layers, but is {what}: drafts cannot be taken "
-            f"back from it. Leave `{CACHE_ARGUMENT}` and `cache_implementation` out."
+            f"`{CACHE_ARGUMENT}` must be a DynamicCache of attention layers, but is {what}, from which drafts "
+            f"cannot be removed. Leave `{CACHE_ARGUMENT}` and `cache_implementation` out."
         )
 
 
@@ -422,13 +422,13 @@ def ancestors_of(parents: Sequence[Sequence[int]]) -> Tensor:
     Args:
         parents: [b][i]: index of the parent of node i, -1 at the root.
     """
-    size, seen = len(parents[0]), []
+    size, flags = len(parents[0]), []
     for links in parents:
         above = [bytearray(size)]
         above[0][0] = 1
         for node in range(1, size):
-            mine = bytearray(above[links[node]])
-            mine[node] = 1
-            above.append(mine)
-        seen += above
-    return torch.frombuffer(bytearray().join(seen), dtype=torch.bool).view(len(parents), size, size)
+            row = bytearray(above[links[node]])
+            row[node] = 1
+            above.append(row)
+        flags += above
+    return torch.frombuffer(bytearray().join(flags), dtype=torch.bool).view(len(parents), size, size)

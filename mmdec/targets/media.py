@@ -323,8 +323,8 @@ def _rope_index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> 
     elif types is None or types.shape[0] != vision.rows or types.shape[1] < ids.shape[1]:
         shape = None if types is None else tuple(types.shape)
         raise InputError(
-            f"`mm_token_type_ids` must be {(vision.rows, ids.shape[1])} beside images or videos, but is {shape}: it "
-            "says which tokens are visual. Pass all that the model's processor gives."
+            f"`mm_token_type_ids` must be {(vision.rows, ids.shape[1])} with images or videos, but is {shape}: it "
+            "marks the visual tokens. Pass the complete output of the model's processor."
         )
     else:
         options["mm_token_type_ids"] = types[:, -ids.shape[1] :]

@@ -56,13 +56,13 @@ def siblings_change_logits(model: PreTrainedModel, target: HfTarget) -> bool:
     with _lock:
         known = _known.setdefault(model, {})
         if state not in known:
-            apart, bound = difference(model, target)
-            known[state] = not apart <= bound
+            deviation, bound = difference(model, target)
+            known[state] = not deviation <= bound
             if known[state]:
                 warnings.warn(
-                    f"{type(model).__name__} scores a token beside others otherwise than alone, by {apart:.1g} of its "
-                    "largest logit, as quantised activations do: it decodes without drafts. Quantise the weights alone "
-                    "to have them.",
+                    f"{type(model).__name__} scores a token differently if other rows or tokens share its pass, by "
+                    f"{deviation:.1g} of its largest logit, probably because its activations are quantised. It "
+                    "decodes without drafts. Quantise only the weights to have drafts.",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -56,12 +56,12 @@ class RecurrentStates(LinearAttentionLayer):
     row.
     """
 
-    def _take(self, given: LinearAttentionLayer) -> None:
+    def _take(self, layer: LinearAttentionLayer) -> None:
         """Take over the states and settings of a cache layer of transformers."""
-        LinearAttentionLayer.__init__(self, given.number_of_states)
-        for name in vars(self).keys() & vars(given).keys():
+        LinearAttentionLayer.__init__(self, layer.number_of_states)
+        for name in vars(self).keys() & vars(layer).keys():
             if name not in ("keys", "values"):
-                setattr(self, name, vars(given)[name])
+                setattr(self, name, vars(layer)[name])
         # (convolutional, recurrent) states before the current pass: {index -> tensor} each
         self.before: tuple[dict[int, Any], dict[int, Any]] = {}, {}
 
@@ -88,36 +88,36 @@ class RecurrentStates(LinearAttentionLayer):
             index: held.clone() if steps and held is not None else held for index, held in self.recurrent_states.items()
         }
 
-    def keep(self, kept: Sequence[int], columns: int) -> None:
+    def keep(self, accepted: Sequence[int], columns: int) -> None:
         """End a pass over `columns` tokens: each row takes its new states or returns to its old states.
 
         Args:
-            kept: How many of these tokens each batch row accepts; in a model with recurrent states all or none.
+            accepted: How many of these tokens each batch row accepts; in a model with recurrent states all or none.
         """
         convolved, recurrent = self.before
         self.before, self.record_past = ({}, {}), False
         for index, full in self.conv_states.items():
             if full is not None:
                 size, old = convolved[index].shape[-1], convolved[index]
-                if any(0 < count < columns for count in kept) or len(set(kept)) > 1:
+                if any(0 < count < columns for count in accepted) or len(set(accepted)) > 1:
                     rows = [
                         full[row, ..., count - columns - size :][..., :size] if count else old[row]
-                        for row, count in enumerate(kept)
+                        for row, count in enumerate(accepted)
                     ]
                     self.conv_states[index] = torch.stack(rows)
                 else:
-                    self.conv_states[index] = full[..., -size:].clone() if any(kept) else old
-        if not all(kept):
+                    self.conv_states[index] = full[..., -size:].clone() if any(accepted) else old
+        if not all(accepted):
             for index, new in self.recurrent_states.items():
-                if new is not None and any(kept):
-                    whole = torch.tensor([count > 0 for count in kept], device=new.device)
+                if new is not None and any(accepted):
+                    whole = torch.tensor([count > 0 for count in accepted], device=new.device)
                     new = torch.where(whole.view(-1, *[1] * (new.ndim - 1)), new, recurrent[index])
-                self.recurrent_states[index] = new if any(kept) else recurrent[index]
+                self.recurrent_states[index] = new if any(accepted) else recurrent[index]
 
     def append(self, other: RecurrentStates) -> None:
         """Add the states of another layer's rows behind those of this one."""
-        for held, more in ((self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)):
-            held.update({i: torch.cat([one, cast(Tensor, more[i])]) for i, one in held.items() if one is not None})
+        for states, more in ((self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)):
+            states.update({i: torch.cat([one, cast(Tensor, more[i])]) for i, one in states.items() if one is not None})
 
     def select(self, rows: Tensor) -> None:
         """Keep only the states of the batch rows with the indices `rows` (K,) int64, in that order."""
@@ -199,8 +199,8 @@ class RecurrentCache:
         states = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
         if any(not any(layer.is_conv_states_initialized.values()) for layer in states):
             raise InputError(
-                f"`model` must keep its states in `{CACHE_ARGUMENT}`, but keeps them elsewhere: drafts cannot be taken "
-                "back. Choose another model."
+                f"`model` must keep its states in `{CACHE_ARGUMENT}`, but keeps them elsewhere, so drafts cannot be "
+                "removed. Choose another model."
             )
         self.accepts_any_prefix = not any(any(layer.is_recurrent_states_initialized.values()) for layer in states)
         attention = empty_cache()
@@ -395,8 +395,8 @@ def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> di
     Position ids are left out if `forward` has no such argument.
     """
     names = inspect.signature(model.forward).parameters
-    named = {STATE_CACHE if STATE_CACHE in names else CACHE_ARGUMENT: cache}
-    return {**named, **({"position_ids": positions} if "position_ids" in names else {})}
+    arguments = {STATE_CACHE if STATE_CACHE in names else CACHE_ARGUMENT: cache}
+    return {**arguments, **({"position_ids": positions} if "position_ids" in names else {})}
 
 
 def cached_length(cache: DynamicCache) -> int:
@@ -411,8 +411,8 @@ def cached_length(cache: DynamicCache) -> int:
         isinstance(layer, LinearAttentionLayer) and any(layer.has_previous_state.values()) for layer in cache.layers
     ):
         raise InputError(
-            "the cache must be empty, but holds states, which do not tell how many tokens they come from. Leave "
-            "it out, and pass the whole text."
+            "the cache must be empty, but holds recurrent states, which do not show how many tokens they come from. "
+            "Leave it out, and pass the whole text."
         )
     return 0
 

@@ -36,13 +36,11 @@ def target_of(model: PreTrainedModel) -> HfTarget:
     """
     if model.training and any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
         raise InputError(
-            "`model` must keep a cache, but is being trained with gradient checkpointing, which allows none. Call "
-            "`model.eval()` before, and `model.train()` after."
+            "`model` must keep a cache, but gradient checkpointing, which is on in training, allows none. Call "
+            "`model.eval()` before, and `model.train()` afterwards."
         )
     if why := UNSUPPORTED_CLASSES.get(type(model).__name__):
-        raise InputError(
-            f"`model` must be one whose drafts can be taken back, but is {type(model).__name__}: {why}. Use another."
-        )
+        raise InputError(f"`model` must be of a supported class, but is {type(model).__name__}: {why}. Use another.")
     for target in target_classes():
         if target.supports(model):
             return cast(Any, target)(model)

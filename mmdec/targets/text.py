@@ -51,8 +51,8 @@ class TextTarget(DecoderTarget):
         seen = [name for name, value in inputs.items() if value is not None and MEDIA_INPUTS.match(name)]
         if seen:
             raise InputError(
-                f"`{seen[0]}` must be left to `model.generate` without mmdec, but is given: pictures and sound of "
-                f"{type(self.model).__name__} are not supported, and without them it would answer something else. "
+                f"`{seen[0]}` must be left out, because mmdec does not support pictures and sound of "
+                f"{type(self.model).__name__}. Call `model.generate` without mmdec to use them. "
                 f"{list_media_families()}"
             )
         text = TextPrompt.of(inputs)

@@ -31,7 +31,7 @@ from tests.support.whisper_calls import MODELS, MODES, call
 
 LLAMA: Any = language_model("llama", 1)
 OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
-WARNING = "as quantised activations do"
+WARNING = "its activations are quantised"
 
 
 def by(door: str, model: Any, inputs: dict[str, Tensor], drafter: Any = "recycling") -> list[list[int]]:

@@ -31,7 +31,7 @@ def test_step_outputs_equal_stock(kind: str) -> None:
 
 
 def test_generate_refuses_step_outputs() -> None:
-    with pytest.raises(InputError, match="`output_attentions` must be left to"):
+    with pytest.raises(InputError, match="`output_attentions` must be left out"):
         mmdec.generate(made("LlamaForCausalLM"), torch.tensor([[5, 6]]), output_attentions=True)
 
 

@@ -115,7 +115,7 @@ def test_damaged_shipped_drafters_are_passed_over_by_auto(shipped: Path, bare: P
     if damage == "list":
         assert words(whisper) == words(whisper, drafter=None)
         return
-    with pytest.warns(UserWarning, match='drafter="auto" passes over medusa, because it cannot be used'):
+    with pytest.warns(UserWarning, match='drafter="auto" skips medusa, which cannot be used'):
         drafted = words(whisper)
     assert drafted == words(whisper, drafter=None)
 
@@ -147,7 +147,7 @@ def test_heads_for_several_languages_are_combined(shipped: Path, bare: Path) -> 
     assert isinstance(auto_drafter(load_whisper(bare, "cpu").model), Medusa)
     (shipped / "ctc-1" / "model.safetensors").write_bytes(b"no")
     write_shipped(shipped, whisper.model, "some/whisper", ["ctc-0", "ctc-1"])
-    with pytest.warns(UserWarning, match='drafter="auto" passes over ctc-1, because it cannot be used'):
+    with pytest.warns(UserWarning, match='drafter="auto" skips ctc-1, which cannot be used'):
         assert isinstance(auto_drafter(whisper.model), Ctc)
 
 

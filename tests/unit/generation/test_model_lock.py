@@ -87,7 +87,7 @@ def test_a_thread_does_not_wait_for_itself() -> None:
         with lock.read():  # although somebody waits to write
             pass
         with (
-            pytest.raises(InputError, match="`model` must not be decoding in the thread that changes it"),
+            pytest.raises(InputError, match="`model` must not be changed while the same thread decodes with it"),
             lock.write(),
         ):
             pass

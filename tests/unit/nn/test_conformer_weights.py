@@ -178,7 +178,7 @@ def test_wrong_shapes_are_reported(theirs: dict[str, Tensor]) -> None:
     name = "encoder.layers.1.ffn1.inner_proj.weight"
     with pytest.raises(InputError, match=r"w_1\.weight is \(3, 16\) where the others ask for \(32, 16\)"):
         conformer_weights.from_fairseq2(theirs | {name: torch.zeros(3, 16)})
-    with pytest.raises(InputError, match="sizes cannot be read off"):
+    with pytest.raises(InputError, match="sizes cannot be read from"):
         conformer_weights.from_fairseq2(theirs | {"encoder_frontend.proj.weight": torch.zeros(())})
-    with pytest.raises(InputError, match="sizes cannot be read off"):
+    with pytest.raises(InputError, match="sizes cannot be read from"):
         conformer_weights.encoder_config({})

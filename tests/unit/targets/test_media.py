@@ -73,10 +73,10 @@ def other_kind() -> Any:
     ("made", "said"),
     [
         (lambda: llava(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic"),
-        (other_attention, "flex_attention, which takes no tree"),
+        (other_attention, "flex_attention, which cannot mask a tree"),
         (
             other_kind,
-            r"one whose drafts can be taken back, but is Mllama.*cross attention",
+            r"must be of a supported class, but is Mllama.*cross attention",
         ),
     ],
 )
@@ -89,7 +89,7 @@ def test_models_that_cannot_work_are_refused(made: Any, said: str) -> None:
     ("changes", "needs", "said"),
     [
         ({"inputs_embeds": torch.zeros(1, 3, 32)}, Needs(), "inputs_embeds"),
-        ({}, Needs(layers=(3,)), r"0 \.\. 2 or be -1"),
+        ({}, Needs(layers=(3,)), r"from 0 to 2, or -1"),
         ({}, Needs(memory=True), "memory"),
         ({"attention_mask": torch.tensor([[1, 1, 0]])}, Needs(), "Pad on the left"),
     ],

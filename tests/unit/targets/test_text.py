@@ -125,7 +125,7 @@ def test_a_cache_that_cannot_roll_back_is_refused(model: LlamaForCausalLM) -> No
         ({"attention_mask": torch.ones(1, 5)}, Needs(), "5 columns for 0 cached and 3 new"),
         ({"attention_mask": torch.ones(1, 1, 3, 3)}, Needs(), r"must be \(B, P\)"),
         ({"position_ids": torch.arange(2)[None]}, Needs(), "position_ids"),
-        ({}, Needs(layers=(3,)), r"0 \.\. 2 or be -1"),
+        ({}, Needs(layers=(3,)), r"from 0 to 2, or -1"),
         ({}, Needs(layers=(-2,)), "-2"),
         ({}, Needs(memory=True), "memory"),
     ],

@@ -56,7 +56,7 @@ def test_states_are_read_before_the_final_norm() -> None:
     hook.remove()
     assert torch.equal(context.features[4], seen[4])
     assert torch.equal(context.features[-1], MODEL.model.norm(seen[4]))
-    with pytest.raises(InputError, match=r"must lie in 0 \.\. 4"):
+    with pytest.raises(InputError, match=r"must be from 0 to 4"):
         TextTarget(MODEL).prefill(prompts(2), Needs(layers=(5,)))
 
 
