@@ -25,10 +25,10 @@ Planning takes a few tens of microseconds a round. Measurements are stored in `D
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import final
+from typing import NamedTuple, final
 
 from mmdec.core.statistics import MAX_CHAIN_NODES, MIN_BUCKET_TIMINGS, CostCurve, DecodingStatistics, MeasurementKey
 from mmdec.errors import InputError
@@ -68,6 +68,16 @@ STOP_PROBABILITY_RANGE = (0.02, 0.6)  # least and largest value of the computed 
 MIN_ROUND_SECONDS = 1e-9  # least seconds of a round, to divide by: a coarse clock may measure 0
 # [n]: after n timed passes without a draft, maximum number of rounds with drafts before the next pass without a draft
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)
+NO_DRAFT = Plan(0, 0)
+
+
+class RatedPlan(NamedTuple):
+    """A plan, with what it is expected to bring."""
+
+    rate: float  # tokens a second in each batch row
+    accepted: float  # number of accepted nodes
+    plan: Plan
+    draft: CostCurve  # the drafter's seconds
 
 
 @final
@@ -285,15 +295,12 @@ class Budget:
 
     def _rate_plans(
         self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
-    ) -> list[tuple[float, float, Plan, CostCurve]]:
-        """Compute the expected tokens per second of all plans of fewer than `reach` nodes.
+    ) -> list[RatedPlan]:
+        """Rate all plans of fewer than `reach` nodes, the best plan first.
 
         Args:
             target, chain, tree: Cost curves, as `_curves` returns them.
             chances: [i]: chance that node i + 1 of a chain is accepted if node i was.
-
-        Returns:
-            (tokens a second, accepted nodes, plan, drafter's cost curve) of each plan, the best plan first.
         """
         acceptance, plain = self._acceptance, target.at(1)
         drafted, gains = range(1, MAX_CHAIN_NODES + 1), list(accumulate(accumulate(chances, _product)))
@@ -306,13 +313,15 @@ class Budget:
                 for plan in TREE_PLANS
                 if plan.nodes < reach
             ]
-        rated: list[tuple[float, float, Plan, CostCurve]] = []
+        rated: list[RatedPlan] = []
         for plan, gain, draft in plans:
-            nodes, levels = (drafted[plan.nodes - 1],) * 2 if plan.nodes == plan.depth else (plan.nodes, plan.depth)
-            drafting = draft.at(levels)
-            expected = acceptance.offered * target.at(nodes + 1) + (1 - acceptance.offered) * plain + drafting
-            rated.append(((1 + gain) / max(expected, MIN_ROUND_SECONDS), gain, plan, draft))
-        return sorted(rated, key=_tokens_per_second, reverse=True)
+            if plan.nodes == plan.depth:
+                nodes = levels = drafted[plan.nodes - 1]
+            else:
+                nodes, levels = plan.nodes, plan.depth
+            expected = acceptance.offered * target.at(nodes + 1) + (1 - acceptance.offered) * plain + draft.at(levels)
+            rated.append(RatedPlan((1 + gain) / max(expected, MIN_ROUND_SECONDS), gain, plan, draft))
+        return sorted(rated, key=lambda plan: plan.rate, reverse=True)
 
     def _choose(self, batch: int) -> tuple[Plan, bool]:
         """Choose the next plan.
@@ -320,80 +329,109 @@ class Budget:
         Returns:
             The plan, and whether it is a trial draft, which is made only to measure.
         """
-        no_draft, acceptance = Plan(0, 0), self._acceptance
         target, chain, tree = self._best_curves(batch)
-        own_target, has_prior = self._curves(batch)[0], bool(acceptance.prior)
-        if own_target.timed >= MIN_ROUNDS_AT_BATCH_SIZE and not own_target.samples(1):
-            return no_draft, False
-        # an accuracy that was estimated beforehand (a prior) counts as one timed pass without a draft
-        timed_plain = min(target.samples(1) + has_prior, len(PLAIN_EVERY) - 1)
-        if self._rounds_since_plain >= PLAIN_EVERY[timed_plain]:
-            return no_draft, False
-        plain, own_plain = target.at(1), self.plain_seconds(batch)
+        if self._must_time_plain(batch, target):
+            return NO_DRAFT, False
+        acceptance, plain = self._acceptance, target.at(1)
+        chances = acceptance.chain()
+        is_reliable = chances[0] > RELIABLE_ACCEPTANCE
+        rated = self._rate_plans(target, chain, tree, chances, self._reach(target, chain))
+        self._rate = rated[0].rate
         # The curves may be measured at another batch size. So the allowed loss is multiplied by the ratio of the times
         # of a one-token pass at the two batch sizes.
-        affordable = self._max_loss(own_plain) * plain / own_plain if own_plain else self._loss_allowance * plain
-        chances = acceptance.chain()
-        first = INITIAL_MAX_NODES_WITH_PRIOR if has_prior or self._stops else INITIAL_MAX_NODES
-        # the first draft has one node, because the drafter's cost is not known yet
-        reach = max(first + 1, 2 * target.max_timed) if chain.max_timed else 2
-        rated = self._rate_plans(target, chain, tree, chances, reach)
-        self._rate = rated[0][0]
-
-        def bearable(plan: Plan, draft: CostCurve) -> bool:
-            """Return whether a draft costs at most the allowed time if none of its tokens is accepted.
-
-            Args:
-                plan: Size of the draft.
-                draft: The drafter's cost curve.
-            """
-            columns = plan.nodes + 1
-            risk = target.capped_estimate(columns, plain) + draft.pessimistic_estimate(plan.depth) - plain
-            timed = target.samples(columns)
-            if (
-                chances[0] > RELIABLE_ACCEPTANCE
-                and timed
-                and min(timed, draft.samples(plan.depth)) < MIN_BUCKET_TIMINGS
-            ):
-                risk = min(risk, self._loss_allowance / 2 * plain)  # one slow pass must not exclude a reliable drafter
-            return risk <= affordable
+        own_plain = self.plain_seconds(batch)
+        max_loss = self._max_loss(own_plain) * plain / own_plain if own_plain else self._loss_allowance * plain
 
         # the plans that lose at most the allowed time if nothing is accepted, those with most tokens per second first
-        able = ((rate, gain, plan) for rate, gain, plan, draft in rated if bearable(plan, draft))
-        best, most, chosen = next(able, (0.0, 0.0, no_draft))
-        if best * plain >= MIN_SPEEDUP:
-            # Times are noisier than token counts: among plans of nearly equal rate, take the one with the most tokens.
-            for rate, gain, plan in able:
-                if rate < max(NEARLY_BEST * best, MIN_SPEEDUP / plain):
-                    break
-                if gain > most:
-                    most, chosen = gain, plan
-            if chosen.nodes > chosen.depth and not has_prior and acceptance.since_chain >= acceptance.chain_gap:
-                # Draft a chain now and then: only chains show how many nodes of a chain are accepted, and chains might
-                # give more tokens per second.
-                chains = [plan for _, _, plan, draft in rated if plan.nodes == plan.depth and bearable(plan, draft)]
-                if chains:
-                    rarely = MAX_ENDING_CHAIN_TRIAL_GAP if self._stops else MAX_CHAIN_TRIAL_GAP
-                    acceptance.chain_gap = min(2 * acceptance.chain_gap, rarely)
-                    # A long chain costs little if the drafter ends the chain at the first unlikely token.
-                    return max(chains, key=lambda plan: plan.nodes) if self._stops else chains[0], False
-            return chosen, False
-        tried = [plan for _, _, plan in ((best, most, chosen), *able) if plan.nodes <= MAX_TRIAL_NODES]
-        if self._rounds_since_trial < acceptance.gap or not best:
-            chains = [plan for plan in tried if plan.nodes == plan.depth >= 1]
-            if self._stops and chains and chain.max_timed and chain.at(1) <= NEGLIGIBLE_LOSS * plain:
-                return max(chains, key=lambda plan: plan.nodes), False
-            return no_draft, False
-        chains = [plan for plan in tried if plan.nodes == plan.depth >= 1]
-        if self._stops and chains:
+        affordable = (plan for plan in rated if self._possible_loss(plan, target, is_reliable) <= max_loss)
+        best = next(affordable, RatedPlan(0.0, 0.0, NO_DRAFT, chain))
+        if best.rate * plain < MIN_SPEEDUP:
+            return self._choose_unprofitable([best, *affordable], plain, chain)
+        chosen = _most_accepted(best, affordable, plain)
+        if chosen.nodes > chosen.depth and not acceptance.prior and acceptance.since_chain >= acceptance.chain_gap:
+            # Draft a chain now and then: only chains show how many nodes of a chain are accepted, and chains might
+            # give more tokens per second.
+            chains = [
+                rating.plan
+                for rating in rated
+                if rating.plan.nodes == rating.plan.depth
+                and self._possible_loss(rating, target, is_reliable) <= max_loss
+            ]
+            if chains:
+                rarely = MAX_ENDING_CHAIN_TRIAL_GAP if self._stops else MAX_CHAIN_TRIAL_GAP
+                acceptance.chain_gap = min(2 * acceptance.chain_gap, rarely)
+                # A long chain costs little if the drafter ends the chain at the first unlikely token.
+                return _longest(chains) if self._stops else chains[0], False
+        return chosen, False
+
+    def _must_time_plain(self, batch: int, target: CostCurve) -> bool:
+        """Return whether the next round must have no draft, so that a pass over one token is timed."""
+        own = self._curves(batch)[0]
+        if own.timed >= MIN_ROUNDS_AT_BATCH_SIZE and not own.samples(1):
+            return True
+        # an accuracy that was estimated beforehand (a prior) counts as one timed pass without a draft
+        timed_plain = min(target.samples(1) + bool(self._acceptance.prior), len(PLAIN_EVERY) - 1)
+        return self._rounds_since_plain >= PLAIN_EVERY[timed_plain]
+
+    def _reach(self, target: CostCurve, chain: CostCurve) -> int:
+        """Return the number of nodes that the next draft must stay below; it grows as longer passes are timed."""
+        if not chain.max_timed:
+            return 2  # the first draft has one node, because the drafter's cost is not known yet
+        first = INITIAL_MAX_NODES_WITH_PRIOR if self._acceptance.prior or self._stops else INITIAL_MAX_NODES
+        return max(first + 1, 2 * target.max_timed)
+
+    def _possible_loss(self, rated: RatedPlan, target: CostCurve, is_reliable: bool) -> float:
+        """Return the seconds that a draft costs, compared with plain decoding, if none of its tokens is accepted.
+
+        Args:
+            is_reliable: Whether the drafter's first token is usually accepted.
+        """
+        plan, draft, plain = rated.plan, rated.draft, target.at(1)
+        columns = plan.nodes + 1
+        loss = target.capped_estimate(columns, plain) + draft.pessimistic_estimate(plan.depth) - plain
+        timed = target.samples(columns)
+        if is_reliable and timed and min(timed, draft.samples(plan.depth)) < MIN_BUCKET_TIMINGS:
+            loss = min(loss, self._loss_allowance / 2 * plain)  # one slow pass must not exclude a reliable drafter
+        return loss
+
+    def _choose_unprofitable(
+        self, affordable: Sequence[RatedPlan], plain: float, chain: CostCurve
+    ) -> tuple[Plan, bool]:
+        """Choose while no draft is expected to pay: now and then a trial draft, to measure whether one does now.
+
+        Args:
+            affordable: The best plan first; it has no nodes if no draft is affordable.
+        """
+        small = [rated.plan for rated in affordable if rated.plan.nodes <= MAX_TRIAL_NODES]
+        chains = [plan for plan in small if plan.nodes == plan.depth >= 1] if self._stops else []
+        if self._rounds_since_trial < self._acceptance.gap or not affordable[0].rate:
+            is_free = bool(chains and chain.max_timed) and chain.at(1) <= NEGLIGIBLE_LOSS * plain
+            return _longest(chains) if is_free else NO_DRAFT, False
+        if chains:
             # A drafter that ends its chains itself wastes little on a long one. Where a pass over two tokens takes much
             # longer than one over one token, a single node could never show that longer drafts pay.
-            return max(chains, key=lambda plan: plan.nodes), True
-        return next(iter(tried), no_draft), True
+            return _longest(chains), True
+        return next(iter(small), NO_DRAFT), True
 
 
-def _tokens_per_second(rated: tuple[float, float, Plan, CostCurve]) -> float:
-    return rated[0]
+def _most_accepted(best: RatedPlan, others: Iterable[RatedPlan], plain: float) -> Plan:
+    """Return the plan with the most accepted tokens among those of nearly the best rate: times are noisier than counts.
+
+    Args:
+        others: The other plans, those of the highest rates first.
+        plain: Seconds of a target pass over one token.
+    """
+    most = best
+    for rated in others:
+        if rated.rate < max(NEARLY_BEST * best.rate, MIN_SPEEDUP / plain):
+            break
+        if rated.accepted > most.accepted:
+            most = rated
+    return most.plan
+
+
+def _longest(plans: Sequence[Plan]) -> Plan:
+    return max(plans, key=lambda plan: plan.nodes)
 
 
 def _product(left: float, right: float) -> float:
