@@ -139,10 +139,10 @@ def is_shipped_for(model: PreTrainedModel, file: Path) -> bool:
 def _values_match(model: PreTrainedModel, settings: dict[str, Any]) -> bool:
     if settings["network"] != network_shape(model):
         return False
-    own, theirs = values_of(model), settings["values"]
-    return len(own) == len(theirs) and all(
-        abs(mine - value) <= RELATIVE_TOLERANCE * abs(value) + ABSOLUTE_TOLERANCE
-        for mine, value in zip(own, theirs, strict=True)
+    values, expected = values_of(model), settings["values"]
+    return len(values) == len(expected) and all(
+        abs(value - stored) <= RELATIVE_TOLERANCE * abs(stored) + ABSOLUTE_TOLERANCE
+        for value, stored in zip(values, expected, strict=True)
     )
 
 

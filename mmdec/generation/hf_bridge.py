@@ -116,8 +116,8 @@ def pad_token(config: GenerationConfig) -> int:
 def fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: int) -> list[str]:
     """Return why only transformers' own loop can decode with these processors and criteria.
 
-    transformers' processors and criteria treat each batch row alone. Those of a caller, subclasses included, may read
-    other rows or count calls, unless they set `mmdec_row_wise = True`.
+    transformers' processors and criteria treat each batch row by itself. Those of a caller, subclasses included, may
+    read other rows or count calls, unless they set `mmdec_row_wise = True`.
 
     Args:
         batch: Number of rows.
@@ -134,8 +134,8 @@ def fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: 
             dict.fromkeys(getattr(own, "__name__", type(own).__name__) for own in map(_function, foreign))
         )
         faults.append(
-            f"{names} may read other rows of the batch or count its calls (set `{ROW_WISE} = True` on it where a row's "
-            "result depends on that row and its index alone, and there are drafts)"
+            f"{names} may read other rows of the batch or count its calls (set `{ROW_WISE} = True` on it to have "
+            "drafts, if a row's result depends only on that row and its index)"
         )
     ends = any(type(each) not in (EosTokenCriteria, MaxLengthCriteria) for each in criteria)
     if batch > 1 and ends and not any(hasattr(each, "eos_token_id") for each in criteria):
@@ -151,7 +151,7 @@ def _is_stock(processor: Any) -> bool:
 
 
 def _function(processor: Any) -> Any:
-    """Return the caller's function inside transformers' processor for `prefix_allowed_tokens_fn`, else `given`."""
+    """Return the caller's function inside transformers' processor for `prefix_allowed_tokens_fn`, else `processor`."""
     return (
         vars(processor)["_prefix_allowed_tokens_fn"]
         if type(processor) is PrefixConstrainedLogitsProcessor
@@ -159,9 +159,9 @@ def _function(processor: Any) -> Any:
     )
 
 
-def _is_row_wise(given: Any, known: bool) -> bool:
-    function = _function(given)
-    return (known and function is given) or bool(getattr(function, ROW_WISE, False))
+def _is_row_wise(processor: Any, by_default: bool) -> bool:
+    function = _function(processor)
+    return (by_default and function is processor) or bool(getattr(function, ROW_WISE, False))
 
 
 def stop_conditions(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
@@ -179,8 +179,8 @@ def stop_conditions(criteria: Iterable[Any], config: GenerationConfig, batch: in
         elif type(criterion) is EosTokenCriteria:
             eos |= set(int_list(criterion.eos_token_id.flatten()))
         else:
-            own = batch > 1 and type(criterion) not in ROW_WISE_CRITERIA
-            stopping.append(WholeBatchCriterion(criterion, batch) if own else criterion)
+            needs_batch = batch > 1 and type(criterion) not in ROW_WISE_CRITERIA
+            stopping.append(WholeBatchCriterion(criterion, batch) if needs_batch else criterion)
     if limit == 2**31 and setting(config, "max_length") is not None:
         limit = int(setting(config, "max_length"))
     return Stop(limit, frozenset(eos), tuple(stopping))

@@ -80,7 +80,7 @@ class ModelLock:
 
     @contextmanager
     def write(self) -> Generator[Hold]:
-        """Hold the lock for writing, alone.
+        """Hold the lock for writing, without other readers or writers.
 
         Yields:
             A `Hold`.

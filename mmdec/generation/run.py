@@ -191,7 +191,7 @@ class Speculation:
         self._warned = set[str]()  # the warnings so far
 
     def __reduce__(self) -> tuple[type[Speculation], tuple[DecodingOptions]]:
-        """Copy and pickle the options alone: a worker process makes drafters for its own model."""
+        """Copy and pickle only the options: a worker process makes drafters for its own model."""
         return Speculation, (self.options,)
 
     def with_seed(self, seed: int | None) -> Speculation:
@@ -282,7 +282,7 @@ class Speculation:
         if options.num_speculative_tokens == 0:
             drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
         together = (drafter is not None or batch > 1) and siblings_change_logits(model, target)
-        # in a batch, processors run row by row: they must read one row alone and not count calls
+        # in a batch, processors run row by row: they must read only their row and not count calls
         faults = fallback_reasons(logits_processor, stopping_criteria, batch) if batch > 1 else []
         faults += target.fallback_reasons(generation_config, {"input_ids": input_ids, **inputs})
         self._warn(faults)
@@ -341,7 +341,9 @@ class Speculation:
             seed = int(torch.randint(2**62, ()))
         if name == "residual":
             return ResidualRule(SamplingState(cast(int, seed), float(setting(config, "temperature") or 1.0)))
-        choice = most_probable if not sampled else transformers_sample if seed is None else KeyedSample(seed)
+        choice = most_probable
+        if sampled:
+            choice = transformers_sample if seed is None else KeyedSample(seed)
         return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
 
 
@@ -366,11 +368,11 @@ class DraftCounts:
 
 def _warn_of_useless_drafts(counts: DraftCounts, drafter: Drafter, model: PreTrainedModel) -> None:
     """Warn about drafts that brought nothing, once for each model and reason."""
-    count, tried, drafted, accepted = counts.rounds, counts.rounds_with_drafts, counts.drafted, counts.accepted
+    count, with_drafts, drafted, accepted = counts.rounds, counts.rounds_with_drafts, counts.drafted, counts.accepted
     halved = model.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
     if count < MIN_WARNING_ROUNDS or accepted > (LOW_ACCEPTANCE * counts.rows if halved else 0):
         return
-    if isinstance(drafter, SELECTIVE) and tried < SELECTIVE_ROUNDS and not halved:
+    if isinstance(drafter, SELECTIVE) and with_drafts < SELECTIVE_ROUNDS and not halved:
         return
     dtype = str(model.dtype).removeprefix("torch.")
     if halved:
@@ -406,9 +408,9 @@ def _folder(choice: str | os.PathLike[str]) -> Path | None:
     """
     if isinstance(choice, str) and (drafter_entry(choice) is not None or is_dotted(choice)):
         return None
-    found = drafter_by_name(choice, "drafter")
-    if found is not None:
-        return found
+    folder = drafter_by_name(choice, "drafter")
+    if folder is not None:
+        return folder
     try:
         path = Path(choice)
         if path.is_dir():

@@ -362,7 +362,7 @@ def _begin(
             "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
         )
     named = prompt_inputs(model, inputs)
-    # In error messages, name the options if there are any: model inputs are seldom the cause.
+    # In error messages, name the options if there are any: model inputs are rarely the cause.
     names = {*options} - {"tokenizer"} or {*named} - {"input_ids"}
     check_options(options, named)
     options = dict(options)
@@ -434,8 +434,8 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
     if not isinstance(inputs, Tensor):
         named = dict(cast(Mapping[object, Any], inputs))
     if main not in named or not all(isinstance(name, str) for name in named):
-        listed = ", ".join(show(name) for name in list(named)[:9]) or "nothing"
-        raise InputError(f"`inputs` must hold `{main}`, but holds {listed}. Give ids or a tokenizer's output.")
+        names = ", ".join(show(name) for name in list(named)[:9]) or "nothing"
+        raise InputError(f"`inputs` must hold `{main}`, but holds {names}. Give ids or a tokenizer's output.")
     if named.get("decoder_input_ids") is not None:
         _check_ids(model, "decoder_input_ids", named["decoder_input_ids"])
     if main != "input_ids":
@@ -528,22 +528,22 @@ def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[
     Returns:
         `stop_strings`, the strings at which a text ends, or None; and whether to apply `token_healing`.
     """
-    taken: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in ("stop_strings", "token_healing"):
-        if own := getattr(model.generation_config, name, None):  # the model's setting, unless the call has one
+        if setting := getattr(model.generation_config, name, None):  # the model's setting, unless the call has one
             raise InputError(
-                f"`model.generation_config.{name}` must be None, but is {show(own)}. Set it to None, and pass `{name}` "
-                "with `tokenizer`."
+                f"`model.generation_config.{name}` must be None, but is {show(setting)}. Set it to None, and pass "
+                f"`{name}` with `tokenizer`."
             )
-        value, given = options.pop(name, None), options.get("generation_config")
-        if value is None and getattr(given, name, None) is not None:
-            value = getattr(given, name)
-            options["generation_config"] = given = copy.deepcopy(given)
-            setattr(given, name, None)
-        taken[name] = value
+        value, config = options.pop(name, None), options.get("generation_config")
+        if value is None and getattr(config, name, None) is not None:
+            value = getattr(config, name)
+            options["generation_config"] = config = copy.deepcopy(config)
+            setattr(config, name, None)
+        values[name] = value
         if value not in (None, False) and options.get("tokenizer") is None:
             raise InputError(f"`tokenizer` must be given with `{name}`, but is None. Pass the model's tokenizer.")
-    return taken["stop_strings"], bool(taken["token_healing"])
+    return values["stop_strings"], bool(values["token_healing"])
 
 
 def heal_tokens(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: Any) -> Tensor:
@@ -567,5 +567,5 @@ def heal_tokens(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokeni
 def option_names(model: PreTrainedModel) -> set[str]:
     """Return the names of all arguments of `model.generate`: its own, generation settings, and the model's inputs."""
     functions: tuple[Any, ...] = (model.generate, model.prepare_inputs_for_generation, model.forward)
-    taken = {name for function in functions for name in signature(function).parameters}
-    return {name for name in {*taken, *vars(GenerationConfig())} if not name.startswith("_")}
+    parameters = {name for function in functions for name in signature(function).parameters}
+    return {name for name in {*parameters, *vars(GenerationConfig())} if not name.startswith("_")}

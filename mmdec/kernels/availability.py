@@ -19,7 +19,7 @@ KERNELS = {
     "tree_attention": "attention of a draft's nodes: split prefix, ancestors as bits, grouped heads packed",
     "kv_gather": "the accepted path of all layers moved in one launch",
     "dag": "marginal, gradient and best path of a graph",
-    "log_softmax_gather": "log-probabilities of the target's tokens alone",
+    "log_softmax_gather": "only the log-probabilities of the target's tokens",
 }
 MIN_TRITON_VERSION = (3, 4)  # the oldest version of Triton that is supported
 MIN_CUDA_CAPABILITY = (8, 0)  # minimum CUDA compute capability, because the kernels use bfloat16 matrix products
@@ -45,7 +45,7 @@ def runs_on(device: torch.device) -> bool:
 
 @cache
 def unavailable_reason(index: int | None = None) -> str | None:
-    """Return why the Triton kernels are not used on a GPU, as text for people; None if they are used.
+    """Return why the Triton kernels are not used on a GPU, in words; None if they are used.
 
     Args:
         index: The GPU's number; None: the current GPU.

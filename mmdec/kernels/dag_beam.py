@@ -1,7 +1,7 @@
 """Decodes a graph by a beam search with an n-gram language model of its tokens (Huang et al. 2022, section 3.3).
 
 Each vertex's best token is independent of the tokens of its neighbours, so that a path may join parts of two different
-words. The n-gram, trained on text alone, tells which token follows which. The search goes through the vertices in
+words. The n-gram, trained only on text, says which token follows which. The search goes through the vertices in
 order, keeps the best texts that end on each vertex, and sums the probabilities of all paths that emit the same text.
 The score of a text Y is
 

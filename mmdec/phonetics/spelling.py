@@ -203,7 +203,7 @@ class Speller:
         """
         entries = {word: variants[0] for word, variants in read_lexicon(path).items()}
         rules = {word for word in entries if "(" in word}
-        lexicon = {word: said for word, said in entries.items() if word not in rules}
+        lexicon = {word: phones for word, phones in entries.items() if word not in rules}
         return cls(lexicon, {word: tuple(p for p in entries[word] if p != SILENT_LETTER) for word in rules})
 
     def phones(self, text: str) -> list[str]:
@@ -211,16 +211,16 @@ class Speller:
 
         "pau" stands between clauses and sentences, but not at both ends.
         """
-        said = [
+        words = [
             (PAUSE_PHONE,) if token == CLAUSE_TOKEN else self.word(token)
             for token in self._tokens(text[:MAX_CHARACTERS])
         ]
         phones: list[str] = []
-        for word, following in pairwise([*said, (PAUSE_PHONE,)]):
+        for word, following in pairwise([*words, (PAUSE_PHONE,)]):
             vowel = word == ("dh", "ax") and following and following[0] in _VOWELS
             phones += ("dh", "iy") if vowel else word
-        kept = [phone for last, phone in pairwise([PAUSE_PHONE, *phones]) if not phone == last == PAUSE_PHONE]
-        return kept[spoken_slice(kept)]
+        spoken = [phone for last, phone in pairwise([PAUSE_PHONE, *phones]) if not phone == last == PAUSE_PHONE]
+        return spoken[spoken_slice(spoken)]
 
     def _tokens(self, text: str) -> Iterator[str]:
         """Split a text into words in lower case, names of letters ("b."), and `CLAUSE_TOKEN` where a clause ends."""
@@ -247,10 +247,10 @@ class Speller:
         They come from the lexicon; else from the lexicon's entries for the word's stem or parts; else from the
         letter-to-sound rules.
         """
-        listed = self.lexicon.get(word)
-        if listed is None:
-            listed = self._inflection(word) or self._compound(word) or self.by_rules(word)
-        return listed
+        phones = self.lexicon.get(word)
+        if phones is None:
+            phones = self._inflection(word) or self._compound(word) or self.by_rules(word)
+        return phones
 
     def by_rules(self, word: str) -> Phones:
         """Return the phones of a word by letter-to-sound rules.
@@ -262,8 +262,8 @@ class Speller:
             return tuple(phone for letter in letters for phone in self.lexicon.get(f"{letter}.", ()))
         padded = WORD_EDGE * MAX_CONTEXT_LETTERS + letters + WORD_EDGE * MAX_CONTEXT_LETTERS
         phones: list[str] = []
-        for place in range(MAX_CONTEXT_LETTERS, MAX_CONTEXT_LETTERS + len(letters)):
-            rule = next((r for r in map(self.rules.get, reversed(contexts(padded, place))) if r is not None), ())
+        for position in range(MAX_CONTEXT_LETTERS, MAX_CONTEXT_LETTERS + len(letters)):
+            rule = next((r for r in map(self.rules.get, reversed(contexts(padded, position))) if r is not None), ())
             phones += rule
         return tuple(phones)
 
@@ -274,23 +274,23 @@ class Speller:
         """
         stem, apostrophe, ending = word.rpartition("'")
         if apostrophe:
-            said = self.word(stem) if stem else ()
-            added = _plural(said) if ending == "s" else _CLITICS.get(ending) or (self.word(ending) if ending else ())
+            phones = self.word(stem) if stem else ()
+            added = _plural(phones) if ending == "s" else _CLITICS.get(ending) or (self.word(ending) if ending else ())
             # as in "they've": the ending's vowel "ax" is left out after a vowel
-            spare = added[:1] == ("ax",) and said and said[-1] in _VOWELS
-            return said + (added[1:] if spare else added)
+            spare = added[:1] == ("ax",) and phones and phones[-1] in _VOWELS
+            return phones + (added[1:] if spare else added)
         for ending, add in (("s", _plural), ("ed", _past), ("ing", _going)):
             for stem in _stems(word, ending):
-                said = self.lexicon.get(stem)
-                if said:
-                    return (*said, *add(said))
+                phones = self.lexicon.get(stem)
+                if phones:
+                    return (*phones, *add(phones))
         return None
 
     def _compound(self, word: str) -> Phones | None:
         """Return the phones of a compound such as doghouse from its two parts in the lexicon; None for other words."""
-        for place in range(len(word) - 4, 3, -1):
-            first, second = self.lexicon.get(word[:place]), self.lexicon.get(word[place:])
-            if first and second and word[place:] not in _ENDINGS:
+        for split in range(len(word) - 4, 3, -1):
+            first, second = self.lexicon.get(word[:split]), self.lexicon.get(word[split:])
+            if first and second and word[split:] not in _ENDINGS:
                 return first + second
         return None
 

@@ -54,7 +54,7 @@ def attend(
             sinks (query heads,), have an effect.
 
     Returns:
-        (B, N, query heads, D), and None in place of an attention map.
+        (B, N, query heads, D), and None instead of an attention map.
     """
     dropout, is_causal, sinks = options.get("dropout", 0.0), options.get("is_causal"), options.get("s_aux")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

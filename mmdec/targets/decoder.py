@@ -210,7 +210,7 @@ class DecoderSession:
     slots: list[int] = field(default_factory=list[int])  # [row]: the row's slot in `batch`
 
     def detach_rows(self) -> DecoderSession:
-        """Return the rows as another session, which alone may use them from then on."""
+        """Return the rows as another session; this one must not use them any more."""
         return replace(self, shareable=False, rows=copy.copy(self.rows))
 
     def append(self, other: DecoderSession) -> None:
@@ -367,8 +367,8 @@ class DecoderTarget(HfTarget):
                 "recurrent layers, but is 0 at some: padding cannot be removed from states. Pass the whole text, "
                 "padded only on the left, without the cache."
             )
-        own = self if reader is None else self._with(reader.model_after(cache))
-        read = (*needs.layers, *[FIRST_LAYER_INPUTS] * needs.embeds)
+        target = self if reader is None else self._with(reader.model_after(cache))
+        layers = _recorded_layers(needs)
         fresh, whole = text.new_ids.shape[1], reader is not None or prompt.extra or text.has_inner_padding
         piece = fresh if size is None or whole else size
         features = dict[int, list[Tensor]]()
@@ -381,12 +381,12 @@ class DecoderTarget(HfTarget):
             if mask is not None and end < fresh:
                 mask = mask[:, : mask.shape[1] - fresh + end]
             with torch.no_grad():
-                scores = own._run(
+                scores = target._run(
                     text.new_ids[:, start:end],
                     mask,
                     prompt.positions[:, :, start:end],
                     cache,
-                    read,
+                    layers,
                     prompt.extra,
                     last=True,
                 )
@@ -431,8 +431,8 @@ class DecoderTarget(HfTarget):
         check_layers(needs, self.layers)
         prompt = self._read(inputs)
         text = prompt.text
-        read = (*needs.layers, *[FIRST_LAYER_INPUTS] * needs.embeds)
-        scores = self._run(text.new_ids, text.mask_given, prompt.positions, None, read, prompt.extra, last=True)
+        layers = _recorded_layers(needs)
+        scores = self._run(text.new_ids, text.mask_given, prompt.positions, None, layers, prompt.extra, last=True)
         return self._context(prompt, scores)
 
     def _context(self, prompt: Prompt, scores: Scores) -> Context:
@@ -568,13 +568,13 @@ class DecoderTarget(HfTarget):
         cache: DynamicCache = inputs[CACHE_ARGUMENT]
         copy_inference_states(cache)
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
-        given = inputs.get("attention_mask")
-        columns = inputs["input_ids"].shape[1] if given is None else given.shape[1]
-        lacking = columns + new - 1 - cached_length(cache)
-        if lacking <= 0:
+        given_mask = inputs.get("attention_mask")
+        columns = inputs["input_ids"].shape[1] if given_mask is None else given_mask.shape[1]
+        missing = columns + new - 1 - cached_length(cache)
+        if missing <= 0:
             return
         if self.needs_chains and len(sequences) == 1 and cached_length(cache):
-            self._finish(inputs, sequences, columns, lacking)
+            self._finish(inputs, sequences, columns, missing)
             return
         prompt = self._read(inputs)
         positions_in_text = prompt.text.positions[:, -1:] + torch.arange(1, new, device=sequences.device)
@@ -583,24 +583,24 @@ class DecoderTarget(HfTarget):
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones(len(mask), new - 1)], 1)
         positions = torch.cat([prompt.positions, more], 2)
-        own = self._with(DraftReader(self.model).model_after(cache)) if self.needs_chains else self
-        own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
+        target = self._with(DraftReader(self.model).model_after(cache)) if self.needs_chains else self
+        target._run(sequences[:, :-1][:, -missing:], mask, positions, cache, (), prompt.extra, last=True)
 
-    def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, lacking: int) -> None:
+    def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, missing: int) -> None:
         """Run the model over the last `lacking` tokens of the only batch row, so that the caller's cache holds them.
 
         Args:
             columns: Number of tokens of the prompt, cached ones and padding included.
         """
-        cache, mask, given = inputs[CACHE_ARGUMENT], inputs.get("attention_mask"), inputs.get("position_ids")
+        cache, mask, position_ids = inputs[CACHE_ARGUMENT], inputs.get("attention_mask"), inputs.get("position_ids")
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         last = int(mask.sum()) if mask is not None else columns
-        last = last - 1 if given is None else int(given[0, -1])
-        positions = torch.arange(last + new - lacking, last + new, device=sequences.device)[None, None]
+        last = last - 1 if position_ids is None else int(position_ids[0, -1])
+        positions = torch.arange(last + new - missing, last + new, device=sequences.device)[None, None]
         if mask is not None:
             mask = None if bool(mask.all()) else torch.cat([mask, mask.new_ones(1, new - 1)], 1)
-        own = self._with(DraftReader(self.model).model_after(cache))
-        own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), {}, last=True)
+        target = self._with(DraftReader(self.model).model_after(cache))
+        target._run(sequences[:, :-1][:, -missing:], mask, positions, cache, (), {}, last=True)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make the inputs of `prefill`. If `generate` dropped the attention mask because it is all ones, restore it.
@@ -646,3 +646,8 @@ class DecoderTarget(HfTarget):
             logits=cast(Any, logits),
             **{CACHE_ARGUMENT: inputs.get(CACHE_ARGUMENT)},
         )
+
+
+def _recorded_layers(needs: Needs) -> tuple[int, ...]:
+    """Return the layers whose hidden states a drafter reads, `FIRST_LAYER_INPUTS` for the embeddings among them."""
+    return (*needs.layers, FIRST_LAYER_INPUTS) if needs.embeds else needs.layers

@@ -77,8 +77,8 @@ UNSUPPORTED_CLASSES = {  # class that is not supported -> the reason, for the er
     "Blip2ForConditionalGeneration": "its `generate` takes the language model's part",
     "MllamaForConditionalGeneration": "it reads pictures by cross attention, whose columns no draft may touch",
     "Phi4MultimodalForCausalLM": "its rope changes with the text's length, and pictures and sound have adapters",
-    "Qwen2_5OmniForConditionalGeneration": "it speaks, too; its `thinker` is taken alone",
-    "Qwen3_5ForConditionalGeneration": "its language model has recurrent states beside positions of three axes",
+    "Qwen2_5OmniForConditionalGeneration": "it also speaks; only its `thinker` is supported",
+    "Qwen3_5ForConditionalGeneration": "its language model has recurrent states and positions of three axes",
 }
 FAMILIES = frozenset(
     [*(f"{name}ForCausalLM" for name in (ATTENTION_FAMILIES + RECURRENT_FAMILIES).split()), *OTHER_CLASSES]

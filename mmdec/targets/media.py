@@ -313,13 +313,19 @@ def _rope_index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> 
     Raises:
         InputError: If the images do not fit the ids.
     """
-    types, known = vision.inputs.get("mm_token_type_ids"), inspect.signature(model.get_rope_index).parameters
+    types, parameters = vision.inputs.get("mm_token_type_ids"), inspect.signature(model.get_rope_index).parameters
     copies = len(ids) // vision.rows
     options = {name: vision.inputs[name] for name in ROPE_INPUTS if name in vision.inputs}
-    if "mm_token_type_ids" not in known:
-        options |= {name: vision.inputs[given] for name, given in OMNI_ROPE_INPUTS.items() if given in vision.inputs}
-        heard = next((vision.inputs[name] for name in SOUND_LENGTH_INPUTS if name in vision.inputs), None)
-        options["audio_seqlens"] = heard.sum(-1) if heard is not None and heard.ndim == 2 else heard
+    if "mm_token_type_ids" not in parameters:
+        options |= {
+            name: vision.inputs[input_name]
+            for name, input_name in OMNI_ROPE_INPUTS.items()
+            if input_name in vision.inputs
+        }
+        sound_lengths = next((vision.inputs[name] for name in SOUND_LENGTH_INPUTS if name in vision.inputs), None)
+        options["audio_seqlens"] = (
+            sound_lengths.sum(-1) if sound_lengths is not None and sound_lengths.ndim == 2 else sound_lengths
+        )
     elif types is None or types.shape[0] != vision.rows or types.shape[1] < ids.shape[1]:
         shape = None if types is None else tuple(types.shape)
         raise InputError(
@@ -384,16 +390,23 @@ class MediaTarget(DecoderTarget):
         self._base: Any = model.base_model
         self._axes = callable(getattr(self._base, "get_rope_index", None))
         towers = (getattr(self._base, f"get_{kind}_features", None) for kind in VISUAL_KINDS)
-        seen = {name for tower in towers if tower is not None for name in inspect.signature(tower).parameters}
-        self._vision = {*seen, *PIXELS, *ROPE_INPUTS, VISION_OUTPUTS_KEY, *["mm_token_type_ids"] * self._axes}
-        self._position_inputs = {
-            *self._vision,
-            *OMNI_ROPE_INPUTS.values(),
-            *SOUND_LENGTH_INPUTS,
-        }  # names of the inputs on which positions may depend
+        tower_arguments = {
+            name for tower in towers if tower is not None for name in inspect.signature(tower).parameters
+        }
+        self._vision = {
+            *tower_arguments,
+            *PIXELS,
+            *ROPE_INPUTS,
+            VISION_OUTPUTS_KEY,
+            *["mm_token_type_ids"] * self._axes,
+        }
+        # names of the inputs on which positions may depend
+        self._position_inputs = {*self._vision, *OMNI_ROPE_INPUTS.values(), *SOUND_LENGTH_INPUTS}
         self._arguments = {*inspect.signature(model.forward).parameters} - {"inputs_embeds", "labels"}
-        own, stock = (cast(Any, kind).prepare_inputs_for_generation for kind in (type(model), GenerationMixin))
-        self._prepares = own is not stock  # whether the class overrides `prepare_inputs_for_generation`
+        prepare, stock_prepare = (
+            cast(Any, kind).prepare_inputs_for_generation for kind in (type(model), GenerationMixin)
+        )
+        self._prepares = prepare is not stock_prepare  # whether the class overrides `prepare_inputs_for_generation`
 
     def split_inputs(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split the caller's inputs.
@@ -405,50 +418,56 @@ class MediaTarget(DecoderTarget):
             The inputs for `model.generate`, and the inputs that go to `prefill` directly.
         """
         ids: Tensor = inputs["input_ids"]
-        named = {name: value for name, value in inputs.items() if name not in self._vision}
-        held: dict[str, Any] = {VISION_INPUTS_KEY: self._vision_inputs(inputs)}
+        generate_inputs = {name: value for name, value in inputs.items() if name not in self._vision}
+        prefill_inputs: dict[str, Any] = {VISION_INPUTS_KEY: self._vision_inputs(inputs)}
         if self._axes:
-            held["position_ids"] = named.get("position_ids")
-            mask = named.get("attention_mask")
-            named["position_ids"] = torch.zeros_like(ids if mask is None else mask, dtype=torch.long)
-        return named, held
+            prefill_inputs["position_ids"] = generate_inputs.get("position_ids")
+            mask = generate_inputs.get("attention_mask")
+            generate_inputs["position_ids"] = torch.zeros_like(ids if mask is None else mask, dtype=torch.long)
+        return generate_inputs, prefill_inputs
 
     def _vision_inputs(self, inputs: Mapping[str, Any]) -> VisionInputs:
-        ids, given = inputs.get("input_ids"), {name: inputs[name] for name in self._position_inputs if name in inputs}
-        given = {name: value for name, value in given.items() if value is not None}
-        return inputs.get(VISION_INPUTS_KEY) or VisionInputs.of(given, len(ids) if isinstance(ids, Tensor) else 1)
+        ids, vision = inputs.get("input_ids"), {name: inputs[name] for name in self._position_inputs if name in inputs}
+        vision = {name: value for name, value in vision.items() if value is not None}
+        return inputs.get(VISION_INPUTS_KEY) or VisionInputs.of(vision, len(ids) if isinstance(ids, Tensor) else 1)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the inputs of `prefill`: those of a language model, and the images and videos as `VisionInputs`."""
         prepared = dict(super().prepare_inputs(ids, config, inputs))
-        seen = self._vision_inputs({**prepared, "input_ids": ids})
-        return {name: value for name, value in prepared.items() if name not in self._vision} | {VISION_INPUTS_KEY: seen}
+        vision = self._vision_inputs({**prepared, "input_ids": ids})
+        return {name: value for name, value in prepared.items() if name not in self._vision} | {
+            VISION_INPUTS_KEY: vision
+        }
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
         if not self._axes:
             return super().prompt_positions(inputs)
-        named = {name: value for name, value in inputs.items() if name not in self._vision}
+        text_inputs = {name: value for name, value in inputs.items() if name not in self._vision}
         # with M-RoPE, an image takes only as many positions as its longer side has tokens
-        positions, _ = rope_positions(self._base, TextPrompt.of(named), self._vision_inputs(inputs), None)
+        positions, _ = rope_positions(self._base, TextPrompt.of(text_inputs), self._vision_inputs(inputs), None)
         return (1 + positions.amax((0, 2))).tolist()
 
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
         vision = self._vision_inputs(inputs)
-        named = {
+        text_inputs = {
             name: value for name, value in inputs.items() if name not in self._vision and name != VISION_INPUTS_KEY
         }
-        given_positions = named.pop("position_ids", None) if self._axes else None
-        media = {name: named.pop(name) for name in [*named] if name in self._arguments and name not in DECODER_INPUTS}
+        given_positions = text_inputs.pop("position_ids", None) if self._axes else None
+        media = {
+            name: text_inputs.pop(name)
+            for name in [*text_inputs]
+            if name in self._arguments and name not in DECODER_INPUTS
+        }
         media = {name: value for name, value in media.items() if value is not None}
-        text = TextPrompt.of(named)
+        text = TextPrompt.of(text_inputs)
         width, outputs, summaries = text.new_ids.shape[1], dict[str, Any](), None
         for kind in VISUAL_KINDS:
-            output, told = vision.assign_features(self._base, kind, text.ids, width)
+            output, summaries_of_kind = vision.assign_features(self._base, kind, text.ids, width)
             if output is not None:
-                outputs[kind], summaries = output, told
+                outputs[kind], summaries = output, summaries_of_kind
         tokens = [getattr(self.model.config, name, None) for name in PLACEHOLDER_IDS]
-        listed = torch.tensor([token for token in tokens if isinstance(token, int)], device=text.ids.device)
-        placeholders = torch.isin(text.ids, listed)
+        placeholder_ids = torch.tensor([token for token in tokens if isinstance(token, int)], device=text.ids.device)
+        placeholders = torch.isin(text.ids, placeholder_ids)
         positions, offsets = text.positions[None, :, -width:], None
         if self._axes:
             if vision.positions is None:
@@ -465,7 +484,7 @@ class MediaTarget(DecoderTarget):
             for name in more
             if name == VISION_OUTPUTS_KEY or (name in self._arguments and name not in DECODER_INPUTS)
         )
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "attention_mask": mask,
             "position_ids": positions if self._axes else positions[0],
             CACHE_ARGUMENT: cache,
@@ -473,15 +492,14 @@ class MediaTarget(DecoderTarget):
             **more,
         }
         try:
-            for name in (
-                TOKEN_TYPE_INPUTS
-            ):  # these inputs hold one number for each token of the prompt; the finished text is longer
-                if isinstance(given.get(name), Tensor):
-                    given[name] = pad(given[name], (0, max(0, ids.shape[1] - given[name].shape[1])))
+            # these inputs hold one number for each token of the prompt; the finished text is longer
+            for name in TOKEN_TYPE_INPUTS:
+                if isinstance(arguments.get(name), Tensor):
+                    arguments[name] = pad(arguments[name], (0, max(0, ids.shape[1] - arguments[name].shape[1])))
             if self._prepares:
-                given = model.prepare_inputs_for_generation(ids, is_first_iteration=bool(media), **given)
-                ids = given.pop("input_ids")
-            return model(input_ids=ids, **given)
+                arguments = model.prepare_inputs_for_generation(ids, is_first_iteration=bool(media), **arguments)
+                ids = arguments.pop("input_ids")
+            return model(input_ids=ids, **arguments)
         except PASSED_ON:
             raise
         except MALFORMED_INPUT_ERRORS as error:

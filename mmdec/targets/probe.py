@@ -114,38 +114,38 @@ def tiny_config(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
     Args:
         changes: Fields to override.
     """
-    given = {name: value for name, value in config.to_dict().items() if name not in IDENTITY_FIELDS}
+    fields = {name: value for name, value in config.to_dict().items() if name not in IDENTITY_FIELDS}
     names = dict(config.attribute_map)
     layers = getattr(config, "num_hidden_layers", PROBE_LAYERS)
     heads = getattr(config, "num_attention_heads", PROBE_HEADS)
     small: dict[str, Any] = {}
     for name, most in MAX_PROBE_SIZES.items():
-        own = names.get(name, name)
-        if isinstance(given.get(own), int):
-            small[own] = min(given[own], most)
-        elif own == "head_dim" and own in given:
-            small[own] = most  # set it if it is None, too; None means hidden_size / heads
+        field = names.get(name, name)
+        if isinstance(fields.get(field), int):
+            small[field] = min(fields[field], most)
+        elif field == "head_dim" and field in fields:
+            small[field] = most  # set it if it is None, too; None means hidden_size / heads
     small[names.get("num_hidden_layers", "num_hidden_layers")] = min(layers, PROBE_LAYERS)
     if isinstance(heads, int):
         small[names.get("num_attention_heads", "num_attention_heads")] = PROBE_HEADS
-    for name, value in given.items():
+    for name, value in fields.items():
         if name.endswith(("num_key_value_heads", "num_kv_heads", "multi_query_group_num")) and name not in small:
             small[name] = PROBE_HEADS if value is None or value == heads else min(value, 2)
         elif isinstance(value, (list, tuple)) and len(value) == layers and layers > PROBE_LAYERS:
             small[name] = _two_kinds(list(value))
         elif name == "per_layer_config" and isinstance(value, dict):
-            small[name] = _own_sizes(value, given)
+            small[name] = _own_sizes(value, fields)
         elif is_window(name, value):
             small[name] = min(
                 value, 1 if name.endswith("blocks") else PROBE_WINDOW // 2 if "block" in name else PROBE_WINDOW
             )
         elif name.endswith("_token_id") and isinstance(value, int):
             small[name] = {"pad_token_id": 0, "bos_token_id": 1}.get(name, 2)
-    if isinstance(given.get("eos_token_id"), (list, tuple)):
+    if isinstance(fields.get("eos_token_id"), (list, tuple)):
         small["eos_token_id"] = 2
-    if isinstance(rope := given.get("rope_parameters"), dict):
+    if isinstance(rope := fields.get("rope_parameters"), dict):
         small["rope_parameters"] = _shorten_factors(rope)
-    return type(config)(**{**given, **small, **changes})
+    return type(config)(**{**fields, **small, **changes})
 
 
 def is_window(name: str, value: Any) -> bool:
@@ -157,8 +157,8 @@ def is_window(name: str, value: Any) -> bool:
 def _shorten_factors(rope: dict[str, Any]) -> dict[str, Any]:
     """Shorten the lists of factors of rotary positions, one factor for each frequency, to the small head size."""
     turned = int(MAX_PROBE_SIZES["head_dim"] * (rope.get("partial_rotary_factor") or 1.0)) // 2
-    kept = {name: value[:turned] if isinstance(value, list) else value for name, value in rope.items()}
-    return {name: _shorten_factors(value) if isinstance(value, dict) else value for name, value in kept.items()}
+    shortened = {name: value[:turned] if isinstance(value, list) else value for name, value in rope.items()}
+    return {name: _shorten_factors(value) if isinstance(value, dict) else value for name, value in shortened.items()}
 
 
 def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -188,8 +188,8 @@ def _two_kinds(kinds: list[Any]) -> list[Any]:
     Args:
         kinds: Each layer's entry. The two differ if not all are equal.
     """
-    other = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
-    return [kinds[0], other]
+    second = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
+    return [kinds[0], second]
 
 
 class TooLarge(Exception):
@@ -335,8 +335,8 @@ def _relative_difference(scores: Tensor, expected: Tensor) -> float:
 
     It is the largest absolute difference divided by the largest expected value.
     """
-    apart = float((scores - expected).abs().max() / expected.abs().max())
-    return apart if apart == apart else float("inf")
+    largest = float((scores - expected).abs().max() / expected.abs().max())
+    return largest if largest == largest else float("inf")
 
 
 def possible_window_fields(

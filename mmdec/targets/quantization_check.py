@@ -1,8 +1,9 @@
 """Checks whether the logits of a tree's nodes depend on the other nodes, as happens with quantised activations.
 
 If activations are quantised with one scale for a whole pass, the scale changes with the other nodes and rows. Even with
-one scale per token, small rounding differences become whole quantisation steps. Quantised weights alone do no harm. The
-check is made once for each model whose classes of layers or weights may quantise activations.
+one scale per token, small rounding differences become whole quantisation steps. Quantised weights do no harm if
+activations are not quantised. The check is made once for each model whose classes of layers or weights may quantise
+activations.
 """
 
 from __future__ import annotations
@@ -101,27 +102,29 @@ def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
     """
     device, order = target.device, torch.Generator().manual_seed(0)
     plain = _plain_tokens(model, target)
-    drawn = plain[torch.randint(len(plain), (BATCH_ROWS, PROMPT_TOKENS + len(TREE_PARENTS)), generator=order)].to(
-        device
-    )
-    inputs: dict[str, Any] = {"input_ids": drawn[:, :PROMPT_TOKENS]}
+    tokens_drawn = plain[
+        torch.randint(len(plain), (BATCH_ROWS, PROMPT_TOKENS + len(TREE_PARENTS)), generator=order)
+    ].to(device)
+    inputs: dict[str, Any] = {"input_ids": tokens_drawn[:, :PROMPT_TOKENS]}
     if target.reads_encoder:
         states = torch.randn(BATCH_ROWS, ENCODER_FRAMES, target.hidden_size, generator=order)
         inputs["encoder_outputs"] = (states.to(device, model.dtype),)
-    tokens = drawn[:, PROMPT_TOKENS:]
+    tokens = tokens_drawn[:, PROMPT_TOKENS:]
     session, *_ = target.prefill(inputs, Needs())
     parents, path = (CHAIN_PARENTS, CHAIN_PATH) if target.needs_chains else (TREE_PARENTS, TREE_PATH)
     tree = target.score(session, _draft(tokens, parents)).logits
     session, *_ = target.prefill(inputs, Needs())
-    found, ones = list[Tensor](), torch.ones(BATCH_ROWS, dtype=torch.long, device=device)
+    differences_of_nodes, ones = list[Tensor](), torch.ones(BATCH_ROWS, dtype=torch.long, device=device)
     for node in path:
-        alone = target.score(session, _draft(tokens[:, node : node + 1], TREE_PARENTS[:1])).logits[:, 0].float()
-        differences = (alone - tree[:, node].float()).abs().amax(1) / alone.abs().amax(1)
-        found.append(differences.max())
+        in_path = target.score(session, _draft(tokens[:, node : node + 1], TREE_PARENTS[:1])).logits[:, 0].float()
+        differences = (in_path - tree[:, node].float()).abs().amax(1) / in_path.abs().amax(1)
+        differences_of_nodes.append(differences.max())
         target.commit(session, Verdict(ones[:, None] - 1, ones, ones == 0, ones[:, None], ones))
     step = max(torch.finfo(tree.dtype).eps, ROUNDING_STEP.get(torch.get_float32_matmul_precision(), 0.0))
-    apart = float(torch.stack(found).max())  # `max` returns NaN if any difference is NaN, so that NaN is not overlooked
-    return apart, max(MAX_DIFFERENCE, MAX_ROUNDING_STEPS * step)
+    largest = float(
+        torch.stack(differences_of_nodes).max()
+    )  # `max` returns NaN if any difference is NaN, so that NaN is not overlooked
+    return largest, max(MAX_DIFFERENCE, MAX_ROUNDING_STEPS * step)
 
 
 def _draft(tokens: Tensor, parents: tuple[int, ...]) -> Draft:

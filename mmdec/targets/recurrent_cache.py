@@ -492,18 +492,18 @@ class DraftReader:
         """
         if id(part) in done:
             return done[id(part)]
-        below = {name: self._copy_scans(child, done) for name, child in part._modules.items() if child is not None}
+        children = {name: self._copy_scans(child, done) for name, child in part._modules.items() if child is not None}
         chunk: object = vars(part).get("chunk_size")
         chunked, stepped = type(chunk) is int, "ssm_state_size" in vars(part) and chunk is None
-        found: Any = None
-        if chunked or stepped or any(below.values()):
-            found = copy.copy(part)
-            found._modules = {name: below.get(name) or child for name, child in part._modules.items()}
+        copied: Any = None
+        if chunked or stepped or any(children.values()):
+            copied = copy.copy(part)
+            copied._modules = {name: children.get(name) or child for name, child in part._modules.items()}
         if chunked:
-            self._chunked.append((found, cast(int, chunk)))
-            if "time_step_limit" in vars(found):
-                found.time_step_limit = (0.0, math.inf)
+            self._chunked.append((copied, cast(int, chunk)))
+            if "time_step_limit" in vars(copied):
+                copied.time_step_limit = (0.0, math.inf)
         if stepped:
-            found, self.steps = StepwiseMixer(found), True
-        done[id(part)] = found
-        return found
+            copied, self.steps = StepwiseMixer(copied), True
+        done[id(part)] = copied
+        return copied

@@ -2,7 +2,7 @@
 frequencies, and "dynamic" has new frequencies at each further token. Keys in the cache keep the frequencies with which
 they were made.
 
-With drafts, frequencies are right if the text stays below that length, or, with "longrope", if the prompt alone is
+With drafts, frequencies are right if the text stays below that length, or, with "longrope", if only the prompt is
 longer. A text that crosses the length is decoded without drafts by transformers' own loop, which chooses the
 frequencies of all rows by the longest row.
 """

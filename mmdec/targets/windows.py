@@ -148,7 +148,7 @@ class Gaps:
         return places, self.padding
 
     def select(self, live: Tensor) -> Gaps:
-        """Return the `Gaps` of the batch rows with the indices `live` (K,) alone."""
+        """Return only the `Gaps` of the batch rows with the indices `live` (K,)."""
         return Gaps(self.padding[live], self.moved[live])
 
 
