@@ -18,7 +18,7 @@ from functools import partial
 from itertools import count
 from typing import Any, final
 
-from mmdec.core.steps import DecodingSteps, PassResult, Prefill, Round, Score, run_pass, time_pass
+from mmdec.core.steps import DecodingSteps, Pass, PassResult, Prefill, Round, Score, run_pass, time_pass
 from mmdec.errors import InputError
 from mmdec.types import SharedPassTarget
 
@@ -46,7 +46,7 @@ class Task:
     number: int
     error: BaseException | None = None
     done: bool = False
-    request: Prefill | Score | None = field(default=None, repr=False)
+    request: Pass | None = field(default=None, repr=False)
     pieces: Iterator[Any] | None = field(default=None, repr=False)  # the pass over the prompt, while it is under way
     spent: tuple[float, float] = (0.0, 0.0)  # wall-clock and CPU seconds of the prompt's pieces so far
 
@@ -112,18 +112,18 @@ class Scheduler:
             pass
 
     def step(self) -> bool:
-        """Run one round: start what fits, read one piece of a prompt, score all drafts that wait.
+        """Run one round: start what fits, run one pass that nobody shares, score all drafts that wait.
+
+        A pass that nobody shares is one piece of a prompt, or another computation, such as that of an encoder.
 
         Returns:
             Whether there is more to do.
         """
         self._admit()
-        prefill = min(
-            (task for task in self.running if isinstance(task.request, Prefill)), key=_precedence, default=None
-        )
+        lone = min((task for task in self.running if not isinstance(task.request, Score)), key=_precedence, default=None)
         scored = [task for task in self.running if isinstance(task.request, Score)]
-        if prefill is not None:
-            self._prefill(prefill)
+        if lone is not None:
+            self._run_alone(lone)
         for group in _shared_passes(scored):
             self._run(group)
         return bool(self.running or self.waiting)
@@ -142,10 +142,10 @@ class Scheduler:
         limit = self.limits.tokens
         return self.rows + task.rows <= self.limits.rows and (limit is None or self.tokens + task.tokens <= limit)
 
-    def _prefill(self, task: Task) -> None:
-        """Read one piece of a prompt."""
+    def _run_alone(self, task: Task) -> None:
+        """Run a pass that nobody shares; of a prompt one piece."""
         request: Any = task.request
-        if not isinstance(request.target, SharedPassTarget):
+        if not isinstance(request, Prefill) or not isinstance(request.target, SharedPassTarget):
             self._run([task])
             return
         if task.pieces is None:

@@ -70,6 +70,17 @@ class Score:
 
 
 @dataclass(frozen=True, eq=False)
+class Compute:
+    """Asks for any other computation of a model, which no other decoding can share: `function()`."""
+
+    device: torch.device
+    function: Callable[[], Any]
+
+    def compute(self) -> Any:
+        return self.function()
+
+
+@dataclass(frozen=True, eq=False)
 class PassResult:
     """The answer to a `Prefill` or `Score`: what the target returned, and what the pass cost."""
 
@@ -80,8 +91,9 @@ class PassResult:
     columns: int = 0  # number of nodes that the pass computed for each row, padding included; 0: those of the draft
 
 
+Pass = Prefill | Score | Compute
 # Asks for passes, which are answered by `send`, and yields rounds, which are not.
-DecodingSteps = Generator[Prefill | Score | Round, PassResult | None, None]
+DecodingSteps = Generator[Pass | Round, PassResult | None, None]
 
 
 def run_alone(steps: DecodingSteps) -> Iterator[Round]:
@@ -119,7 +131,7 @@ def watch(
         at_end()
 
 
-def run_pass(request: Prefill | Score) -> PassResult:
+def run_pass(request: Pass) -> PassResult:
     """Run one pass for one decoding."""
     return time_pass(request.device, request.compute)
 
