@@ -18,7 +18,7 @@ from functools import partial
 from itertools import count
 from typing import Any, final
 
-from mmdec.core.steps import DecodingSteps, Pass, PassResult, Prefill, Round, Score, run_pass, time_pass
+from mmdec.core.steps import DecodingSteps, Pass, PassResult, Prefill, Round, Score, resume, run_pass, time_pass
 from mmdec.errors import InputError
 from mmdec.types import SharedPassTarget
 
@@ -120,10 +120,10 @@ class Scheduler:
             Whether there is more to do.
         """
         self._admit()
-        lone = min((task for task in self.running if not isinstance(task.request, Score)), key=_precedence, default=None)
         scored = [task for task in self.running if isinstance(task.request, Score)]
-        if lone is not None:
-            self._run_alone(lone)
+        others = [task for task in self.running if not isinstance(task.request, Score)]
+        if others:
+            self._run_alone(min(others, key=_precedence))
         for group in _shared_passes(scored):
             self._run(group)
         return bool(self.running or self.waiting)
@@ -149,6 +149,7 @@ class Scheduler:
             self._run([task])
             return
         if task.pieces is None:
+            task.spent = 0.0, 0.0
             task.pieces = request.target.prefill_in_pieces(request.inputs, request.needs, self.limits.prefill)
         try:
             piece = time_pass(request.device, partial(next, task.pieces))
@@ -179,13 +180,13 @@ class Scheduler:
     def _advance(self, task: Task, result: PassResult | None) -> None:
         """Continue a decoding until it asks for a pass or ends."""
         try:
-            step = next(task.steps, None) if result is None else task.steps.send(result)
+            step = resume(task.steps, result)
             while isinstance(step, Round):
                 if task.on_round is not None:
                     task.on_round(step)
                 if task.done:  # `on_round` has cancelled it
                     return
-                step = next(task.steps, None)
+                step = resume(task.steps)
         except Exception as error:
             self._end(task, error)
             return

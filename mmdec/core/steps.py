@@ -103,15 +103,30 @@ def run_alone(steps: DecodingSteps) -> Iterator[Round]:
         Its rounds.
     """
     try:
-        step = next(steps, None)
+        step = resume(steps)
         while step is not None:
             if isinstance(step, Round):
                 yield step
-                step = next(steps, None)
+                step = resume(steps)
             else:
-                step = steps.send(run_pass(step))
+                step = resume(steps, run_pass(step))
     finally:
         steps.close()
+
+
+def resume(steps: DecodingSteps, result: PassResult | None = None) -> Pass | Round | None:
+    """Continue a decoding with the result of the pass that it has asked for.
+
+    Args:
+        result: None if it has asked for none.
+
+    Returns:
+        The next step; None if the decoding has ended.
+    """
+    try:
+        return steps.send(result)
+    except StopIteration:
+        return None
 
 
 def watch(

@@ -7,40 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, final
+from typing import Any, Literal, final
 
 import torch
 from torch import nn
 
 CPU = torch.device("cpu")
-T = TypeVar("T")
 # if CPU time is below this fraction of a target pass's wall time, the thread has waited for a free CPU
 STARVED_CPU_FRACTION = 0.7
-
-
-class _ClockCorrection(threading.local):
-    """Seconds by which the stopwatches of a thread correct their clocks."""
-
-    worked = 0.0  # how long other threads worked for this thread; added to CPU time
-    waited = 0.0  # how long this thread waited while they did other work; subtracted from wall time
-
-
-_clock_correction = _ClockCorrection()
-
-
-def wait_for_other_thread(wait: Callable[[], tuple[T, float]]) -> T:
-    """Call `wait`, which waits until another thread has done this thread's work, and return its result.
-
-    The other thread may do other work meanwhile. This thread's stopwatches count only its share.
-
-    Args:
-        wait: Returns the result, and the seconds that this thread's share of the work took.
-    """
-    start = time.perf_counter()
-    result, seconds = wait()
-    _clock_correction.waited += time.perf_counter() - start - seconds
-    _clock_correction.worked += seconds
-    return result
 
 
 @final
@@ -63,7 +37,7 @@ class Stopwatch:
         """Return the wall-clock time in seconds. Only differences of two such times have a meaning."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.perf_counter() - _clock_correction.waited
+        return time.perf_counter()
 
     def cpu_time(self) -> float:
         """Return the CPU time of this thread in seconds. Only differences of two such times have a meaning.
@@ -72,7 +46,7 @@ class Stopwatch:
         where CPU time is counted in steps of 16 ms.
         """
         counts = self._device.type == "cpu" and sys.platform != "win32"
-        return time.thread_time() + _clock_correction.worked if counts else self.now()
+        return time.thread_time() if counts else self.now()
 
     def process_cpu_time(self) -> float:
         """Return the CPU time in seconds of all threads of this process.

@@ -26,7 +26,7 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.kernels import onednn
 from mmdec.kernels.float16_linear import HalfWeights
 from mmdec.nn.int8 import Int8Linear
-from mmdec.targets.hf_target import HOOK_TABLES, has_hooks, plain_linear
+from mmdec.targets.hf_target import HOOK_TABLES, has_hooks, plain_linear, shallow_copy
 from mmdec.whisper.vocabulary import half_precision_copies
 
 # minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which `MAX_TRANSPOSED_QUERIES` holds
@@ -298,6 +298,31 @@ def _as_function(module: Any, many: bool = False) -> Map:
 
 def _has_stock_forward(module: nn.Module) -> bool:
     return "forward" not in vars(module) if type(module) is WhisperDecoder else not has_hooks(module)
+
+
+def can_use_eager_copy(model: WhisperForConditionalGeneration) -> bool:
+    """Return whether a copy of this model's decoder may use another attention implementation than the model itself.
+
+    The copy may not if a module's `forward` was replaced, because the new function reads the settings of the original
+    module.
+    """
+    return not any("forward" in vars(module) for module in model.model.decoder.modules())
+
+
+def eager_copy(decoder: nn.Module) -> nn.Module:
+    """Return a copy of a decoder that shares its weights and hooks, but computes attention by transformers' "eager"
+    code, which returns attention maps."""
+    config: Any = copy.copy(decoder.config)
+    config._attn_implementation = "eager"
+
+    def twin(module: nn.Module) -> nn.Module:
+        same = shallow_copy(module)
+        if "config" in vars(same):
+            same.config = config
+        same._modules = {name: child and twin(child) for name, child in module._modules.items()}
+        return same
+
+    return twin(decoder)
 
 
 def decoder_of_layers(model: WhisperForConditionalGeneration, layers: Sequence[int]) -> WhisperForCausalLM:

@@ -2,7 +2,7 @@
 
 For the provisional text of a stream, the encoder reads only the sound and a margin of silence, instead of always 30 s.
 This changes results, because the model was trained on windows of 30 s. The decoder needs some silence to end its text;
-without silence, the decoder repeats itself (`window_decoder` recognises such texts).
+without silence, the decoder repeats itself (`repetition` recognises such texts).
 """
 
 from __future__ import annotations

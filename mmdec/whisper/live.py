@@ -37,9 +37,9 @@ from mmdec.tasks.inputs import integer_rate, split_channels, with_note
 from mmdec.tasks.loading import as_loaded, decoding_options, load_speculation
 from mmdec.tasks.options import option_names
 from mmdec.tasks.threads import with_threads
-from mmdec.whisper.batches import transcribe_in_batches
 from mmdec.whisper.last_hypothesis import LastHypothesis
 from mmdec.whisper.options import TranscribeOptions
+from mmdec.whisper.recordings import transcribe_recordings
 from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
 from mmdec.whisper.transcribe import WHISPER, as_drafter
 from mmdec.whisper.transcript import Segment, Transcript, shift_segment
@@ -341,7 +341,7 @@ class LiveTranscriber:
             with_threads(self._threads, request.whisper.model),
             suggesting_options(STREAM_NAMES),
         ):
-            transcript = transcribe_in_batches(request, {0: request.check(window.samples)}, 1)[0]
+            transcript = transcribe_recordings(request, {0: request.check(window.samples)}, 1)[0]
         self._texts = [transcript.tokens, *(text for text in self._texts if text != transcript.tokens)][
             :MAX_PREVIOUS_TEXTS
         ]

@@ -2,10 +2,10 @@
 
 A Whisper reads windows of 30 s. `transcribe_windows` decides what happens around them: which tokens a window's text
 begins with, where the next window starts, whether a text is decoded again at a higher temperature or dropped as
-silence, and which segments the timestamps delimit. It runs no model itself: it yields an `EncodeRequest` for a window's
-encoder states and a `LogitsRequest` for a decoder pass over known tokens, and continues with the answer; texts come
-from `yield from decode_window(...)`, which may yield requests of its own. So one thread can drive any number of
-recordings and choose which of their requests it answers together. `run` answers the requests of a single recording.
+silence, and which segments the timestamps delimit. It runs no model itself: it yields a `Compute` step for a window's
+encoder states and for a decoder pass over known tokens, and continues with the result; texts come from `yield from
+decode_window(...)`, which yields passes of its own. So the scheduler drives any number of recordings in one thread, and
+their decoder passes are computed together.
 
 The result equals that of transformers' `generate` for one recording, which encodes a window again for each temperature
 and each question; here each window is encoded once, and the probability of silence costs a pass only if the text is
@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -37,33 +38,17 @@ from transformers.generation.logits_process import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.checks.arguments import show
+from mmdec.core.steps import Compute, PassResult
 from mmdec.errors import InputError
-from mmdec.generation.run import Speculation
-from mmdec.whisper.caching_encoder import SOUND
+from mmdec.whisper.repetition import compression_ratio
 from mmdec.whisper.target import LANGUAGE_CODES
-from mmdec.whisper.window_decoder import compression_ratio
 from mmdec.whisper.words import TokenAligner, WordBeginnings
 
 TIMESTAMP_SECONDS = 0.02  # from one timestamp token to the next
 FRAME_SECONDS = 0.01  # from one feature frame to the next
 MAX_CONDITION_TEMPERATURE = 0.5  # the next window is not conditioned on text that was sampled at this or more
+SOUND = "sound"  # attribute of the encoder's output that holds the features that the encoder has read
 CONDITION_TYPES = ("first-segment", "all-segments")
-
-
-@dataclass(frozen=True)
-class EncodeRequest:
-    """Asks for the encoder's states (1, S, H) of a window; `run` shows how to answer it."""
-
-    features: Tensor  # (1, mels, F), padded to a whole window
-
-
-@dataclass(frozen=True)
-class LogitsRequest:
-    """Asks for the decoder's logits (1, P, V) after each of the P tokens of a text that is known already."""
-
-    ids: Tensor  # (1, P)
-    mask: Tensor | None  # (1, P), False where a token is padding; None: nowhere
-    encoded: BaseModelOutput  # the encoder's states
 
 
 @dataclass(frozen=True)
@@ -79,6 +64,9 @@ class WindowCall:
     temperature: float | None
     attempt: int  # how often the window was decoded before, at lower temperatures
 
+
+# Computes the encoder's states (1, S, H) of a window's features (1, mels, F), which are padded to a whole window.
+Encode = Callable[[Tensor], Tensor]
 
 # Decodes one window. Returns what `generate` returns: token ids (1, L), or transformers' output object if the
 # configuration asks for one.
@@ -133,6 +121,7 @@ class LongFormResult:
 def transcribe_windows(
     model: WhisperForConditionalGeneration,
     input_features: Tensor,
+    encode: Encode,
     decode_window: DecodeWindow,
     *,
     attention_mask: Tensor | None = None,
@@ -155,13 +144,14 @@ def transcribe_windows(
     Args:
         model: Its generation config gives defaults. Another attention than "eager" is kept for timed tokens, too.
         input_features: (1, mels, T), one window or more.
+        encode: Computes a window's encoder states.
         decode_window: Called for each window and temperature.
         attention_mask: (1, T), 1 at frames with sound; only `time_tokens` reads it.
         time_tokens: Times the tokens of each window; None: they get no times.
         options: Further generation options.
 
     Yields:
-        `EncodeRequest`, `LogitsRequest`, and what `decode_window` yields.
+        `Compute` steps, and what `decode_window` yields.
 
     Returns:
         Segments and windows.
@@ -203,11 +193,11 @@ def transcribe_windows(
     # 2. Each window's text begins with the start token, the language, the task and whether it has timestamps. The
     # language is detected in the first window.
     features = _window_features(input_features, 0, window_frames)
-    encoded = yield from _encode(features)
+    encoded = yield from _encode(encode, features)
     start = _start_tokens(model, settings, wanted_language, wanted_task)
     if start.undetected:
         ids = torch.tensor([[settings.decoder_start_token_id]], device=model.device)
-        logits: Tensor = yield LogitsRequest(ids, None, encoded)
+        logits = yield from _known_logits(model, ids, None, encoded)
         spoken = sorted(settings.lang_to_id.values())
         start.tokens[1:2] = [spoken[int(logits[0, -1, spoken].argmax())]]
     initial = _with_task(start.tokens, settings, wanted_language, wanted_task)
@@ -224,7 +214,7 @@ def transcribe_windows(
         here = min(frames - seek, window_frames)
         if seek:
             features = _window_features(input_features, seek, window_frames)
-            encoded = yield from _encode(features)
+            encoded = yield from _encode(encode, features)
         before, mask = list[int](), None
         if conditions and written:
             whole = prompt_ids is not None and prompt_kind == "all-segments"
@@ -269,7 +259,7 @@ def transcribe_windows(
                 if silence is not None:
                     no_speech = float(silence.no_speech_prob[0])
                 else:
-                    logits = yield LogitsRequest(ids, mask, encoded)
+                    logits = yield from _known_logits(model, ids, mask, encoded)
                     at_start = logits[0, ids.shape[1] - len(initial)]
                     no_speech = float(at_start.float().softmax(-1)[cast(int, no_timestamps) - 1])
             skipped = no_speech is not None and no_speech > cast(float, thresholds.no_speech)
@@ -495,11 +485,30 @@ def _window_features(features: Tensor, seek: int, width: int) -> Tensor:
     return pad(window, (0, width - window.shape[-1]))
 
 
-def _encode(features: Tensor) -> Generator[Any, Any, BaseModelOutput]:
-    states: Tensor = yield EncodeRequest(features)
-    encoded = BaseModelOutput(last_hidden_state=cast(torch.FloatTensor, states))
+def _encode(encode: Encode, features: Tensor) -> Generator[Any, Any, BaseModelOutput]:
+    result: PassResult = yield Compute(features.device, partial(encode, features))
+    encoded = BaseModelOutput(last_hidden_state=result.value)
     setattr(encoded, SOUND, features)  # some drafters read the sound
     return encoded
+
+
+def _known_logits(
+    model: WhisperForConditionalGeneration, ids: Tensor, mask: Tensor | None, encoded: BaseModelOutput
+) -> Generator[Any, Any, Tensor]:
+    """Compute the decoder's logits (1, P, V) after each of the P tokens of a known text.
+
+    Args:
+        ids: (1, P).
+        mask: (1, P), False where a token is padding; None: nowhere.
+        encoded: The encoder's states.
+    """
+    options: dict[str, Tensor] = {}
+    if mask is not None:
+        positions = (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
+        options = {"decoder_attention_mask": mask, "decoder_position_ids": positions}
+    run = partial(cast(Any, model), encoder_outputs=encoded, decoder_input_ids=ids, use_cache=False, **options)
+    result: PassResult = yield Compute(ids.device, run)
+    return result.value.logits
 
 
 def _recent(written: Sequence[Sequence[int]], first_time: int, most: int) -> list[int]:
@@ -629,38 +638,3 @@ def align_tokens(model: WhisperForConditionalGeneration, begins: WordBeginnings)
         return starts[0], output["token_seconds"][0]
 
     return times
-
-
-def answer(model: WhisperForConditionalGeneration, request: Any) -> Tensor:
-    """Run the model for an `EncodeRequest` or a `LogitsRequest`."""
-    if isinstance(request, EncodeRequest):
-        return model.get_encoder()(request.features.to(model.dtype)).last_hidden_state
-    assert isinstance(request, LogitsRequest)
-    masked: dict[str, Tensor] = {}
-    if request.mask is not None:
-        positions = (request.mask.long().cumsum(-1) - 1).masked_fill(~request.mask, 0)
-        masked = {"decoder_attention_mask": request.mask, "decoder_position_ids": positions}
-    whole: Any = model
-    return whole(encoder_outputs=request.encoded, decoder_input_ids=request.ids, use_cache=False, **masked).logits
-
-
-def decode_alone(model: WhisperForConditionalGeneration, speculation: Speculation) -> DecodeWindow:
-    """Return a `decode_window` that decodes at once, and yields nothing."""
-
-    def decode(window: WindowCall) -> Iterator[Any]:
-        yield from ()
-        return speculation(model, window.input_ids, window.generation_config, **window.inputs)
-
-    return cast(DecodeWindow, decode)
-
-
-@torch.no_grad()
-def run(recording: Generator[Any, Any, LongFormResult], model: WhisperForConditionalGeneration) -> LongFormResult:
-    """Drive one recording to its end, and answer its requests one by one."""
-    reply: Tensor | None = None
-    while True:
-        try:
-            request = recording.send(reply)
-        except StopIteration as end:
-            return end.value
-        reply = answer(model, request)

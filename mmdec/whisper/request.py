@@ -192,6 +192,18 @@ class TranscriptionRequest:
             "attention_mask": padded["attention_mask"].to(model.device),
         }
 
+    def window_options(self, index: int, long: bool) -> dict[str, Any]:
+        """Return the options of `long_form.transcribe_windows` for one recording.
+
+        Args:
+            index: Index of the recording in the call.
+            long: Whether it is longer than one window.
+        """
+        options: dict[str, Any] = {**self.options, "return_timestamps": long or self.timestamps is not None}
+        if self.languages is not None:
+            options["language"] = self.languages if isinstance(self.languages, str) else self.languages[index]
+        return options
+
     def arguments(self, indices: Sequence[int], long: bool) -> dict[str, Any]:
         """Return the arguments of `generate` except the features and the decoding loop.
 

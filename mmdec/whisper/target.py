@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar, final
 
 import torch
@@ -33,11 +32,9 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.nn.int8 import has_int8_layers
 from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
-from mmdec.targets.hf_target import model_name
+from mmdec.targets.hf_target import has_hooks, model_name
 from mmdec.types import Context, Draft, Needs, Scores
-from mmdec.whisper.batcher import PassBatcher
-from mmdec.whisper.caching_encoder import can_use_eager_copy, eager_copy
-from mmdec.whisper.decoder import FastDecoder, PassShare
+from mmdec.whisper.decoder import FastDecoder, PassShare, can_use_eager_copy, eager_copy
 from mmdec.whisper.vocabulary import vocabulary_scores
 
 GENERATE_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
@@ -50,7 +47,6 @@ class WhisperTarget(EncodedTarget):
 
     Args:
         model: The Whisper.
-        pass_batcher: Computes passes for several recordings at once; None: not used.
 
     Raises:
         InputError: If the model's attention implementation cannot take tree masks.
@@ -66,63 +62,53 @@ class WhisperTarget(EncodedTarget):
     def supports(model: PreTrainedModel) -> bool:
         return isinstance(model, WhisperForConditionalGeneration)
 
-    def __init__(self, model: WhisperForConditionalGeneration, pass_batcher: PassBatcher | None = None) -> None:
+    def __init__(self, model: WhisperForConditionalGeneration) -> None:
         super().__init__(model, model.config.decoder_layers, model.config.max_target_positions)
-        self._pass_batcher = pass_batcher
 
     @property
     def name(self) -> str:
-        """The model, a hash of its weights, and a suffix for each setting that changes the time of a pass.
+        """The model and a hash of its weights, and "-int8" for int8 weights, whose passes take another time."""
+        return model_name(self.model) + "-int8" * has_int8_layers(self.model)
 
-        "-int8" stands for int8 weights, "-together" for passes that several recordings share.
-        """
-        return (
-            model_name(self.model)
-            + "-int8" * has_int8_layers(self.model)
-            + "-together" * (self._pass_batcher is not None)
-        )
+    def prefill_in_pieces(
+        self, inputs: Mapping[str, Any], needs: Needs, size: int | None
+    ) -> Iterator[tuple[EncodedSession, Context, Draft, Scores]]:
+        """Run `prefill` in one piece, because a Whisper's prompt is short."""
+        yield self.prefill(inputs, needs)
 
-    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
-        # the thread that called `PassBatcher.run` computes this pass
-        if self._pass_batcher is not None:
-            return self._pass_batcher.run_alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
-        return super().prefill(inputs, needs)
-
-    def score(self, session: EncodedSession, draft: Draft) -> Scores:
-        if self._pass_batcher is None:
-            return super().score(session, draft)
-        alone = WhisperTarget(self.model)
-        if session.reader is None:
-            return self._pass_batcher.run_alone(partial(alone.score, session, draft))
-        return self._pass_batcher.run_in_shared_pass(alone.score_several, (session, draft))
+    def shares_passes(self, session: EncodedSession) -> bool:
+        """Return whether a session has one row and no hook listens to the decoder, which shared passes do not call."""
+        return session.reader is not None and len(session.prompt) == 1 and not has_hooks(self.model.model.decoder)
 
     @torch.no_grad()
-    def score_several(self, drafts: Sequence[tuple[EncodedSession, Draft]]) -> list[Scores]:
+    def score_together(self, parts: Sequence[tuple[EncodedSession, Draft]]) -> list[Scores]:
         """Score drafts of several recordings in one pass.
 
         Args:
-            drafts: (session, draft) of each recording, with one batch row; the session's reader must be a
-                `FastDecoder`.
+            parts: (session, draft) of each recording, with one batch row.
 
         Returns:
             Each recording's scores.
         """
         shares = list[PassShare]()
-        for session, draft in drafts:
+        for session, draft in parts:
             tree, positions = session.rows.mask_and_positions(draft, self.model.dtype)
             position_ids = torch.tensor(positions, device=draft.tokens.device)
             mask = None if tree is None else tree.additive
             shares.append(PassShare(draft.tokens, position_ids, mask, session.cache))
-        states: Tensor = drafts[0][0].reader.run_shares(shares)
+        states: Tensor = parts[0][0].reader.run_shares(shares)
         sizes = [share.ids.shape[1] for share in shares]
         scores = vocabulary_scores(self.model.proj_out, states)
-        parts = zip(scores.split(sizes, 1), states.split(sizes, 1), strict=True)
-        for (session, _), size in zip(drafts, sizes, strict=True):
+        results = zip(scores.split(sizes, 1), states.split(sizes, 1), strict=True)
+        for (session, _), size in zip(parts, sizes, strict=True):
             session.rows.record_draft(size)
         return [
             Scores(logits, dict.fromkeys(session.layers, last))
-            for (session, _), (logits, last) in zip(drafts, parts, strict=True)
+            for (session, _), (logits, last) in zip(parts, results, strict=True)
         ]
+
+    def release(self, session: EncodedSession) -> None:
+        """Do nothing: each recording has a cache of its own."""
 
     @torch.no_grad()
     def encode(self, sound: Tensor) -> Tensor | None:

@@ -1,8 +1,7 @@
 """`mmdec.transcribe`: speech to text by Whisper, or by an audio language model, with speculative decoding.
 
-transformers' own long-form code handles windows, timestamps, prompts, temperature fallback and recordings over 30 s;
-the text equals that of `model.generate` with the same arguments. This module checks the call and its drafter. `batches`
-decodes with Whisper, `audio_language_model` with audio language models.
+The text equals that of `model.generate` with the same arguments. This module checks the call and its drafter.
+`recordings` decodes with Whisper, `audio_language_model` with audio language models.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from mmdec.tasks.loading import as_drafter as language_model_drafter
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
 from mmdec.whisper.audio_language_model import AudioLmRequest, transcribe_with_audio_lm
-from mmdec.whisper.batches import transcribe_in_batches, transcribe_in_pieces
 from mmdec.whisper.checkpoint import DEFAULT_MODEL, WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper
 from mmdec.whisper.options import Model, OnTranscript, Progress, Timestamps, TranscribeOptions
+from mmdec.whisper.recordings import transcribe_recordings
 from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.transcript import Transcript
 
@@ -173,10 +172,10 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
             transcripts = transcribe_with_audio_lm(
                 request, samples, chosen.batch_size, chosen.progress, on_transcript, batch.errors
             )
-        elif chosen.cut_at_pauses:
-            transcripts = transcribe_in_pieces(request, samples, chosen.batch_size, chosen.progress, on_transcript)
         else:
-            transcripts = transcribe_in_batches(request, samples, chosen.batch_size, chosen.progress, on_transcript)
+            transcripts = transcribe_recordings(
+                request, samples, chosen.batch_size, chosen.cut_at_pauses, chosen.progress, on_transcript
+            )
         return batch.finish(with_notes(transcripts, recordings), chosen.min_confidence)
 
 

@@ -264,16 +264,3 @@ class TokenAligner:
             last -= 1
         ended = last > 0 and tokens[last - 1] >= self._first_time
         return tokens[last - 1] - self._first_time if ended else sys.maxsize
-
-
-def time_tokens(model: WhisperForConditionalGeneration, begins: WordBeginnings, sound: Callable[[], Tensor]) -> None:
-    """Let `model.generate` compute start and duration of each token by `TokenAligner`.
-
-    Args:
-        model: A copy for one call.
-        begins: Called with token ids; returns for each whether it begins a word, None for a token without sound.
-        sound: Returns the features (B, mels, T) of the rows decoded last.
-    """
-    settings: Any = model.generation_config
-    first_time = settings.no_timestamps_token_id + 1
-    vars(model)["_extract_token_timestamps"] = TokenAligner(model.config.decoder_layers, begins, sound, first_time)

@@ -103,7 +103,7 @@ def test_pieces_are_joined_to_nearly_full_windows() -> None:
 
 def test_jobs_share_passes_and_refill(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for two, a third takes the place of the first that ends, while the other goes on."""
-    seen, real = list[set[int]](), WhisperTarget.score_several
+    seen, real = list[set[int]](), WhisperTarget.score_together
 
     def several(self: WhisperTarget, drafts: Any) -> Any:
         seen.append({id(session) for session, _ in drafts})
@@ -111,7 +111,7 @@ def test_jobs_share_passes_and_refill(whisper: LoadedWhisper, monkeypatch: pytes
         return real(self, drafts)
 
     kept = list[Any]()  # so that no two have the same id
-    monkeypatch.setattr(WhisperTarget, "score_several", several)
+    monkeypatch.setattr(WhisperTarget, "score_together", several)
     sounds = [talk([("austen", None)]), talk([("two_cities", 12.0)]), talk([("austen", None)])]
     mmdec.transcribe(sounds, sample_rate=RATE, model=whisper, cut_at_pauses=True, batch_size=2, drafter=None)
     assert max(map(len, seen)) == 2

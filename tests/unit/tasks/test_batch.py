@@ -137,20 +137,20 @@ def test_a_model_that_fails_on_one_recording_does_not_blame_the_others(
     from typer.testing import CliRunner
 
     from mmdec import cli
-    from mmdec.whisper import batches
+    from mmdec.whisper.recording_decoder import RecordingDecoder
 
     lengths = (0.4, 0.9, 0.6, 0.5)
     paths = [tmp_path / f"{number}.wav" for number in range(4)]
     for path, seconds in zip(paths, lengths, strict=True):
         path.write_bytes(encoded(buzz(seconds), "WAV"))
-    real = batches.transcribe_batch
+    real = RecordingDecoder.steps
 
-    def failing(request: object, indices: object, recordings: list, *rest: object) -> object:
-        if any(len(samples) == int(0.6 * RATE) for samples in recordings):
+    def failing(self: RecordingDecoder) -> object:
+        if len(self._samples) == int(0.6 * RATE):
             raise RuntimeError("out of memory")
-        return real(request, indices, recordings, *rest)  # type: ignore[arg-type]
+        return (yield from real(self))
 
-    monkeypatch.setattr(batches, "transcribe_batch", failing)
+    monkeypatch.setattr(RecordingDecoder, "steps", failing)
     arguments = ["transcribe", *map(str, paths), "-o", str(tmp_path / "out"), "--model", str(whisper), "-l", "en"]
     result = CliRunner().invoke(cli.app, [*arguments, "--device", "cpu"])
     assert result.exit_code == 1

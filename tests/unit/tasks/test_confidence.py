@@ -23,7 +23,7 @@ from mmdec.tasks.confidence import (
     write_calibrations,
 )
 from mmdec.tasks.options import check_min_confidence
-from mmdec.whisper.batches import log_compression_ratio
+from mmdec.whisper.recordings import log_compression_ratio
 
 SAMPLES = Path(__file__).parents[3] / "data" / "samples"
 

@@ -12,10 +12,10 @@ from transformers import WhisperFeatureExtractor
 
 import mmdec
 from mmdec.whisper import live
-from mmdec.whisper.caching_encoder import with_caching_encoder
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.features import can_shorten, context_frames, encode, recording_features
-from mmdec.whisper.window_decoder import has_end_token, is_runaway
+from mmdec.whisper.repetition import has_end_token, is_runaway
+from mmdec.whisper.window_encoder import WindowEncoder
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 
@@ -61,11 +61,11 @@ def test_the_callers_own_encoder_is_left_alone(whisper: LoadedWhisper) -> None:
     try:
         assert not can_shorten(encoder)
         heard = features(whisper, 0.5)
-        once, remembering = with_caching_encoder(whisper.model, lambda *_: None, margin=0.0)
+        own = WindowEncoder(whisper.model, margin=0.0)
         with torch.inference_mode():
-            states = once.get_encoder()(heard).last_hidden_state
+            states = own(heard)
             assert torch.equal(states, encoder(heard).last_hidden_state)
-        assert remembering.seconds is None
+        assert own.encoded_seconds(states) is None
     finally:
         del layer.forward
 

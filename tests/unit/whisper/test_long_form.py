@@ -14,22 +14,19 @@ import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
+from mmdec.core.steps import run_pass
 from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions, Speculation, default_statistics
-from mmdec.whisper.caching_encoder import with_caching_encoder
 from mmdec.whisper.long_form import (
-    EncodeRequest,
-    LogitsRequest,
+    DecodeWindow,
     LongFormResult,
     TimeTokens,
     WindowCall,
     align_tokens,
-    answer,
-    decode_alone,
-    run,
     transcribe_windows,
 )
-from mmdec.whisper.words import time_tokens
+from mmdec.whisper.window_encoder import WindowEncoder
+from mmdec.whisper.words import TokenAligner
 from tests.support.tiny_whisper import (
     NO_TIMESTAMPS,
     PREVIOUS,
@@ -115,14 +112,43 @@ def stock_times(model: WhisperForConditionalGeneration) -> TimeTokens:
     return times
 
 
+def decode_alone(model: WhisperForConditionalGeneration, speculation: Speculation) -> DecodeWindow:
+    """Return a `decode_window` that decodes at once, and yields nothing."""
+
+    def decode(window: WindowCall) -> Generator[Any, Any, Any]:
+        yield from ()
+        return speculation(model, window.input_ids, window.generation_config, **window.inputs)
+
+    return decode
+
+
+@torch.no_grad()
+def run(recording: Generator[Any, Any, LongFormResult], steps: list[Any] | None = None) -> LongFormResult:
+    """Run one recording's passes to its end, and append its steps to `steps`."""
+    result = None
+    while True:
+        try:
+            step = recording.send(result)
+        except StopIteration as end:
+            return end.value
+        if steps is not None:
+            steps.append(step)
+        result = run_pass(step)
+
+
 def start(
-    model: WhisperForConditionalGeneration, decode: Any, inputs: dict[str, Tensor], options: dict[str, Any]
+    model: WhisperForConditionalGeneration,
+    decode: Any,
+    inputs: dict[str, Tensor],
+    options: dict[str, Any],
+    encode: Any = None,
 ) -> Generator[Any, Any, LongFormResult]:
     options = dict(options)
     words = options.pop("return_token_timestamps", None)
     return transcribe_windows(
         model,
         inputs["input_features"],
+        encode or WindowEncoder(model),
         decode,
         attention_mask=inputs["attention_mask"],
         time_tokens=stock_times(model) if words else None,
@@ -144,7 +170,7 @@ def found(
 ) -> LongFormResult:
     torch.manual_seed(0)
     decode = decode_alone(model, Speculation(DecodingOptions(drafter)))
-    return run(start(model, decode, inputs, options), model)
+    return run(start(model, decode, inputs, options))
 
 
 def assert_same(result: LongFormResult, reference: Any) -> None:
@@ -177,34 +203,34 @@ LADDER: dict[str, Any] = {"temperature": (0.0, 0.4), "logprob_threshold": -0.3}
 
 def test_each_window_is_encoded_once() -> None:
     """The language is detected, and some windows are decoded again: all with the states of one pass."""
-    model, requests = network("multilingual"), list[Any]()
+    model, steps, windows = network("multilingual"), list[Any](), list[Tensor]()
     decode = decode_alone(model, Speculation(DecodingOptions(None)))
-    result = run(watched(start(model, decode, sound(1, 3.4), LADDER), requests), model)
+    result = run(start(model, decode, sound(1, 3.4), LADDER, counting_encoder(model, windows)), steps)
     assert any(window.attempts > 1 for window in result.windows)
-    assert sum(isinstance(request, EncodeRequest) for request in requests) == len(result.windows)
-    assert sum(isinstance(request, LogitsRequest) for request in requests) == 1
+    assert len(windows) == len(result.windows)
+    assert len(steps) == len(windows) + 1  # one more to detect the language
 
 
 def test_silence_costs_a_pass_only_where_the_text_is_improbable() -> None:
-    model, requests = network("multilingual"), list[Any]()
+    model, steps, windows = network("multilingual"), list[Any](), list[Tensor]()
     decode = decode_alone(model, Speculation(DecodingOptions(None)))
     options = {"language": "en", "logprob_threshold": -0.3, "no_speech_threshold": 1.0, "temperature": 0.0}
-    result = run(watched(start(model, decode, sound(1, 3.4), options), requests), model)
+    result = run(start(model, decode, sound(1, 3.4), options, counting_encoder(model, windows)), steps)
     unsure = [window.avg_logprob is not None and window.avg_logprob < -0.3 for window in result.windows]
     assert sum(unsure) > 0
-    assert sum(isinstance(request, LogitsRequest) for request in requests) == sum(unsure)
+    assert len(steps) - len(windows) == sum(unsure)
     assert [window.no_speech_prob is not None for window in result.windows] == unsure
 
 
-def watched(recording: Generator[Any, Any, LongFormResult], requests: list[Any]) -> Generator[Any, Any, LongFormResult]:
-    """Pass requests and answers on, and note the requests."""
-    reply = None
-    while True:
-        try:
-            requests.append(recording.send(reply))
-        except StopIteration as end:
-            return end.value
-        reply = yield requests[-1]
+def counting_encoder(model: WhisperForConditionalGeneration, windows: list[Tensor]) -> Any:
+    """Return an encoder that appends the features of each window to `windows`."""
+    encoder = WindowEncoder(model)
+
+    def encode(features: Tensor) -> Tensor:
+        windows.append(features)
+        return encoder(features)
+
+    return encode
 
 
 def test_recordings_that_take_turns_equal_those_alone() -> None:
@@ -229,12 +255,12 @@ def test_recordings_that_take_turns_equal_those_alone() -> None:
                 results[number] = end.value
                 del live[number]
             else:
-                replies[number] = "its answer" if isinstance(request, str) else answer(model, request)
+                replies[number] = "its answer" if isinstance(request, str) else run_pass(request)
     for number, inputs in enumerate(recordings):
         assert_same(results[number], wanted(model, inputs, options))
 
 
-def test_words_are_timed_as_in_generate() -> None:
+def test_words_are_timed_as_in_generate(monkeypatch: pytest.MonkeyPatch) -> None:
     """`generate` times them by a method that is replaced; here it is an argument."""
 
     def begins(tokens: Sequence[int]) -> list[bool | None]:
@@ -243,20 +269,32 @@ def test_words_are_timed_as_in_generate() -> None:
     model, inputs = network("multilingual"), sound(1, 2.2)
     options = {"language": "en", "condition_on_prev_tokens": True}
     speculation = Speculation(DecodingOptions("lookup"))
-    twin, encoding = with_caching_encoder(model, lambda *_: None)
-    time_tokens(twin, begins, lambda: encoding.sound)
-    asked: dict[str, Any] = {"return_token_timestamps": True, "return_segments": True, "custom_generate": speculation}
-    reference: Any = twin.generate(**inputs, **options, **asked)
+    settings: Any = model.generation_config
+    windows = list[Tensor]()
+    aligner = TokenAligner(
+        model.config.decoder_layers, begins, lambda: windows[-1], settings.no_timestamps_token_id + 1
+    )
+    hook = model.get_encoder().register_forward_pre_hook(
+        lambda _, args, named: windows.append(named["input_features"] if named else args[0]), with_kwargs=True
+    )
+    monkeypatch.setattr(model, "_extract_token_timestamps", aligner)
+    try:
+        reference: Any = model.generate(
+            **inputs, **options, return_token_timestamps=True, return_segments=True, custom_generate=speculation
+        )
+    finally:
+        hook.remove()
+        model.set_attn_implementation("sdpa")
     result = run(
         transcribe_windows(
             model,
             inputs["input_features"],
+            WindowEncoder(model),
             decode_alone(model, speculation),
             attention_mask=inputs["attention_mask"],
             time_tokens=align_tokens(model, begins),
             **options,
-        ),
-        model,
+        )
     )
     assert_same(result, reference)
     for one, other in zip(result.segments, reference["segments"][0], strict=True):

@@ -244,7 +244,7 @@ def test_the_note_names_the_length_of_a_window(whisper: LoadedWhisper, pieces: b
 
 
 def test_the_note_on_a_cut_text_keeps_the_advice(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.whisper.batches._advice", lambda *_: "use another model")
+    monkeypatch.setattr("mmdec.whisper.recordings._advice", lambda *_: "use another model")
     out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=whisper, max_new_tokens=5)
     assert out.note == "cut at 5 tokens; set max_new_tokens; use another model"
 

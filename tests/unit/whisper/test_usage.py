@@ -9,10 +9,13 @@ import torch
 
 import mmdec
 from mmdec.core.loop import Round
+from mmdec.core.steps import run_alone
+from mmdec.tasks.usage import Usage
 from mmdec.whisper.checkpoint import LoadedWhisper
+from mmdec.whisper.decoder import FastDecoder
 from mmdec.whisper.options import TranscribeOptions
+from mmdec.whisper.recording_decoder import RecordingDecoder
 from mmdec.whisper.request import TranscriptionRequest
-from mmdec.whisper.window_decoder import WindowDecoder
 from tests.conftest import buzz
 from tests.unit.whisper.short_transcripts import transcribe
 
@@ -51,12 +54,19 @@ def test_reported_seconds_add_up(whisper: LoadedWhisper, monkeypatch: pytest.Mon
         assert sum(one.timings["total"] for one in batch) == pytest.approx(now - before)
         assert sum(one.timings["encoder"] for one in batch) % 100 == pytest.approx(0)
         assert batch[1].timings["encoder"] < batch[2].timings["encoder"]  # fewer windows
+        hooks.pop().remove()  # else passes are not shared: nothing would call the hook
+        passes, run_shares = list[int](), FastDecoder.run_shares
+
+        def shared(decoder: FastDecoder, shares: Any) -> torch.Tensor:
+            passes.append(len(shares))
+            moving(1.0)()
+            return run_shares(decoder, shares)
+
+        monkeypatch.setattr(FastDecoder, "run_shares", shared)
         some = transcribe([buzz(0.5, seed) for seed in range(6)], model=whisper, language="en", max_new_tokens=60)
-        rounds = [one.rounds for one in some]
-        assert len(set(rounds)) > 1  # else nothing is shared unequally
-        for one in some:  # a round's second is divided among those that were still in it
-            own = sum(1 / sum(other >= number for other in rounds) for number in range(1, one.rounds + 1))
-            assert one.timings["decoder"] == pytest.approx(own)
+        assert max(passes) > 1
+        assert sum(one.timings["decoder"] for one in some) == pytest.approx(len(passes))
+        assert all(one.timings["decoder"] < one.rounds for one in some)
     finally:
         for hook in hooks:
             hook.remove()
@@ -71,21 +81,19 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
     assert hooks
     assert set(hooks) == {0}
     speculation = mmdec.speculate("lookup", num_speculative_tokens=3)
-    decoder = WindowDecoder(whisper.model, speculation, 2)
     call = TranscriptionRequest.of(whisper, speculation, TranscribeOptions(language="en"), 2)
-    samples = [torch.from_numpy(buzz(seconds)) for seconds in (1.7, 2.9)]
-    found: Any = decoder.model.generate(
-        **call.features(samples),
-        **call.arguments([0, 1], long=True),
-        custom_generate=decoder,
-        monitor_progress=decoder.begin_window,
-    )
-    for usage, segments in zip(decoder.meter.usage, found["segments"], strict=True):
+    usages = list[Usage]()
+    for index, seconds in enumerate((1.7, 2.9)):
+        decoder = RecordingDecoder(call, index, torch.from_numpy(buzz(seconds)))
+        list(run_alone(decoder.steps()))
+        assert decoder.decoded is not None
+        usage = decoder.decoded.usage
         assert 1 < usage.prompts < usage.rounds
         assert usage.tokens_per_round == usage.later / (usage.rounds - usage.prompts) > 1
-        assert usage.later + usage.prompts >= sum(len(one["tokens"]) for one in segments)
+        assert usage.later + usage.prompts >= sum(len(segment.tokens) for segment in decoder.decoded.segments)
         assert min(usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")) > 0
-    assert decoder.meter.usage[0].prompts < decoder.meter.usage[1].prompts
+        usages.append(usage)
+    assert usages[0].prompts < usages[1].prompts
 
 
 def test_equal_recordings_that_fall_back_have_equal_usage(whisper: LoadedWhisper) -> None:
@@ -100,21 +108,18 @@ def test_equal_recordings_that_fall_back_have_equal_usage(whisper: LoadedWhisper
 
 
 def test_equal_recordings_that_were_sampled_count_their_own_texts(whisper: LoadedWhisper) -> None:
-    """One of them is decoded again and the other is not, though their features are the same."""
+    """One of them is decoded again and the other is not, though their features are the same: no seed is given."""
     texts: list[list[list[int]]] = [[], []]  # the tokens of each decoding of each recording
-    rows = list[int]()  # number of rows in each decoding
 
     def hear(round_: Round) -> None:
-        if not round_.index:
-            rows.append(len(round_.rows))
         for row, tokens in zip(round_.rows, round_.tokens, strict=True):
             if not round_.index:
                 texts[row].append([])
             texts[row][-1] += tokens
 
     ladder: dict[str, Any] = {"temperature": (0.7, 0.8, 0.9), "logprob_threshold": -2.1, "max_new_tokens": None}
-    both = transcribe([buzz(1.2)] * 2, model=whisper, seed=1, on_round=hear, **ladder)
-    assert 1 in rows  # else both were decoded again each time
+    torch.manual_seed(3)
+    both = transcribe([buzz(1.2)] * 2, model=whisper, on_round=hear, **ladder)
     assert [one.windows for one in both] == [len(each) for each in texts]
     assert both[0].windows != both[1].windows
     for one, decodings in zip(both, texts, strict=True):

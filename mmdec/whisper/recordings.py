@@ -1,0 +1,361 @@
+"""Transcribes the recordings of a `transcribe` call with Whisper: together, whole or cut at pauses into pieces.
+
+Each recording, or each piece, is decoded by itself, as `model.generate` decodes it alone. The scheduler runs up to
+`batch_size` of them in one thread; they share the passes of the decoder.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, WhisperForConditionalGeneration
+
+from mmdec.core.scheduler import Scheduler, SchedulerLimits
+from mmdec.generation.model_lock import reading
+from mmdec.io.audio import SAMPLE_RATE
+from mmdec.io.audio.voice_activity import SpeechWindow, cut_at_pauses
+from mmdec.tasks.confidence import estimate_confidence, token_evidence
+from mmdec.tasks.inputs import describe_silence
+from mmdec.tasks.usage import Usage
+from mmdec.whisper.checkpoint import LoadedWhisper
+from mmdec.whisper.decoder import can_use_eager_copy
+from mmdec.whisper.options import OnTranscript, Progress
+from mmdec.whisper.recording_decoder import CallbackError, DecodedRecording, RecordingDecoder
+from mmdec.whisper.repetition import compression_ratio
+from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
+from mmdec.whisper.target import hide_generate_warnings, restore_attention
+from mmdec.whisper.transcript import (
+    Transcript,
+    shift_segment,
+)
+
+TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
+# below this confidence, the note on an English-only model's transcript recommends `MULTILINGUAL_MODEL`
+ADVICE_CONFIDENCE = 0.7
+MULTILINGUAL_MODEL = "openai/whisper-base"
+NO_SPEECH_NOTE = "without a voice"  # text of the note for a long recording in which no speech was found
+Languages = str | Sequence[str] | None
+
+
+def transcribe_recordings(
+    request: TranscriptionRequest,
+    samples: Mapping[int, Tensor],
+    batch_size: int,
+    at_pauses: bool = False,
+    progress: Progress | None = None,
+    on_transcript: OnTranscript | None = None,
+) -> dict[int, Transcript]:
+    """Transcribe recordings, up to `batch_size` of them at the same time.
+
+    Args:
+        samples: Index -> 16 kHz samples (T,).
+        at_pauses: Whether recordings longer than one window (30 s) are cut at pauses into pieces, which are decoded by
+            themselves, at the same time.
+        progress: Called with the seconds of audio done and in total.
+        on_transcript: Called with each index and transcript, in order.
+
+    Returns:
+        Index -> transcript.
+    """
+    transcripts = silent_transcripts(request.languages, samples)
+    pieces = {
+        index: _pieces(request, recording, at_pauses)
+        for index, recording in samples.items()
+        if index not in transcripts
+    }
+    transcripts |= {
+        index: _empty_transcript(request.languages, index, samples[index], NO_SPEECH_NOTE)
+        for index, windows in pieces.items()
+        if not windows
+    }
+    report_finished = ordered_reporter(samples, transcripts, on_transcript)
+    report = _ProgressReport(progress, sum(map(len, samples.values())) / SAMPLE_RATE)
+    decoders = [
+        (index, window.start, RecordingDecoder(request, index, window.samples, report.of(index, window)))
+        for index, windows in pieces.items()
+        for window in windows
+    ]
+    unfinished = {index: list[tuple[int, DecodedRecording]]() for index in pieces}  # recording -> its finished pieces
+    report_finished()
+    with _decoding_context(request):
+        for index, start, decoded in _decode_together(decoders, batch_size):
+            finished = unfinished[index]
+            finished.append((start, decoded))
+            report.finish(index, start, decoded.samples)
+            if len(finished) == len(pieces[index]):
+                parts = sorted(unfinished.pop(index), key=lambda part: part[0])
+                transcripts[index] = _transcript(request, _join_pieces(parts, len(samples[index])))
+                report_finished()
+    report.end()
+    return transcripts
+
+
+def _pieces(request: TranscriptionRequest, recording: Tensor, at_pauses: bool) -> list[SpeechWindow]:
+    """Return what of a recording (T,) is decoded by itself: all of it, or pieces between pauses."""
+    if at_pauses and request.is_long(len(recording)):
+        return cut_at_pauses(recording, request.whisper.extractor.n_samples)
+    return [SpeechWindow(0, recording)]
+
+
+def _decode_together(
+    decoders: Sequence[tuple[int, int, RecordingDecoder]], batch_size: int
+) -> Iterator[tuple[int, int, DecodedRecording]]:
+    """Decode recordings, or pieces of them, which share the passes of the decoder.
+
+    Args:
+        decoders: (index of the recording, first sample, decoder) of each piece.
+
+    Yields:
+        (index, first sample, result) as pieces end.
+    """
+    scheduler = Scheduler(SchedulerLimits(rows=batch_size))
+    waiting = [(scheduler.add(decoder.steps()), index, start, decoder) for index, start, decoder in decoders]
+    try:
+        more = True
+        while more:
+            with torch.no_grad():
+                more = scheduler.step()
+            for ended in [piece for piece in waiting if piece[0].done]:
+                waiting.remove(ended)
+                task, index, start, decoder = ended
+                if task.error is not None:
+                    raise task.error.original if isinstance(task.error, CallbackError) else task.error
+                assert decoder.decoded is not None
+                yield index, start, decoder.decoded
+    finally:
+        for task, *_ in waiting:
+            scheduler.cancel(task)
+
+
+@final
+class _ProgressReport:
+    """Adds up the seconds of audio that are done, and passes the sum to the caller's `progress`.
+
+    Args:
+        progress: Called with the seconds done and in total; None: nothing is called.
+        total: Seconds of audio in all recordings.
+    """
+
+    def __init__(self, progress: Progress | None, total: float) -> None:
+        self._progress, self._total = progress, total
+        self._done = dict[tuple[int, int], float]()  # (recording, first sample of the piece) -> seconds done
+
+    def of(self, index: int, window: SpeechWindow) -> Callable[[float], None] | None:
+        """Return a function that is called with the seconds done of a recording's piece."""
+        if self._progress is None:
+            return None
+
+        def report(seconds: float) -> None:
+            self._done[index, window.start] = seconds
+            self._report()
+
+        return report
+
+    def finish(self, index: int, start: int, samples: int) -> None:
+        """Count a piece as done."""
+        self._done[index, start] = samples / SAMPLE_RATE
+
+    def end(self) -> None:
+        """Report that all is done."""
+        if self._progress is not None:
+            self._progress(self._total, self._total)
+
+    def _report(self) -> None:
+        if self._progress is not None:
+            self._progress(min(sum(self._done.values()), self._total), self._total)
+
+
+def _join_pieces(parts: Sequence[tuple[int, DecodedRecording]], samples: int) -> DecodedRecording:
+    """Join the decoded pieces of one recording.
+
+    Args:
+        parts: (index of the first sample in the recording, decoded piece) for each.
+        samples: The recording's number of samples.
+    """
+    if len(parts) == 1 and parts[0][1].samples == samples:
+        return parts[0][1]
+    usage = Usage()
+    for _, part in parts:
+        usage.add(part.usage)
+    segments = [shift_segment(segment, start / SAMPLE_RATE) for start, part in parts for segment in part.segments]
+    longest = max((part for _, part in parts), key=lambda part: part.samples)
+    features, rest = sum(part.features for _, part in parts), sum(part.rest for _, part in parts)
+    return DecodedRecording(segments, longest.language, usage, samples, features, rest)
+
+
+def ordered_reporter(
+    recordings: Mapping[int, Tensor], transcripts: Mapping[int, Transcript], on_transcript: OnTranscript | None
+) -> Callable[[], None]:
+    """Return a function that passes new transcripts to `on_transcript`, each once, in the order of the recordings.
+
+    Args:
+        recordings: Index -> recording (T,).
+        transcripts: Index -> finished transcript; the caller adds transcripts to it.
+    """
+    remaining = list(recordings)
+
+    def report_finished() -> None:
+        while on_transcript is not None and remaining and remaining[0] in transcripts:
+            index = remaining.pop(0)
+            on_transcript(index, transcripts[index])
+
+    return report_finished
+
+
+def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:
+    """Make an empty transcript of each silent recording.
+
+    Args:
+        languages: The argument `language` of the call.
+        samples: Index -> recording (T,).
+
+    Returns:
+        Index -> transcript, of the silent recordings only.
+    """
+    levels = {index: describe_silence(recording) for index, recording in samples.items()}
+    return {
+        index: _empty_transcript(languages, index, samples[index], level) for index, level in levels.items() if level
+    }
+
+
+def _empty_transcript(languages: Languages, index: int, samples: Tensor, level: str) -> Transcript:
+    """Make the transcript of a recording without speech.
+
+    Such a recording is not decoded, because the model would invent words.
+
+    Args:
+        languages: The argument `language` of the call.
+        index: Index of the recording.
+        level: The end of the note "the recording is ...".
+    """
+    return Transcript(
+        text="",
+        language=languages if languages is None or isinstance(languages, str) else languages[index],
+        segments=[],
+        tokens=[],
+        rounds=0,
+        tokens_per_round=1.0,
+        timings=timings(Usage(), 0.0, 0.0),
+        seconds=len(samples) / SAMPLE_RATE,
+        confidence=None,
+        windows=0,
+        note=f"the recording is {level}",
+    )
+
+
+def _transcript(request: TranscriptionRequest, decoded: DecodedRecording) -> Transcript:
+    """Make the transcript of a decoded recording, and compute its confidence."""
+    whisper, usage = request.whisper, decoded.usage
+    tokens = [token for segment in decoded.segments for token in segment.tokens]
+    text: str = whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+    rate = _log_token_rate(tokens, first_timestamp_token(whisper.model), decoded.samples)
+    evidence = token_evidence(usage.logprobs) | {"rate": rate, "repeats": log_compression_ratio(text)}
+    confidence = estimate_confidence(evidence, request.calibrations, TRANSCRIPT)
+    # without a calibration, repeated text would get a high confidence: it consists of probable tokens
+    if TRANSCRIPT not in request.calibrations:
+        confidence = min(confidence, estimate_confidence(evidence, request.fallback_calibrations, TRANSCRIPT))
+    return Transcript(
+        text=text,
+        language=decoded.language,
+        segments=decoded.segments if request.timestamps else [],
+        tokens=tokens,
+        rounds=usage.rounds,
+        tokens_per_round=usage.tokens_per_round,
+        timings=timings(usage, decoded.features, decoded.rest),
+        seconds=decoded.samples / SAMPLE_RATE,
+        lossless=request.speculation.options.lossless,
+        confidence=usage.limit_confidence(confidence, request.caller_limits_length),
+        calibrated=TRANSCRIPT in request.calibrations,
+        evidence=evidence,
+        windows=usage.prompts,
+        note="; ".join(filter(None, (usage.note, _advice(whisper, confidence)))),
+        finish_reason=usage.finish_reason,
+    )
+
+
+def _advice(whisper: LoadedWhisper, confidence: float) -> str:
+    """Return a note on a transcript of which an English-only model is unsure; else ""."""
+    english = not getattr(whisper.model.generation_config, "is_multilingual", True)
+    if not english or confidence >= ADVICE_CONFIDENCE:
+        return ""
+    name = whisper.directory.name if whisper.directory is not None else "this model"
+    return f'{name} is English-only and is unsure of this recording; model="{MULTILINGUAL_MODEL}" knows other languages'
+
+
+def _log_token_rate(tokens: Sequence[int], first: int, samples: int) -> float:
+    """Compute the natural logarithm of the text tokens per second of audio.
+
+    Args:
+        first: Id of the first timestamp token; timestamp tokens are not counted.
+        samples: Number of samples.
+    """
+    return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
+
+
+def log_compression_ratio(text: str) -> float:
+    """Compute the natural logarithm of a text's compression ratio by zlib, at least 0.
+
+    The ratio is high for a text that repeats itself. Models write such text where there is no speech. Characters are
+    numbered in the order in which they occur, so that no script counts for more bytes than another.
+
+    References:
+        Radford et al. 2022 (Whisper), section 4.5, where the ratio of the text in UTF-8 decides whether it is decoded
+        again.
+    """
+    numbers = {sign: number % 256 for number, sign in enumerate(dict.fromkeys(text))}
+    return math.log(max(compression_ratio(bytes(map(numbers.__getitem__, text))), 1.0))
+
+
+def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
+    """Return a transcript's time by stage, in seconds.
+
+    Args:
+        usage: Counts and times of its rounds.
+        features: Seconds for computing features.
+        rest: Seconds outside all stages.
+    """
+    parts = {"features": features, **{stage: usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")}}
+    return {**parts, "total": sum(parts.values()) + rest}
+
+
+@contextmanager
+def _decoding_context(request: TranscriptionRequest) -> Iterator[None]:
+    """Hold the locks of the model and of the drafter's networks, and hide transformers' warnings."""
+    model, words = request.whisper.model, request.timestamps == "word"
+    with _model_locks(model, words, request.speculation.networks), hide_generate_warnings():
+        yield
+
+
+@contextmanager
+def _model_locks(
+    model: WhisperForConditionalGeneration, words: bool, others: Sequence[PreTrainedModel]
+) -> Iterator[None]:
+    """Hold the locks of the model and of the drafter's networks while recordings are decoded.
+
+    With word timestamps a warning of NumPy 2 is silenced. Words need attention maps: if a module's `forward` was
+    replaced, the model itself is switched to "eager" attention meanwhile. Then the lock is exclusive, because an
+    attention mask made for one implementation of attention must not be used by another.
+
+    Args:
+        words: Whether word timestamps were requested.
+        others: The drafter's networks.
+    """
+    if not words:
+        with reading(model, *others):
+            yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
+        if can_use_eager_copy(model):
+            with reading(model, *others):
+                yield
+            return
+        with reading(*others, writing=[model]), restore_attention(model):
+            model.set_attn_implementation("eager")
+            yield
