@@ -99,7 +99,7 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
 
     Args:
         audio: A path, a file object, bytes, or samples (T,), (T, channels) or (channels, T); at most an hour long. A
-            list of these is transcribed in batches.
+            list of these is transcribed together, up to `batch_size` at a time.
         sample_rate: Hz of samples; None for files, whose header has it.
         model: A shipped name, a directory, a hub id, or a loaded model (then give its `processor`): a Whisper, or an
             audio language model (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). An audio language model has no windows:
@@ -118,8 +118,7 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
         prompt: For a Whisper, text that might have come before the recording; default None: no text. For an audio
             language model, the request to transcribe or, for Qwen3-ASR, the context; default None: the request that the
             model's processor writes.
-        batch_size: Number of recordings decoded together. Default 8. Recordings longer than one window (30 s) have
-            batches of their own.
+        batch_size: Number of recordings that are decoded at the same time. Default 8. Their texts do not depend on it.
         cut_at_pauses: Recordings longer than one window are cut at pauses into pieces of up to 30 s. Each piece is
             transcribed by itself; up to `batch_size` pieces are decoded at the same time. The text may differ from that
             of `model.generate`, whose windows follow each other and overlap. Default False.
@@ -141,8 +140,7 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
             exception from it ends the call.
         options: Arguments of `generate`: temperature (a tuple: these are tried in order), logprob_threshold,
             compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
-            max_new_tokens, repetition_penalty and so on. With several temperatures and word timestamps, recordings are
-            decoded one by one.
+            max_new_tokens, repetition_penalty and so on.
 
     Returns:
         A `Transcript`; for a list, a list of `Transcript`s in the same order. The transcript of a silent recording is
