@@ -18,7 +18,7 @@ from functools import partial
 from itertools import count
 from typing import Any, final
 
-from mmdec.core.steps import DecodingSteps, Pass, PassResult, Prefill, Round, Score, resume, run_pass, time_pass
+from mmdec.core.steps import DecodingSteps, Pass, PassResult, Prefill, Round, Score, run_pass, time_pass
 from mmdec.errors import InputError
 from mmdec.types import SharedPassTarget
 
@@ -31,6 +31,21 @@ class SchedulerLimits:
     # tokens in all caches, counted as the maximum length of each running row; None: no limit
     tokens: int | None = None
     prefill: int = 256  # tokens of a prompt that are read between two rounds of the running rows
+
+    def check(self, rows: int, tokens: int) -> None:
+        """Raise InputError for a decoding that could never fit.
+
+        Args:
+            rows: Number of its rows.
+            tokens: Number of tokens that its cache may come to hold, over all rows.
+        """
+        if rows > self.rows:
+            raise InputError(f"a request may have {self.rows} rows, but has {rows}. Send fewer at a time.")
+        if self.tokens is not None and tokens > self.tokens:
+            raise InputError(
+                f"a request may take up {self.tokens} tokens, prompt and answer together, but would take up {tokens}. "
+                "Shorten the prompt or lower the maximum length."
+            )
 
 
 @final
@@ -45,6 +60,7 @@ class Task:
     on_round: Callable[[Round], None] | None
     number: int
     error: BaseException | None = None
+    result: Any = None  # what the generator returned
     done: bool = False
     request: Pass | None = field(default=None, repr=False)
     pieces: Iterator[Any] | None = field(default=None, repr=False)  # the pass over the prompt, while it is under way
@@ -91,13 +107,7 @@ class Scheduler:
         Raises:
             InputError: If the decoding could never fit.
         """
-        if rows > self.limits.rows:
-            raise InputError(f"a request may have {self.limits.rows} rows, but has {rows}. Send fewer at a time.")
-        if self.limits.tokens is not None and tokens > self.limits.tokens:
-            raise InputError(
-                f"a request may take up {self.limits.tokens} tokens, prompt and answer together, but would take up "
-                f"{tokens}. Shorten the prompt or lower the maximum length."
-            )
+        self.limits.check(rows, tokens)
         task = Task(steps, rows, tokens, priority, on_round, next(self._numbers))
         self.waiting.append(task)
         return task
@@ -180,19 +190,23 @@ class Scheduler:
     def _advance(self, task: Task, result: PassResult | None) -> None:
         """Continue a decoding until it asks for a pass or ends."""
         try:
-            step = resume(task.steps, result)
-            while isinstance(step, Round):
+            while True:
+                try:
+                    step = task.steps.send(result)
+                except StopIteration as end:
+                    task.result = end.value
+                    self._end(task, None)
+                    return
+                if not isinstance(step, Round):
+                    task.request = step
+                    return
+                result = None
                 if task.on_round is not None:
                     task.on_round(step)
                 if task.done:  # `on_round` has cancelled it
                     return
-                step = resume(task.steps)
         except Exception as error:
             self._end(task, error)
-            return
-        task.request = step
-        if step is None:
-            self._end(task, None)
 
     def _end(self, task: Task, error: BaseException | None) -> None:
         if task.done:

@@ -93,7 +93,7 @@ class PassResult:
 
 Pass = Prefill | Score | Compute
 # Asks for passes, which are answered by `send`, and yields rounds, which are not.
-DecodingSteps = Generator[Pass | Round, PassResult | None, None]
+DecodingSteps = Generator[Pass | Round, PassResult | None, Any]
 
 
 def run_alone(steps: DecodingSteps) -> Iterator[Round]:

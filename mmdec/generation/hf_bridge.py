@@ -44,6 +44,7 @@ from mmdec.core.sampling import (
     WholeBatch,
     WholeBatchCriterion,
 )
+from mmdec.core.steps import Compute, DecodingSteps
 from mmdec.core.timing import Stopwatch
 from mmdec.core.tree import bool_list, int_list
 from mmdec.errors import InputError
@@ -310,6 +311,12 @@ class StockRun:
         self._processors, self._criteria, self._inputs = processors, criteria, inputs
         self._result: Any = None
         self.rounds = self._run()
+
+    @property
+    def steps(self) -> DecodingSteps:
+        """The loop as one computation, for a scheduler."""
+        rounds: Any = yield Compute(self._model.device, lambda: list(self.rounds))
+        yield from rounds.value
 
     @property
     def sequences(self) -> Tensor:

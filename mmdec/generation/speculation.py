@@ -177,7 +177,7 @@ def generate(
         with _reading(model, speculation):
             return _generate_many(model, inputs, speculation, max_batch, options)
     with _reading(model, speculation):
-        run = _begin(model, cast(Any, inputs), speculation, options)
+        run = prepare(model, cast(Any, inputs), speculation, options)
         rounds = list(run.rounds)
     return Generation(run.sequences, rounds, decoding.lossless)
 
@@ -216,7 +216,7 @@ def _generate_many(
 
     try:
         for index, prompt in enumerate(prompts):
-            run = _begin(model, prompt, speculation.with_seed(None if seed is None else seed + index), options)
+            run = prepare(model, prompt, speculation.with_seed(None if seed is None else seed + index), options)
             if isinstance(run, StockRun):  # transformers' own loop, which cannot be interrupted
                 rounds = list(run.rounds)
                 results[index] = Generation(run.sequences, rounds, speculation.options.lossless)
@@ -284,7 +284,7 @@ def rounds_of(
         options: Arguments of `model.generate`; if a `tokenizer` is among them, each round has its text.
     """
     with _reading(model, speculation):
-        run = _begin(model, inputs, speculation, options)
+        run = prepare(model, inputs, speculation, options)
     rounds, tokenizer = read_while((model, *speculation.networks), run.rounds), options.get("tokenizer")
     return rounds if tokenizer is None else _with_text(rounds, tokenizer, run.rows)
 
@@ -350,9 +350,20 @@ def _reading(model: object, speculation: Speculation) -> AbstractContextManager[
     return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
 
 
-def _begin(
+def prepare(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
 ) -> PreparedRun | StockRun:
+    """Check and prepare a `generate` call. The caller holds the models' locks, and decodes by `rounds` or `steps`.
+
+    Args:
+        model: A loaded model of transformers.
+        inputs: Token ids (B, P), or a tokenizer's or processor's output.
+        speculation: The decoding loop.
+        options: Arguments of `model.generate`.
+
+    Raises:
+        InputError: For what `generate` refuses.
+    """
     remedy = "Load it first; of a PeftModel give `get_base_model()`."
     check_instance("model", model, PreTrainedModel, "a loaded model of transformers", remedy)
     target = target_of(model)
@@ -378,12 +389,12 @@ def _begin(
             options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), ends]
         if heals:
             named["input_ids"] = heal_tokens(named["input_ids"], named.get("attention_mask"), model, tokenizer)
-        prepare: Any = model.generate  # typed as `Any`, because type checkers take attributes of modules for tensors
+        call: Any = model.generate  # typed as `Any`, because type checkers take attributes of modules for tensors
         prepared, held_back = target.split_inputs({**options, **named})
-        run = prepare(**prepared, custom_generate=_Preparation(speculation, target, held_back))
+        run = call(**prepared, custom_generate=_Preparation(speculation, target, held_back))
         # transformers' own loop needs all inputs, so they must go through `generate`
         if held_back and isinstance(run, StockRun):
-            run = prepare(**options, **named, custom_generate=_Preparation(speculation, target, {}))
+            run = call(**options, **named, custom_generate=_Preparation(speculation, target, {}))
     except PASSED_ON:
         raise
     except Exception as error:  # from transformers' preparation, which may raise anything

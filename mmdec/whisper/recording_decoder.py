@@ -72,7 +72,6 @@ class RecordingDecoder:
         samples: Tensor,
         on_window: Callable[[float], None] | None = None,
     ) -> None:
-        self.decoded: DecodedRecording | None = None  # what `steps` has decoded
         self._request, self._index, self._samples = request, index, samples
         self._model = request.whisper.model
         self._on_window, self._on_round = (
@@ -86,7 +85,10 @@ class RecordingDecoder:
         self._is_first_window = True
 
     def steps(self) -> DecodingSteps:
-        """Decode the recording, and ask for each pass. The result is in `decoded` afterwards.
+        """Decode the recording, and ask for each pass.
+
+        Returns:
+            A `DecodedRecording`.
 
         Raises:
             InputError: For an option that the model rejects; exceptions of callbacks are raised as `CallbackError`.
@@ -123,7 +125,7 @@ class RecordingDecoder:
         segments = _segments(request, result.segments, language, len(samples) / SAMPLE_RATE)
         usage = self._meter.usage
         usage.seconds["encoder"] += self._encoder.seconds
-        self.decoded = DecodedRecording(segments, language, usage, len(samples), features, rest + stopwatch.lap())
+        return DecodedRecording(segments, language, usage, len(samples), features, rest + stopwatch.lap())
 
     def _timed(self, windows: Generator[Any, Any, LongFormResult]) -> Generator[Any, Any, tuple[LongFormResult, float]]:
         """Relay the steps of a recording.

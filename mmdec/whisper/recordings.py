@@ -115,7 +115,7 @@ def _decode_together(
         (index, first sample, result) as pieces end.
     """
     scheduler = Scheduler(SchedulerLimits(rows=batch_size))
-    waiting = [(scheduler.add(decoder.steps()), index, start, decoder) for index, start, decoder in decoders]
+    waiting = [(scheduler.add(decoder.steps()), index, start) for index, start, decoder in decoders]
     try:
         more = True
         while more:
@@ -123,11 +123,10 @@ def _decode_together(
                 more = scheduler.step()
             for ended in [piece for piece in waiting if piece[0].done]:
                 waiting.remove(ended)
-                task, index, start, decoder = ended
+                task, index, start = ended
                 if task.error is not None:
                     raise task.error.original if isinstance(task.error, CallbackError) else task.error
-                assert decoder.decoded is not None
-                yield index, start, decoder.decoded
+                yield index, start, task.result
     finally:
         for task, *_ in waiting:
             scheduler.cancel(task)

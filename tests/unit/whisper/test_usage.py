@@ -9,7 +9,7 @@ import torch
 
 import mmdec
 from mmdec.core.loop import Round
-from mmdec.core.steps import run_alone
+from mmdec.core.scheduler import Scheduler
 from mmdec.tasks.usage import Usage
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import FastDecoder
@@ -85,12 +85,14 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
     usages = list[Usage]()
     for index, seconds in enumerate((1.7, 2.9)):
         decoder = RecordingDecoder(call, index, torch.from_numpy(buzz(seconds)))
-        list(run_alone(decoder.steps()))
-        assert decoder.decoded is not None
-        usage = decoder.decoded.usage
+        scheduler = Scheduler()
+        task = scheduler.add(decoder.steps())
+        scheduler.run()
+        assert task.error is None
+        usage = task.result.usage
         assert 1 < usage.prompts < usage.rounds
         assert usage.tokens_per_round == usage.later / (usage.rounds - usage.prompts) > 1
-        assert usage.later + usage.prompts >= sum(len(segment.tokens) for segment in decoder.decoded.segments)
+        assert usage.later + usage.prompts >= sum(len(segment.tokens) for segment in task.result.segments)
         assert min(usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")) > 0
         usages.append(usage)
     assert usages[0].prompts < usages[1].prompts
