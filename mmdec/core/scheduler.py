@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, final
 
-from mmdec.core.steps import DecodingSteps, Pass, PassResult, Prefill, Round, Score, run_pass, time_pass
+from mmdec.core.steps import Compute, DecodingSteps, Pass, PassResult, Prefill, Round, Score, run_pass, time_pass
 from mmdec.errors import InputError
 from mmdec.types import SharedPassTarget
 
@@ -69,10 +70,17 @@ class Task:
 
 @final
 class Scheduler:
-    """Drives decodings in the thread that calls `step` or `run`."""
+    """Drives decodings in the thread that calls `step` or `run`.
 
-    def __init__(self, limits: SchedulerLimits = SchedulerLimits()) -> None:
+    Args:
+        limits: What may run at the same time.
+        side_thread: Has one thread, which runs `Compute` steps while other passes run; None: there is none.
+    """
+
+    def __init__(self, limits: SchedulerLimits = SchedulerLimits(), side_thread: Executor | None = None) -> None:
         self.limits = limits
+        self._side_thread = side_thread
+        self._aside: tuple[Task, Future[PassResult]] | None = None  # what the side thread computes now
         self.waiting: list[Task] = []
         self.running: list[Task] = []
         self._numbers = count()
@@ -124,19 +132,59 @@ class Scheduler:
     def step(self) -> bool:
         """Run one round: start what fits, run one pass that nobody shares, score all drafts that wait.
 
-        A pass that nobody shares is one piece of a prompt, or another computation, such as that of an encoder.
+        A pass that nobody shares is one piece of a prompt, or another computation, such as that of an encoder. A side
+        thread takes such computations over, one at a time.
 
         Returns:
             Whether there is more to do.
         """
         self._admit()
         scored = [task for task in self.running if isinstance(task.request, Score)]
-        others = [task for task in self.running if not isinstance(task.request, Score)]
+        others = sorted((task for task in self.running if not isinstance(task.request, Score)), key=_precedence)
+        if self._side_thread is not None:
+            others = self._send_aside(others, busy=bool(scored))
         if others:
-            self._run_alone(min(others, key=_precedence))
+            self._run_alone(others[0])
+        elif not scored:
+            self._take_back(wait=True)
         for group in _shared_passes(scored):
             self._run(group)
+        self._take_back()
         return bool(self.running or self.waiting)
+
+    def _send_aside(self, tasks: Sequence[Task], busy: bool) -> list[Task]:
+        """Let the side thread compute the first `Compute` of tasks, if it has nothing to do.
+
+        Args:
+            tasks: Those that wait for a pass that nobody shares, in their order.
+            busy: Whether there are drafts to score, meanwhile the other `Compute` steps wait for the side thread.
+
+        Returns:
+            The tasks whose pass this thread may run.
+        """
+        computing = [task for task in tasks if isinstance(task.request, Compute)]
+        if self._aside is None and computing and self._side_thread is not None:
+            request: Any = computing[0].request
+            self._aside = computing[0], self._side_thread.submit(run_pass, request)
+        aside = None if self._aside is None else self._aside[0]
+        return [task for task in tasks if task is not aside and not (busy and task in computing)]
+
+    def _take_back(self, wait: bool = False) -> None:
+        """Continue the task whose pass the side thread has computed, if it has.
+
+        Args:
+            wait: Whether to wait until it has.
+        """
+        if self._aside is None or not (wait or self._aside[1].done()):
+            return
+        (task, future), self._aside = self._aside, None
+        try:
+            result = future.result()
+        except Exception as error:
+            self._end(task, error)
+        else:
+            if not task.done:
+                self._advance(task, result)
 
     def _admit(self) -> None:
         """Start waiting decodings in the order of their priority, as long as the next one fits."""

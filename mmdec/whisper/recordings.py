@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import final
 
@@ -20,6 +21,7 @@ from mmdec.core.scheduler import Scheduler, SchedulerLimits
 from mmdec.generation.model_lock import reading
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.io.audio.voice_activity import SpeechWindow, cut_at_pauses
+from mmdec.kernels.threads import own_threads, set_own_threads
 from mmdec.tasks.confidence import estimate_confidence, token_evidence
 from mmdec.tasks.inputs import describe_silence
 from mmdec.tasks.usage import Usage
@@ -83,8 +85,8 @@ def transcribe_recordings(
     ]
     unfinished = {index: list[tuple[int, DecodedRecording]]() for index in pieces}  # recording -> its finished pieces
     report_finished()
-    with _decoding_context(request):
-        for index, start, decoded in _decode_together(decoders, batch_size):
+    with _decoding_context(request), _encoder_thread(request, len(decoders)) as side_thread:
+        for index, start, decoded in _decode_together(decoders, batch_size, side_thread):
             finished = unfinished[index]
             finished.append((start, decoded))
             report.finish(index, start, decoded.samples)
@@ -104,17 +106,18 @@ def _pieces(request: TranscriptionRequest, recording: Tensor, at_pauses: bool) -
 
 
 def _decode_together(
-    decoders: Sequence[tuple[int, int, RecordingDecoder]], batch_size: int
+    decoders: Sequence[tuple[int, int, RecordingDecoder]], batch_size: int, side_thread: Executor | None
 ) -> Iterator[tuple[int, int, DecodedRecording]]:
     """Decode recordings, or pieces of them, which share the passes of the decoder.
 
     Args:
         decoders: (index of the recording, first sample, decoder) of each piece.
+        side_thread: Runs the encoder at the same time as the decoder; None: this thread runs both.
 
     Yields:
         (index, first sample, result) as pieces end.
     """
-    scheduler = Scheduler(SchedulerLimits(rows=batch_size))
+    scheduler = Scheduler(SchedulerLimits(rows=batch_size), side_thread)
     waiting = [(scheduler.add(decoder.steps()), index, start) for index, start, decoder in decoders]
     try:
         more = True
@@ -130,6 +133,27 @@ def _decode_together(
     finally:
         for task, *_ in waiting:
             scheduler.cancel(task)
+
+
+@contextmanager
+def _encoder_thread(request: TranscriptionRequest, count: int) -> Iterator[Executor | None]:
+    """Share torch's CPU threads between the encoder, in a thread of its own, and the decoder.
+
+    The encoder is limited by arithmetic, and decoder passes are limited by memory bandwidth.
+
+    Args:
+        count: Number of recordings or pieces.
+
+    Yields:
+        None if there is nothing to share: one recording, one CPU thread, or a GPU.
+    """
+    threads = torch.get_num_threads()
+    if count == 1 or threads == 1 or request.whisper.model.device.type != "cpu":
+        yield None
+        return
+    half = threads // 2
+    with ThreadPoolExecutor(1, initializer=set_own_threads, initargs=(half,)) as executor, own_threads(threads - half):
+        yield executor
 
 
 @final
