@@ -177,7 +177,7 @@ def test_a_cache_of_another_model_is_refused() -> None:
     uneven.layers[1].keys = uneven.layers[1].keys[:, :, :2]  # type: ignore[index]
     uneven.layers[1].values = uneven.layers[1].values[:, :, :2]  # type: ignore[index]
     for odd in (shallow, uneven, EncoderDecoderCache(held(), DynamicCache())):
-        with pytest.raises(InputError, match=f"`{CACHE_ARGUMENT}` must be"):
+        with pytest.raises(InputError, match=f"`{CACHE_ARGUMENT}` must (be|have been filled by this model)"):
             mmdec.generate(network, ids, "lookup", **{CACHE_ARGUMENT: odd}, **OPTIONS)
 
 

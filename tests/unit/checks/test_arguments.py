@@ -70,8 +70,8 @@ DOORS: tuple[Callable[..., Any], ...] = (mmdec.generate, mmdec.stream)
         (IDS > 1, "torch.bool"),
         (IDS[0], "(6,)"),
         (IDS[:, :0], "(1, 0)"),
-        (IDS + 57, "from 0 to 59"),
-        (IDS - 2, "from 0 to 59"),
+        (IDS + 57, "between 0 and 59"),
+        (IDS - 2, "between 0 and 59"),
     ],
 )
 def test_wrong_inputs_are_refused(model: PreTrainedModel, door: Callable[..., Any], inputs: Any, part: str) -> None:
