@@ -18,8 +18,8 @@ from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.errors import InputError
 from mmdec.evaluation.description import PROMPT, DescriptionHarness, questions_of
 from mmdec.evaluation.harness import Log, Method, describe_measurement, no_log, parse_plan
+from mmdec.generation.drafter_choice import resolve_drafter
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.tasks.loading import as_drafter
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
 from mmdec.vision.describe import AUTO
@@ -70,7 +70,7 @@ def bench_vlm(
     keep_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
     chosen = questions_of(questions, images, prompt, per_task, Admission(allow_absolute_paths))
-    drafted = [Method.with_drafter(name, as_drafter(vlm, name), nodes) for name in drafters]
+    drafted = [Method.with_drafter(name, resolve_drafter(name, vlm).drafter_for(vlm.model), nodes) for name in drafters]
     harness = DescriptionHarness(vlm, max_new_tokens)
     greedy = Method.greedy()
     stock, left_out = runnable_methods(harness, chosen[0], [LOOKUP])

@@ -35,7 +35,7 @@ from mmdec.drafters.registry import AUTO
 from mmdec.errors import InputError
 from mmdec.evaluation.harness import CPU, Log, Method, no_log
 from mmdec.evaluation.transcription import TranscriptionHarness, normaliser
-from mmdec.generation.run import DrafterChoice
+from mmdec.generation.drafter_choice import DrafterChoice
 from mmdec.hub.provenance import measurement_conditions
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.threads import with_threads

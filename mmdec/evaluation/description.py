@@ -31,11 +31,10 @@ from mmdec.evaluation.harness import (
     no_log,
     silence_transformers,
 )
-from mmdec.generation.run import DrafterChoice
+from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.tasks.batch import BatchError
 from mmdec.tasks.generate_options import MAX_NEW_TOKENS
-from mmdec.tasks.loading import as_drafter
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import IMAGE
@@ -238,16 +237,15 @@ def evaluate_vlm(
     chosen = swap_pictures(chosen) if swap else chosen
     keep_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
-    loaded_drafter = as_drafter(vlm, drafter)
+    loaded_drafter = resolve_drafter(drafter, vlm).drafter_for(vlm.model)
     method = Method("drafted", "mmdec", {"drafter": loaded_drafter, "num_speculative_tokens": plan})
     answered = _answers(DescriptionHarness(vlm, max_new_tokens), method, chosen, batch_size, log)
-    named = loaded_drafter if isinstance(loaded_drafter, str) else getattr(loaded_drafter, "name", None) or "none"
     return {
         "model": vlm.directory.name if vlm.directory else "given",
         "questions": os.fspath(questions if questions is not None else images or QUESTIONS),
         "swapped": swap,
         "n": len(answered),
-        "drafter": named,
+        "drafter": "none" if loaded_drafter is None else loaded_drafter.name,
         "batch_size": batch_size,
         **_report(answered, worst),
         "hardware": describe_measurement(vlm.model, batch_size),

@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from mmdec.core.budget import Nodes
 from mmdec.errors import InputError, MmdecError
-from mmdec.generation.run import DrafterChoice
+from mmdec.generation.drafter_choice import DrafterChoice
 from mmdec.hub.provenance import measurement_conditions
 
 PLAN = re.compile(r"(\d+)(?:x(\d+))?")

@@ -86,11 +86,16 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
     return heads[0] if heads else make_drafter(FALLBACK_DRAFTER)
 
 
+def is_speech_model(model: PreTrainedModel) -> bool:
+    """Return whether the model is a Whisper or another speech model, for which drafters of their own are trained."""
+    return hasattr(model.config, "num_mel_bins")
+
+
 def _adjacent_folders(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
     """Yield the folders of drafters inside the model's folder or next to it, the preferred drafter first."""
     if folder is not None:
         home = folder.resolve()
-        names = auto_names(speech=hasattr(model.config, "num_mel_bins"))
+        names = auto_names(is_speech_model(model))
         if (home / SHIPPED_FILE).is_file():  # lists the folder's drafters, the preferred one first
             names = tuple(name for name in read_settings(home / SHIPPED_FILE).get("drafters", ()) if name in names)
         for name in names:

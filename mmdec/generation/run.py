@@ -1,21 +1,15 @@
 """`Speculation`: the decoding loop that replaces the loop of `model.generate`. It checks and prepares each call.
 
-This file also has the decoding options (`DecodingOptions`), makes drafters from what callers give (a name, a folder, a
-model or an object), and stores a drafter's state for the next turn of a chat, which uses the same cache.
+This file also has the decoding options, `DecodingOptions`.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast, final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -28,8 +22,6 @@ from mmdec.checks.arguments import (
     check_methods,
     check_nodes,
     check_seed,
-    did_you_mean,
-    show,
 )
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Nodes, make_budget
@@ -38,22 +30,13 @@ from mmdec.core.sampling import KeyedSample, Sequences, most_probable, transform
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import DecodingSteps, Round, run_alone, watch
 from mmdec.core.verify import LOSSY_RULES, MatchRule, ResidualRule, Rule, RuleName, SamplingState, TypicalRule
-from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
-from mmdec.drafters.lookup import Lookup
-from mmdec.drafters.other_vocabulary import OtherVocabulary
-from mmdec.drafters.recycling import Recycling
 from mmdec.drafters.registry import (
     AUTO,
-    check_drafter,
-    drafter_entry,
-    drafter_names,
-    is_dotted,
-    loader_names,
-    make_drafter,
 )
-from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.errors import InputError
-from mmdec.generation.auto_drafter import auto_drafter, warn_once
+from mmdec.generation.chat_state import ConversationTurn, drop_chat_state
+from mmdec.generation.draft_warning import DraftCounts
+from mmdec.generation.drafter_choice import DrafterChoice, DrafterSource, resolve_drafter
 from mmdec.generation.hf_bridge import (
     OutputRecorder,
     StockRun,
@@ -64,21 +47,12 @@ from mmdec.generation.hf_bridge import (
     stop_conditions,
 )
 from mmdec.generation.model_lock import reading
-from mmdec.hub.find import drafter_by_name
-from mmdec.pretrained.drafters import load_drafter
-from mmdec.pretrained.load_small_model import small_drafter, small_target
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.targets.quantization_check import siblings_change_logits
 from mmdec.targets.registry import target_of
-from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
+from mmdec.types import Drafter
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "typical")
-DrafterChoice = Drafter | PreTrainedModel | str | os.PathLike[str] | None
-MIN_WARNING_ROUNDS = 20  # a call of at least this many rounds warns if its drafts brought nothing
-# Drafters that find nothing in some texts, without any fault: they are noted after this many rounds with drafts.
-SELECTIVE, SELECTIVE_ROUNDS = (Lookup, Recycling, Ctc, CtcByLanguage), 10
-# accepted tokens a row and round below which a half-precision dtype on a CPU is named as the cause
-LOW_ACCEPTANCE = 0.1
 _statistics = DecodingStatistics()
 
 
@@ -95,7 +69,7 @@ class DecodingOptions:
     `mmdec.generate` explains each: drafter, acceptance rule, draft size, seed, statistics.
     """
 
-    drafter: DrafterChoice = AUTO
+    drafter: DrafterChoice | DrafterSource = AUTO
     rule: RuleName | None = None
     num_speculative_tokens: Nodes = None
     seed: int | None = None
@@ -106,10 +80,7 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         """Raise InputError if an option is wrong. The drafter is not checked here, but by `Speculation`."""
         if self.rule is not None:
-            given: Any = self.rule
-            gone = isinstance(given, str) and given == "block"
-            remedy = 'Use "residual".' if gone else "None follows `do_sample`."
-            check_choice("rule", self.rule, RULES, remedy)
+            check_choice("rule", self.rule, RULES, "None follows `do_sample`.")
         nodes = check_nodes(self.num_speculative_tokens)
         check_callable("on_round", self.on_round, "a function of a round")
         if self.streamer is not None:
@@ -176,19 +147,14 @@ class Speculation:
     """
 
     def __init__(self, options: DecodingOptions) -> None:
-        self.options, choice = options, options.drafter
-        self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # models that the drafter runs
-        self._auto = isinstance(choice, str) and choice == AUTO
-        entry = drafter_entry(choice) if isinstance(choice, str) else None
-        # makes the drafter from the target model; None for other drafters
-        self._of_model = None if entry is None else entry.of_model
-        self._folder = _folder(choice) if isinstance(choice, (str, os.PathLike)) and not self._auto else None
-        waits = self._folder is not None or self._auto or self._of_model is not None
-        self._drafter = None if waits else _drafter(choice)
-        self._loaded: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
-        self._loaded = WeakKeyDictionary()
-        self._lock = threading.Lock()
+        self.options = options
+        self._drafters = resolve_drafter(options.drafter)
         self._warned = set[str]()  # the warnings so far
+
+    @property
+    def networks(self) -> tuple[PreTrainedModel, ...]:
+        """Models that the drafter runs, which are locked during a call."""
+        return self._drafters.networks
 
     def __reduce__(self) -> tuple[type[Speculation], tuple[DecodingOptions]]:
         """Copy and pickle only the options: a worker process makes drafters for its own model."""
@@ -204,19 +170,7 @@ class Speculation:
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
         """Return the drafter for a target model, on the model's device and in its dtype; None for plain decoding."""
-        if self._folder is None and not self._auto and self._of_model is None and not self.networks:
-            return self._drafter
-        with self._lock:
-            device, dtype, drafter = self._loaded.get(model, (None, None, None))
-            if drafter is None or (device, dtype) != (model.device, model.dtype):
-                drafter = small_drafter(self.networks[0], model) if self.networks else self._load(model)
-                self._loaded[model] = model.device, model.dtype, drafter
-            return drafter
-
-    def _load(self, model: PreTrainedModel) -> Drafter:
-        if self._of_model is not None:
-            return self._of_model(model)
-        return auto_drafter(model) if self._folder is None else load_drafter(self._folder, model, "drafter")
+        return self._drafters.drafter_for(model)
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
@@ -307,8 +261,8 @@ class Speculation:
             drop_chat_state(cache)
         steps = decode_steps(target, inputs, text, rule, drafter, budget, shape)
         if drafter is not None:
-            draft_counts = DraftCounts()
-            steps = watch(steps, draft_counts.add, partial(_warn_of_useless_drafts, draft_counts, drafter, model))
+            counts = DraftCounts(drafter, model)
+            steps = watch(steps, counts.add, counts.warn)
         pad = pad_token(generation_config)
         if keeps:
             steps = watch(steps, partial(_extend_cache, target, inputs, text, pad))
@@ -347,159 +301,7 @@ class Speculation:
         return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
 
 
-@dataclass
-class DraftCounts:
-    """Counts what the drafts of one call brought."""
-
-    rounds: int = 0  # rounds after the pass over the prompt
-    rounds_with_drafts: int = 0
-    rows: int = 0  # rows of all these rounds
-    drafted: int = 0
-    accepted: int = 0
-
-    def add(self, round_: Round) -> None:
-        if round_.index:
-            self.rounds += 1
-            self.rounds_with_drafts += any(round_.drafted)
-            self.rows += len(round_.rows)
-            self.drafted += sum(round_.drafted)
-            self.accepted += sum(round_.accepted)
-
-
-def _warn_of_useless_drafts(counts: DraftCounts, drafter: Drafter, model: PreTrainedModel) -> None:
-    """Warn about drafts that brought nothing, once for each model and reason."""
-    count, with_drafts, drafted, accepted = counts.rounds, counts.rounds_with_drafts, counts.drafted, counts.accepted
-    halved = model.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
-    if count < MIN_WARNING_ROUNDS or accepted > (LOW_ACCEPTANCE * counts.rows if halved else 0):
-        return
-    if isinstance(drafter, SELECTIVE) and with_drafts < SELECTIVE_ROUNDS and not halved:
-        return
-    dtype = str(model.dtype).removeprefix("torch.")
-    if halved:
-        reason = (
-            f"in {dtype} most CPUs take as long for a pass over several tokens as for as many passes over one, so that "
-            'drafts cannot pay: load the model with dtype="float32"'
-        )
-    elif not drafted:
-        reason = "it proposed nothing: the text may hold nothing that it can continue"
-    elif isinstance(drafter, OtherVocabulary):
-        reason = "it has another vocabulary, and its text, in the model's tokens, was never the model's own"
-    else:
-        reason = "it may have been made for another model, or for other texts"
-    message = f"drafter '{drafter.name}' brought {accepted} tokens in {count} rounds, of {drafted} drafted: {reason}"
-    warn_once(model, message, f"{drafter.name}: {reason}", stacklevel=3)
-
-
 def _extend_cache(target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int, round_: Round) -> None:
     """Fill the caller's key-value cache as `model.generate` would, if `round_` was the last one."""
     if not text.live:
         target.extend(inputs, text.padded_ids(pad))
-
-
-def _folder(choice: str | os.PathLike[str]) -> Path | None:
-    """Return the folder of a drafter with weights.
-
-    Args:
-        choice: The drafter as the caller gave it: a path, a hub id or "<model>/<drafter>". For a registered name or a
-            dotted path, the result is None.
-
-    Raises:
-        InputError: For any other text.
-    """
-    if isinstance(choice, str) and (drafter_entry(choice) is not None or is_dotted(choice)):
-        return None
-    folder = drafter_by_name(choice, "drafter")
-    if folder is not None:
-        return folder
-    try:
-        path = Path(choice)
-        if path.is_dir():
-            return path
-    except (TypeError, ValueError, OSError):  # raised for bytes, a null character, or a name that is too long
-        pass
-    raise InputError(
-        f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder or hub id, a dotted path such "
-        f"as package.module:Class, a model or a Drafter, but is {show(choice)}. Choose one."
-        f"{did_you_mean(choice, [*drafter_names(), *loader_names()])} Names of drafters with weights: "
-        f"{', '.join(loader_names())}."
-    )
-
-
-def _drafter(choice: DrafterChoice) -> Drafter | None:
-    if choice is None:
-        return None
-    if isinstance(choice, PreTrainedModel):
-        small_target(choice)  # raises InputError if mmdec cannot use this model; the drafter is made later
-        return None
-    drafter = make_drafter(choice) if isinstance(choice, str) else choice
-    check_drafter(drafter)
-    return drafter  # type: ignore[return-value] # `check_drafter` has checked its type
-
-
-# cache object of a chat -> (target's name, drafter's name, drafter's state after the last turn). The state is not an
-# attribute of the cache object, because a copy of the cache would copy it, too.
-_chat_states: WeakKeyDictionary[Any, tuple[str, str, Any]] = WeakKeyDictionary()
-_lock = threading.Lock()
-
-
-def drop_chat_state(cache: Any) -> None:
-    """Drop the drafter's state that is stored for a chat's cache.
-
-    Called if the state does not cover all of the cache's text.
-    """
-    if cache is not None:
-        with _lock:
-            _chat_states.pop(cache, None)
-
-
-@final
-class ConversationTurn(ForwardingDrafter):
-    """Wraps a drafter for one turn of a chat, which begins with the drafter's state of the previous turn.
-
-    The new state is stored for the next turn. A drafter that reads hidden states needs those of every token in the
-    target's cache. A new turn computes only the hidden states of its new tokens; the drafter's old state has the
-    others. The state is stored under the cache object and dropped with it. The state is not used for a copy of the
-    cache, or after another model or drafter has written to the cache. The drafter itself checks that the state has as
-    many tokens as the cache. The output is the same with and without the state.
-
-    Args:
-        drafter: The drafter to wrap.
-        target: The name of the target model's weights.
-        cache: The caller's cache, with one batch row, which is filled while decoding.
-    """
-
-    def __init__(self, drafter: Drafter, target: str, cache: Any) -> None:
-        super().__init__(drafter)
-        self._target, self._cache = target, cache
-
-    def start(self, context: Context) -> Any:
-        """Start the drafter with its state of the previous turn, if there is one; store and return the new state."""
-        with _lock:
-            stored = _chat_states.pop(self._cache, None)  # `pop`, so that two calls never share it
-        if stored is not None and stored[:2] == (self._target, self.name):
-            context = replace(context, previous_state=stored[2])
-        state = super().start(context)
-        with _lock:
-            _chat_states[self._cache] = self._target, self.name, state
-        return state
-
-    def propose(self, state: Any, roots: Tensor, plan: Plan) -> Draft:
-        with self._forget_on_error():
-            return super().propose(state, roots, plan)
-
-    def update(self, state: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        with self._forget_on_error():
-            super().update(state, draft, scores, verdict)
-
-    def select(self, state: Any, live: Tensor) -> None:
-        with self._forget_on_error():
-            super().select(state, live)
-
-    @contextmanager
-    def _forget_on_error(self) -> Generator[None]:
-        """Context manager: if its block raises, drop the drafter's stored state, because it may be incomplete."""
-        try:
-            yield
-        except Exception:
-            drop_chat_state(self._cache)
-            raise

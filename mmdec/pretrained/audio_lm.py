@@ -8,16 +8,16 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoProcessor, PreTrainedModel, ProcessorMixin
+from transformers import CONFIG_MAPPING, AutoProcessor
 
 from mmdec.checks.devices import PASSED_ON, check_device
 from mmdec.checks.weights import check_extractor, read_settings, report_damage
@@ -26,7 +26,7 @@ from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import find_model, model_kind
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES, read_network
-from mmdec.pretrained.plain_text import PlainText
+from mmdec.pretrained.loaded_language_model import LoadedLanguageModel
 from mmdec.pretrained.vlm import check_processor
 from mmdec.targets.families import AUDIO_FAMILIES
 
@@ -39,16 +39,8 @@ VOXTRAL = "Voxtral"  # beginning of the names of classes whose tokenizer needs t
 
 @final
 @dataclass
-class LoadedAudioLm:
+class LoadedAudioLm(LoadedLanguageModel):
     """An audio language model with its processor. All callers share one object, and none changes the weights."""
-
-    model: PreTrainedModel
-    processor: ProcessorMixin
-    # the model's folder, where drafters are looked for; None: the model was not loaded from a folder
-    directory: Path | None = None
-    # cache of drafters that were loaded from folders
-    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)
-    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that passed the check for this model
 
     def __post_init__(self) -> None:
         """Check the processor.
@@ -65,16 +57,6 @@ class LoadedAudioLm:
                 f"`processor` must read {SAMPLE_RATE} samples a second, but reads {rate}. Load it from where the model "
                 "is."
             )
-
-    @property
-    def tokenizer(self) -> Any:
-        """Return the processor's tokenizer."""
-        return cast(Any, self.processor).tokenizer
-
-    @cached_property
-    def plain(self) -> PlainText:
-        """Return what keeps special tokens in prompts of callers apart from those of the template."""
-        return PlainText(self.tokenizer, self.processor)
 
     @property
     def extractor(self) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast, final
@@ -34,7 +33,7 @@ from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import find_model, model_kind
 from mmdec.pretrained.image_familiarity import FAMILIAR_FILE, FamiliarPictures, read_familiar
 from mmdec.pretrained.language_model import DRAFTER_WEIGHT_FILES, config_class, read_network
-from mmdec.pretrained.plain_text import PlainText
+from mmdec.pretrained.loaded_language_model import LoadedLanguageModel
 
 DEFAULT_MODEL = "vlm-scenes"
 PACKAGES = ("torchvision", "num2words")  # packages that some processors need
@@ -56,16 +55,9 @@ VLM_FILES = (
 
 @final
 @dataclass
-class LoadedVlm:
+class LoadedVlm(LoadedLanguageModel):
     """A vision-language model with its processor. All callers share one object, and none changes the weights."""
 
-    model: PreTrainedModel
-    processor: ProcessorMixin
-    # the model's folder, where drafters are looked for; None: the model was not loaded from a folder
-    directory: Path | None = None
-    # cache of drafters that were loaded from folders
-    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)
-    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that passed the check for this model
     # statistics of the training images; None: unknown
     familiar: FamiliarPictures | None = field(default=None, repr=False)
 
@@ -76,16 +68,6 @@ class LoadedVlm:
             InputError: If it belongs to another model or has no chat template.
         """
         check_processor(self.model, self.processor, "image", "Use a LLaVA or a Qwen-VL.")
-
-    @property
-    def tokenizer(self) -> Any:
-        """Return the processor's tokenizer."""
-        return self.processor.tokenizer
-
-    @cached_property
-    def plain(self) -> PlainText:
-        """Return what keeps special tokens in texts of callers apart from those of the prompt."""
-        return PlainText(self.tokenizer, self.processor)
 
     @property
     def image_token(self) -> str:

@@ -1,12 +1,10 @@
-"""Converts the arguments `model` and `drafter` of a public call to a loaded model and a drafter that fits it."""
+"""Turns the argument `model` of a public call into a loaded model, and its options into a decoding loop."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -14,24 +12,14 @@ from transformers import PreTrainedModel, ProcessorMixin
 
 from mmdec.checks.arguments import show
 from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
-from mmdec.drafters.other_vocabulary import OtherVocabulary
-from mmdec.drafters.registry import AUTO, DRAFTER_NAME, drafter_entry, drafter_names
 from mmdec.errors import InputError
-from mmdec.generation.auto_drafter import auto_drafter
-from mmdec.generation.run import DecodingOptions, DrafterChoice, Speculation
-from mmdec.hub.cache import path_version
-from mmdec.hub.find import drafter_by_name, drafter_folder
-from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.pretrained.drafters import load_drafter
-from mmdec.pretrained.load_small_model import small_drafter
-from mmdec.pretrained.vlm import LoadedVlm
+from mmdec.generation.drafter_choice import DrafterSource
+from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
 from mmdec.tasks.options import GenerateOptions
-from mmdec.types import Drafter
 
 Loaded = TypeVar("Loaded")
-LanguageModel = LoadedVlm | LoadedAudioLm
 
 
 @dataclass(frozen=True)
@@ -120,11 +108,11 @@ def check_placement(model: Any, device: str | torch.device | None, dtype: Any, r
     check_same_dtype(dtype, model.dtype)
 
 
-def decoding_options(options: GenerateOptions, drafter: DrafterChoice) -> DecodingOptions:
+def decoding_options(options: GenerateOptions, drafter: DrafterSource) -> DecodingOptions:
     """Return the options of the decoding loop.
 
     Args:
-        drafter: The call's drafter, as `Speculation` takes it.
+        drafter: The call's drafter.
     """
     return DecodingOptions(
         drafter=drafter,
@@ -157,68 +145,3 @@ def load_speculation(options: DecodingOptions, model: PreTrainedModel, checked: 
             drafter.check(target)
         checked.add(name)
     return speculation
-
-
-def as_drafter(loaded: LanguageModel, drafter: DrafterChoice) -> DrafterChoice:
-    """Convert a task's argument `drafter` to a value that `speculate` accepts.
-
-    "auto" becomes the drafter that `auto_drafter` finds. The name, folder or hub id of a drafter with weights becomes
-    that drafter, loaded once on the model's device and in its precision. Other values are returned unchanged.
-
-    Raises:
-        InputError: If weights are missing, damaged, or were trained for another model.
-    """
-    if isinstance(drafter, PreTrainedModel):
-        # a small model with the same vocabulary needs no change: `Speculation` makes the drafter, and locks the model
-        small = small_drafter(drafter, loaded.model, None, loaded.tokenizer)
-        return small if isinstance(small, OtherVocabulary) else drafter
-    if isinstance(drafter, str) and drafter == AUTO:
-        return auto_drafter(loaded.model, loaded.directory, partial(_read, loaded))
-    named = drafter_by_name(drafter, "drafter")
-    if named is not None:
-        return _read(loaded, named)
-    entry = None
-    # a registered name takes precedence over a folder of the same name
-    if isinstance(drafter, str) and DRAFTER_NAME.fullmatch(drafter):
-        entry = drafter_entry(drafter)
-        if entry is not None and entry.factory is not None:
-            return drafter
-        folder = find_drafter_folder(loaded, drafter)
-        if folder is not None:
-            return _read(loaded, folder)
-    if isinstance(drafter, (str, os.PathLike)) and _is_folder(drafter):
-        return _read(loaded, Path(drafter))
-    if entry is not None:
-        raise _missing_weights_error(loaded, str(drafter))
-    return drafter
-
-
-def find_drafter_folder(loaded: LanguageModel, name: str) -> Path | None:
-    """Return the folder of a drafter that belongs to this model, by the drafter's name; None if there is none."""
-    return None if loaded.directory is None else drafter_folder(loaded.directory, name)
-
-
-def _is_folder(path: str | os.PathLike[str]) -> bool:
-    try:
-        return Path(path).is_dir()
-    except (OSError, ValueError):  # the name cannot be that of a folder
-        return False
-
-
-def _read(loaded: LanguageModel, folder: Path) -> Drafter:
-    return loaded.drafters.get(
-        path_version(folder), lambda: load_drafter(folder, loaded.model, "drafter", tokenizer=loaded.tokenizer)
-    )
-
-
-def _missing_weights_error(loaded: LanguageModel, name: str) -> InputError:
-    home = loaded.directory
-    where = (
-        "the caller loaded it"
-        if home is None
-        else f"neither '{home / name}' nor '{home.with_name(f'{home.name}-{name}')}' is there"
-    )
-    return InputError(
-        f"`drafter` must have weights for this model, but {name!r} has none: {where}. Train it with "
-        f"recipes/vlm_drafters, give its folder, or use one without weights: {', '.join(drafter_names())}."
-    )

@@ -25,6 +25,7 @@ from mmdec.core.loop import Round
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.wrapper import ForwardingDrafter
+from mmdec.generation.drafter_choice import resolve_drafter
 from mmdec.generation.run import Speculation
 from mmdec.generation.speculation import rounds_of
 from mmdec.io.images import ImageSource, read_image, to_pil
@@ -33,7 +34,7 @@ from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.media import VisionOutput
 from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_reserved, sets_length, with_length
-from mmdec.tasks.loading import as_drafter, decoding_options, load_speculation
+from mmdec.tasks.loading import decoding_options, load_speculation
 from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.types import Draft, Drafter, Plan
 from mmdec.vision.options import DescribeOptions, OnText
@@ -128,7 +129,7 @@ class DescriptionRequest:
         Raises:
             InputError: If the drafter does not fit the model, or for options of `generate` that `describe` sets itself.
         """
-        decoding = decoding_options(options, as_drafter(vlm, options.drafter))
+        decoding = decoding_options(options, resolve_drafter(options.drafter, vlm))
         speculation = load_speculation(decoding, vlm.model, vlm.checked)
         check_reserved(options.generate, RESERVED_HERE, "mmdec.generate")
         return cls(vlm, speculation, options.generate, options.on_text, read_calibrations(vlm.directory))

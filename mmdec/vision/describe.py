@@ -24,12 +24,13 @@ from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
 from mmdec.errors import InputError
-from mmdec.generation.run import DrafterChoice
+from mmdec.generation.drafter_choice import DrafterChoice
+from mmdec.hub.find import drafter_folder
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.tasks.batch import InputBatch
 from mmdec.tasks.generate_options import length_errors
-from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded, find_drafter_folder
+from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import Description, DescriptionRequest, describe_batch
@@ -378,6 +379,8 @@ def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
     Returns:
         Name -> description in one line.
     """
-    names = [name for name in auto_names() if find_drafter_folder(vlm, name) is not None]
+    if vlm.directory is None:
+        return {}
+    names = [name for name in auto_names() if drafter_folder(vlm.directory, name) is not None]
     entries = {name: drafter_entry(name) for name in names}
     return {name: entry.note for name, entry in entries.items() if entry is not None}

@@ -20,16 +20,14 @@ from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.verify import RuleName
-from mmdec.drafters.registry import AUTO, drafter_entry, is_dotted
-from mmdec.generation.auto_drafter import auto_drafter
-from mmdec.generation.run import DrafterChoice
-from mmdec.hub.find import drafter_by_name, find_model
+from mmdec.drafters.registry import AUTO
+from mmdec.generation.drafter_choice import DrafterChoice, DrafterSource, resolve_drafter
+from mmdec.hub.find import find_model
 from mmdec.io.audio import Recording
 from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES, LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES as AUDIO_FILES
 from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_recording, with_note, with_notes
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded, decoding_options, load_speculation
-from mmdec.tasks.loading import as_drafter as language_model_drafter
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
 from mmdec.whisper.audio_language_model import AudioLmRequest, transcribe_with_audio_lm
@@ -235,27 +233,10 @@ def _loader(model: object) -> TaskLoader[Any]:
     return AUDIO_LM if isinstance(model, LoadedAudioLm) or family in AUDIO_FAMILY_NAMES else WHISPER
 
 
-def as_drafter(whisper: LoadedTranscriber, drafter: DrafterChoice) -> DrafterChoice:
-    """Convert the argument `drafter` of `transcribe` to a value that `speculate` accepts.
-
-    For a Whisper, "auto" becomes the drafter that `auto_drafter` finds. The name of a drafter with weights for speech
-    models becomes the one in the model's folder, and a folder or hub id the drafter that it holds; they are loaded
-    once, on the model's device and in its precision. Other values are returned unchanged.
+def as_drafter(loaded: LoadedTranscriber, drafter: DrafterChoice) -> DrafterSource:
+    """Find the drafter that the argument `drafter` of `transcribe` stands for.
 
     Raises:
         InputError: If there is no such drafter for this model.
     """
-    if isinstance(whisper, LoadedAudioLm):
-        return language_model_drafter(whisper, drafter)
-    if isinstance(drafter, str):
-        if drafter == AUTO:
-            return auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
-        entry = drafter_entry(drafter)
-        if entry is not None and entry.speech:
-            return whisper.own_drafter(drafter)
-        if entry is not None or is_dotted(drafter):
-            return drafter
-    drafter = drafter_by_name(drafter, "drafter") or drafter
-    if isinstance(drafter, (str, bytes, os.PathLike)):
-        return whisper.drafter_from(drafter)
-    return drafter
+    return resolve_drafter(drafter, loaded)

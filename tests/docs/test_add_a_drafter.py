@@ -19,8 +19,8 @@ import mmdec
 from docs.examples.toy_drafter import ToyDrafter
 from mmdec import cli
 from mmdec.drafters import registry
+from mmdec.generation.drafter_choice import resolve_drafter
 from mmdec.pretrained.vlm import load_vlm
-from mmdec.tasks.loading import as_drafter
 from mmdec.vision.describe import available_drafters
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz
@@ -128,8 +128,9 @@ def test_describe_finds_the_drafter_beside_the_model(sees: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"system": "toy-in-folder"}))
     vlm = load_vlm(sees / "vlm", "cpu")
-    assert isinstance(as_drafter(vlm, "toy-in-folder"), ToyDrafter)
-    assert as_drafter(vlm, "auto") is as_drafter(vlm, "toy-in-folder")
+    toy = resolve_drafter("toy-in-folder", vlm).drafter_for(vlm.model)
+    assert isinstance(toy, ToyDrafter)
+    assert resolve_drafter("auto", vlm).drafter_for(vlm.model) is toy
     assert available_drafters(vlm) == {"toy-in-folder": "Toy: what followed the last time."}
 
 

@@ -18,9 +18,9 @@ from mmdec.drafters.eagle.eagle import EagleInputNetwork
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.registry import draft_network, network_class
 from mmdec.errors import InputError
+from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
 from mmdec.hub.find import drafter_folder
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
-from mmdec.tasks.loading import as_drafter
 from mmdec.vision.describe import available_drafters
 from tests.support.pictures import QUESTION, pixels
 from tests.support.tiny_vlm_folder import QWEN_TEMPLATE, drafter_weights, llava, qwen, settings, write
@@ -29,6 +29,11 @@ from tests.support.tiny_vlm_folder import QWEN_TEMPLATE, drafter_weights, llava,
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "models" / "tiny")
+
+
+def drafter_of(vlm: LoadedVlm, choice: DrafterChoice) -> Any:
+    """Return the drafter that a call with this model and `drafter=choice` uses."""
+    return resolve_drafter(choice, vlm).drafter_for(vlm.model)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +48,7 @@ def test_a_broken_generation_config_is_refused_when_it_is_read(folder: Path, nam
 def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path) -> None:
     vlm = load_vlm(folder, "cpu")
     plain = mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=None)
-    assert isinstance(as_drafter(vlm, "auto"), Lookup)
+    assert isinstance(drafter_of(vlm, "auto"), Lookup)
     for name in ("eagle", "msd"):
         with pytest.raises(
             InputError, match=f"`drafter` must have weights for this model, but '{name}' has none"
@@ -52,10 +57,10 @@ def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path)
         assert "lookup, recycling" in str(told.value)
     drafter_weights("msd", vlm.model, folder.with_name("tiny-msd"))
     assert drafter_folder(folder, "msd") == folder.with_name("tiny-msd").resolve()
-    automatic: Any = as_drafter(vlm, "auto")
-    assert automatic is as_drafter(vlm, "msd")  # read once
+    automatic: Any = drafter_of(vlm, "auto")
+    assert automatic is drafter_of(vlm, "msd")  # read once
     drafter_weights("eagle", vlm.model, folder / "eagle")
-    assert as_drafter(vlm, "auto") is not automatic  # the first of those that there are
+    assert drafter_of(vlm, "auto") is not automatic  # the first of those that there are
     for drafter in ("auto", "eagle", "msd", folder / "eagle", str(folder / "eagle")):
         out = mmdec.describe(pixels(0), QUESTION, model=folder, device="cpu", drafter=drafter, num_speculative_tokens=4)
         assert out.tokens == plain.tokens
@@ -73,9 +78,9 @@ def test_a_drafter_name_wins_over_a_folder_of_that_name(
         (here / name).mkdir(parents=True)  # a folder without weights
     monkeypatch.chdir(here)
     vlm = load_vlm(folder.resolve(), "cpu")
-    assert as_drafter(vlm, "lookup") == "lookup"
+    assert isinstance(drafter_of(vlm, "lookup"), Lookup)
     drafter_weights("eagle", vlm.model, folder / "eagle")
-    named: Any = as_drafter(vlm, "eagle")
+    named: Any = drafter_of(vlm, "eagle")
     assert named.name.startswith("eagle")
 
 
@@ -93,7 +98,7 @@ def test_a_new_drafter_needs_only_a_name_in_the_table(folder: Path, monkeypatch:
     assert available_drafters(vlm) == {}
     drafter_weights("new", vlm.model, folder / "new")
     assert available_drafters(vlm) == {"new": "New: as EAGLE."}
-    automatic: Any = as_drafter(vlm, "auto")
+    automatic: Any = drafter_of(vlm, "auto")
     assert isinstance(automatic.network, NewNetwork)
     plain = mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=None)
     drafted = mmdec.describe(pixels(0), QUESTION, model=vlm, num_speculative_tokens=4)
@@ -101,7 +106,7 @@ def test_a_new_drafter_needs_only_a_name_in_the_table(folder: Path, monkeypatch:
     assert drafted.drafted > 0
     drafter_weights("eagle", vlm.model, folder.with_name("tiny-eagle"))
     assert list(available_drafters(vlm)) == ["eagle", "new"]  # in the registry's order
-    assert as_drafter(vlm, "auto") is as_drafter(vlm, "eagle")
+    assert drafter_of(vlm, "auto") is drafter_of(vlm, "eagle")
 
 
 def test_automatic_drafters_have_weights_and_a_note() -> None:
