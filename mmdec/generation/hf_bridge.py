@@ -1,15 +1,9 @@
-"""Translates between `generate` of transformers and the decoding core: processors, criteria and outputs.
-
-`StockRun` decodes with transformers' own loop, without drafts, if only that loop gives the right result. For example, a
-caller's processor or criterion may read all rows at once, or activations may be quantised with one scale for the whole
-batch, so that a row's activations depend on which other rows have ended.
-"""
+"""Translates between `generate` of transformers and the decoding core: processors, criteria and outputs."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast, final
 
 import torch
@@ -23,17 +17,13 @@ from transformers import (
     MaxLengthCriteria,
     MaxTimeCriteria,
     PrefixConstrainedLogitsProcessor,
-    PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
-    StoppingCriteriaList,
     StopStringCriteria,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.loop import Round
 from mmdec.core.sampling import (
     Criterion,
     ListenerProcessor,
@@ -44,9 +34,7 @@ from mmdec.core.sampling import (
     WholeBatch,
     WholeBatchCriterion,
 )
-from mmdec.core.steps import Compute, DecodingSteps
-from mmdec.core.timing import Stopwatch
-from mmdec.core.tree import bool_list, int_list
+from mmdec.core.tree import int_list
 from mmdec.errors import InputError
 from mmdec.generation.recorders import BatchCollector, ScoreRecorder
 from mmdec.targets.hf_target import HfTarget, Output
@@ -278,123 +266,3 @@ def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppr
         return None  # some ids are beyond the vocabulary: keep the original processor, which raises an error for them
     tokens = tokens.to(device, torch.long)
     return Suppression(tokens[tokens >= 0], only_at)  # negative ids mean no token
-
-
-@final
-class StockRun:
-    """Decodes with transformers' own loop, without drafts.
-
-    Iterating over `rounds` starts the loop. All rounds come only when the loop has ended, because it cannot be
-    interrupted.
-
-    Args:
-        model, input_ids, config, processors, criteria, inputs: What `model.generate` passes to its decoding loop.
-        seed: Seed of torch's global generator while the loop runs; None: it is not seeded.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        config: GenerationConfig,
-        processors: Any,
-        criteria: Any,
-        inputs: Mapping[str, Any],
-        seed: int | None,
-    ) -> None:
-        self.rows = len(input_ids)
-        if setting(config, "prefill_chunk_size") is not None and inputs.get(CACHE_ARGUMENT) is None:
-            # transformers' loop cannot read a prompt in chunks without a cache; chunks only save memory
-            config = copy.copy(config)
-            config.prefill_chunk_size = None
-        self._model, self._ids, self._config, self._seed = model, input_ids, config, seed
-        self._processors, self._criteria, self._inputs = processors, criteria, inputs
-        self._result: Any = None
-        self.rounds = self._run()
-
-    @property
-    def steps(self) -> DecodingSteps:
-        """The loop as one computation, for a scheduler."""
-        rounds: Any = yield Compute(self._model.device, lambda: list(self.rounds))
-        yield from rounds.value
-
-    @property
-    def sequences(self) -> Tensor:
-        """The prompts with their new tokens (B, L); complete once all rounds were iterated."""
-        return self._result if isinstance(self._result, Tensor) else self._result.sequences
-
-    def output(self, config: GenerationConfig) -> Any:
-        """Return what `model.generate` returns. Call it once all rounds were iterated."""
-        return self._result
-
-    def _run(self) -> Iterator[Round]:
-        record = _RoundRecorder(self._criteria, self._ids, self._model.device)
-        random: Any = torch.random  # typed as `Any`, because `torch.random` has no types
-        gpus = [self._ids.device] if self._ids.device.type == "cuda" else []
-        with torch.no_grad(), random.fork_rng(gpus, enabled=self._seed is not None):
-            if self._seed is not None:
-                random.manual_seed(self._seed)
-            self._result = self._model._sample(  # type: ignore[operator] # from a mixin
-                self._ids,
-                logits_processor=LogitsProcessorList([record.logits, *self._processors]),
-                stopping_criteria=record,
-                generation_config=self._config,
-                **self._inputs,
-            )
-        yield from record.rounds
-
-
-@final
-class _RoundRecorder(StoppingCriteriaList):
-    """The caller's stopping criteria as a list that also records each call as a `Round`.
-
-    transformers calls it once for each new token.
-    """
-
-    def __init__(self, criteria: Any, ids: Tensor, device: torch.device) -> None:
-        super().__init__(criteria)  # type: ignore[misc] # any objects
-        self.rounds: list[Round] = []
-        self._live = list(range(len(ids)))
-        # If there is an EOS token, transformers gives padding to rows that have ended. Without one, all rows get
-        # further tokens.
-        self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-        self._longest = min((one.max_length for one in criteria if type(one) is MaxLengthCriteria), default=2**31)
-        self._eos = [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
-        self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-        self._raw: Tensor = torch.empty(0)
-        self._stopwatch = Stopwatch(device)
-
-    def logits(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Record the raw logits `scores` (B, V), and return them unchanged.
-
-        transformers calls this as the first logits processor.
-        """
-        self._raw = scores.log_softmax(-1)
-        return scores
-
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        done: Tensor = cast(Any, super()).__call__(input_ids, scores, **kwargs)
-        self._ended = self._ended | done
-        ended = bool_list(self._ended)
-        over = [ended[row] if self._pads else all(ended) for row in self._live]
-        tokens = input_ids[:, -1:]
-        whole = [any(bool(torch.isin(token, eos.to(token.device)).any()) for eos in self._eos) for token in tokens]
-        logprobs = self._raw.gather(1, tokens)[self._live]
-        self.rounds.append(
-            Round(
-                index=len(self.rounds),
-                rows=self._live,
-                tokens=tokens[self._live].tolist(),
-                drafted=[0] * len(over),
-                accepted=[0] * len(over),
-                done=over,
-                target=self._stopwatch.lap(),
-                logprobs=logprobs,
-                cut=[
-                    ended and input_ids.shape[1] >= self._longest and not whole[row]
-                    for row, ended in zip(self._live, over, strict=True)
-                ],
-            )
-        )
-        self._live = [row for row, last in zip(self._live, over, strict=True) if not last]
-        return done

@@ -6,7 +6,7 @@ This file also has the decoding options, `DecodingOptions`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast, final
@@ -28,18 +28,18 @@ from mmdec.core.budget import Nodes, make_budget
 from mmdec.core.loop import decode_steps
 from mmdec.core.sampling import KeyedSample, Sequences, most_probable, transformers_sample
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.steps import DecodingSteps, Round, run_alone, watch
+from mmdec.core.steps import Round, watch
 from mmdec.core.verify import LOSSY_RULES, MatchRule, ResidualRule, Rule, RuleName, SamplingState, TypicalRule
 from mmdec.drafters.registry import (
     AUTO,
 )
 from mmdec.errors import InputError
 from mmdec.generation.chat_state import ConversationTurn, drop_chat_state
+from mmdec.generation.decoding_run import DecodingRun, SpeculativeRun
 from mmdec.generation.draft_warning import DraftCounts
 from mmdec.generation.drafter_choice import DrafterChoice, DrafterSource, resolve_drafter
 from mmdec.generation.hf_bridge import (
     OutputRecorder,
-    StockRun,
     check_config,
     fallback_reasons,
     pad_token,
@@ -47,6 +47,7 @@ from mmdec.generation.hf_bridge import (
     stop_conditions,
 )
 from mmdec.generation.model_lock import reading
+from mmdec.generation.stock_run import StockRun
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.targets.quantization_check import siblings_change_logits
 from mmdec.targets.registry import target_of
@@ -95,44 +96,6 @@ class DecodingOptions:
     def lossless(self) -> bool:
         """Whether the acceptance rule keeps the model's output or its distribution; False only for "typical"."""
         return self.rule not in LOSSY_RULES
-
-
-@dataclass(frozen=True)
-class PreparedRun:
-    """A checked and prepared `generate` call. Iterating over `rounds` decodes; a scheduler runs `steps` instead."""
-
-    text: Sequences  # the rows' prompts, new tokens and stopping criteria
-    steps: DecodingSteps
-    pad: int  # id of the token that pads shorter rows
-    target: HfTarget
-    inputs: Mapping[str, Any]  # the model's inputs by name
-    results: OutputRecorder
-
-    @property
-    def rounds(self) -> Iterator[Round]:
-        """The rounds, which are decoded while they are iterated."""
-        return run_alone(self.steps)
-
-    @property
-    def rows(self) -> int:
-        """The number of rows of the batch."""
-        return len(self.text.tokens)
-
-    @property
-    def sequences(self) -> Tensor:
-        """The prompts with their new tokens (B, L); complete once all rounds were iterated."""
-        return self.text.padded_ids(self.pad)
-
-    def output(self, config: GenerationConfig) -> Tensor | Output:
-        """Return what `model.generate` returns: sequences (B, L), or an output object if `config` asks for one.
-
-        Call it once all rounds were iterated.
-        """
-        sequences = self.sequences
-        if not setting(config, "return_dict_in_generate"):
-            return sequences
-        lengths = [len(tokens) for tokens in self.text.tokens]
-        return self.results.output(self.target, self.inputs, sequences, lengths, config)
 
 
 @final
@@ -191,7 +154,7 @@ class Speculation:
             on_round, streamer = self.options.on_round, self.options.streamer
             if streamer is not None:
                 streamer.put(input_ids.cpu())
-            for round_ in run.rounds:
+            for round_ in run.decode():
                 if on_round is not None:
                     on_round(round_)
                 if streamer is not None:
@@ -211,7 +174,7 @@ class Speculation:
         stopping_criteria: Any = (),
         synced_gpus: bool | None = None,
         **inputs: Any,
-    ) -> PreparedRun | StockRun:
+    ) -> DecodingRun:
         """Check the arguments and prepare decoding.
 
         The model is not run yet.
@@ -221,7 +184,8 @@ class Speculation:
             input_ids: (B, P) int64. The other arguments are those that transformers passes to a custom loop.
 
         Returns:
-            A `PreparedRun`; a `StockRun` if only transformers' own loop gives the right result.
+            The prepared call: a `StockRun` if only transformers' own loop gives the right result, else a
+            `SpeculativeRun`.
 
         Raises:
             InputError: If the model, the drafter, the rule or an option is not supported.
@@ -242,8 +206,9 @@ class Speculation:
         self._warn(faults)
         if faults or (together and batch > 1):
             drop_chat_state(inputs.get(CACHE_ARGUMENT))
-            loop = (logits_processor, stopping_criteria, inputs, options.seed)
-            return StockRun(model, input_ids, generation_config, *loop)
+            return StockRun(
+                model, input_ids, generation_config, logits_processor, stopping_criteria, inputs, options.seed
+            )
         if together:
             drafter = None
         inputs = {"input_ids": input_ids, **target.prepare_inputs(input_ids, generation_config, inputs)}
@@ -266,7 +231,7 @@ class Speculation:
         pad = pad_token(generation_config)
         if keeps:
             steps = watch(steps, partial(_extend_cache, target, inputs, text, pad))
-        return PreparedRun(text, steps, pad, target, inputs, results)
+        return SpeculativeRun(text, steps, pad, target, inputs, results)
 
     def _warn(self, faults: list[str]) -> None:
         """Warn about each of `faults`, the reasons why decoding is without drafts, once for this object."""

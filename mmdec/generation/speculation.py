@@ -7,7 +7,6 @@ pass.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -15,19 +14,16 @@ from inspect import signature
 from typing import Any, TypeGuard, cast, overload
 
 import torch
-from torch import Tensor, nn
-from transformers import Cache, GenerationConfig, PreTrainedModel, StopStringCriteria
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 
 from mmdec.checks.arguments import (
-    check_callable,
     check_instance,
     check_methods,
     check_whole,
     options_error,
-    show,
 )
 from mmdec.checks.devices import PASSED_ON, check_same_dtype
-from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
@@ -36,19 +32,22 @@ from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import RuleName
 from mmdec.errors import InputError
 from mmdec.generation import register_attention
-from mmdec.generation.hf_bridge import StockRun
+from mmdec.generation.decoding_run import DecodingRun
+from mmdec.generation.drafter_choice import DrafterChoice
+from mmdec.generation.inputs import (
+    MAX_SEQUENCES,
+    check_options,
+    heal_tokens,
+    option_names,
+    prompt_inputs,
+    tokenizer_options,
+)
 from mmdec.generation.model_lock import read_while, reading
-from mmdec.generation.run import DecodingOptions, DrafterChoice, PreparedRun, Speculation
+from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
 
 MAX_BATCH = 8  # rows of a list of prompts that are decoded at the same time, unless the caller says
-MAX_SEQUENCES = 1024  # maximum of `num_return_sequences`, the texts per prompt, so that memory is not exhausted
-# option that `model.generate` does not pass to a custom loop -> what to use instead, for the error message
-REPLACED_OPTIONS = {
-    "assistant_model": "Give it as `drafter`.",
-    "streamer": "Iterate over `mmdec.stream`, or call `model.generate(custom_generate=mmdec.speculate(streamer=...))`.",
-}
 
 register_attention()
 
@@ -177,8 +176,8 @@ def generate(
         with _reading(model, speculation):
             return _generate_many(model, inputs, speculation, max_batch, options)
     with _reading(model, speculation):
-        run = prepare(model, cast(Any, inputs), speculation, options)
-        rounds = list(run.rounds)
+        run = prepare_run(model, cast(Any, inputs), speculation, options)
+        rounds = list(run.decode())
     return Generation(run.sequences, rounds, decoding.lossless)
 
 
@@ -186,6 +185,15 @@ def _are_prompts(inputs: object) -> TypeGuard[Sequence[Tensor | Mapping[str, Any
     return isinstance(inputs, (list, tuple)) and all(
         isinstance(prompt, (Tensor, Mapping)) for prompt in cast(Sequence[object], inputs)
     )
+
+
+@dataclass(frozen=True)
+class _RunningPrompt:
+    """A prompt of a list while it is decoded."""
+
+    index: int  # in the list
+    run: DecodingRun
+    rounds: list[Round]  # the rounds so far
 
 
 def _generate_many(
@@ -203,28 +211,25 @@ def _generate_many(
         seed = int(torch.randint(2**31, ()))  # `torch.manual_seed` makes the output repeatable
     scheduler = Scheduler(SchedulerLimits(rows=max_batch))
     results = dict[int, Generation]()
-    running = dict[Task, tuple[int, PreparedRun, list[Round]]]()
+    running = dict[Task, _RunningPrompt]()
 
     def step() -> bool:
         more = scheduler.step()
         for task in [task for task in running if task.done]:
-            index, run, rounds = running.pop(task)
+            ended = running.pop(task)
             if task.error is not None:
                 raise task.error
-            results[index] = Generation(run.sequences, rounds, speculation.options.lossless)
+            results[ended.index] = Generation(ended.run.sequences, ended.rounds, speculation.options.lossless)
         return more
 
     try:
         for index, prompt in enumerate(prompts):
-            run = prepare(model, prompt, speculation.with_seed(None if seed is None else seed + index), options)
-            if isinstance(run, StockRun):  # transformers' own loop, which cannot be interrupted
-                rounds = list(run.rounds)
-                results[index] = Generation(run.sequences, rounds, speculation.options.lossless)
-                continue
+            run = prepare_run(model, prompt, speculation.with_seed(None if seed is None else seed + index), options)
             while scheduler.running and scheduler.rows + run.rows > max_batch:
                 step()
             rounds = list[Round]()
-            running[scheduler.add(run.steps, run.rows, on_round=rounds.append)] = index, run, rounds
+            task = scheduler.add(run.steps, run.rows, on_round=rounds.append)
+            running[task] = _RunningPrompt(index, run, rounds)
             step()
         while step():
             pass
@@ -284,8 +289,8 @@ def rounds_of(
         options: Arguments of `model.generate`; if a `tokenizer` is among them, each round has its text.
     """
     with _reading(model, speculation):
-        run = prepare(model, inputs, speculation, options)
-    rounds, tokenizer = read_while((model, *speculation.networks), run.rounds), options.get("tokenizer")
+        run = prepare_run(model, inputs, speculation, options)
+    rounds, tokenizer = read_while((model, *speculation.networks), run.decode()), options.get("tokenizer")
     return rounds if tokenizer is None else _with_text(rounds, tokenizer, run.rows)
 
 
@@ -338,7 +343,7 @@ class _Preparation:
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-    ) -> PreparedRun | StockRun:
+    ) -> DecodingRun:
         return self.speculation.begin(self.target, model, input_ids, generation_config, **{**inputs, **self.held})
 
 
@@ -350,10 +355,10 @@ def _reading(model: object, speculation: Speculation) -> AbstractContextManager[
     return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
 
 
-def prepare(
+def prepare_run(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
-) -> PreparedRun | StockRun:
-    """Check and prepare a `generate` call. The caller holds the models' locks, and decodes by `rounds` or `steps`.
+) -> DecodingRun:
+    """Check a call of `generate`, and let transformers prepare it. The model is not run yet.
 
     Args:
         model: A loaded model of transformers.
@@ -362,7 +367,7 @@ def prepare(
         options: Arguments of `model.generate`.
 
     Raises:
-        InputError: For what `generate` refuses.
+        InputError: If an argument is wrong.
     """
     remedy = "Load it first; of a PeftModel give `get_base_model()`."
     check_instance("model", model, PreTrainedModel, "a loaded model of transformers", remedy)
@@ -389,17 +394,16 @@ def prepare(
             options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), ends]
         if heals:
             named["input_ids"] = heal_tokens(named["input_ids"], named.get("attention_mask"), model, tokenizer)
-        call: Any = model.generate  # typed as `Any`, because type checkers take attributes of modules for tensors
+        prepare: Any = model.generate  # typed as `Any`, because type checkers take attributes of modules for tensors
         prepared, held_back = target.split_inputs({**options, **named})
-        run = call(**prepared, custom_generate=_Preparation(speculation, target, held_back))
-        # transformers' own loop needs all inputs, so they must go through `generate`
-        if held_back and isinstance(run, StockRun):
-            run = call(**options, **named, custom_generate=_Preparation(speculation, target, {}))
+        run = prepare(**prepared, custom_generate=_Preparation(speculation, target, held_back))
+        if held_back and run.needs_all_inputs:
+            run = prepare(**options, **named, custom_generate=_Preparation(speculation, target, {}))
     except PASSED_ON:
         raise
     except Exception as error:  # from transformers' preparation, which may raise anything
         raise options_error(names, error, {*option_names(model), *signature(generate).parameters}) from error
-    return cast(PreparedRun | StockRun, run)
+    return cast(DecodingRun, run)
 
 
 def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
@@ -422,161 +426,3 @@ def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[R
             pieces.append(text[len(texts[row]) :])
             texts[row] = text
         yield replace(round_, text=pieces)
-
-
-def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
-    """Return the model's inputs by name, checked.
-
-    Args:
-        inputs: Token ids (B, P), or a tokenizer's or processor's output.
-
-    Raises:
-        InputError: If the model cannot read them.
-    """
-    if not isinstance(inputs, (Tensor, Mapping)):
-        raise InputError(
-            f"`inputs` must be token ids (B, P) or a tokenizer's output, but is {show(inputs)}. Call "
-            'tokenizer(text, return_tensors="pt").'
-        )
-    main = "input_ids"  # name of the input that the model reads: token ids; for a speech model, sound features
-    if model.config.is_encoder_decoder:
-        main = str(model.main_input_name)
-    named: dict[object, Any] = {main: inputs}
-    if not isinstance(inputs, Tensor):
-        named = dict(cast(Mapping[object, Any], inputs))
-    if main not in named or not all(isinstance(name, str) for name in named):
-        names = ", ".join(show(name) for name in list(named)[:9]) or "nothing"
-        raise InputError(f"`inputs` must hold `{main}`, but holds {names}. Give ids or a tokenizer's output.")
-    if named.get("decoder_input_ids") is not None:
-        _check_ids(model, "decoder_input_ids", named["decoder_input_ids"])
-    if main != "input_ids":
-        sound = named[main]
-        if not isinstance(sound, Tensor) or not sound.is_floating_point() or sound.ndim < 2 or 0 in sound.shape:
-            fault = f"is {sound.dtype} {tuple(sound.shape)}" if isinstance(sound, Tensor) else f"is {show(sound)}"
-            raise InputError(f"`{main}` must hold the sound of a batch, but {fault}. Pass the processor's own output.")
-        return cast(dict[str, Any], named)
-    _check_ids(model, "input_ids", named["input_ids"])
-    return cast(dict[str, Any], named)
-
-
-def _check_ids(model: PreTrainedModel, name: str, ids: object) -> None:
-    """Raise InputError for token ids that the model cannot read.
-
-    Args:
-        name: The argument's name, for the error message.
-    """
-    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
-        fault = f"holds {ids.dtype}" if isinstance(ids, Tensor) else f"is {show(ids)}"
-        raise InputError(
-            f'`{name}` must be a tensor of whole numbers, but {fault}. Pass return_tensors="pt" to the tokenizer.'
-        )
-    if ids.ndim != 2 or 0 in ids.shape:
-        shape = tuple(ids.shape)
-        raise InputError(f"`{name}` must be (B, P) with at least one token a row, but is {shape}. Add a BOS token.")
-    if ids.device.type != model.device.type:
-        raise InputError(f"`{name}` must be on the model's {model.device}, but is on {ids.device}. Move it there.")
-    tokens = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
-    low, high = (int(end) for end in ids.aminmax())
-    if not 0 <= low <= high < tokens:
-        raise InputError(
-            f"`{name}` must be between 0 and {tokens - 1}, the model's tokens, but ranges from {low} to {high}. Use "
-            "the model's own tokenizer."
-        )
-
-
-def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
-    """Raise InputError for options of `model.generate` that would fail or exhaust the memory before decoding begins.
-
-    Args:
-        named: The model's inputs by name.
-    """
-    if "custom_generate" in options:
-        raise InputError(
-            f"`custom_generate` must be left out, but is {show(options['custom_generate'])}. Call `model.generate` "
-            "to use another loop than mmdec's."
-        )
-    if options.get("cache_implementation") == "paged":
-        raise InputError(
-            "`cache_implementation` must be left out, but is 'paged', with which transformers runs a decoding loop of "
-            "its own. Call `model.generate_batch` for it."
-        )
-    for name in ("output_hidden_states", "output_attentions"):
-        if options.get(name):
-            raise InputError(
-                f"`{name}` must be left out, because a `Generation` holds only sequences and rounds. Pass it to "
-                "`model.generate(..., custom_generate=mmdec.speculate(drafter))`."
-            )
-    for name, remedy in REPLACED_OPTIONS.items():
-        if options.get(name) is not None:
-            raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
-    if twice := sorted(options.keys() & named.keys()):
-        raise InputError(f"`{twice[0]}` must not be both in `inputs` and among the options. Drop one of them.")
-    for name in ("num_beams", "num_return_sequences"):  # options that multiply the number of rows
-        if options.get(name) is not None:
-            most = 1 if name == "num_beams" else MAX_SEQUENCES
-            check_whole(name, options[name], 1, most, "Beams need `model.generate`'s own loop.")
-    for name in ("attention_mask", "position_ids"):
-        value = {**named, **options}.get(name)
-        if value is not None and not isinstance(value, Tensor):
-            raise InputError(f"`{name}` must be a tensor, but is {show(value)}. Pass the tokenizer's own.")
-        if name == "attention_mask" and value is not None and not bool(((value == 0) | (value == 1)).all()):
-            raise InputError("`attention_mask` must hold 0 and 1, but holds other numbers. Pass the tokenizer's own.")
-    check_callable("prefix_allowed_tokens_fn", options.get("prefix_allowed_tokens_fn"), "a function of a row and ids")
-    cache = {**named, **options}.get(CACHE_ARGUMENT)
-    if cache is not None and not isinstance(cache, Cache):
-        raise InputError(f"`{CACHE_ARGUMENT}` must be a DynamicCache, but is {show(cache)}. Leave it out.")
-    for name in ("logits_processor", "stopping_criteria"):
-        listed: object = options.get(name)
-        if listed is not None and not (isinstance(listed, list) and all(map(callable, cast(list[object], listed)))):
-            raise InputError(
-                f"`{name}` must be a list of functions, but is {show(cast(object, listed))}. Put it into a list."
-            )
-
-
-def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[Any, bool]:
-    """Remove the options that need a tokenizer, because `model.generate` does not pass its tokenizer to a custom loop.
-
-    Returns:
-        `stop_strings`, the strings at which a text ends, or None; and whether to apply `token_healing`.
-    """
-    values: dict[str, Any] = {}
-    for name in ("stop_strings", "token_healing"):
-        if setting := getattr(model.generation_config, name, None):  # the model's setting, unless the call has one
-            raise InputError(
-                f"`model.generation_config.{name}` must be None, but is {show(setting)}. Set it to None, and pass "
-                f"`{name}` with `tokenizer`."
-            )
-        value, config = options.pop(name, None), options.get("generation_config")
-        if value is None and getattr(config, name, None) is not None:
-            value = getattr(config, name)
-            options["generation_config"] = config = copy.deepcopy(config)
-            setattr(config, name, None)
-        values[name] = value
-        if value not in (None, False) and options.get("tokenizer") is None:
-            raise InputError(f"`tokenizer` must be given with `{name}`, but is None. Pass the model's tokenizer.")
-    return values["stop_strings"], bool(values["token_healing"])
-
-
-def heal_tokens(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: Any) -> Tensor:
-    """Return the token ids (B, P) after transformers' token healing, which replaces the end of each prompt.
-
-    Raises:
-        InputError: If the number of tokens changes, because the mask (B, P) would no longer fit.
-    """
-    healed = cast(Any, model).heal_tokens(ids, tokenizer)
-    if healed.shape != ids.shape or mask is None:
-        problem = (
-            f"have {healed.shape[1]} columns for {ids.shape[1]}" if mask is not None else "come without their mask"
-        )
-        raise InputError(
-            f"`token_healing` must be given with `attention_mask` and prompts that keep their length, but they "
-            f"{problem}. Pass the tokenizer's own output for texts without spaces at their ends."
-        )
-    return healed
-
-
-def option_names(model: PreTrainedModel) -> set[str]:
-    """Return the names of all arguments of `model.generate`: its own, generation settings, and the model's inputs."""
-    functions: tuple[Any, ...] = (model.generate, model.prepare_inputs_for_generation, model.forward)
-    parameters = {name for function in functions for name in signature(function).parameters}
-    return {name for name in {*parameters, *vars(GenerationConfig())} if not name.startswith("_")}

@@ -19,7 +19,6 @@ from mmdec.checks.devices import PASSED_ON
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.steps import Compute, DecodingSteps, PassResult, Round, resume
 from mmdec.core.timing import Stopwatch
-from mmdec.generation.hf_bridge import StockRun
 from mmdec.generation.speculation import option_names
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.targets.registry import target_of
@@ -184,7 +183,7 @@ class RecordingDecoder:
             self._target, self._model, call.input_ids, call.generation_config, **call.inputs
         )
         tokens, checked = list[int](), 0
-        rounds = _stock_rounds(run, self._model.device) if isinstance(run, StockRun) else run.steps
+        rounds = run.steps
         result: PassResult | None = None
         while (step := resume(rounds, result)) is not None:
             if not isinstance(step, Round):
@@ -203,13 +202,6 @@ class RecordingDecoder:
         if encoded_seconds is not None and not has_end_token(tokens, call.generation_config):
             return None
         return run.output(call.generation_config)
-
-
-def _stock_rounds(run: StockRun, device: Any) -> DecodingSteps:
-    """Run transformers' own loop as one pass, because it cannot be interrupted."""
-    result = yield Compute(device, lambda: list(run.rounds))
-    assert result is not None
-    yield from result.value
 
 
 def _language(request: TranscriptionRequest, prompt: Sequence[int]) -> str | None:

@@ -16,7 +16,7 @@ from mmdec.core.loop import Round
 from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
 from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions, Speculation
-from mmdec.generation.speculation import prepare
+from mmdec.generation.speculation import prepare_run
 from mmdec.targets.decoder import DecoderTarget
 from tests.support.families import model_of
 from tests.support.poisoned_memory import poisoned
@@ -49,7 +49,7 @@ class Request:
         return mmdec.generate(self.model, self.ids, **options).sequences.tolist()
 
     def prepare(self) -> Any:
-        return prepare(self.model, self.ids, Speculation(self.decoding), self.options)
+        return prepare_run(self.model, self.ids, Speculation(self.decoding), self.options)
 
 
 def requests(model: PreTrainedModel, dice: random.Random, count: int) -> list[Request]:
