@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import yaml
 
-import mmdec.drafters.dflash.training
+import mmdec.drafters.dflash.training.module
 import mmdec.drafters.eagle.training.eagle3
 import mmdec.drafters.eagle.training.modules  # noqa: F401 # so that `modules` finds their classes
 from mmdec.checks.arguments import check_choice, check_finite

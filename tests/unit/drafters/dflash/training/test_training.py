@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from mmdec.drafters.dflash.network import DFlash
-from mmdec.drafters.dflash.training import DFlashModule, block_attention, draw_roots
+from mmdec.drafters.dflash.training.module import DFlashModule, block_attention, draw_roots
 from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
 from mmdec.drafters.medusa.training.simulation import measure

@@ -1,0 +1,1 @@
+"""Training of DFlash on the target's own answers."""
