@@ -11,7 +11,8 @@ from mmdec.tasks.options import STRICT_HELP, TaskOptions, option
 if TYPE_CHECKING:
     import os
 
-    from mmdec.daspeech.translator import OnPass, SpeechTranslator
+    from mmdec.daspeech.passes import OnPass
+    from mmdec.daspeech.translator import SpeechTranslator
 
 DEFAULT_MODEL = "daspeech-everyday"
 

@@ -114,6 +114,11 @@ class PiecesToUnits(nn.Module):
         self.ar = ArDecoder(config.ar, config.units, config.d_model)
         self.decoder = None if config.dag is None else DagDecoder(config.dag, config.units, config.d_model)
 
+    @property
+    def baseline(self) -> ArDecoder:
+        """The autoregressive decoder."""
+        return self.ar
+
     def read(self, pieces: Tensor, lengths: Tensor) -> Tensor:
         """Encode text.
 

@@ -19,6 +19,8 @@ from mmdec.kernels.kv_gather import kv_gather
 from mmdec.targets.kv_cache import RowLayout
 from mmdec.types import Context, Draft, EncoderContext, Needs, Scores, Verdict
 
+NUM_SPECIAL_UNITS = 4  # the first four units of every vocabulary are special: <s> <pad> </s> <unk>
+
 
 @dataclass
 class UnitSession:

@@ -17,8 +17,8 @@ from mmdec.checks.devices import check_device, check_dtype
 from mmdec.core.summary import format_result
 from mmdec.daspeech.checkpoint import VOCODER_RULE, read_parts, resolve
 from mmdec.daspeech.options import DEFAULT_MODEL, TranslateOptions
+from mmdec.daspeech.passes import OnPass
 from mmdec.daspeech.translator import (
-    OnPass,
     SpeechTranslator,
     SpokenTranslation,
     check_strategy,

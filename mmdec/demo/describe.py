@@ -22,8 +22,9 @@ from mmdec.demo.background import Tell
 from mmdec.demo.html import confidence_html, output_html, require, status
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
 from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
+from mmdec.io.images import read_image, to_pil
 from mmdec.tasks.confidence import read_calibrations
-from mmdec.vision.answer import Description, read_image, to_pil
+from mmdec.vision.answer import Description
 from mmdec.vision.describe import DEFAULT_MODEL, available_drafters, describe, load_vlm
 
 DRAFT = (24, 5)  # nodes and depth of each drafted tree: fixed, because a learned size would change between calls

@@ -14,8 +14,8 @@ from typing import Any
 import gradio as gr
 from torch import Tensor
 
+from mmdec.daspeech.passes import Graph, Pass
 from mmdec.daspeech.translate import Translation, load, translate_speech
-from mmdec.daspeech.translator import Graph, Pass
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.html import confidence_html, output_html, status

@@ -1,20 +1,10 @@
 """Answers one batch of questions about images: the checked request, the decoding rounds, and the `Description` of each
-answer.
-
-The confidence of an answer also depends on two measures of the pictures, because token probabilities do not show two
-kinds of failure: a model may be sure about an empty picture, or about a picture unlike its training pictures.
-`structure` is computed from the pixels. One colour, a gradient or noise is equally rough in all squares of a picture.
-In a scene, a page or a photograph the squares differ: edges are rare and close to each other (Field, "What is the goal
-of sensory coding?", 1994). `distance` is computed by the model's own vision encoder, if the model's folder has
-statistics of its training pictures (`mmdec.pretrained.vlm`).
-"""
+answer."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate
 from typing import Any, final
 
 import numpy as np
@@ -28,16 +18,14 @@ from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.generation.drafter_choice import resolve_drafter
 from mmdec.generation.run import Speculation
 from mmdec.generation.speculation import rounds_of
-from mmdec.io.images import ImageSource, read_image, to_pil
-from mmdec.pretrained.image_familiarity import FamiliarPictures
 from mmdec.pretrained.vlm import LoadedVlm
-from mmdec.targets.media import VisionOutput
 from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_reserved, sets_length, with_length
 from mmdec.tasks.loading import decoding_options, load_speculation
 from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.types import Draft, Drafter, Plan
 from mmdec.vision.options import DescribeOptions, OnText
+from mmdec.vision.picture_evidence import distances_of, picture_evidence
 
 ANSWER = "answer"  # the kind of decoding in confidence.json
 STAGES = ("vision", "prompt", "decoder", "drafter", "core")
@@ -56,16 +44,6 @@ RESERVED_HERE = {  # option of `generate` -> argument of `describe` that sets it
     "position_ids": "",
     "streamer": "on_text",
 }
-STRUCTURE, DISTANCE = "structure", "distance"  # names of the evidence in confidence.json
-REDUCED_SIDE = 128  # pixels: `structure` is computed on pictures that were reduced to sides of 128 to 255
-MAX_SAMPLED_SIDE = 1024  # pixels: of larger pictures only every n-th row and column is read, which saves time
-SQUARE_SIDE = 8  # side in pixels of the squares that `structure` compares
-FAINT_EDGE = 2.0  # in grey levels: smaller differences between pixels are rounding, not edges
-# maximum value of `structure`: a page of text has a lower value than a single sign, but is as good a picture
-MAX_STRUCTURE = 0.1
-STRUCTURE_OFFSET = 0.003  # added to `structure` before its logarithm is taken
-MIN_DISTANCE = 1e-3  # minimum of the distance before its logarithm is taken
-SUMMARY_BATCH_SIZE = 32  # maximum number of pictures in one pass of the vision encoder
 
 
 @dataclass(frozen=True)
@@ -196,7 +174,8 @@ def describe_batch(
     """
     vlm, speculation = request.vlm, request.speculation
     on_round = renumber_rounds(speculation.options.on_round, range(len(pictures)) if indices is None else indices)
-    usage, counts = [Usage() for _ in pictures], [len(group) for group in pictures]
+    usage = [Usage() for _ in pictures]
+    counts = [len(group) for group in pictures]
     distances: list[list[float]] = [[] for _ in pictures]
     drafter, recorder = speculation.drafter_for(vlm.model), None
     if drafter is not None and not speculation.networks:
@@ -209,55 +188,37 @@ def describe_batch(
             share = counts[row] / sum(counts) if sum(counts) else 1 / len(usage)
             usage[row].seconds["vision"] += round_.vision * share
         if round_.summaries is not None and vlm.familiar is not None:
-            distances = _distances(vlm.familiar, round_.summaries, counts)
+            distances = distances_of(vlm.familiar, round_.summaries, counts)
         if writer is not None:
             writer.add(round_.text[0])
         if on_round is not None:
             on_round(round_)
-    parts = [{stage: entry.seconds[stage] for stage in STAGES} for entry in usage]
     read_seconds /= len(usage)
-    rest = max(stopwatch.lap() - sum(sum(part.values()) for part in parts), 0.0) / len(usage)
-    return [
-        Description(
-            text=vlm.tokenizer.decode(entry.tokens, skip_special_tokens=True).strip(),
-            tokens=entry.tokens,
-            rounds=entry.rounds,
-            tokens_per_round=entry.tokens_per_round,
-            timings={"read": read_seconds, **seconds, "total": read_seconds + sum(seconds.values()) + rest},
-            drafted=entry.drafted,
-            accepted=entry.accepted,
-            lossless=speculation.options.lossless,
-            confidence=entry.limit_confidence(
-                estimate_confidence(evidence, request.calibrations, ANSWER), sets_length(request.options)
-            ),
-            finish_reason=entry.finish_reason,
-            note=entry.note,
-            evidence=evidence,
-            compressor=None if recorder is None else recorder.compressor[row],
-            kept=None if recorder is None else _as_list(recorder.kept[row]),
+    seconds = [{stage: entry.seconds[stage] for stage in STAGES} for entry in usage]
+    rest = max(stopwatch.lap() - sum(sum(parts.values()) for parts in seconds), 0.0) / len(usage)
+    descriptions: list[Description] = []
+    for row, (entry, parts) in enumerate(zip(usage, seconds, strict=True)):
+        evidence = token_evidence(entry.logprobs) | picture_evidence(pictures[row], distances[row], earlier, count)
+        confidence = estimate_confidence(evidence, request.calibrations, ANSWER)
+        descriptions.append(
+            Description(
+                text=vlm.tokenizer.decode(entry.tokens, skip_special_tokens=True).strip(),
+                tokens=entry.tokens,
+                rounds=entry.rounds,
+                tokens_per_round=entry.tokens_per_round,
+                timings={"read": read_seconds, **parts, "total": read_seconds + sum(parts.values()) + rest},
+                drafted=entry.drafted,
+                accepted=entry.accepted,
+                lossless=speculation.options.lossless,
+                confidence=entry.limit_confidence(confidence, sets_length(request.options)),
+                finish_reason=entry.finish_reason,
+                note=entry.note,
+                evidence=evidence,
+                compressor=None if recorder is None else recorder.compressor[row],
+                kept=None if recorder is None else _as_list(recorder.kept[row]),
+            )
         )
-        for row, (entry, seconds) in enumerate(zip(usage, parts, strict=True))
-        for evidence in [
-            token_evidence(entry.logprobs) | picture_evidence(pictures[row], distances[row], earlier, count)
-        ]
-    ]
-
-
-def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[int]) -> list[list[float]]:
-    """Measure how different the pictures of each question are from the training pictures.
-
-    Args:
-        familiar: Statistics of the training pictures.
-        summaries: (N, F), the vision encoder's features of each picture.
-        counts: Number of pictures of each question. If a chat had to compute its cache again, `summaries` begins with
-            pictures of earlier turns, which are skipped.
-
-    Returns:
-        For each question a list of distances, one for each picture.
-    """
-    new = familiar.distance(summaries[len(summaries) - sum(counts) :]).tolist()
-    ends = list(accumulate(counts))
-    return [new[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    return descriptions
 
 
 def _as_list(weights: Tensor | None) -> list[float] | None:
@@ -276,81 +237,3 @@ class _TextWriter:
         if text:
             self.begun = True
             self.on_text(text)
-
-
-def picture_evidence(
-    pictures: Sequence[np.ndarray], distances: Sequence[float] = (), earlier: Evidence | None = None, count: int = 0
-) -> dict[str, float]:
-    """Compute the evidence from a question's pictures: the mean logarithms of `structure` and of `distance`.
-
-    Args:
-        pictures: (H, W, 3) uint8 each.
-        distances: One for each picture, or empty if unknown.
-        earlier: The evidence from the pictures of earlier turns of a chat; the question may be about these pictures.
-        count: Number of these pictures.
-
-    Returns:
-        Name of the evidence -> value; {} without pictures.
-    """
-    logarithms = {
-        STRUCTURE: [math.log(min(structure(pixels), MAX_STRUCTURE) + STRUCTURE_OFFSET) for pixels in pictures]
-    }
-    if len(distances) == len(pictures):
-        logarithms[DISTANCE] = [math.log(max(distance, MIN_DISTANCE)) for distance in distances]
-    means: dict[str, float] = {}
-    for name, values in logarithms.items():
-        if count and earlier is not None and name in earlier:
-            values = [*values, *[earlier[name]] * count]
-        if values:
-            means[name] = sum(values) / len(values)
-    return means
-
-
-@torch.inference_mode()
-def picture_summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
-    """Compute the features of N pictures from which `FamiliarPictures` measures the distance to the training pictures.
-
-    Args:
-        vlm: The model, whose vision encoder computes the features.
-        sources: The pictures, as paths, bytes or arrays.
-
-    Returns:
-        (N, F); None if the vision encoder's output does not show which states belong to which picture.
-    """
-    processor: Any = vlm.processor
-    model: Any = vlm.model
-    summaries: list[Tensor] = []
-    for start in range(0, len(sources), SUMMARY_BATCH_SIZE):
-        pictures = [to_pil(read_image(source)) for source in sources[start : start + SUMMARY_BATCH_SIZE]]
-        pixels = processor.image_processor(images=pictures, return_tensors="pt").to(model.device, model.dtype)
-        summary = VisionOutput.of(model.get_image_features(**pixels, return_dict=True)).summaries
-        if summary is None:
-            return None
-        summaries.append(summary.float().cpu())
-    return torch.cat(summaries)
-
-
-def structure(pixels: np.ndarray) -> float:
-    """Measure how unevenly edges are spread over a picture (H, W, 3).
-
-    The measure is 0 if all squares of the picture are equally rough, and nearly 1 if one square has all edges.
-    Brightness does not change the measure. Contrast changes it only for very faint pictures.
-    """
-    high, wide = (max(side // MAX_SAMPLED_SIDE, 1) for side in pixels.shape[:2])
-    sampled = to_pil(pixels[::high, ::wide])
-    reduced = sampled.reduce((max(sampled.width // REDUCED_SIDE, 1), max(sampled.height // REDUCED_SIDE, 1)))
-    levels = np.asarray(reduced, np.float32)  # (h, w, 3), pixel values of the reduced picture
-    across, down = np.diff(levels, axis=1, append=levels[:, -1:]), np.diff(levels, axis=0, append=levels[-1:])
-    squares = _means((across**2 + down**2).mean(2))
-    average, effective = float(np.sqrt(squares).mean()), math.sqrt(float(squares.mean()))
-    return max(1 - (average + FAINT_EDGE) / (effective + FAINT_EDGE), 0.0)
-
-
-def _means(values: np.ndarray) -> np.ndarray:
-    """Average values (h, w) over squares of `SQUARE_SIDE` pixels; incomplete squares at the edges are left out.
-
-    In smaller images the squares are smaller.
-    """
-    high, wide = (min(SQUARE_SIDE, side) for side in values.shape)
-    rows, columns = values.shape[0] // high, values.shape[1] // wide
-    return values[: rows * high, : columns * wide].reshape(rows, high, columns, wide).mean((1, 3))

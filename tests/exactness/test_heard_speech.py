@@ -9,13 +9,8 @@ import pytest
 import torch
 
 from mmdec.daspeech.dag_decoder import BOS, EOS
-from mmdec.daspeech.translator import (
-    RERANKED_TEXTS,
-    STRATEGIES,
-    SpeechTranslator,
-    autoregressive_evidence,
-    score_texts,
-)
+from mmdec.daspeech.evidence import autoregressive_evidence, score_texts
+from mmdec.daspeech.translator import RERANKED_TEXTS, STRATEGIES, SpeechTranslator
 from tests.conftest import buzz
 from tests.support.tiny_piece_translator import parts
 

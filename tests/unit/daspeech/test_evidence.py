@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import mmdec
+from mmdec.daspeech.evidence import head_evidence, path_evidence
 from mmdec.daspeech.model import EncodedSpeech
-from mmdec.daspeech.translator import head_evidence, path_evidence
 from mmdec.drafters.ctc.network import best_pieces
 from mmdec.tasks.confidence import UNCERTAINTY_OFFSET
 from tests.conftest import buzz

@@ -18,7 +18,8 @@ import mmdec
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import PICKLE_SUFFIXES
 from mmdec.daspeech import checkpoint
-from mmdec.daspeech.translator import STAGES, STRATEGIES, Pass
+from mmdec.daspeech.passes import Pass
+from mmdec.daspeech.translator import STAGES, STRATEGIES
 from mmdec.hub.find import HUB_FILES, shipped_names
 from tests.conftest import RATE, buzz
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mmdec.daspeech import ar_decoder
 from mmdec.daspeech.ar_decoder import ArCache, ArConfig, ArDecoder
+from mmdec.daspeech.passes import Pass, PassListener
 from mmdec.daspeech.target import EOS, PAD
-from mmdec.daspeech.translator import Pass, PassListener
 
 UNITS = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c"]
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmdec.daspeech.translator import Graph
+from mmdec.daspeech.passes import Graph
 from mmdec.demo.describe import (
     MAX_SENT_SIDE,
     data_address,

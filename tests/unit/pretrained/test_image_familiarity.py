@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import mmdec
 from mmdec.errors import InputError
 from mmdec.pretrained.image_familiarity import FAMILIAR_FILE, read_familiar
-from mmdec.vision.answer import DISTANCE
+from mmdec.vision.picture_evidence import DISTANCE
 from tests.support.empty_pictures import EMPTY, empty_picture
 
 IMAGES = sorted((Path(__file__).parents[3] / "data" / "samples" / "images").glob("*.png"))

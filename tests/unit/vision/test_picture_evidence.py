@@ -13,7 +13,7 @@ import mmdec
 from mmdec.io.images import read_image
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.tasks.confidence import Calibration, write_calibrations
-from mmdec.vision.answer import MAX_STRUCTURE, STRUCTURE, STRUCTURE_OFFSET, picture_evidence, structure
+from mmdec.vision.picture_evidence import MAX_STRUCTURE, STRUCTURE, STRUCTURE_OFFSET, picture_evidence, structure
 from tests.support.empty_pictures import EMPTY, empty_picture
 from tests.support.tiny_vlm_folder import write
 
