@@ -18,7 +18,7 @@ from typing import final
 from torch import Tensor
 
 from mmdec.core.tree import merge_chains, trees_from_lists
-from mmdec.drafters.registry import drafter
+from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -124,7 +124,7 @@ class NgramIndex:
         return tail
 
 
-@drafter("lookup")
+@built_in_drafter("lookup")
 @final
 class Lookup:
     """A drafter that copies from the prompt, from the encoder's input ids and from the new text.

@@ -24,7 +24,7 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.tree import root_only
 from mmdec.drafters.eagle.kv_cache import PendingTokens
 from mmdec.drafters.eagle.tree import Levels
-from mmdec.drafters.registry import drafter
+from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -65,7 +65,7 @@ class NetworkAdapter:
         return probs
 
 
-@drafter("mtp", of_model=True, note="MTP: the model's own native head.")
+@built_in_drafter("mtp", note="MTP: the model's own native head.")
 @final
 class Mtp:
     """A drafter that uses the model's native head for multi-token prediction.

@@ -25,7 +25,7 @@ from torch import Tensor
 from mmdec.core.tree import top_indices, trees_from_lists
 from mmdec.core.tree_shape import Path, likeliest_paths
 from mmdec.drafters.lookup import COUNT_DECAY, NgramIndex
-from mmdec.drafters.registry import drafter
+from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -112,7 +112,7 @@ class Successors:
         self._seen[token] = [successor, *(t for t in self.of(token) if t != successor)][:MAX_SUCCESSORS]
 
 
-@drafter("recycling")
+@built_in_drafter("recycling")
 @final
 class Recycling:
     """A drafter that proposes trees of tokens that the target found likely after the same token earlier.

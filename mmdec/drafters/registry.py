@@ -1,7 +1,7 @@
 """The registry of drafters by name. No other module lists drafters.
 
-A drafter's class, or the class of a draft network, registers itself by a decorator, `drafter` or `draft_network`, which
-says how a drafter is made, and how calls find it. `BUILT_IN` lists only names and modules: a module is imported when
+A drafter's class, or the class of a draft network, registers itself by a decorator, `built_in_drafter` or
+`built_in_network`. `BUILT_IN` lists names, modules and what a drafter is made of: a module is imported only when
 somebody asks for its drafter. `register_drafter` is for drafters from outside the package.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mmdec.checks.arguments import check_methods, show
 from mmdec.errors import InputError
@@ -42,7 +42,7 @@ class DrafterEntry:
     loader: Loader | str | None = None  # makes the drafter from a folder with weights
     network: type[DraftNetwork] | None = None  # a network that `mmdec.pretrained.drafters` loads from a folder
     published: str | None = None  # module that reads published folders; see `mmdec.pretrained.published`
-    auto: bool = False  # whether drafter="auto" and the demo look for a folder with its weights next to a model
+    auto: bool = False  # of a registered drafter: whether drafter="auto" looks for it; it does for those built in
     speech: bool = False  # True: it drafts for speech models; False: for language models, with or without images
     note: str = ""  # one line that tells users of the demo how it drafts
 
@@ -54,57 +54,64 @@ class DrafterEntry:
 
 AUTO = "auto"  # the name that lets mmdec look for a drafter that was trained for the model
 FALLBACK_DRAFTER = "lookup"  # name of the drafter that "auto" chooses if none was trained for the model
-BUILT_IN = {  # name -> module with its class; drafter="auto" prefers those that come first
-    "lookup": "mmdec.drafters.lookup",
-    "recycling": "mmdec.drafters.recycling",
-    "mtp": "mmdec.drafters.mtp",
-    "medusa": "mmdec.drafters.medusa.drafter",
-    "ctc": "mmdec.drafters.ctc.drafter",
-    "eagle3": "mmdec.drafters.eagle.eagle3",
-    "eagle": "mmdec.drafters.eagle.eagle",
-    "msd": "mmdec.drafters.eagle.msd",
-    "vispec": "mmdec.drafters.eagle.vispec",
-    "specvlm": "mmdec.drafters.eagle.specvlm",
-    "flash": "mmdec.drafters.flash.network",
-    "dflash": "mmdec.drafters.dflash.network",
+# What a built-in drafter is made of: nothing ("ready"), the loaded target model ("of_model"), or a folder with weights
+# that were trained for a language model, with or without images, or for a speech model.
+DrafterKind = Literal["ready", "of_model", "language_weights", "speech_weights"]
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """Where a built-in drafter is, and what it is made of.
+
+    Lists of names are made from this, without importing a drafter.
+    """
+
+    module: str  # has the class
+    kind: DrafterKind
+
+
+BUILT_IN = {  # drafter="auto" prefers those that come first
+    "lookup": BuiltIn("mmdec.drafters.lookup", "ready"),
+    "recycling": BuiltIn("mmdec.drafters.recycling", "ready"),
+    "mtp": BuiltIn("mmdec.drafters.mtp", "of_model"),
+    "medusa": BuiltIn("mmdec.drafters.medusa.drafter", "speech_weights"),
+    "ctc": BuiltIn("mmdec.drafters.ctc.drafter", "speech_weights"),
+    "eagle3": BuiltIn("mmdec.drafters.eagle.eagle3", "language_weights"),
+    "eagle": BuiltIn("mmdec.drafters.eagle.eagle", "language_weights"),
+    "msd": BuiltIn("mmdec.drafters.eagle.msd", "language_weights"),
+    "vispec": BuiltIn("mmdec.drafters.eagle.vispec", "language_weights"),
+    "specvlm": BuiltIn("mmdec.drafters.eagle.specvlm", "language_weights"),
+    "flash": BuiltIn("mmdec.drafters.flash.network", "language_weights"),
+    "dflash": BuiltIn("mmdec.drafters.dflash.network", "language_weights"),
 }
 _decorated: dict[str, DrafterEntry] = {}  # entries of the modules imported so far
 _registered: dict[str, DrafterEntry] = {}
 
 
-def drafter(
-    name: str,
-    *,
-    of_model: bool = False,
-    loader: str | None = None,
-    published: str | None = None,
-    auto: bool = False,
-    speech: bool = False,
-    note: str = "",
+def built_in_drafter(
+    name: str, *, loader: str | None = None, published: str | None = None, note: str = ""
 ) -> Callable[[type[Class]], type[Class]]:
     """Register the decorated class as a built-in drafter.
 
+    Its kind in `BUILT_IN` says how it is made: "ready" calls the class without arguments, "of_model" calls the class
+    method `of(model)`, and the kinds with weights call the `loader`.
+
     Args:
         name: The name in `BUILT_IN`.
-        of_model: True: the class method `of(model)` makes the drafter from the loaded target model. False: the class is
-            called without arguments, unless there is a `loader`.
         loader: For a drafter with weights: dotted path of a function (folder: Path, model) -> drafter.
         published: Module that recognises the drafter's published folders.
-        auto: Whether drafter="auto" and the demo look for a folder with its weights next to a model.
-        speech: True: it drafts for speech models.
         note: One line that tells users of the demo how it drafts.
     """
 
     def register(kind: type[Class]) -> type[Class]:
-        made: Any = kind
-        bare = not of_model and loader is None
+        drafter: Any = kind
+        made_of = BUILT_IN[name].kind
         _decorated[name] = DrafterEntry(
-            factory=made if bare else None,
-            of_model=made.of if of_model else None,
+            factory=drafter if made_of == "ready" else None,
+            of_model=drafter.of if made_of == "of_model" else None,
             loader=loader,
             published=published,
-            auto=auto,
-            speech=speech,
+            speech=made_of == "speech_weights",
             note=note,
         )
         return kind
@@ -112,7 +119,7 @@ def drafter(
     return register
 
 
-def draft_network(
+def built_in_network(
     name: str, *, published: str | None = None, note: str = ""
 ) -> Callable[[type[Network]], type[Network]]:
     """Register the decorated class as the network of a built-in drafter for language models.
@@ -128,7 +135,7 @@ def draft_network(
 
     def register(kind: type[Network]) -> type[Network]:
         kind.system = name
-        _decorated[name] = DrafterEntry(network=kind, published=published, auto=True, note=note)
+        _decorated[name] = DrafterEntry(network=kind, published=published, note=note)
         return kind
 
     return register
@@ -192,12 +199,13 @@ def drafter_entry(name: str) -> DrafterEntry | None:
 
 def drafter_names() -> list[str]:
     """Return the names of the drafters that are made without arguments: no folder with weights, no loaded model."""
-    return [name for name, entry in _all().items() if entry.factory is not None]
+    return [*_built_in_names("ready"), *(name for name, entry in _registered.items() if entry.factory is not None)]
 
 
 def loader_names() -> list[str]:
     """Return the names of the drafters that are loaded from a folder with weights."""
-    return [name for name, entry in _all().items() if entry.has_weights]
+    built_in = _built_in_names("language_weights", "speech_weights")
+    return [*built_in, *(name for name, entry in _registered.items() if entry.has_weights)]
 
 
 def auto_names(speech: bool = False) -> list[str]:
@@ -206,7 +214,13 @@ def auto_names(speech: bool = False) -> list[str]:
     Args:
         speech: True: drafters for speech models. False (default): drafters for language models, with or without images.
     """
-    return [name for name, entry in _all().items() if entry.auto and entry.speech == speech]
+    if speech:
+        return _built_in_names("speech_weights")
+    return [*_built_in_names("language_weights"), *(name for name, entry in _registered.items() if entry.auto)]
+
+
+def _built_in_names(*kinds: DrafterKind) -> list[str]:
+    return [name for name, drafter in BUILT_IN.items() if drafter.kind in kinds]
 
 
 def published_entries() -> list[DrafterEntry]:
@@ -214,8 +228,8 @@ def published_entries() -> list[DrafterEntry]:
 
     The last in `BUILT_IN` comes first: of two formats that a folder may be in, EAGLE's says less about the tensors.
     """
-    entries = {entry.published: entry for entry in reversed(_all().values()) if entry.published is not None}
-    return list(entries.values())
+    entries = [_built_in(name) for name in reversed(BUILT_IN)]
+    return list({entry.published: entry for entry in entries if entry.published is not None}.values())
 
 
 def network_class(system: str) -> type[DraftNetwork]:
@@ -229,8 +243,8 @@ def network_class(system: str) -> type[DraftNetwork]:
     """
     entry = _built_in(system) if system in BUILT_IN else None
     if entry is None or entry.network is None:
-        built = [name for name in BUILT_IN if _built_in(name).network is not None]
-        raise InputError(f"`system` must be one of {', '.join(built)}, but is {system!r:.60}. Choose one.")
+        names = ", ".join(_built_in_names("language_weights"))
+        raise InputError(f"`system` must be one of {names}, but is {system!r:.60}. Choose one.")
     return entry.network
 
 
@@ -304,9 +318,5 @@ def import_dotted(path: str, argument: str = "drafter") -> Any:
 
 
 def _built_in(name: str) -> DrafterEntry:
-    import_module(BUILT_IN[name])
+    import_module(BUILT_IN[name].module)
     return _decorated[name]
-
-
-def _all() -> dict[str, DrafterEntry]:
-    return {**{name: _built_in(name) for name in BUILT_IN}, **_registered}

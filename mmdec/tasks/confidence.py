@@ -5,8 +5,8 @@ of consecutive tokens, and their number. A transcript adds `rate`, tokens per se
 the text can be compressed. An answer about a picture adds `structure` (whether the picture shows anything) and
 `distance` (how different it is from the training pictures); `vision/picture_evidence.py` explains both. A translation
 takes its probabilities from one pass of the autoregressive decoder over its units. It adds `differs`, the share of
-units for which this decoder prefers another unit; `graph`, the log-probability of the graph decoder's path; and evidence
-from a CTC head (`daspeech/evidence.py`).
+units for which this decoder prefers another unit; `graph`, the log-probability of the graph decoder's path; and
+evidence from a CTC head (`daspeech/evidence.py`).
 
 The weights were fitted on held-out data (`recipes/confidence`) and are stored in the model's folder as
 confidence.json. Without that file the confidence is the geometric mean of the token probabilities, which is not

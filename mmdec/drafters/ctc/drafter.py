@@ -20,7 +20,7 @@ from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import chain_drafts
 from mmdec.drafters.ctc.network import CtcHead
 from mmdec.drafters.ctc.tokens import BLANK, FIRST_PIECE, SEGMENT_END, TokenPieces
-from mmdec.drafters.registry import drafter
+from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -159,7 +159,7 @@ class CtcState:
     rows: list[CtcRow]
 
 
-@drafter("ctc", loader="mmdec.drafters.ctc.checkpoint:load_ctc", auto=True, speech=True)
+@built_in_drafter("ctc", loader="mmdec.drafters.ctc.checkpoint:load_ctc")
 @final
 class Ctc:
     """A drafter that proposes the transcript of a CTC head.

@@ -32,7 +32,7 @@ from mmdec.drafters.draft_network import (
     positions_from,
 )
 from mmdec.drafters.eagle.eagle3 import LayeredConfig, LayeredNetwork
-from mmdec.drafters.registry import draft_network
+from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.types import Context
 
@@ -122,7 +122,7 @@ def spread_layers(depth: int, count: int) -> tuple[int, ...]:
     return tuple(min(max(round(1 + index * span / (count - 1)), 0), depth - 1) for index in range(count))
 
 
-@draft_network(
+@built_in_network(
     "dflash",
     published="mmdec.drafters.dflash.checkpoint",
     note="DFlash: reads several of the model's layers, and drafts a block of tokens at once.",

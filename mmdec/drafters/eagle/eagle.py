@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 from mmdec.drafters.draft_network import DecoderLayer, DraftConfig, DraftNetwork, KeyValues, PackedWeights, RMSNorm
 from mmdec.drafters.eagle.cpu_step import ColumnStep, DraftStep
 from mmdec.drafters.network_conventions import Conventions, OptionalNorm
-from mmdec.drafters.registry import draft_network
+from mmdec.drafters.registry import built_in_network
 
 
 class EagleInputNetwork(DraftNetwork):
@@ -75,7 +75,7 @@ class EagleInputNetwork(DraftNetwork):
         return DraftStep.of(self, packed, carry, embedding, output)
 
 
-@draft_network(
+@built_in_network(
     "eagle",
     published="mmdec.drafters.eagle.checkpoint",
     note="EAGLE-2: one layer that continues the model's own states.",

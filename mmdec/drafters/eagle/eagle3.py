@@ -43,7 +43,7 @@ from mmdec.drafters.draft_network import (
 )
 from mmdec.drafters.eagle.cpu_step import ColumnStep, Eagle3Step
 from mmdec.drafters.network_conventions import Conventions, OptionalNorm, PictureChoice, Switch
-from mmdec.drafters.registry import draft_network
+from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.types import Context
 
@@ -272,7 +272,7 @@ class LayeredNetwork(DraftNetwork):
         return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)
 
 
-@draft_network(
+@built_in_network(
     "eagle3",
     published="mmdec.drafters.eagle.checkpoint",
     note="EAGLE-3: reads three of the model's layers; P-EAGLE drafts all depths at once.",

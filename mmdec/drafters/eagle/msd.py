@@ -19,7 +19,7 @@ from torch import Tensor
 from mmdec.drafters.draft_network import DraftConfig
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
 from mmdec.drafters.network_conventions import Conventions, PictureChoice
-from mmdec.drafters.registry import draft_network
+from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 
 VisualToken = Literal["next", "own"]
@@ -49,7 +49,7 @@ class MsdConfig(DraftConfig):
             )
 
 
-@draft_network("msd", published="mmdec.drafters.eagle.checkpoint", note="MSD: drafts text and picture apart.")
+@built_in_network("msd", published="mmdec.drafters.eagle.checkpoint", note="MSD: drafts text and picture apart.")
 @final
 class MsdNetwork(EagleInputNetwork):
     """EAGLE's draft network with another input: the visual embedding at visual positions, fc's output at text

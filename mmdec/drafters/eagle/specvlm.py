@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from mmdec.drafters.draft_network import DraftConfig, PromptInput, check_size
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
-from mmdec.drafters.registry import draft_network
+from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.nn.compressor import (
     CompressedImage,
@@ -248,7 +248,7 @@ class SpecVLMConfig(DraftConfig):
             raise InputError(f"`gate_temperature` must be in 0.001 .. 1000, but is {self.gate_temperature!r:.60}.")
 
 
-@draft_network("specvlm", note="SpecVLM: reads a shortened picture; a gate chooses how it is shortened.")
+@built_in_network("specvlm", note="SpecVLM: reads a shortened picture; a gate chooses how it is shortened.")
 @final
 class SpecVLM(EagleInputNetwork):
     """SpecVLM's network. Holds EAGLE's layer, the image compressor, and the gate if there is one."""

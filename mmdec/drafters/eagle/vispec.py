@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from mmdec.drafters.draft_network import DraftConfig, PromptInput
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
-from mmdec.drafters.registry import draft_network
+from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.nn.compressor import Resampler, last_positions, spans
 
@@ -47,7 +47,7 @@ class ViSpecConfig(DraftConfig):
             raise InputError(f"`layers` must name one layer, but is {self.layers!r:.60}. (-1,) is the published one.")
 
 
-@draft_network(
+@built_in_network(
     "vispec",
     published="mmdec.drafters.eagle.checkpoint",
     note="ViSpec: a few visual tokens stand for the whole picture.",

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
 from mmdec.drafters.draft_network import DecoderLayer, DraftConfig, DraftNetwork, PromptInput, RMSNorm, check_size
-from mmdec.drafters.registry import draft_network
+from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.nn.compressor import LatentAttention, separate, spans
 from mmdec.types import Drafter
@@ -81,7 +81,7 @@ class Refiner(nn.Module):
         return slot + self.up(silu(self.down(torch.cat([preceding, slot], -1))))
 
 
-@draft_network("flash", note="FLASH: reads a picture shortened by attention, and drafts several tokens at once.")
+@built_in_network("flash", note="FLASH: reads a picture shortened by attention, and drafts several tokens at once.")
 @final
 class FlashNetwork(DraftNetwork):
     """FLASH's network. Holds the decoder layer, the image compressor, the slot embeddings and the refiners."""

@@ -19,7 +19,7 @@ from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import int_rows, top_indices, trees_from_lists
 from mmdec.core.tree_shape import HeadAccuracy
 from mmdec.drafters.medusa.network import DecoderLayer, KeyValues, MedusaHeads
-from mmdec.drafters.registry import drafter
+from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
 
@@ -52,12 +52,10 @@ class MedusaState:
     candidates: list[list[list[int]]] | None = None  # the last draft's candidates: [row][head][rank] -> token
 
 
-@drafter(
+@built_in_drafter(
     "medusa",
     loader="mmdec.drafters.medusa.checkpoint:load_heads",
     published="mmdec.drafters.medusa.checkpoint",
-    auto=True,
-    speech=True,
 )
 @final
 class Medusa:

@@ -16,7 +16,7 @@ from mmdec.drafters import registry
 from mmdec.drafters.draft_network import DraftConfig
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
 from mmdec.drafters.lookup import Lookup
-from mmdec.drafters.registry import draft_network, network_class
+from mmdec.drafters.registry import built_in_network, network_class
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
 from mmdec.hub.find import drafter_folder
@@ -84,7 +84,7 @@ def test_a_drafter_name_wins_over_a_folder_of_that_name(
     assert named.name.startswith("eagle")
 
 
-@draft_network("new", note="New: as EAGLE.")
+@built_in_network("new", note="New: as EAGLE.")
 class NewNetwork(EagleInputNetwork):
     """A new drafter's network: here EAGLE's layer under another name."""
 
@@ -93,7 +93,7 @@ class NewNetwork(EagleInputNetwork):
 
 def test_a_new_drafter_needs_only_a_name_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its network is found, saved and read, "auto" takes it, and the demo, which asks here, shows it with its note."""
-    monkeypatch.setitem(registry.BUILT_IN, "new", __name__)
+    monkeypatch.setitem(registry.BUILT_IN, "new", registry.BuiltIn(__name__, "language_weights"))
     vlm = load_vlm(folder, "cpu")
     assert available_drafters(vlm) == {}
     drafter_weights("new", vlm.model, folder / "new")
