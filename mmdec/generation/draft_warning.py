@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from mmdec.core.steps import Round
 from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
 from mmdec.drafters.lookup import Lookup
-from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.recycling import Recycling
+from mmdec.drafters.small_model.other_vocabulary import OtherVocabulary
 from mmdec.generation.auto_drafter import warn_once
 from mmdec.types import Drafter
 

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
-from mmdec.drafters.other_vocabulary import OtherVocabulary
-from mmdec.drafters.small_model import SmallModel
+from mmdec.drafters.small_model.drafter import SmallModel
+from mmdec.drafters.small_model.other_vocabulary import OtherVocabulary
 from mmdec.errors import InputError
 from mmdec.hub.find import HUB_ID, download
 from mmdec.pretrained.language_model import (
@@ -79,8 +79,14 @@ def small_drafter(
                 f"folder, but has {small.vocab_size}. Give folders that hold model and tokenizer, or pass the target's "
                 "tokenizer to `mmdec.load_drafter`."
             )
-    sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.nodes_take_positions}
-    return SmallModel(small, positions=small.positions, encode=small.encode if small.encodes_sound else None, **sees)
+    return SmallModel(
+        small,
+        memory=small.reads_encoder,
+        positions=small.positions,
+        images=small.reads_images,
+        nodes_take_positions=small.nodes_take_positions,
+        encode=small.encode if small.encodes_sound else None,
+    )
 
 
 def load_small_model(folder: Path, model: PreTrainedModel, target_tokenizer: Any = None) -> Drafter:

@@ -16,7 +16,7 @@ from mmdec.core.budget import Budget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import ResidualRule, SamplingState
-from mmdec.drafters.other_vocabulary import OtherVocabulary
+from mmdec.drafters.small_model.other_vocabulary import OtherVocabulary
 from mmdec.targets.text import TextTarget
 from tests.exactness.letter_tokenizer import Letters, alphabet, renamed, shuffled
 from tests.exactness.text_models import MODELS

@@ -16,7 +16,7 @@ from transformers import WhisperForConditionalGeneration
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.drafters.medusa.drafter import Medusa
-from mmdec.drafters.small_model import SmallModel
+from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.errors import InputError
 from mmdec.generation.run import default_statistics
 from mmdec.targets.registry import target_of

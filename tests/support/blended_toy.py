@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmdec.core.tree import root_only
-from mmdec.drafters.small_model import SmallModel
+from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.types import Context, Draft, Needs, Scores, Verdict
 
 

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import mmdec
-from mmdec.drafters.other_vocabulary import OtherVocabulary
-from mmdec.drafters.small_model import SmallModel
+from mmdec.drafters.small_model.drafter import SmallModel
+from mmdec.drafters.small_model.other_vocabulary import OtherVocabulary
 from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.pretrained.language_model import load_language_model

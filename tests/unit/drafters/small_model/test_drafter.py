@@ -15,7 +15,7 @@ from mmdec.core.loop import Round, decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import root_only
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState
-from mmdec.drafters.small_model import SmallModel
+from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmdec.core.tree import chain_drafts
-from mmdec.drafters.small_model import keep_columns
+from mmdec.drafters.small_model.drafter import keep_columns
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
