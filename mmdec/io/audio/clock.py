@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -34,16 +34,9 @@ FLAC_SLACK = 0.001  # seconds by which a FLAC may end earlier than declared
 MAX_FAILURES = 16  # consecutive errors of the demuxer after which a file is given up
 
 
-def decode_on_clock(
-    av: Any,
-    opened: Any,
-    structure: FileStructure,
-    loss: AudioLoss,
-    check_rate: Callable[[int], None],
-    check_seconds: Callable[[float], None],
-    container: bool,
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Decode the first audio track of a file to its end.
+@final
+class ClockDecoder:
+    """Decodes the first audio track of a file to its end, and puts each frame where its timestamp says.
 
     Args:
         av: The module.
@@ -53,107 +46,198 @@ def decode_on_clock(
         check_rate: Raises InputError for a sample rate in Hz that is not supported.
         check_seconds: Raises InputError for a duration in seconds that is too long.
         container: Whether the file's clock starts at 0 (MP4, Matroska); False: it starts with the sound.
-
-    Yields:
-        Sample rate in Hz, samples (T, channels) float32 of each block.
-
-    Raises:
-        FFmpegError: If nothing can be decoded.
     """
-    track = opened.streams.audio[0]
-    zero = _zero(opened, track) if container else None
-    if track.codec_context.name == "flac":  # by default, FFmpeg does not compare checksums, and returns noise
-        track.codec_context.options = {"err_detect": "crccheck+explode"}
-    if opened.format.name == "flac":
-        # its packets count from 0; the first one that FFmpeg finds may be later, if those before are damaged
-        zero = 0.0
-    lossy = not track.codec_context.name.startswith("pcm_")
-    converter: Any = None
-    rate = written = 0  # the sound's rate in Hz; samples that were yielded
-    # MP3: seconds by which FFmpeg's timestamps lag behind, because it does not count the frames that are missing
-    shift, first_shift = 0.0, None
-    failed: Exception | None = None  # an error since the last frame
-    lost = 0.0  # seconds of the packets that failed since the last frame
-    earlier: float | None = None  # `zero` before the clock was set back
-    packets = _Packets(av, opened, track)
-    position = passed = 0  # where the newest packet is in the file; where the last one was that gave a frame
-    for packet, error in packets:
-        frames, first = list[Any](), None
+
+    def __init__(
+        self,
+        av: Any,
+        opened: Any,
+        structure: FileStructure,
+        loss: AudioLoss,
+        check_rate: Callable[[int], None],
+        check_seconds: Callable[[float], None],
+        container: bool,
+    ) -> None:
+        self._av = av
+        self._opened = opened
+        self._structure = structure
+        self._loss = loss
+        self._check_rate = check_rate
+        self._check_seconds = check_seconds
+        self._container = container
+        self._track = opened.streams.audio[0]
+        codec = self._track.codec_context.name
+        self._lossy = not codec.startswith("pcm_")
+        if codec == "flac":  # by default, FFmpeg does not compare checksums, and returns noise
+            self._track.codec_context.options = {"err_detect": "crccheck+explode"}
+        self._is_flac_file = opened.format.name == "flac"
+        self._packets = _Packets(av, opened, self._track)
+        # the time in seconds at which the sound begins on the file's clock; None: that of the first frame
+        self._zero: float | None = _container_start(opened, self._track) if container else None
+        if self._is_flac_file:
+            # its packets count from 0; the first one that FFmpeg finds may be later, if those before are damaged
+            self._zero = 0.0
+        self._earlier_zero: float | None = None  # `_zero` before the clock was set back
+        # MP3: seconds by which FFmpeg's timestamps lag behind, because it does not count the frames that are missing
+        self._shift = 0.0
+        self._first_shift: float | None = None
+        self._first_pts: int | None = None  # FLAC: the timestamp of the packet's next frame, in samples
+        self._converter: Any = None
+        self._rate = 0  # in Hz
+        self._written = 0  # samples that were yielded
+        self._failure: Exception | None = None  # an error since the last frame
+        self._lost_seconds = 0.0  # of the packets that failed since the last frame
+        self._position = 0  # where the newest packet is in the file
+        self._frame_position = 0  # where the last packet is that gave a frame
+
+    def decode(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Decode the track.
+
+        Yields:
+            Sample rate in Hz, samples (T, channels) float32 of each block.
+
+        Raises:
+            FFmpegError: If nothing can be decoded.
+        """
+        for packet, error in self._packets:
+            for frame in self._frames_of(packet, error):
+                blocks = self._convert(frame)
+                if blocks is None:
+                    continue
+                gap = self._gap_before(frame)
+                damaged = (
+                    self._failure is not None
+                    or not self._container
+                    or self._structure.overlaps_damage(self._frame_position, self._position)
+                )
+                if gap > (SHORTEST_LOSS if damaged else JITTER):
+                    self._check_seconds(self._seconds + gap)
+                    if damaged:
+                        self._loss.gaps.append((self._seconds, gap))
+                    for silence in _silence(round(gap * self._rate), blocks):
+                        yield self._write(silence)
+                self._failure, self._lost_seconds, self._frame_position = None, 0.0, self._position
+                for block in blocks:
+                    yield self._write(block)
+        if self._written:
+            self._report_end()
+        elif self._failure is not None:
+            raise self._failure
+
+    @property
+    def _seconds(self) -> float:
+        return self._written / self._rate
+
+    def _write(self, block: np.ndarray) -> tuple[int, np.ndarray]:
+        self._written += len(block)
+        return self._rate, block
+
+    def _frames_of(self, packet: Any, error: Exception | None) -> list[Any]:
+        """Decode a packet.
+
+        Args:
+            packet: The packet; None: the demuxer failed.
+            error: The demuxer's error.
+
+        Returns:
+            Its frames; none if it is damaged.
+        """
+        frames: list[Any] = []
+        self._first_pts = None
         if packet is not None:
-            position = position if packet.pos is None else packet.pos
-            counted = structure.time_at(position)
+            if packet.pos is not None:
+                self._position = packet.pos
+            counted = self._structure.time_at(self._position)
             if counted is not None and packet.pts is not None:
-                shift = counted - float(packet.pts * packet.time_base)
-                first_shift = shift if first_shift is None else first_shift
-            if opened.format.name == "flac":  # FFmpeg merges blocks before a damaged one, and gives them a later time
-                first = flac_sample(bytes(packet), structure.block)
+                self._shift = counted - float(packet.pts * packet.time_base)
+                if self._first_shift is None:
+                    self._first_shift = self._shift
+            if self._is_flac_file:  # FFmpeg merges blocks before a damaged one, and gives them a later time
+                self._first_pts = flac_sample(bytes(packet), self._structure.block)
             try:
-                frames = [] if packet.is_corrupt else packet.decode()
-                error = error or (_broken() if packet.is_corrupt else None)
-            except (av.FFmpegError, ValueError) as reason:
+                if packet.is_corrupt:
+                    error = error or _broken()
+                else:
+                    frames = packet.decode()
+            except (self._av.FFmpegError, ValueError) as reason:
                 error = reason
-        if error is not None:
-            failed = error
-            lost += float(packet.duration * packet.time_base) if packet is not None and packet.duration else 0.0
-            frames = []
-        for frame in frames:
-            if converter is None:
-                rate = track.codec_context.sample_rate or frame.sample_rate
-                check_rate(rate)
-                converter = av.AudioResampler(format="fltp", layout=frame.layout, rate=rate)
-            try:
-                converted = [piece.to_ndarray().T for piece in converter.resample(frame)]
-            except (av.FFmpegError, ValueError) as reason:  # the frame has another form than those before it
-                failed, converter = reason, av.AudioResampler(format="fltp", layout=frame.layout, rate=rate)
-                continue
-            if lossy and any(np.abs(piece).max(initial=0.0) > MAX_OVERSHOOT for piece in converted):
-                failed, lost = failed or _broken(), lost + frame.samples / rate
-                continue
-            gap = 0.0
-            pts, first = frame.pts if first is None else first, None
-            if pts is not None:
-                time = float(pts / rate if opened.format.name == "flac" else pts * frame.time_base)
-                if zero is None:
-                    zero = time if track.start_time is None else float(track.start_time * track.time_base)
-                gap = time - zero + shift - (first_shift or 0.0) - written / rate
-                if gap > JITTER:
-                    heard = written / rate
-                    whole = _whole(opened, track, structure, zero) if container else structure.seconds
-                    beyond = whole is not None and heard < whole + MAX_LATE_SECONDS < heard + gap
-                    back = earlier is not None and abs(gap + zero - earlier) < JITTER
-                    if back or beyond or packets.jump_back(time - gap, time):
-                        loss.mistimed = True  # the timestamp is damaged, or those before it were: the sound goes on
-                        zero, gap, earlier = zero + gap, 0.0, None
-                elif gap < -JITTER:  # the clock was set back: it goes on from here
-                    zero, earlier = zero + gap, zero
-            elif failed is not None:
-                gap = lost
-            damaged = failed is not None or not container or structure.overlaps_damage(passed, position)
-            if gap > (SHORTEST_LOSS if damaged else JITTER):
-                check_seconds(written / rate + gap)
-                if damaged:
-                    loss.gaps.append((written / rate, gap))
-                for block in _silence(round(gap * rate), converted):
-                    written += len(block)
-                    yield rate, block
-            failed, lost, passed = None, 0.0, position
-            for block in converted:
-                written += len(block)
-                yield rate, block
-    if not written:
-        if failed is not None:
-            raise failed
-        return
-    end = written / rate
-    if failed is not None or structure.cut or structure.overlaps_damage(passed + 1, 2**63):
-        if container:
-            loss.cut_off(end, _whole(opened, track, structure, zero or 0.0), CUT_SLACK)
-        elif structure.seconds is not None and end < structure.seconds <= MAX_SECONDS:
-            loss.cut_off(end, structure.seconds)
-        else:
-            loss.cut_off(end, end * structure.share if structure.share > 1 else None)
-    elif opened.format.name == "flac" and structure.seconds is not None:
-        loss.cut_off(end, structure.seconds, FLAC_SLACK)
+        if error is None:
+            return frames
+        self._failure = error
+        if packet is not None and packet.duration:
+            self._lost_seconds += float(packet.duration * packet.time_base)
+        return []
+
+    def _convert(self, frame: Any) -> list[np.ndarray] | None:
+        """Return a frame's samples (T, channels) float32 in blocks; None if they are damaged."""
+        if self._converter is None:
+            self._rate = self._track.codec_context.sample_rate or frame.sample_rate
+            self._check_rate(self._rate)
+            self._converter = self._resampler(frame)
+        try:
+            blocks = [piece.to_ndarray().T for piece in self._converter.resample(frame)]
+        except (self._av.FFmpegError, ValueError) as reason:  # the frame has another form than those before it
+            self._failure, self._converter = reason, self._resampler(frame)
+            return None
+        if self._lossy and any(np.abs(block).max(initial=0.0) > MAX_OVERSHOOT for block in blocks):
+            self._failure = self._failure or _broken()
+            self._lost_seconds += frame.samples / self._rate
+            return None
+        return blocks
+
+    def _resampler(self, frame: Any) -> Any:
+        return self._av.AudioResampler(format="fltp", layout=frame.layout, rate=self._rate)
+
+    def _gap_before(self, frame: Any) -> float:
+        """Return the seconds between the sound so far and a frame; negative if the clock was set back."""
+        pts = frame.pts if self._first_pts is None else self._first_pts
+        self._first_pts = None
+        if pts is None:
+            return 0.0 if self._failure is None else self._lost_seconds
+        time = float(pts / self._rate if self._is_flac_file else pts * frame.time_base)
+        if self._zero is None:
+            start = self._track.start_time
+            self._zero = time if start is None else float(start * self._track.time_base)
+        gap = time - self._zero + self._shift - (self._first_shift or 0.0) - self._seconds
+        if gap < -JITTER:  # the clock was set back: it goes on from here
+            self._zero, self._earlier_zero = self._zero + gap, self._zero
+        elif gap > JITTER and self._is_mistimed(gap, time, self._zero):
+            self._loss.mistimed = True  # the sound goes on
+            self._zero, self._earlier_zero = self._zero + gap, None
+            return 0.0
+        return gap
+
+    def _is_mistimed(self, gap: float, time: float, zero: float) -> bool:
+        """Return whether a frame's timestamp is damaged, or those before it were.
+
+        Args:
+            gap: Seconds between the sound so far and the frame.
+            time: The frame's timestamp in seconds.
+            zero: The time in seconds at which the sound begins on the file's clock.
+        """
+        if self._earlier_zero is not None and abs(gap + zero - self._earlier_zero) < JITTER:
+            return True  # the clock returns to where it was before it was set back
+        declared = self._structure.seconds
+        if self._container:
+            declared = _declared_seconds(self._opened, self._track, self._structure, zero)
+        end = self._seconds
+        if declared is not None and end < declared + MAX_LATE_SECONDS < end + gap:
+            return True
+        return self._packets.jump_back(time - gap, time)
+
+    def _report_end(self) -> None:
+        """Report what is missing after the last frame."""
+        end, structure = self._seconds, self._structure
+        if self._failure is not None or structure.cut or structure.overlaps_damage(self._frame_position + 1, 2**63):
+            if self._container:
+                declared = _declared_seconds(self._opened, self._track, structure, self._zero or 0.0)
+                self._loss.cut_off(end, declared, CUT_SLACK)
+            elif structure.seconds is not None and end < structure.seconds <= MAX_SECONDS:
+                self._loss.cut_off(end, structure.seconds)
+            else:
+                self._loss.cut_off(end, end * structure.share if structure.share > 1 else None)
+        elif self._is_flac_file and structure.seconds is not None:
+            self._loss.cut_off(end, structure.seconds, FLAC_SLACK)
 
 
 class _Packets:
@@ -205,7 +289,7 @@ def _broken() -> Exception:
     return ValueError("its packets are damaged")
 
 
-def _zero(opened: Any, track: Any) -> float:
+def _container_start(opened: Any, track: Any) -> float:
     """Return the time in seconds at which a container's clock starts: 0, unless all of its tracks begin before it, or
     much later."""
     start = track.start_time * track.time_base if opened.start_time is None and track.start_time is not None else None
@@ -219,7 +303,7 @@ def _silence(samples: int, like: list[np.ndarray]) -> Iterator[np.ndarray]:
         yield np.zeros((min(SILENT_BLOCK, samples - start), channels), np.float32)
 
 
-def _whole(opened: Any, track: Any, structure: FileStructure, zero: float) -> float | None:
+def _declared_seconds(opened: Any, track: Any, structure: FileStructure, zero: float) -> float | None:
     """Return the seconds that a container declares for its sound, or for all of its tracks; None: unknown."""
     if structure.seconds is not None or structure.fragmented:  # then the track's duration is that of what was read
         return structure.seconds

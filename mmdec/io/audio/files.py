@@ -28,7 +28,7 @@ from mmdec.checks import files
 from mmdec.checks.arguments import show
 from mmdec.checks.files import open_regular, printable, unreadable_error, write_atomically
 from mmdec.errors import InputError
-from mmdec.io.audio.clock import FLAC_SLACK, decode_on_clock
+from mmdec.io.audio.clock import FLAC_SLACK, ClockDecoder
 from mmdec.io.audio.headers import PatchedFile, repair_header
 from mmdec.io.audio.mixing import Mixer
 from mmdec.io.audio.samples import MAX_SECONDS, SAMPLE_RATE, check_peak, check_rate, check_samples, full_scale, resample
@@ -351,7 +351,7 @@ def _decoder_errors() -> tuple[type[Exception], ...]:
 def _on_clock(
     av: Any, opened: Any, structure: FileStructure, loss: AudioLoss, name: str, max_seconds: float, container: bool
 ) -> Iterator[tuple[int, np.ndarray]]:
-    return decode_on_clock(
+    return ClockDecoder(
         av,
         opened,
         structure,
@@ -359,7 +359,7 @@ def _on_clock(
         check_rate=lambda rate: check_rate(rate, f" in {name}"),
         check_seconds=lambda seconds: _check_seconds(seconds, max_seconds, name),
         container=container,
-    )
+    ).decode()
 
 
 class _Content(io.BytesIO):
