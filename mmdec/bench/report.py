@@ -317,7 +317,11 @@ def _comparison_table(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], Rows
         group = row.group if row.spread == "quartiles" else f"{row.group}, range"
         start = [group, *([row.timed] if several else []), str(row.inputs)]
         middle = [_times(row), f"{_number(row.subject_ms)}, {_number(row.baseline_ms)}"]
-        ends = [*([row.tokens_per_round] if tokens else []), *([row.accepted_per_round] if accepted else [])]
+        ends: list[Any] = []
+        if tokens:
+            ends.append(row.tokens_per_round)
+        if accepted:
+            ends.append(row.accepted_per_round)
         cells.append((*start, *middle, *map(_number, ends)))
     return tuple(head), cells
 

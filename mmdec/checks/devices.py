@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from mmdec.checks.arguments import show
@@ -49,11 +51,15 @@ def check_dtype(dtype: object, integers: bool = False) -> torch.dtype:
     Raises:
         InputError: For any other value.
     """
-    found = torch.float32 if dtype is None else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    found: Any = dtype
+    if dtype is None:
+        found = torch.float32
+    elif isinstance(dtype, str):
+        found = getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype) or (found not in DTYPES and not (integers and found is torch.int8)):
-        given = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
+        text = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
         raise InputError(
-            f"`dtype` must be float32, bfloat16, float16{', int8' if integers else ''} or float64, but is {given}. "
+            f"`dtype` must be float32, bfloat16, float16{', int8' if integers else ''} or float64, but is {text}. "
             "Choose one, "
             "or leave it out."
         )

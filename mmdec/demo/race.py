@@ -204,7 +204,9 @@ def comparison_html(lane: Lane) -> str:
         kind = "mm-speed mm-gain" if lane.speed.endswith("faster") else "mm-speed"
         parts.append(f'<span class="{kind}">{escape(lane.speed)}</span>')
     if lane.output:
-        kind = "mm-output" if lane.equal is None else "mm-output mm-equal" if lane.equal else "mm-output mm-differs"
+        kind = "mm-output"
+        if lane.equal is not None:
+            kind += " mm-equal" if lane.equal else " mm-differs"
         parts.append(f'<span class="{kind}">{escape(lane.output)}</span>')
     return "".join(parts)
 
@@ -232,7 +234,9 @@ def figures(lane: Lane, unit: str) -> str:
         unit: What the pieces are called, in the plural: "tokens" or "pieces".
     """
     passes, pieces = lane.passes or len(lane.steps), sum(step.count for step in lane.steps)
-    per_pass = lane.per_pass if lane.per_pass is not None else pieces / passes if passes else None
+    per_pass = lane.per_pass
+    if per_pass is None and passes:
+        per_pass = pieces / passes
     each = "" if per_pass is None else f" · {per_pass:.1f} {unit} per pass"
     spread = f" ({span(min(lane.times), max(lane.times))})" if len(lane.times) > 1 else ""
     return f"<b>{passes}</b> {'pass' if passes == 1 else 'passes'} · <b>{milliseconds(lane.seconds)}</b>{spread}{each}"

@@ -96,8 +96,9 @@ def _number(digits: str) -> str:
     value = int(plain)
     if len(digits) == 4 and (1100 <= value <= 1999 or 2010 <= value <= 2099) and value % 1000:
         century, rest = divmod(value, 100)
-        after = f"oh {_SMALL[rest]}" if 0 < rest < 10 else _below_thousand(rest) if rest else "hundred"
-        return f"{_below_thousand(century)} {after}"
+        if rest == 0:
+            return f"{_below_thousand(century)} hundred"
+        return f"{_below_thousand(century)} {f'oh {_SMALL[rest]}' if rest < 10 else _below_thousand(rest)}"
     return cardinal(value)
 
 
@@ -108,7 +109,9 @@ def _ordinal(words: str) -> str:
 
 
 def _plural_noun(words: str) -> str:
-    return f"{words[:-1]}ies" if words.endswith("y") else f"{words}es" if words.endswith("x") else f"{words}s"
+    if words.endswith("y"):
+        return f"{words[:-1]}ies"
+    return f"{words}es" if words.endswith("x") else f"{words}s"
 
 
 def _money(sign: str, amount: str, cents: str, scale: str) -> str:
@@ -307,13 +310,15 @@ def contexts(padded: str, place: int) -> list[str]:
 
 
 def _plural(phones: Phones) -> Phones:
-    return (
-        ("ax", "z") if phones and phones[-1] in _HISSING else ("s",) if phones and phones[-1] in _VOICELESS else ("z",)
-    )
+    if phones and phones[-1] in _HISSING:
+        return ("ax", "z")
+    return ("s",) if phones and phones[-1] in _VOICELESS else ("z",)
 
 
 def _past(phones: Phones) -> Phones:
-    return ("ax", "d") if phones[-1] in ("t", "d") else ("t",) if phones[-1] in _VOICELESS else ("d",)
+    if phones[-1] in ("t", "d"):
+        return ("ax", "d")
+    return ("t",) if phones[-1] in _VOICELESS else ("d",)
 
 
 def _going(phones: Phones) -> Phones:
@@ -331,7 +336,11 @@ def _stems(word: str, ending: str) -> list[str]:
     rest = word[: -len(ending)]
     stems = [rest]
     if ending == "s":
-        return [rest, *([f"{rest[:-2]}y"] if rest.endswith("ie") else []), *([rest[:-1]] if rest.endswith("e") else [])]
+        if rest.endswith("ie"):
+            stems.append(f"{rest[:-2]}y")
+        if rest.endswith("e"):
+            stems.append(rest[:-1])
+        return stems
     if rest[-1] == rest[-2]:
         stems.append(rest[:-1])
     if rest.endswith("i") and ending == "ed":

@@ -224,14 +224,15 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
         ("tokens", config.vocab_size, shape.vocab_size),
     ):
         if expected != actual:
-            longer = (
-                f" If the model's first {expected} tokens are the drafter's, convert it with `--vocab-size {actual}`."
-            )
+            remedy = ""
+            if what == "tokens" and actual > expected:
+                remedy = (
+                    f" If the model's first {expected} tokens are the drafter's, convert it with `--vocab-size "
+                    f"{actual}`."
+                )
             raise InputError(
                 f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
-                f"{config.trained_for or 'another model'}; use a drafter trained for this model."
-                + longer
-                * (what == "tokens" and actual > expected)
+                f"{config.trained_for or 'another model'}; use a drafter trained for this model.{remedy}"
             )
     if max(config.layers) >= shape.num_hidden_layers or min(config.layers) < -1:
         raise InputError(

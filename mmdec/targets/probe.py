@@ -136,9 +136,12 @@ def tiny_config(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
         elif name == "per_layer_config" and isinstance(value, dict):
             small[name] = _own_sizes(value, fields)
         elif is_window(name, value):
-            small[name] = min(
-                value, 1 if name.endswith("blocks") else PROBE_WINDOW // 2 if "block" in name else PROBE_WINDOW
-            )
+            window = PROBE_WINDOW
+            if name.endswith("blocks"):
+                window = 1
+            elif "block" in name:
+                window = PROBE_WINDOW // 2
+            small[name] = min(value, window)
         elif name.endswith("_token_id") and isinstance(value, int):
             small[name] = {"pad_token_id": 0, "bos_token_id": 1}.get(name, 2)
     if isinstance(fields.get("eos_token_id"), (list, tuple)):

@@ -77,8 +77,10 @@ def user_message(question: Question) -> Message:
         return {"role": "user", "content": [image] * len(question.pictures) + [{"type": "text", "text": prompt}]}
     content = list[dict[str, str]]()
     for index, text in enumerate(prompt):
-        content += [image] * bool(index)
-        content += [{"type": "text", "text": text}] * bool(text.strip() or len(prompt) == 1)
+        if index > 0:
+            content.append(image)
+        if text.strip() or len(prompt) == 1:
+            content.append({"type": "text", "text": text})
     return {"role": "user", "content": content}
 
 

@@ -472,7 +472,9 @@ def container_of(content: int | io.BytesIO) -> str:
     """
     with _file(content) as file:
         head = file.read(12)
-    return MP4 if head[4:8] == b"ftyp" else MATROSKA if head[:4] == b"\x1a\x45\xdf\xa3" else ""
+    if head[4:8] == b"ftyp":
+        return MP4
+    return MATROSKA if head[:4] == b"\x1a\x45\xdf\xa3" else ""
 
 
 def container_blocks(

@@ -112,8 +112,10 @@ def check_listed(path: Path) -> Path:
 def picture_folder(listed: Path, images: str | Path | None) -> Path:
     """Return the folder that a list's image paths are relative to: `images` if given, else the folder "images" beside
     the list if there is one, else the list's own folder."""
-    beside = listed.parent / "images"
-    return Path(images) if images is not None else beside if beside.is_dir() else listed.parent
+    if images is not None:
+        return Path(images)
+    adjacent = listed.parent / "images"
+    return adjacent if adjacent.is_dir() else listed.parent
 
 
 def _conversation(row: object, place: str, names: PathResolver, answered: bool) -> Conversation:

@@ -196,7 +196,7 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
         name = str(index) if name is None else _check_once(seen, str(name), place)
         kinds = ("topic", "category") if turns else ("category", "task")  # MMSpec's task is its `topic`
         task = str(row.get(kinds[0], row.get(kinds[1], "all")))
-        scoring = "" if not answers else "exact" if len(answers) < 10 else ""
+        scoring = "exact" if 0 < len(answers) < 10 else ""
         questions.append(ImageQuestion(name, text.strip(), pictures, task, scoring, tuple(answers)))
     return questions
 
@@ -296,7 +296,11 @@ def _conversations(conversations: Sequence[Conversation]) -> list[ImageQuestion]
             if counts[task] > 2:
                 continue
             claims = tuple(tuple(map(str, claim)) for claim in listed if isinstance(claim, list))
-            scoring = "claims" if claims else "exact" if note else ""
+            scoring = ""
+            if claims:
+                scoring = "claims"
+            elif note:
+                scoring = "exact"
             questions.append(
                 ImageQuestion(
                     f"{conversation.id}-{index}",
