@@ -70,56 +70,59 @@ def doctor(
     if prompts is None:
         prompts = evenly_spaced(built_in_prompts(template and has_template(loaded)), limit)
     with with_threads(threads, loaded.model):
-        found = examine(drafter, loaded, prompts, template=template, tokens=tokens, log=log)
-    print(json_text(asdict(found), 2) if as_json else _text(found))
+        examination = examine(drafter, loaded, prompts, template=template, tokens=tokens, log=log)
+    print(json_text(asdict(examination), 2) if as_json else _text(examination))
 
 
-def _text(found: Examination) -> str:
+def _text(examination: Examination) -> str:
     """Format the result of `examine` as text with tables."""
-    template = "with the chat template" if found.template else "without a chat template"
-    pictures = f", {found.pictures} with pictures" if found.pictures else ""
+    template = "with the chat template" if examination.template else "without a chat template"
+    pictures = f", {examination.pictures} with pictures" if examination.pictures else ""
     lines = [
-        f"{printable(found.drafter)}: {found.system}, {found.layout} layout, for {printable(found.target)}",
-        f"{found.prompts} prompts {template}{pictures}; {found.places} places of the model's own greedy text",
+        f"{printable(examination.drafter)}: {examination.system}, {examination.layout} layout, for "
+        f"{printable(examination.target)}",
+        f"{examination.prompts} prompts {template}{pictures}; {examination.positions} positions of the model's own "
+        "greedy text",
         "",
-        f"First token accepted: {_share(found.acceptance)}",
+        f"First token accepted: {_share(examination.acceptance)}",
     ]
-    if found.after_changes is not None:
-        lines[-1] += f"; after the changes: {_share(found.after_changes)}"
-    for row in found.findings:
+    if examination.after_changes is not None:
+        lines[-1] += f"; after the changes: {_share(examination.after_changes)}"
+    for row in examination.findings:
         lines += [
             "",
             f"OFF: {row.convention}. It is read as: {row.now}. Better: {row.tried}.",
             f"  {_token(row)}: {_percent(row.before.value)} -> {_percent(row.after.value)}, gain {_share(row.gain)}",
             f"  {row.remedy}",
         ]
-    if not found.findings:
-        lines += ["", "Nothing is off: no other reading gains." if found.conventions else "No reading was tried."]
-    if found.conventions:
+    if not examination.findings:
+        lines += ["", "Nothing is off: no other setting gains." if examination.conventions else "No setting was tried."]
+    if examination.conventions:
         rows = [("convention", "read as", "tried", "accepted", "gain, 95 % interval", "assessment")]
         rows += [
             (
                 row.convention,
                 row.now,
                 row.tried,
-                _percent(row.after.value) + " (2nd token)" * (row.depth > 1),
+                _percent(row.after.value) + (" (2nd token)" if row.depth > 1 else ""),
                 _share(row.gain),
                 row.assessment,
             )
-            for row in found.conventions
+            for row in examination.conventions
         ]
-        lines += ["", "What else was tried" + ", on top of the mends" * bool(found.findings), *_table(rows)]
-    changed = any(row.after_changes is not None for row in found.rounds)
-    rows = [("drafts", "tokens a round, bonus included", *["after the changes"] * changed)]
-    for row in found.rounds:
-        rows.append(
-            (row.name, f"{row.as_is:.2f}", *[f"{row.after_changes:.2f}" if row.after_changes else ""] * changed)
-        )
-    lines += ["", *_table(rows)]
-    if found.depths:
-        shares = ", ".join(_percent(share) for share in found.depths if share == share)
+        title = "What else was tried, on top of the changes" if examination.findings else "What else was tried"
+        lines += ["", title, *_table(rows)]
+    changed = any(row.after_changes is not None for row in examination.rounds)
+    sizes: list[tuple[str, ...]] = [("drafts", "tokens a round, bonus included")]
+    sizes += [(row.name, f"{row.as_is:.2f}") for row in examination.rounds]
+    if changed:
+        after = [f"{row.after_changes:.2f}" if row.after_changes else "" for row in examination.rounds]
+        sizes = [(*cells, last) for cells, last in zip(sizes, ["after the changes", *after], strict=True)]
+    lines += ["", *_table(sizes)]
+    if examination.depths:
+        shares = ", ".join(_percent(share) for share in examination.depths if share == share)
         lines += ["", f"Accepted, token by token of a chain, where those before were: {shares}"]
-    return "\n".join([*lines, *(["", *found.notes] if found.notes else [])])
+    return "\n".join([*lines, *(["", *examination.notes] if examination.notes else [])])
 
 
 def _token(row: Trial) -> str:

@@ -1,9 +1,9 @@
 """Measures how often a drafter's tokens equal those of the target's greedy answers.
 
 For each prompt the target writes its greedy answer once; then one pass over prompt and answer gives the target's
-features. With these features, the drafter drafts at all places of the answer at once: its first tokens, and the later
-tokens of chains, whose input after a right token is the same text as in decoding. So the rounds that decoding with
-chains takes are counted without decoding. For trees, the answer is decoded again.
+features. With these features, the drafter drafts at all positions of the answer at once: its first tokens, and the
+later tokens of chains, whose input after a right token is the same text as in decoding. So the rounds that decoding
+with chains takes are counted without decoding. For trees, the answer is decoded again.
 
 Sizes: P tokens of the prompt, N + 1 tokens of the answer, L = P + N tokens of the pass (without the answer's last one),
 H channels. At the answer's token c, from 0, this token is the root, and the first drafted token should be token c + 1.
@@ -58,11 +58,11 @@ class OwnText:
     @property
     def prompt(self) -> int:
         """Return P, the number of tokens of the prompt."""
-        return self.context.tokens.shape[1] - self.places
+        return self.context.tokens.shape[1] - self.positions
 
     @property
-    def places(self) -> int:
-        """Return N, the number of places in the answer where a draft can begin."""
+    def positions(self) -> int:
+        """Return N, the number of positions in the answer where a draft can begin."""
         return len(self.answer) - 1
 
 
@@ -140,8 +140,8 @@ class NetworkRun:
     @property
     def table(self) -> nn.Module:
         """Return the token embedding: the network's own, or the target's."""
-        own = self.network.own_embedding
-        return self.embedding if own is None else own
+        embedding = self.network.own_embedding
+        return self.embedding if embedding is None else embedding
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -187,8 +187,8 @@ class NetworkRun:
         """
         axes, positions = self.network.config.mrope_axes, text.context.positions
         if axes and len(positions) > 1:
-            taken = positions[:axes, :, : text.prompt - 1]
-            return taken if axes > 1 else taken[0], int(positions[..., text.prompt].amax()) - 1
+            prompt_positions = positions[:axes, :, : text.prompt - 1]
+            return prompt_positions if axes > 1 else prompt_positions[0], int(positions[..., text.prompt].amax()) - 1
         return prompted.positions[None], text.prompt - 1 if prompted.end is None else prompted.end
 
 
@@ -214,8 +214,8 @@ def right_tokens(run: NetworkRun, text: OwnText, depth: int) -> list[Tensor]:
         For each depth k from 1, (N + 1 - k,) bool: whether token k of each root's chain is right, if the drafter's
         input has the right tokens before it. There are fewer depths if the answer is shorter.
     """
-    network, begin, count = run.network, text.prompt, text.places
-    prompted, embeds, hidden, past, own = _run_to_roots(run, text)
+    network, begin, count = run.network, text.prompt, text.positions
+    prompted, embeds, hidden, past, columns = _run_to_roots(run, text)
     answer = torch.tensor(text.answer, device=embeds.device)
     hits: list[Tensor] = []
     for step in range(min(depth, count)):
@@ -223,7 +223,7 @@ def right_tokens(run: NetworkRun, text: OwnText, depth: int) -> list[Tensor]:
             # the chains after all roots at once: a chain attends to the text up to its root, and to itself
             states = _next_inputs(run, embeds[begin + step :], hidden[0, :-1], prompted.carry)
             mask = _chain_mask(len(prompted.states), count, step, states)
-            hidden, pair = network.layer(states[None], own[None, step:], past, mask)
+            hidden, pair = network.layer(states[None], columns[None, step:], past, mask)
             past = torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2)
         drafted = network.token_ids(network.logits(hidden[0], run.output).argmax(-1))
         hits.append((drafted == answer[1 + step :]).cpu())
@@ -244,11 +244,11 @@ def _run_to_roots(run: NetworkRun, text: OwnText) -> tuple[PromptInput, Tensor, 
     past: KeyValues | None = None
     if len(prompted.states):
         _, past = network.layer(prompted.states[None], positions)
-    own = torch.arange(start, start + text.places, device=embeds.device)
+    columns = torch.arange(start, start + text.positions, device=embeds.device)
     states = network.fuse(embeds[begin:], features[begin - 1 : -1], prompted.carry)
-    hidden, pair = network.layer(states[None], own[None], past)
+    hidden, pair = network.layer(states[None], columns[None], past)
     past = pair if past is None else (torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2))
-    return prompted, embeds, hidden, past, own
+    return prompted, embeds, hidden, past, columns
 
 
 @torch.inference_mode()
@@ -262,13 +262,13 @@ def token_surprisals(run: NetworkRun, text: OwnText) -> Tensor:
     """Compute -log of the probability, in nats, that the drafter gives the text's next token.
 
     Returns:
-        (n,), for the n <= N places whose next token is in the draft vocabulary.
+        (n,), for the n <= N positions whose next token is in the draft vocabulary.
     """
     logits = run.network.logits(root_states(run, text), run.output).float()
     tokens = run.network.token_ids(torch.arange(logits.shape[-1], device=logits.device))
     answer = torch.tensor(text.answer[1:], device=logits.device)
-    known = (answer[:, None] == tokens).nonzero()  # (n, 2): place, and index in the draft vocabulary
-    return -logits.log_softmax(-1)[known[:, 0], known[:, 1]].cpu()
+    matches = (answer[:, None] == tokens).nonzero()  # (n, 2): place, and index in the draft vocabulary
+    return -logits.log_softmax(-1)[matches[:, 0], matches[:, 1]].cpu()
 
 
 def _next_inputs(run: NetworkRun, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
@@ -431,18 +431,19 @@ def make_inputs(model: Model, prompt: DoctorPrompt, template: bool) -> dict[str,
             messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
     else:
-        inputs = tokenizer("\n\n".join(filter(None, (prompt.system, prompt.text))), return_tensors="pt")
-    taken: Mapping[str, Any] = inputs
-    return {name: taken[name].to(model.model.device) for name in ("input_ids", "attention_mask")}
+        inputs = tokenizer("\n\n".join(text for text in (prompt.system, prompt.text) if text), return_tensors="pt")
+    tensors: Mapping[str, Any] = inputs
+    return {name: tensors[name].to(model.model.device) for name in ("input_ids", "attention_mask")}
 
 
 def _vision_inputs(vlm: LoadedVlm, prompt: DoctorPrompt, template: bool) -> dict[str, Any]:
     question = read_question(prompt.images, prompt.text)
-    texts = vlm.plain.hide([*filter(None, (prompt.system, prompt.text))])
-    text = "\n".join([*[vlm.image_token] * len(prompt.images), *texts])
+    texts = vlm.plain.hide([text for text in (prompt.system, prompt.text) if text])
     if template:
         messages = [user_message(question)]
         if prompt.system:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": prompt.system}]})
         text = render_chat(vlm, messages)
+    else:
+        text = "\n".join([*(vlm.image_token for _ in prompt.images), *texts])
     return model_inputs(vlm, [text], [question])

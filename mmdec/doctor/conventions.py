@@ -87,18 +87,18 @@ class CheckpointFolder:
             return OWN_FORMAT
         return SPECULATORS_FORMAT if "speculators_model_type" in self.described else FLAT_FORMAT
 
-    def set(self, own: Mapping[str, Any], published: Mapping[str, Any] | None) -> Remedy:
+    def set(self, values: Mapping[str, Any], published: Mapping[str, Any] | None) -> Remedy:
         """Make the correction of a checkpoint folder that sets fields of its config.json.
 
         Args:
-            own: Dotted key -> value, in mmdec's format.
+            values: Dotted key -> value, in mmdec's format.
             published: The same fields in published formats; None: published formats have no such key.
         """
         if self.layout == OWN_FORMAT:
-            return Remedy(own)
+            return Remedy(values)
         if published is not None:
             return Remedy(published)
-        fields = ", ".join(f"`{name}` to {json.dumps(value)}" for name, value in own.items())
+        fields = ", ".join(f"`{name}` to {json.dumps(value)}" for name, value in values.items())
         return Remedy(text=f"{CONVERT_FIRST}In the new folder's config.json set {fields}.")
 
     def key(self, name: str) -> str:
@@ -242,10 +242,10 @@ def _norms(run: NetworkRun, folder: CheckpointFolder) -> Iterator[Variant]:
     norms = network.conventions().norms
     normed = any(getattr(network.config, norm.field) for norm in norms)
     for norm in norms:
-        listed = ", ".join(f"`{name}`" for name in norm.tensors)
+        names = ", ".join(f"`{name}`" for name in norm.tensors)
         named = norm.published or folder.layout == OWN_FORMAT  # whether config.json has a key for this norm
         if getattr(network.config, norm.field):
-            remedy = Remedy({norm.field: False} if named else {}, f"Leave {listed} out of the folder's tensors.")
+            remedy = Remedy({norm.field: False} if named else {}, f"Leave {names} out of the folder's tensors.")
             yield Variant(
                 "norms", f"norm of {norm.where}", "none", _reconfigure_run(run, **{norm.field: False}), remedy
             )
@@ -256,7 +256,7 @@ def _norms(run: NetworkRun, folder: CheckpointFolder) -> Iterator[Variant]:
                 for name, count in norm.tensors.items()
             }
             changed = replace(run, network=reconfigure(network, ones, **{norm.field: True}))
-            text = f"Put {listed} into the folder, as trained; weights of one were tried."
+            text = f"Put {names} into the folder, as trained; weights of one were tried."
             remedy = Remedy({norm.field: True} if named else {}, text)
             yield Variant("norms", f"no norm of {norm.where}", "a norm with weights of one", changed, remedy)
 
@@ -273,15 +273,15 @@ def _rotations(run: NetworkRun, folder: CheckpointFolder, target: Any) -> Iterat
             break  # the model's base is `DEFAULT_ROPE_BASE`, which was tried in the step before
     if not run.network.conventions().rope_scaling:
         return
-    own: dict[str, Any] = dict(folder.value(folder.rope()) or {})
+    settings_now: dict[str, Any] = dict(folder.value(folder.rope()) or {})
     scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", *MROPE_KEYS)}
     if config.rope_scaling is not None:
-        kept = {name: own[name] for name in (*MROPE_KEYS, "rope_theta") if name in own}
+        kept = {name: settings_now[name] for name in (*MROPE_KEYS, "rope_theta") if name in settings_now}
         published = {folder.rope(): {**kept, "rope_type": "default"} if kept else None}
         remedy = folder.set({"rope_scaling": None}, published)
         yield Variant("rope scaling", "as its config says", "none", _reconfigure_run(run, rope_scaling=None), remedy)
         return
-    kept = {name: value for name, value in own.items() if name not in ("type", "rope_type")}
+    kept = {name: value for name, value in settings_now.items() if name not in ("type", "rope_type")}
     scalings: dict[str, dict[str, Any]] = {"the model's": scaling} if scaling.get("rope_type") in SCALED_ROPE else {}
     scalings |= {
         f"linear, factor {factor:g}": {"rope_type": "linear", "factor": factor} for factor in LINEAR_ROPE_FACTORS
@@ -402,8 +402,8 @@ def _columns(run: NetworkRun, folder: CheckpointFolder, target: Any, pictures: b
     sections = tuple(config.mrope_section or rope.get("mrope_section") or ())
     if not rope.get("mrope_section"):
         return  # no M-RoPE: the model's positions have one axis
-    own: dict[str, Any] = dict(folder.value(folder.rope()) or {})
-    plain = {name: value for name, value in own.items() if name not in MROPE_KEYS}
+    settings_now: dict[str, Any] = dict(folder.value(folder.rope()) or {})
+    plain = {name: value for name, value in settings_now.items() if name not in MROPE_KEYS}
     fields: dict[str, Any] = {"mrope_section": list(sections)}
     fields["mrope_interleaved"] = bool(config.mrope_interleaved or rope.get("mrope_interleaved"))
     names = {"text": "counted like text", "temporal": "the first axis", "axes": "three axes"}

@@ -5,8 +5,8 @@ network reads. If one differs from training, drafts are worse, but the text is t
 of first drafted tokens is accepted on the target's greedy text, as the folder says and with each setting changed. A
 change that clearly raises the share is a finding. It is kept in the search for the next one.
 
-A gain is the mean difference over the places (positions in the texts). Its interval is that of a ratio of sums over
-texts (over blocks of `POSITIONS_PER_BLOCK` places if there are few texts), with Student's t. A finding gains at least
+A gain is the mean difference over the positions of the texts. Its interval is that of a ratio of sums over texts (over
+blocks of `POSITIONS_PER_BLOCK` positions if there are few texts), with Student's t. A finding gains at least
 `MIN_GAIN`, and its interval, at 95 % for all tried variants together (Bonferroni), lies above zero.
 """
 
@@ -57,7 +57,7 @@ MIN_INDEPENDENT_TEXTS = 10  # fewer texts are cut into blocks
 POSITIONS_PER_BLOCK = 32
 MAX_TEMPLATE_PAIRS = 16  # maximum number of prompts that are answered twice, with and without the chat template
 TEMPLATE_CONVENTION = "chat template"
-CONFIDENCE_BINS = 5  # bins of the target's confidence; different texts are compared at places in the same bin
+CONFIDENCE_BINS = 5  # bins of the target's confidence; different texts are compared at positions in the same bin
 ASSESSED_OFF, ASSESSED_WORSE, NO_EFFECT = "off", "worse", "no measurable effect"
 
 
@@ -113,13 +113,12 @@ class Examination:
     layout: str  # format of the drafter's checkpoint folder
     target: str
     prompts: int  # number of prompts with an answer
-    places: int  # number of positions of the answers at which a draft may begin
+    positions: int  # number of positions of the answers at which a draft may begin
     pictures: int  # number of prompts with pictures
     template: bool  # whether the prompts went through the chat template
     acceptance: Share  # accepted share of first drafted tokens
-    after_changes: (
-        Share | None
-    )  # accepted share of first drafted tokens with the changes of `findings`; None: not measured
+    # accepted share of first drafted tokens with the changes of `findings`; None: nothing is to be changed
+    after_changes: Share | None
     findings: list[Trial]
     conventions: list[Trial]  # other changes that were tried, one at a time, on top of those of `findings`
     depths: list[float]  # [k]: of the chains whose first k tokens were accepted, the share whose next one is accepted
@@ -162,120 +161,165 @@ def examine(
     loaded = load_drafter(drafter, model.model, "drafter")
     loaded.check(target)
     folder = CheckpointFolder.of(drafter_by_name(drafter, "drafter") or Path(drafter))
-    templates = [template and has_template(model)]
-    layers, run = {-1}, None
-    network = getattr(loaded, "network", None)
-    if isinstance(network, DraftNetwork) and network.continues_features:
-        ends: Any = model.model
-        run = NetworkRun(network, ends.get_input_embeddings(), ends.get_output_embeddings())
-        if has_template(model):
-            templates.append(not template)
-        columns = len(prompts) * (make_inputs(model, prompts[0], templates[0])["input_ids"].shape[1] + tokens)
-        layers |= {*run.layers, *searches.searchable_layers(model.model, columns)}
-        layers |= {layer for one in variants(run, folder, model.model, True) for layer in one.run.layers}
+    template = template and has_template(model)
+    run = _network_run(loaded, model.model)
+    layers = {-1}
+    if run is not None:
+        columns = len(prompts) * (make_inputs(model, prompts[0], template)["input_ids"].shape[1] + tokens)
+        layers |= _layers_to_record(run, folder, model.model, columns)
+    needs = Needs(layers=tuple(sorted(layers)), embeds=True)
 
-    def target_answer(prompt: DoctorPrompt, applied: bool) -> OwnText | None:
-        needs = Needs(layers=tuple(sorted(layers)), embeds=True)
-        return answer_prompt(target, make_inputs(model, prompt, applied), loaded, tokens, needs)
+    def answer(prompt: DoctorPrompt, template: bool) -> OwnText | None:
+        return answer_prompt(target, make_inputs(model, prompt, template), loaded, tokens, needs)
 
     log(f"the model answers {len(prompts)} prompts")
-    answers = [target_answer(prompt, templates[0]) for prompt in prompts]
+    answers = [answer(prompt, template) for prompt in prompts]
     texts = [text for text in answers if text is not None]
     if not texts:
         raise InputError(
             "`data` must have prompts that the model answers, but every answer is empty. Use other prompts."
         )
     pairs: list[tuple[OwnText, OwnText]] = []
-    if len(templates) > 1:
-        log("the model answers some of them " + ("without the chat template" if templates[0] else "as chats"))
+    if run is not None and has_template(model):
+        log("the model answers some of them " + ("without the chat template" if template else "as chats"))
         answered = [pair for pair in zip(prompts, answers, strict=True) if pair[1] is not None]
         for prompt, text in evenly_spaced(answered, MAX_TEMPLATE_PAIRS):
-            other = target_answer(prompt, templates[1])
+            other = answer(prompt, not template)
             if other is not None and text is not None:
                 pairs.append((text, other))
     log("the drafter is measured")
-    pictures = sum(_has_pictures(text) for text in texts)
-    findings, tried, better, notes = list[Trial](), list[Trial](), run, list[str]()
-    if run is None:
-        notes.append(
-            "Conventions are tried for networks that continue the model's features; "
-            f"{loaded.name.partition('-')[0]} is not one."
-        )
-    else:
-        findings, tried, better = find_remedies(run, folder, model.model, texts)
-        if isinstance(model, LoadedVlm) and not pictures:
-            notes.append("No prompt has a picture: conventions of pictures were not tried.")
-        if not texts[0].context.features.keys() >= searches.searchable_layers(model.model, 0):
-            notes.append(searches.LAYERS_NOT_SEARCHED)
-    found_changes = bool(findings)
-    if better is not None and pairs:
-        row = _template(better, pairs)
-        (findings if row.assessment == ASSESSED_OFF else tried).append(row)
+    conventions = _examine_conventions(run, folder, model, loaded, texts, pairs)
+    changed = conventions.changed
     log("the answers are decoded with trees")
     rounds, depths = _rounds(model.model, loaded, run, texts)
-    changed = better.drafter() if better is not None and found_changes else None
-    if changed is not None:
-        after, depths = _rounds(model.model, changed, better, texts)
+    drafter_with_changes = None if changed is None else changed.drafter()
+    if drafter_with_changes is not None:
+        after, depths = _rounds(model.model, drafter_with_changes, changed, texts)
         rounds = [replace(row, after_changes=new.as_is) for row, new in zip(rounds, after, strict=True)]
+    hits = _hits(model.model, loaded, texts) if run is None else _first_token_hits(run, texts)
     return Examination(
         drafter=str(drafter),
-        system=run.network.system if run is not None else loaded.name.partition("-")[0],
+        system=loaded.name.partition("-")[0] if run is None else run.network.system,
         layout=folder.layout,
         target=target.name,
         prompts=len(texts),
-        places=sum(text.places for text in texts),
-        pictures=pictures,
-        template=templates[0],
-        acceptance=accepted_share(
-            _first_token_hits(run, texts) if run is not None else _hits(model.model, loaded, texts)
-        ),
-        after_changes=accepted_share(_first_token_hits(better, texts))
-        if better is not None and found_changes
-        else None,
-        findings=findings,
-        conventions=tried,
+        positions=sum(text.positions for text in texts),
+        pictures=sum(_has_pictures(text) for text in texts),
+        template=template,
+        acceptance=accepted_share(hits),
+        after_changes=None if changed is None else accepted_share(_first_token_hits(changed, texts)),
+        findings=conventions.findings,
+        conventions=conventions.others,
         depths=depths,
         rounds=rounds,
-        notes=notes,
+        notes=conventions.notes,
         measured_on=measurement_conditions(
             device=model.model.device, dtype=model.model.dtype, batch=1, threads=torch.get_num_threads()
         ),
     )
 
 
+def _network_run(drafter: Drafter, model: PreTrainedModel) -> NetworkRun | None:
+    """Return what runs the drafter's network as its folder says; None if conventions do not apply to this drafter."""
+    network = getattr(drafter, "network", None)
+    if not isinstance(network, DraftNetwork) or not network.continues_features:
+        return None
+    ends: Any = model
+    return NetworkRun(network, ends.get_input_embeddings(), ends.get_output_embeddings())
+
+
+def _layers_to_record(run: NetworkRun, folder: CheckpointFolder, model: PreTrainedModel, columns: int) -> set[int]:
+    """Return the target's layers that the network reads, and those that the changes would make it read.
+
+    Args:
+        columns: Number of tokens of all texts, which limits how many layers fit into memory.
+    """
+    layers = {*run.layers, *searches.searchable_layers(model, columns)}
+    for variant in variants(run, folder, model, True):
+        layers |= {*variant.run.layers}
+    return layers
+
+
+@dataclass(frozen=True)
+class _Conventions:
+    """What was found about the settings with which a network is run."""
+
+    findings: list[Trial] = field(default_factory=list[Trial])
+    others: list[Trial] = field(default_factory=list[Trial])  # changes that were tried and do not help
+    changed: NetworkRun | None = None  # the network with the changes of the findings; None: nothing is changed
+    notes: list[str] = field(default_factory=list[str])
+
+
+def _examine_conventions(
+    run: NetworkRun | None,
+    folder: CheckpointFolder,
+    model: Model,
+    drafter: Drafter,
+    texts: Sequence[OwnText],
+    pairs: Sequence[tuple[OwnText, OwnText]],
+) -> _Conventions:
+    """Try the settings of a network, and its prompts with and without the chat template.
+
+    Args:
+        run: Runs the network as its folder says; None: the drafter has no such network.
+        folder: The drafter's folder.
+        model: The target.
+        drafter: The loaded drafter.
+        texts: The target's answers.
+        pairs: Some of them, each with an answer to the prompt with the template left out or applied.
+    """
+    if run is None:
+        system = drafter.name.partition("-")[0]
+        note = f"Conventions are tried for networks that continue the model's features; {system} is not one."
+        return _Conventions(notes=[note])
+    findings, others, better = find_remedies(run, folder, model.model, texts)
+    changed = better if findings else None
+    notes: list[str] = []
+    if isinstance(model, LoadedVlm) and not any(_has_pictures(text) for text in texts):
+        notes.append("No prompt has a picture: conventions of pictures were not tried.")
+    if not texts[0].context.features.keys() >= searches.searchable_layers(model.model, 0):
+        notes.append(searches.LAYERS_NOT_SEARCHED)
+    if pairs:
+        trial = _try_template(better, pairs)
+        if trial.assessment == ASSESSED_OFF:
+            findings.append(trial)
+        else:
+            others.append(trial)
+    return _Conventions(findings, others, changed, notes)
+
+
 def _has_pictures(text: OwnText) -> bool:
     return bool(text.context.visual.any())
 
 
-def _template(run: NetworkRun, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial:
+def _try_template(run: NetworkRun, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial:
     """Compare acceptance with and without the chat template.
 
-    The texts differ, so places are compared at which the target gives its token similar probabilities.
+    The texts differ, so positions are compared at which the target gives its token similar probabilities.
 
     Args:
         pairs: For some prompts, the text as the prompts are given, and one with the template left out or applied.
     """
-    sides = [list(side) for side in zip(*pairs, strict=True)]
-    right = [_first_token_hits(run, side) for side in sides]
-    confidence = [[confidences(run, text) for text in side] for side in sides]
-    gain, certain = matched_gain(right[0], confidence[0], right[1], confidence[1])
-    applied = sides[0][0].prompt > sides[1][0].prompt
-    names = ("left out", "applied")
-    remedy = (
-        "It drafts better for prompts without the chat template, so it was trained on such: train it on chats."
-        if applied
-        else "Give prompts through the chat template (`apply_chat_template`, a server's chat endpoint)."
-    )
+    before = [_score_positions(run, text) for text, _ in pairs]
+    after = [_score_positions(run, other) for _, other in pairs]
+    gain, certain = matched_gain(before, after)
+    text, other = pairs[0]
+    if text.prompt > other.prompt:  # the template makes a prompt longer
+        now, tried = "applied", "left out"
+        remedy = "It drafts better for prompts without the chat template, so it was trained on such: train it on chats."
+    else:
+        now, tried = "left out", "applied"
+        remedy = "Give prompts through the chat template (`apply_chat_template`, a server's chat endpoint)."
     return Trial(
-        TEMPLATE_CONVENTION,
-        names[applied],
-        names[not applied],
-        1,
-        accepted_share(right[0]),
-        accepted_share(right[1]),
-        gain,
-        assess_gain(gain.value, certain),
-        Remedy(text=remedy),
+        convention=TEMPLATE_CONVENTION,
+        now=now,
+        tried=tried,
+        depth=1,
+        before=accepted_share([part.hits for part in before]),
+        after=accepted_share([part.hits for part in after]),
+        gain=gain,
+        assessment=assess_gain(gain.value, certain),
+        remedy=Remedy(text=remedy),
     )
 
 
@@ -288,18 +332,18 @@ def _rounds(
         run: Runs the drafter's network, so that chains are counted without decoding; None: everything is decoded,
             and acceptance by depth is not measured.
     """
-    places = sum(text.places for text in texts)
+    positions = sum(text.positions for text in texts)
 
     def decoded(nodes: int, depth: int) -> TokensPerRound:
         count = sum(decoding_rounds(model, drafter, text, nodes, depth) for text in texts)
-        return TokensPerRound(nodes, depth, places / count)
+        return TokensPerRound(nodes, depth, positions / count)
 
     trees = [decoded(nodes, depth) for nodes, depth in TREE_SIZES]
     if run is None:
         return [*(decoded(length, length) for length in CHAIN_LENGTHS), *trees], []
     right = [right_tokens(run, text, CHAIN_LENGTHS[-1]) for text in texts]
     chains = [
-        TokensPerRound(length, length, places / sum(chain_rounds(own, length) for own in right))
+        TokensPerRound(length, length, positions / sum(chain_rounds(text_tokens, length) for text_tokens in right))
         for length in CHAIN_LENGTHS
     ]
     return [*chains, *trees], acceptance_by_depth(right)
@@ -308,7 +352,9 @@ def _rounds(
 def _hits(model: PreTrainedModel, drafter: Drafter, texts: Sequence[OwnText]) -> list[np.ndarray]:
     """Return for each text (n,): for each of n rounds that draft one token, 1 if it was accepted, else 0."""
     rounds = [decoding_rounds(model, drafter, text, 1, 1) for text in texts]
-    return [(np.arange(count) < text.places - count).astype(float) for text, count in zip(texts, rounds, strict=True)]
+    return [
+        (np.arange(count) < text.positions - count).astype(float) for text, count in zip(texts, rounds, strict=True)
+    ]
 
 
 def find_remedies(
@@ -327,20 +373,15 @@ def find_remedies(
     findings, done, first = list[Trial](), set[str](), run
     pictures, recorded = any(_has_pictures(text) for text in texts), texts[0].context.features.keys()
     while True:
-        todo = [
-            variant
-            for tried in (
-                variants(run, folder, model, pictures),
-                searches.search_variants(run, folder, model, texts),
-            )
-            for variant in tried
-            if variant.convention not in done and recorded >= {*variant.run.layers}
-        ]
+        tried = [*variants(run, folder, model, pictures), *searches.search_variants(run, folder, model, texts)]
+        todo = [variant for variant in tried if variant.convention not in done and recorded >= {*variant.run.layers}]
         now = [right_tokens(run, text, 2) for text in texts]
-        readings = sum(variant.tries for variant in todo)
-        rows = [_try(variant, now, texts, readings) for variant in todo]
-        best = max(rows, key=lambda row: row.gain.value if row.assessment == ASSESSED_OFF else 0.0, default=None)
-        if best is None or best.assessment != ASSESSED_OFF or len(done) == MAX_FINDINGS:
+        tries = sum(variant.tries for variant in todo)
+        rows = [_try(variant, now, texts, tries) for variant in todo]
+        best = max(
+            (row for row in rows if row.assessment == ASSESSED_OFF), key=lambda row: row.gain.value, default=None
+        )
+        if best is None or len(done) == MAX_FINDINGS:
             lost = _find_wrong_head(first, texts) if _find_wrong_head(run, texts) else None
             # with a wrong LM head, the gains of other changes mean nothing
             return ([lost], [], first) if lost else (findings, rows, run)
@@ -390,7 +431,7 @@ def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText]
 
 
 def _first_token_hits(run: NetworkRun, texts: Sequence[OwnText]) -> list[np.ndarray]:
-    """Return for each text (N,): for each place where a draft can begin, 1 if its first token is right, else 0."""
+    """Return for each text (N,): for each position where a draft can begin, 1 if its first token is right, else 0."""
     return [_hits_at_depth(right_tokens(run, text, 1), 1) for text in texts]
 
 
@@ -424,7 +465,7 @@ def acceptance_by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
 
 
 def accepted_share(right: Sequence[np.ndarray]) -> Share:
-    """Compute the share of places that are right, with its interval.
+    """Compute the share of positions that are right, with its interval.
 
     Args:
         right: For each text (n,), 1 or 0.
@@ -434,10 +475,10 @@ def accepted_share(right: Sequence[np.ndarray]) -> Share:
 
 
 def mean_share(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
-    """Compute the mean over all places, with its interval.
+    """Compute the mean over all positions, with its interval.
 
-    Texts, or blocks of places if there are few texts, count as independent: linearised variance of a ratio of sums,
-    Student's t. The interval is no narrower than if all places were independent: a few texts may agree by chance.
+    Texts, or blocks of positions if there are few texts, count as independent: linearised variance of a ratio of sums,
+    Student's t. The interval is no narrower than if all positions were independent: a few texts may agree by chance.
 
     Args:
         values: (n,) of each text.
@@ -494,46 +535,58 @@ def confidences(run: NetworkRun, text: OwnText) -> np.ndarray:
     return logits.softmax(-1).gather(1, tokens)[:, 0].cpu().numpy()
 
 
-def matched_gain(
-    ours: Sequence[np.ndarray], sure: Sequence[np.ndarray], others: Sequence[np.ndarray], sure_of: Sequence[np.ndarray]
-) -> tuple[Share, Share]:
-    """Compute the gain of other texts over ours at places of similar confidence, with a 95 % and with a 99 % interval.
+@dataclass(frozen=True)
+class ScoredPositions:
+    """The N positions of a text at which a draft can begin."""
+
+    hits: np.ndarray  # (N,), 1 where the first drafted token is right, else 0
+    confidences: np.ndarray  # (N,), probabilities that the target gives its own tokens
+
+
+def _score_positions(run: NetworkRun, text: OwnText) -> ScoredPositions:
+    return ScoredPositions(_hits_at_depth(right_tokens(run, text, 1), 1), confidences(run, text))
+
+
+def matched_gain(before: Sequence[ScoredPositions], after: Sequence[ScoredPositions]) -> tuple[Share, Share]:
+    """Compute the gain of other texts at positions of similar confidence, with a 95 % and with a 99 % interval.
 
     Args:
-        ours: (N,) for each prompt's text, 1 where the first drafted token is right, else 0.
-        others: The same for the other texts.
-        sure: The target's confidence at the places of `ours`.
-        sure_of: The target's confidence at the places of `others`.
+        before: The text of each prompt.
+        after: The other text of each prompt.
     """
-    pooled = np.concatenate([*sure, *sure_of])
+    pooled = np.concatenate([text.confidences for text in (*before, *after)])
     edges = np.quantile(pooled, np.arange(1, CONFIDENCE_BINS) / CONFIDENCE_BINS)
     weights = np.bincount(np.searchsorted(edges, pooled), minlength=CONFIDENCE_BINS) / len(pooled)
-
-    def table(right: Sequence[np.ndarray], chances: Sequence[np.ndarray]) -> np.ndarray:
-        """Count (prompts, 2, strata) right places and all places, in bins of the target's confidence."""
-        where = [np.searchsorted(edges, part) for part in chances]
-        pairs = zip(where, right, strict=True)
-        return np.array(
-            [[np.bincount(w, r, CONFIDENCE_BINS), np.bincount(w, minlength=CONFIDENCE_BINS)] for w, r in pairs]
-        )
-
-    first, second = table(ours, sure), table(others, sure_of)
+    first, second = _count_in_bins(before, edges), _count_in_bins(after, edges)
 
     def gain(rows: np.ndarray) -> float:
-        (hit, all_), (hit_of, all_of) = first[rows].sum(0), second[rows].sum(0)
-        both = (all_ > 0) & (all_of > 0)
+        (hits, counts), (other_hits, other_counts) = first[rows].sum(0), second[rows].sum(0)
+        both = (counts > 0) & (other_counts > 0)
         if not both.any():
             return 0.0
-        differences = hit_of[both] / all_of[both] - hit[both] / all_[both]
+        differences = other_hits[both] / other_counts[both] - hits[both] / counts[both]
         return float((weights[both] * differences).sum() / weights[both].sum())
 
-    every = np.arange(len(ours))
+    every = np.arange(len(before))
     value = gain(every)
     if len(every) < 3:
         unknown = Share(value, -math.inf, math.inf)
         return unknown, unknown
-    left = np.array([gain(np.delete(every, index)) for index in every])
-    spread = math.sqrt((len(every) - 1) / len(every) * ((left - left.mean()) ** 2).sum())
+    jackknife = np.array([gain(np.delete(every, index)) for index in every])
+    spread = math.sqrt((len(every) - 1) / len(every) * ((jackknife - jackknife.mean()) ** 2).sum())
     reaches = [student_t_quantile(1 - level / 2, len(every) - 1) * spread for level in (0.05, 0.01)]
     near, far = (Share(value, value - reach, value + reach) for reach in reaches)
     return near, far
+
+
+def _count_in_bins(texts: Sequence[ScoredPositions], edges: np.ndarray) -> np.ndarray:
+    """Count (texts, 2, bins) right positions and all positions, in bins of the target's confidence.
+
+    Args:
+        edges: The inner edges of the bins.
+    """
+    counts: list[list[np.ndarray]] = []
+    for text in texts:
+        bins = np.searchsorted(edges, text.confidences)
+        counts.append([np.bincount(bins, text.hits, CONFIDENCE_BINS), np.bincount(bins, minlength=CONFIDENCE_BINS)])
+    return np.array(counts)

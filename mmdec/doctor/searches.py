@@ -1,8 +1,8 @@
 """Searches for two settings that a checkpoint folder may not state: the base of rotary positions, and the target's
 layers to read. Also finds an LM head that is not the trained one (a lost head).
 
-A search minimises the drafter's mean surprise, -log of the probability, at the target's tokens. With few places, this
-tells more than the share of right tokens. The result is one `Variant`, a way to run the network with one setting
+A search minimises the drafter's mean surprise, -log of the probability, at the target's tokens. With few positions,
+this tells more than the share of right tokens. The result is one `Variant`, a way to run the network with one setting
 changed, which `doctor.py` measures like any other. Its `tries` is the number of choices that the search tried.
 """
 
@@ -65,7 +65,7 @@ def search_variants(
         model: The target.
         texts: The target's answers; layers are searched only if the texts hold all layers' features.
     """
-    mean = sum(text.places for text in texts) / len(texts)
+    mean = sum(text.positions for text in texts) / len(texts)
     some = evenly_spaced(texts, math.ceil(SEARCH_POSITIONS / mean))
     config = model.config.get_text_config(decoder=True)
     yield from _best_base(run, folder, config, some)
@@ -73,7 +73,7 @@ def search_variants(
 
 
 def _surprisals(run: NetworkRun, texts: Sequence[OwnText]) -> np.ndarray:
-    """Compute the drafter's surprise, -log of the probability (n,), at the n places whose tokens it can draft."""
+    """Compute the drafter's surprise, -log of the probability (n,), at the n positions whose tokens it can draft."""
     return torch.cat([token_surprisals(run, text) for text in texts]).numpy()
 
 
@@ -96,10 +96,10 @@ def _best_base(
         return float(costs[theta].mean())
 
     rope = getattr(target, "rope_parameters", None) or {}
-    known = {now, DEFAULT_ROPE_BASE, float(rope.get("rope_theta") or DEFAULT_ROPE_BASE)}
+    bases = {now, DEFAULT_ROPE_BASE, float(rope.get("rope_theta") or DEFAULT_ROPE_BASE)}
     if not len(_surprisals(run, texts)):
         return
-    best = min(sorted({*ROPE_BASES, *known}), key=cost)
+    best = min(sorted({*ROPE_BASES, *bases}), key=cost)
     grid = sorted(costs)
     at = grid.index(best)
     low, high = (math.log(grid[min(max(at + step, 0), len(grid) - 1)]) for step in (-1, 1))
@@ -113,7 +113,7 @@ def _best_base(
     gain = costs[best] - costs[between]
     if gain.sum() > 2 * gain.std() * math.sqrt(len(gain)):
         best = between
-    if best not in known:
+    if best not in bases:
         yield other_base(run, folder, best, f"the best of {len(costs)} tried", len(costs))
 
 
@@ -151,7 +151,8 @@ def _best_layers(run: NetworkRun, folder: CheckpointFolder, depth: int, texts: S
 def fit_head(run: NetworkRun, texts: Sequence[OwnText]) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
     """Compare the network's own LM head with a head that is fitted to its states on the other half of the texts.
 
-    The fitted head is a ridge regression on the tokens in its dual form: one system with as many equations as places.
+    The fitted head is a ridge regression on the tokens in its dual form: one system with as many equations as
+    positions.
 
     Returns:
         For each text (N,), 1 where the first drafted token is right, else 0: with the network's own head, and with the

@@ -30,7 +30,15 @@ from mmdec.doctor.answers import (
     right_tokens,
 )
 from mmdec.doctor.conventions import CheckpointFolder
-from mmdec.doctor.doctor import Trial, accepted_share, find_remedies, matched_gain, mean_share, student_t_quantile
+from mmdec.doctor.doctor import (
+    ScoredPositions,
+    Trial,
+    accepted_share,
+    find_remedies,
+    matched_gain,
+    mean_share,
+    student_t_quantile,
+)
 from mmdec.doctor.searches import fit_head
 from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.errors import InputError
@@ -238,7 +246,7 @@ def test_rounds_of_chains_are_those_of_decoding(length: int, sound: Path, texts:
 def test_a_tree_takes_fewer_rounds_than_a_chain(sound: Path, texts: list[OwnText]) -> None:
     drafter, few = load_drafter(sound, target()), texts[:6]
     single, tree = (sum(decoding_rounds(target(), drafter, text, *size) for text in few) for size in ((1, 1), (8, 4)))
-    assert sum(text.places for text in few) / 5 <= tree < single
+    assert sum(text.positions for text in few) / 5 <= tree < single
 
 
 def test_the_verb_prints_a_table_and_json(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +259,7 @@ def test_the_verb_prints_a_table_and_json(sound: Path, tmp_path: Path, monkeypat
     assert "bonus included" in said.stdout
     assert "tree of 60, 7 deep" in said.stdout
     report = json.loads(CliRunner().invoke(app, [*call, "--json"]).stdout)
-    assert report["places"] == 3 * 23
+    assert report["positions"] == 3 * 23
     assert report["layout"] == "published, flat"
     assert len(report["rounds"]) == 11
 
@@ -311,11 +319,13 @@ def test_student_quantiles_equal_the_published_table(chance: float, freedom: int
 def test_easier_texts_do_not_count_as_a_better_fit(skill: float, gains: bool) -> None:
     """A drafter is right as often as the target is sure; the other texts are surer, and perhaps fit it better, too."""
     draw = np.random.default_rng(1)
-    ours = [draw.uniform(0.2, 0.9, 100) for _ in range(16)]
-    others = [draw.uniform(0.4, 1.0, 100) for _ in range(16)]
-    right = [(draw.random(100) < part * 0.6).astype(float) for part in ours]
-    right_of = [(draw.random(100) < part * (0.6 + skill)).astype(float) for part in others]
-    gain, certain = matched_gain(right, ours, right_of, others)
+    confidences = [draw.uniform(0.2, 0.9, 100) for _ in range(16)]
+    higher_confidences = [draw.uniform(0.4, 1.0, 100) for _ in range(16)]
+    before = [ScoredPositions((draw.random(100) < part * 0.6).astype(float), part) for part in confidences]
+    after = [
+        ScoredPositions((draw.random(100) < part * (0.6 + skill)).astype(float), part) for part in higher_confidences
+    ]
+    gain, certain = matched_gain(before, after)
     assert (doctor.assess_gain(gain.value, certain) == doctor.ASSESSED_OFF) == gains
 
 
