@@ -76,8 +76,8 @@ def bench_vlm(
     stock, left_out = runnable_methods(harness, chosen[0], [LOOKUP])
     methods = [drafted[0], greedy, PLAIN, *drafted[1:], *stock]
     log(f"{len(chosen)} questions; methods: {', '.join(method.name for method in methods)}")
-    found = time_methods(harness, methods, [[question] for question in chosen], repeats, log)
-    tokens = [len(repeats[0].tokens[0]) for repeats in found.measured[greedy.name]]
+    timed = time_methods(harness, methods, [[question] for question in chosen], repeats, log)
+    tokens = [len(repeats[0].tokens[0]) for repeats in timed.measured[greedy.name]]
     groups = [*task_groups([question.task for question in chosen]), *length_groups(tokens, ANSWER_LENGTHS, "tokens")]
     name = vlm.directory.name if vlm.directory else "given"
     return BenchReport(
@@ -88,9 +88,9 @@ def bench_vlm(
             Exactness(f"tokens of {method.name} and of transformers' greedy loop", len(chosen), len(chosen))
             for method in drafted
         ),
-        comparisons=tuple(found.comparisons(drafted, (greedy, *stock, PLAIN, *drafted), groups)),
-        stages=found.stages(),
-        depths=found.depths,
+        comparisons=tuple(timed.comparisons(drafted, (greedy, *stock, PLAIN, *drafted), groups)),
+        stages=timed.stages(),
+        depths=timed.depths,
         not_measured=left_out,
         details={"tokens": sum(tokens)},
     )

@@ -47,16 +47,16 @@ def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int
     log("tree attention, moves of keys and values, the graph's operators: no line until they are done")
     batches = [batch for batch, _, _ in GRAPHS[torch_device.type]]
     reason = None if runs_on(torch_device) else unavailable_reason(torch_device.index) or "the CPU was asked for"
-    found = [
+    operators = [
         _attention(name, nodes, columns, torch_device, dtype, repeats)
         for name in ATTENTION_SHAPES
         for nodes, columns in TREE_SHAPES[torch_device.type]
     ]
-    found.append(_gather(torch_device, dtype, repeats))
-    found += [_graph(shape, torch_device, repeats) for shape in GRAPHS[torch_device.type]]
-    rows = [row for part in found for row in part.rows]
+    operators.append(_gather(torch_device, dtype, repeats))
+    operators += [_graph(shape, torch_device, repeats) for shape in GRAPHS[torch_device.type]]
+    rows = [row for part in operators for row in part.rows]
     not_measured = {} if reason is None else {"GPU kernels": reason}
-    for part in found:
+    for part in operators:
         not_measured |= part.not_measured
     return BenchReport(
         bench="kernels",
@@ -69,7 +69,7 @@ def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int
         details={
             "kernels": {name: runs_on(torch_device) for name in KERNELS},
             "copy_gb_s": _copy_bandwidth(torch_device) if torch_device.type == "cuda" else None,
-            "gpu": {name: value for part in found for name, value in part.gpu.items()},
+            "gpu": {name: value for part in operators for name, value in part.gpu.items()},
         },
     )
 
@@ -118,21 +118,23 @@ def _attention(name: str, nodes: int, columns: int, device: torch.device, dtype:
     }
     if device.type == "cuda":
         others[FLEX] = _flex(q, k, v, mask, columns, scale)
-    found, group = Operator(), f"{name}, {nodes} nodes, {columns} before"
+    operator, group = Operator(), f"{name}, {nodes} nodes, {columns} before"
     for other, run in others.items():
         try:
             result = run()
         except Exception as error:  # FlexAttention is compiled in its first call, which fails without a C compiler
             if other != FLEX:
                 raise
-            found.not_measured[FLEX] = error_line(error)
+            operator.not_measured[FLEX] = error_line(error)
             continue
         _same(f"tree attention and {other}", ours(), result)
-        found.rows.append(time_pairs(ours, run, repeats, device).row("tree attention", other, group, "shape", "call"))
+        operator.rows.append(
+            time_pairs(ours, run, repeats, device).row("tree attention", other, group, "shape", "call")
+        )
     if device.type == "cuda":
         seconds = _seconds(ours, repeats, device)
-        found.gpu[f"tree attention, {group}: GB/s"] = 2 * k.numel() * k.element_size() / seconds / 1e9
-    return found
+        operator.gpu[f"tree attention, {group}: GB/s"] = 2 * k.numel() * k.element_size() / seconds / 1e9
+    return operator
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: float) -> Callable[[], Tensor]:
@@ -171,10 +173,10 @@ def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> Operator:
         for layer in pool:
             layer[:, :, 1001 : 1001 + len(path)] = layer[:, :, index]
 
-    moved, wanted = pool[:2].clone(), pool[:2].clone()
+    moved, expected = pool[:2].clone(), pool[:2].clone()
     ours(moved)
-    one_by_one(wanted)
-    _same("moved keys and values", moved, wanted)
+    one_by_one(expected)
+    _same("moved keys and values", moved, expected)
     group = f"{layers} layers, path of {len(path)}"
     row = time_pairs(ours, one_by_one, repeats, device).row(
         "kv gather", "a copy for each layer", group, "shape", "call"
@@ -209,18 +211,18 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> O
         return dag_marginal(match, links, *lengths)
 
     _same("the graph's log P", marginal(match, links), dense_marginal(match, links))
-    found, group = Operator(), " x ".join(map(str, shape))
+    operator, group = Operator(), " x ".join(map(str, shape))
     for what, a, b in (
         ("forward", lambda: marginal(match, links), lambda: dense_marginal(match, links)),
         ("forward and backward", lambda: gradient(marginal), lambda: gradient(dense_marginal)),
     ):
-        found.rows.append(time_pairs(a, b, repeats, device).row("DAG", "dense torch", group, "shape", what))
+        operator.rows.append(time_pairs(a, b, repeats, device).row("DAG", "dense torch", group, "shape", what))
         if device.type == "cuda":
-            found.gpu |= {
+            operator.gpu |= {
                 f"{name}, {group}, {what}: peak MiB": _peak(run, device)
                 for name, run in (("DAG", a), ("dense torch", b))
             }
-    return found
+    return operator
 
 
 def dense_marginal(match: Tensor, links: Tensor) -> Tensor:

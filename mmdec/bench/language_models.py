@@ -101,11 +101,11 @@ class LanguageHarness(Harness[EncodedPrompt]):
             mask = torch.ones_like(prompt.ids)
             stopwatch = Stopwatch(self.model.device)
             processor = stopwatch.cpu_time()
-            found = generate(prompt.ids, attention_mask=mask, do_sample=False, max_new_tokens=most, **options)
+            generation = generate(prompt.ids, attention_mask=mask, do_sample=False, max_new_tokens=most, **options)
             wall, processor = stopwatch.lap(), stopwatch.cpu_time() - processor
         later = rounds[1:]
         return Measurement(
-            tokens=found[:, prompt.ids.shape[1] :].tolist(),
+            tokens=generation[:, prompt.ids.shape[1] :].tolist(),
             texts=[],
             features=0.0,
             encoder=0.0,
@@ -156,8 +156,8 @@ def bench_language(
     language = load_language_model(model, torch_device)
     small, drafter = (None, None) if draft is None else _draft(draft, language)
     built_in = INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS
-    given = built_in if data is None else read_prompts(os.fspath(data))
-    prompts, too_long = _encode_prompts(language, by_task(cast(Any, given), per_kind), max_new_tokens)
+    prompts_read = built_in if data is None else read_prompts(os.fspath(data))
+    prompts, too_long = _encode_prompts(language, by_task(cast(Any, prompts_read), per_kind), max_new_tokens)
     ours, stock = _methods(language, small, drafter)
     harness = LanguageHarness(language, max_new_tokens)
     stock, left_out = runnable_methods(harness, prompts[0], stock)
@@ -165,35 +165,35 @@ def bench_language(
     methods = [ours[0], greedy, PLAIN, *ours[1:], *stock]
     log(f"{len(prompts)} prompts; methods: {', '.join(method.name for method in methods)}")
     singles = [[prompt] for prompt in prompts]
-    found = time_methods(harness, methods, singles, repeats, log)
+    timed = time_methods(harness, methods, singles, repeats, log)
     log(f"the first {FIRST_CALL_TOKENS} tokens of a first call")
     first = LanguageHarness(language, min(FIRST_CALL_TOKENS, max_new_tokens), afresh=True)
-    begun = replace(found, measured=first.interleave([*ours, greedy, PLAIN], singles, repeats, log))
+    interleaved = replace(timed, measured=first.interleave([*ours, greedy, PLAIN], singles, repeats, log))
     groups = task_groups([prompt.task for prompt in prompts])
     beginning = Group(f"first {FIRST_CALL_TOKENS} tokens", "all", range(len(prompts)))
-    rows = found.comparisons(ours, (greedy, *stock, PLAIN), groups)
-    rows += begun.comparisons(ours, (greedy, PLAIN), [beginning])
-    kept = "" if not too_long else f", {too_long} left out, which are too long"
+    rows = timed.comparisons(ours, (greedy, *stock, PLAIN), groups)
+    rows += interleaved.comparisons(ours, (greedy, PLAIN), [beginning])
+    note = "" if not too_long else f", {too_long} left out, which are too long"
     return BenchReport(
         bench="core",
-        title=f"Drafters for {language.directory.name}: {len(prompts)} prompts{kept}, drafts learned",
+        title=f"Drafters for {language.directory.name}: {len(prompts)} prompts{note}, drafts learned",
         hardware=measurement_conditions(
             device=torch_device, dtype=torch.float32, batch=1, threads=torch.get_num_threads()
         ),
         exactness=tuple(
             Exactness(f"tokens of {name} and of transformers' greedy loop", sum(same), len(same))
-            for name, same in found.equal.items()
+            for name, same in timed.equal.items()
             if name != greedy.name
         ),
         comparisons=tuple(rows),
-        quantities=tuple(_passes(found.measured, method) for method in (*ours, *stock)),
-        depths=found.depths,
+        quantities=tuple(_passes(timed.measured, method) for method in (*ours, *stock)),
+        depths=timed.depths,
         not_measured=left_out,
         details={
             "what": "wall clock and the thread's processor time of whole calls; baseline over subject",
             "answers": [
                 {"task": prompt.task, "tokens": len(runs[0].tokens[0])}
-                for prompt, runs in zip(prompts, found.measured[greedy.name], strict=True)
+                for prompt, runs in zip(prompts, timed.measured[greedy.name], strict=True)
             ],
         },
     )
@@ -215,7 +215,7 @@ def _encode_prompts(
     """
     tokenizer, config = language.tokenizer, language.model.config
     positions = getattr(config, "max_position_embeddings", None)
-    found: list[EncodedPrompt] = []
+    encoded: list[EncodedPrompt] = []
     for prompt in prompts:
         if tokenizer.chat_template:
             text = tokenizer.apply_chat_template([*prompt.messages], tokenize=False, add_generation_prompt=True)
@@ -224,14 +224,14 @@ def _encode_prompts(
             ids = tokenizer(prompt.messages[-1]["content"], return_tensors="pt")["input_ids"]
         room = max_new_tokens if positions is None else min(max_new_tokens, positions - ids.shape[1])
         if room >= MIN_NEW_TOKENS and ids.shape[1]:
-            found.append(EncodedPrompt(prompt.task, ids.to(language.model.device), room))
-    if not found:
+            encoded.append(EncodedPrompt(prompt.task, ids.to(language.model.device), room))
+    if not encoded:
         raise InputError(
             f"`data` must hold prompts that leave {MIN_NEW_TOKENS} of the model's {positions} positions for an "
             "answer, but has "
             "none. Shorten them."
         )
-    return found, len(prompts) - len(found)
+    return encoded, len(prompts) - len(encoded)
 
 
 def _draft(
@@ -416,8 +416,8 @@ def read_prompts(path: str | Path) -> list[TextPrompt]:
 def _prompt(chat: Conversation) -> TextPrompt:
     if chat.images:
         raise InputError(f"`data` must have no pictures, but {chat.place} has. Time it with `mmdec bench vlm`.")
-    said = [text for turn in chat.turns for text in turn][:-1]
+    turns = [text for turn in chat.turns for text in turn][:-1]
     task = next((str(chat.notes[name]) for name in TASK_FIELDS if name in chat.notes), "all")
-    prompt = TextPrompt.from_turns(task, *said)
+    prompt = TextPrompt.from_turns(task, *turns)
     system = ({"role": SYSTEM_KEY, "content": str(chat.notes[SYSTEM_KEY])},) if SYSTEM_KEY in chat.notes else ()
     return TextPrompt(task, (*system, *prompt.messages))

@@ -41,9 +41,9 @@ def prepare_device(device: str | None, threads: int) -> torch.device:
         InputError: If the device or the number is impossible.
     """
     check_threads(threads)
-    found = check_device(device)
+    resolved = check_device(device)
     keep_threads(threads)
-    return found
+    return resolved
 
 
 @dataclass(frozen=True)
@@ -297,16 +297,16 @@ def runnable_methods(
     Returns:
         The methods that work; name -> reason for the methods that do not work.
     """
-    found, left_out = list[Method](), dict[str, str]()
+    runnable, left_out = list[Method](), dict[str, str]()
     for method in methods:
         try:
             harness.measure([first], method)
-            found.append(method)
+            runnable.append(method)
         except (MmdecError, MemoryError):
             raise
         except Exception as error:
             left_out[method.name] = f"transformers cannot run it here ({error_line(error)})"
-    return found, left_out
+    return runnable, left_out
 
 
 @final

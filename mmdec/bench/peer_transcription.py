@@ -129,7 +129,7 @@ def _report(
         "more than 30 s": [index for index, is_long in enumerate(long) if is_long],
         "up to 30 s": [index for index, is_long in enumerate(long) if not is_long],
     }
-    found = [_beside(path) for path in sounds]
+    rows = [_beside(path) for path in sounds]
     return BenchReport(
         bench="engines",
         title=f"mmdec and {peer}: {whole.directory.name if whole.directory else 'given'}",
@@ -147,8 +147,8 @@ def _report(
         comparisons=tuple(
             row for group, indices in groups.items() if indices for row in compare_engines(sides, group, indices)
         ),
-        quantities=(*_words_wrong(sides, found, harness), *_totals(sides, len(sounds))),
-        not_measured={} if any(found) else {"words wrong": "no transcripts lie next to the recordings (.txt)"},
+        quantities=(*_words_wrong(sides, rows, harness), *_totals(sides, len(sounds))),
+        not_measured={} if any(rows) else {"words wrong": "no transcripts lie next to the recordings (.txt)"},
         details={
             "recordings": [{"name": path.name, "seconds": len(sound) / SAMPLE_RATE} for path, sound in sounds.items()],
             "sides": [
@@ -243,7 +243,7 @@ def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[i
     References:
         The same rule as transformers' `_retrieve_segment`.
     """
-    said, at = list[int](), 0
+    text_tokens, at = list[int](), 0
     while at < features.shape[-1]:
         part = features[..., at : at + size]
         tokens = decode(torch.nn.functional.pad(part, (0, size - part.shape[-1])))
@@ -251,11 +251,11 @@ def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[i
         ends = [place for place in range(1, len(tokens)) if times[place - 1] and times[place]]
         # no segment ends in this window, or only at its end: keep all tokens, and go on after the window
         if not ends or times[-2:] == [False, True]:
-            said, at = said + tokens, at + part.shape[-1]
+            text_tokens, at = text_tokens + tokens, at + part.shape[-1]
         else:
-            said += tokens[: ends[-1] + 1]
+            text_tokens += tokens[: ends[-1] + 1]
             at += max(2 * (tokens[ends[-1] - 1] - first), 1)  # a timestamp counts steps of 20 ms, which are two frames
-    return said
+    return text_tokens
 
 
 def peer_calls(
@@ -334,16 +334,16 @@ def _words_wrong(sides: Sides, references: Sequence[str], harness: Transcription
     whisper = harness.whisper
     multilingual = getattr(whisper.model.generation_config, "is_multilingual", False)
     normalise, _ = normaliser(whisper.tokenizer, harness.language if multilingual else "en")
-    spoken = {index: normalise(text) for index, text in enumerate(references) if text}
-    if not spoken:
+    expected = {index: normalise(text) for index, text in enumerate(references) if text}
+    if not expected:
         return []
-    found = []
+    errors = []
     for (name, count), side in sides.items():
         if count == 1:
-            edits = [word_edits(text, normalise(side.texts[index])) for index, text in spoken.items()]
+            edits = [word_edits(text, normalise(side.texts[index])) for index, text in expected.items()]
             value, low, high = ratio([one.errors for one in edits], [one.length for one in edits])
-            found.append(Quantity(f"words wrong, {name}", 100 * value, "%", len(spoken), 100 * low, 100 * high))
-    return found
+            errors.append(Quantity(f"words wrong, {name}", 100 * value, "%", len(expected), 100 * low, 100 * high))
+    return errors
 
 
 def _totals(sides: Sides, recordings: int) -> list[Quantity]:

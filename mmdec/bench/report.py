@@ -151,10 +151,10 @@ def load_run(path: str | Path) -> BenchRun:
             f"The saved run must have version {VERSION}, but '{source}' has {content.get('version')!r:.40}. Measure it "
             "again with this mmdec."
         )
-    known = {name: content[name] for name in ("reports", "left_out") if name in content}
+    content_fields = {name: content[name] for name in ("reports", "left_out") if name in content}
     try:
         # file names may hold bytes that are not valid UTF-8; these are replaced
-        text = json.dumps(known, ensure_ascii=False).encode("utf-8", "replace")
+        text = json.dumps(content_fields, ensure_ascii=False).encode("utf-8", "replace")
         return TypeAdapter(BenchRun).validate_json(text, strict=True)
     except ValidationError as error:
         wrong = error.errors()[0]

@@ -200,12 +200,12 @@ def from_corpus(
 def _read_recordings(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recording]:
     """Read recordings that the user named. The length of each, by which results are grouped, is the number of words in
     its greedy transcript."""
-    given = []
+    recordings = []
     for path in paths:
         samples = harness.read(path)
         text = harness.measure([samples], Method.greedy()).texts[0]
-        given.append(Recording(path.name, len(text.split()), samples))
-    return given
+        recordings.append(Recording(path.name, len(text.split()), samples))
+    return recordings
 
 
 def in_batches(longest: Sequence[Tensor], size: int) -> list[list[Tensor]]:

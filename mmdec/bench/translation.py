@@ -209,7 +209,7 @@ def _whole_calls(
     }
     if judge is not None:
         sides[judge.name] = ("file to samples, its to text", judge.translate)
-    subject, found = translator.decoding.strategy, WholeCalls()
+    subject, whole_calls = translator.decoding.strategy, WholeCalls()
     sounds, rows = [audio.load_audio(path) for path in recordings], {name: list[Comparison]() for name in sides}
     with TemporaryDirectory(prefix="mmdec-bench-") as folder:
         for seconds in WHOLE_CALL_SECONDS:
@@ -223,18 +223,20 @@ def _whole_calls(
                 calls.append(stopwatch.lap())
                 return translation
 
-            found.texts[f"{subject}, {seconds:g} s"] = ours().text
+            whole_calls.texts[f"{subject}, {seconds:g} s"] = ours().text
             for name, (timed, run) in sides.items():
-                found.texts[f"{name}, {seconds:g} s"] = run(path).text
+                whole_calls.texts[f"{name}, {seconds:g} s"] = run(path).text
                 row = time_pairs(ours, partial(run, path), repeats, translator.device).row(
                     subject, name, f"{seconds:g} s, whole calls", "length", timed, size=seconds, unit="s of source"
                 )
                 rows[name].append(row)
             rates = [1e3 * call / seconds for call in calls[1:]]
             low, middle, high = quartiles(rates)
-            found.rates.append(Quantity(f"the same, {seconds:g} s of speech", middle, "ms", len(rates), low, high))
-    found.rows = [row for group in rows.values() for row in group]
-    return found
+            whole_calls.rates.append(
+                Quantity(f"the same, {seconds:g} s of speech", middle, "ms", len(rates), low, high)
+            )
+    whole_calls.rows = [row for group in rows.values() for row in group]
+    return whole_calls
 
 
 def _join_recordings(sounds: Sequence[Tensor], seconds: float) -> Tensor:
@@ -263,7 +265,11 @@ def _against_baseline(
         first, plain = drafted(), baseline()
         if strategy == "verified" and first.units != plain.units:
             raise MmdecError("Verified units are not the baseline's: no timing is reported. Report this as a bug.")
-        pairs.append(time_pairs(drafted, baseline, repeats, translator.device, lambda said: said.timings["linguistic"]))
+        pairs.append(
+            time_pairs(
+                drafted, baseline, repeats, translator.device, lambda translation: translation.timings["linguistic"]
+            )
+        )
         units += plain.passes  # number of units: the baseline takes one pass for each, </s> included
         passes += first.passes
     ratios = [pair.ratio for pair in pairs]

@@ -175,9 +175,9 @@ def check_finite(name: str, value: float, remedy: str) -> float:
     return value
 
 
-def did_you_mean(given: object, names: Iterable[str]) -> str:
+def did_you_mean(word: object, names: Iterable[str]) -> str:
     """Return the end of an error about a misspelt name: " Did you mean 'eagle'?"; "" if no name is similar."""
-    near = get_close_matches(given, [*names], 1) if isinstance(given, str) else []
+    near = get_close_matches(word, [*names], 1) if isinstance(word, str) else []
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
@@ -212,20 +212,20 @@ def suggesting_options(names: Iterable[str]) -> Iterator[None]:
         raise UnknownOption(error.name, {*error.names, *names}) from error.__cause__
 
 
-def options_error(given: Collection[str], error: Exception, names: Collection[str]) -> InputError:
+def options_error(passed_options: Collection[str], error: Exception, names: Collection[str]) -> InputError:
     """Make the InputError for options that transformers' `generate` rejected.
 
     Args:
-        given: Names of the options that the caller passed.
+        passed_options: Names of the options that the caller passed.
         error: The exception that `generate` raised.
         names: All valid option names, for a suggestion.
     """
-    for name in sorted(given):
+    for name in sorted(passed_options):
         if name not in names and repr(name) in str(error):
             return UnknownOption(name, names)
-    listed = ", ".join(f"`{name}`" for name in sorted(given)) or "none"
+    options = ", ".join(f"`{name}`" for name in sorted(passed_options)) or "none"
     message = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split()))[:500].rstrip(".")
     return InputError(
-        f"`options` must be what `model.generate` takes, but it refuses those given ({listed}): "
+        f"`options` must be what `model.generate` takes, but it refuses those given ({options}): "
         f"{type(error).__name__}: {message}. Change or drop them."
     )

@@ -51,25 +51,25 @@ def check_dtype(dtype: object, integers: bool = False) -> torch.dtype:
     Raises:
         InputError: For any other value.
     """
-    found: Any = dtype
+    result: Any = dtype
     if dtype is None:
-        found = torch.float32
+        result = torch.float32
     elif isinstance(dtype, str):
-        found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype) or (found not in DTYPES and not (integers and found is torch.int8)):
+        result = getattr(torch, dtype, None)
+    if not isinstance(result, torch.dtype) or (result not in DTYPES and not (integers and result is torch.int8)):
         text = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
         raise InputError(
             f"`dtype` must be float32, bfloat16, float16{', int8' if integers else ''} or float64, but is {text}. "
             "Choose one, "
             "or leave it out."
         )
-    return found
+    return result
 
 
-def check_same_dtype(dtype: object, own: torch.dtype) -> None:
-    """Raise InputError unless `dtype` is None or equals `own`, the dtype of a loaded model."""
-    if dtype is not None and check_dtype(dtype) != own:
-        raise InputError(f"`dtype` must be that of the loaded `model`, {own}, but is {dtype}. Leave it out.")
+def check_same_dtype(dtype: object, model_dtype: torch.dtype) -> None:
+    """Raise InputError unless `dtype` is None or equals `model_dtype`, the dtype of a loaded model."""
+    if dtype is not None and check_dtype(dtype) != model_dtype:
+        raise InputError(f"`dtype` must be that of the loaded `model`, {model_dtype}, but is {dtype}. Leave it out.")
 
 
 def fastest_dtype(device: str | torch.device | None) -> torch.dtype:

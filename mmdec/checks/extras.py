@@ -26,8 +26,8 @@ def missing_extra(error: ImportError, preferred: str = "") -> str | None:
         return None
     extra = preferred if preferred in extras else extras[0]
     checkout = (CHECKOUT / "Makefile").is_file() and (CHECKOUT / "pyproject.toml").is_file()
-    own = "; in this checkout, .venv-dev has all extras (`make .venv-dev/ready`)" if checkout else ""
-    return f"{package} is needed, but is not installed. Run `pip install 'mmdec[{extra}]'`{own}."
+    checkout_hint = "; in this checkout, .venv-dev has all extras (`make .venv-dev/ready`)" if checkout else ""
+    return f"{package} is needed, but is not installed. Run `pip install 'mmdec[{extra}]'`{checkout_hint}."
 
 
 def _extras() -> list[tuple[str, set[str]]]:

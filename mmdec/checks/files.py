@@ -179,12 +179,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"'{path}' must be JSON, but is not ({error}). Write it again, or remove it.") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise InputError(f"'{path}' must hold a JSON object, but holds another value. Write it again, or remove it.")
-    return found
+    return content
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

@@ -257,8 +257,8 @@ def build_with_weights(build: Callable[[], N], state: Mapping[str, Tensor], argu
         InputError: If names or shapes do not match. This is checked before memory is allocated.
     """
     with torch.device("meta"):
-        own = {name: value.shape for name, value in build().state_dict().items()}
-    absent, foreign = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+        shapes = {name: value.shape for name, value in build().state_dict().items()}
+    absent, foreign = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys())
     if absent:
         raise InputError(
             f"`{argument}` must hold all weights, but '{source}' lacks '{absent[0]}', {len(absent)} in all. "
@@ -269,7 +269,7 @@ def build_with_weights(build: Callable[[], N], state: Mapping[str, Tensor], argu
             f"`{argument}` must hold the weights that its config asks for, but '{source}' holds '{foreign[0]}', "
             f"{len(foreign)} unknown tensors in all. Download it again."
         )
-    _check_shapes(state, own, argument, source)
+    _check_shapes(state, shapes, argument, source)
     network = build()
     network.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in state.items()})
     return network
@@ -288,8 +288,8 @@ def load_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, ar
     state = read_weights(weight_files(folder, argument), argument)
     check_counts(config.to_dict(), state, argument)
     with torch.device("meta"):
-        own = {name: value.shape for name, value in network(config).state_dict().items()}
-    _check_shapes({name: value for name, value in state.items() if name in own}, own, argument, folder)
+        shapes = {name: value.shape for name, value in network(config).state_dict().items()}
+    _check_shapes({name: value for name, value in state.items() if name in shapes}, shapes, argument, folder)
     from transformers.utils import logging  # imported here because it imports much of transformers
 
     bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -315,13 +315,13 @@ def load_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, ar
 
 
 def _check_shapes(
-    state: Mapping[str, Tensor], own: Mapping[str, torch.Size], argument: str, source: str | Path
+    state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], argument: str, source: str | Path
 ) -> None:
     for name, value in state.items():
-        if value.shape != own[name]:
+        if value.shape != shapes[name]:
             raise InputError(
                 f"`{argument}` must hold weights of its config's shapes, but '{name}' in '{source}' is "
-                f"{tuple(value.shape)} and not {tuple(own[name])}. Download both again."
+                f"{tuple(value.shape)} and not {tuple(shapes[name])}. Download both again."
             )
 
 

@@ -97,10 +97,10 @@ def _command(name: str, path: Path, device: str, threads: int, quick: bool) -> l
 def sample_recordings() -> list[Path]:
     """Return the sample recordings, which `bench asr` uses if there is no corpus; [] if there is a corpus. Print on
     stderr that they are measured."""
-    found = [] if WHISPER_CORPUS.exists() else sorted(SAMPLES.glob("*.flac"))
-    if found:
+    recordings = [] if WHISPER_CORPUS.exists() else sorted(SAMPLES.glob("*.flac"))
+    if recordings:
         log(f"no corpus is here: the samples are measured, {SAMPLES}")
-    return found
+    return recordings
 
 
 def _run(command: Sequence[str], seconds: float) -> str:
@@ -270,18 +270,18 @@ def asr(
     )
 
 
-def _expand_folders(given: Sequence[Path]) -> list[Path]:
+def _expand_folders(paths: Sequence[Path]) -> list[Path]:
     """Replace each folder by the audio files in it.
 
     Raises:
         InputError: For a folder without audio files.
     """
-    found = [
-        file for path in given if path.is_dir() for file in input_files([path], FileKind("IN", SOUND_SUFFIXES), None)
+    files = [
+        file for path in paths if path.is_dir() for file in input_files([path], FileKind("IN", SOUND_SUFFIXES), None)
     ]
-    for refusal in (file.refusal for file in found if file.refusal):
+    for refusal in (file.refusal for file in files if file.refusal):
         raise InputError(refusal)
-    return [*(path for path in given if not path.is_dir()), *(file.path for file in found)]
+    return [*(path for path in paths if not path.is_dir()), *(file.path for file in files)]
 
 
 @app.command(**as_verb("bench vlm --drafter eagle --drafter msd"))

@@ -61,8 +61,8 @@ class Comparer:
         self._differs = False
         if compare and drafter == "none":
             raise InputError("`--compare` must come with a drafter, but `--drafter` is none. Leave that out.")
-        for name, given in refused.items():
-            if compare and given:
+        for name, reason in refused.items():
+            if compare and reason:
                 raise InputError(f"`--compare` must come without `--{name}`, but that is given. Drop one of them.")
 
     def both(self, call: Callable[..., Any]) -> Callable[..., Any]:

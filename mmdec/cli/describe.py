@@ -84,8 +84,8 @@ def describe(
         generate={**generate, "do_sample": False} if compare else generate,
     )
     if spread.has_many_inputs(images):
-        given = options.changed() | {"prompt": prompt}
-        work = Work("describe", model, options=given, device=device, dtype=dtype)
+        keywords = options.changed() | {"prompt": prompt}
+        work = Work("describe", model, options=keywords, device=device, dtype=dtype)
         refused = {"compare": compare, "stream": stream, "together": together}
         return spread.run(work, images, output, IMAGE_FILES, refused)
     files = input_files(images, IMAGE_FILES, output)
@@ -98,10 +98,10 @@ def describe(
 
         silence_transformers()
         vlm = load_vlm(model, device, dtype_or_quick(dtype, device))
-    asked: list[Any] = [tuple(file.name for file in files)] if together else [file.name for file, _ in jobs.todo]
+    names: list[Any] = [tuple(file.name for file in files)] if together else [file.name for file, _ in jobs.todo]
     speaker = partial(_speak, jobs.several) if stream else None
-    results = _descriptions(asked, prompt, vlm, options, speaker, comparer)
-    for source, (file, target), result in zip(asked, jobs.todo, results, strict=True):
+    results = _descriptions(names, prompt, vlm, options, speaker, comparer)
+    for source, (file, target), result in zip(names, jobs.todo, results, strict=True):
         error = result if isinstance(result, str) else try_write(target, _content(result, suffix))
         if error:
             jobs.failed(file.name, error)

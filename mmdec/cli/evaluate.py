@@ -98,14 +98,14 @@ def speech(
     common = {"allow_absolute_paths": allow_absolute_paths, "limit": limit}
     if corpus.suffix in (".tsv", ".jsonl"):
         pairs = SPEECH_TEXT if corpus == SPEECH_CORPUS and not text else text or ()
-        spoken = manifest_corpus(split, corpus, pairs, **common)
+        clips = manifest_corpus(split, corpus, pairs, **common)
     else:
-        spoken = cvss_corpus(split, corpus, common_voice=common_voice, cvss=cvss, **common)
+        clips = cvss_corpus(split, corpus, common_voice=common_voice, cvss=cvss, **common)
     hearing = Judge(judge, device, threads)
     systems = own_systems(model, strategy or None, device, threads)
     if hearing.knows_french:
         systems = systems.with_others(comparison_systems(hearing, load(model, device)))
-    report = evaluate_speech(spoken, systems, hearing if asr else None, log)
+    report = evaluate_speech(clips, systems, hearing if asr else None, log)
     deliver_report(report, output, json_to, speech_table)
 
 

@@ -53,13 +53,13 @@ class InputFile:
         return Path(self.name)
 
 
-def input_files(given: Iterable[str | Path], kind: FileKind, output: Path | None) -> list[InputFile]:
+def input_files(paths: Iterable[str | Path], kind: FileKind, output: Path | None) -> list[InputFile]:
     """List the given files, and the files in given folders and their subfolders, sorted by name.
 
     Args:
         output: The folder of the outputs, whose files are not inputs; None: there is none.
     """
-    return [file for name in given for file in _files(str(name), kind, output)]
+    return [file for name in paths for file in _files(str(name), kind, output)]
 
 
 def combine_files(files: Sequence[InputFile]) -> InputFile:
@@ -74,20 +74,20 @@ def _files(name: str, kind: FileKind, output: Path | None) -> Iterator[InputFile
     if not os.path.isdir(name):
         yield InputFile(name, _refusal(name, argument))
         return
-    own, found = None if output is None else os.path.realpath(output), 0
+    output_path, count = None if output is None else os.path.realpath(output), 0
     for folder, folders, names in os.walk(name, onerror=(errors := list[OSError]()).append):
         inside = (one for one in sorted(folders) if not one.startswith("."))
-        folders[:] = [one for one in inside if os.path.realpath(os.path.join(folder, one)) != own]
+        folders[:] = [one for one in inside if os.path.realpath(os.path.join(folder, one)) != output_path]
         for file in sorted(names):
             if file.lower().endswith(tuple(suffixes)) and not file.startswith("."):
-                found += 1
+                count += 1
                 path = os.path.join(folder, file)
                 yield InputFile(path, _refusal(path, argument))
     for error in errors:
         place = str(error.filename)
         rule = f"`{argument}` must be a folder that can be read, but '{quote_path(place)}' is not"
         yield InputFile(place, f"{rule} ({error_reason(error)}). Check its permissions.")
-    if not found and not errors:
+    if not count and not errors:
         ending = ", ".join(suffixes)
         rule = f"`{argument}` must be a file or hold some, but '{quote_path(name)}' is a directory"
         yield InputFile(name, f"{rule} without any that ends in {ending}. Name the files in it.")
@@ -134,14 +134,14 @@ def output_paths(
     else:
         if os.path.lexists(output) and not os.path.isdir(output):
             raise InputError(f"`--output` must be a directory or a {suffix} file, but is '{output}'. Name another.")
-        taken = set[str]()
+        used_paths = set[str]()
         targets = []
         for source in named:
             name, number = source.stem, 2
-            while (same := normalize("NFC", name).casefold()) in taken:
+            while (same := normalize("NFC", name).casefold()) in used_paths:
                 name, number = f"{source.stem}-{number}", number + 1
             targets.append(output / f"{name}{suffix}")
-            taken.add(same)
+            used_paths.add(same)
     sources = {os.path.realpath(source) for source in inputs}  # Path.resolve() would raise for circular links
     for target in targets:
         if os.path.realpath(target) in sources:

@@ -92,10 +92,10 @@ def warn_of_unsure(results: Sequence[tuple[str, float, bool | None]], model: str
     """
     from mmdec.tasks.confidence import LIKELY_WRONG
 
-    unsure = [(name, value, known) for name, value, known in results if value < LIKELY_WRONG]
-    fitted = any(known is None for _, _, known in unsure) and _has_calibration(model)
-    for name, value, known in unsure:
-        if not (fitted if known is None else known):
+    unsure = [(name, value, is_calibrated) for name, value, is_calibrated in results if value < LIKELY_WRONG]
+    fitted = any(is_calibrated is None for _, _, is_calibrated in unsure) and _has_calibration(model)
+    for name, value, is_calibrated in unsure:
+        if not (fitted if is_calibrated is None else is_calibrated):
             continue
         print(
             f"warning: {printable(name)}: the output is likely wrong: its confidence is {value:.2f}, below "

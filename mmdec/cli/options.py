@@ -252,7 +252,7 @@ def as_typed(message: str, params: Iterable[Any]) -> str:
                 message = re.sub(rf"(?<![\w.=/`'\"-]){option.name}(?![\w.=/`'\"(-])", typed, message)
             message = re.sub(
                 rf"""(?<![\w.?&/-]){option.name}=(?:"([^"]*)"|'([^']*)'|([\w.-]*\w))""",
-                lambda found, typed=typed: _given(typed, next(text for text in found.groups() if text is not None)),
+                lambda match, typed=typed: _given(typed, next(text for text in match.groups() if text is not None)),
                 message,
             )
     for call, verb in VERBS.items():
@@ -295,8 +295,10 @@ def with_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(verb)
     def command(**values: Any) -> None:
-        made = {name: groups[name](**{one.name: values.pop(one.name) for one in options[name]}) for name in groups}
-        verb(**values, **made)
+        groups_of_options = {
+            name: groups[name](**{one.name: values.pop(one.name) for one in options[name]}) for name in groups
+        }
+        verb(**values, **groups_of_options)
 
     plain = [one for one in parameters if one.name not in groups]
     # typer reads the options from the signature

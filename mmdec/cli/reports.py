@@ -139,16 +139,16 @@ def reporting(verb: Callable[..., BenchReport | BenchRun]) -> Callable[..., None
     """
 
     def command(to: Destinations, **values: Any) -> None:
-        found = verb(**values)
-        run = found if isinstance(found, BenchRun) else BenchRun((found,))
+        report = verb(**values)
+        run = report if isinstance(report, BenchRun) else BenchRun((report,))
         to.deliver(run)
         if run.left_out:
             raise typer.Exit(1)
 
-    own = signature(verb, eval_str=True)
+    verb_signature = signature(verb, eval_str=True)
     to = Parameter("to", Parameter.KEYWORD_ONLY, annotation=Destinations)
     wraps(verb)(command)
-    vars(command)["__signature__"] = own.replace(parameters=[*own.parameters.values(), to])
+    vars(command)["__signature__"] = verb_signature.replace(parameters=[*verb_signature.parameters.values(), to])
     return with_option_groups(command)
 
 

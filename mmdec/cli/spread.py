@@ -107,8 +107,8 @@ class SpreadOptions:
             raise typer.Exit(1)
 
     def _shard(self) -> tuple[int, int]:
-        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.shard or "1/1", re.ASCII)
-        shard = (int(found[1]), int(found[2])) if found else (0, 0)
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.shard or "1/1", re.ASCII)
+        shard = (int(match[1]), int(match[2])) if match else (0, 0)
         if not 1 <= shard[0] <= shard[1]:
             raise InputError(f"`shard` must be I/N with I from 1 to N, but is {show(self.shard)}. Write 1/4, say.")
         return shard
@@ -137,8 +137,8 @@ def _rows(verb: str, inputs: Sequence[str | Path], output: Path, kind: FileKind)
         The rows, and the folder that their relative paths start from.
     """
     if not any(is_manifest(name) for name in inputs):
-        found = input_files(inputs, kind, output)
-        return [Row(index, file.name, refusal=file.refusal) for index, file in enumerate(found)], os.getcwd()
+        files = input_files(inputs, kind, output)
+        return [Row(index, file.name, refusal=file.refusal) for index, file in enumerate(files)], os.getcwd()
     if len(inputs) > 1:
         raise InputError(f"A list ({', '.join(SUFFIXES)}) must be the only input, but is one of {len(inputs)}.")
     path = Path(inputs[0])

@@ -74,11 +74,11 @@ def drafter(
 def _stdout_is_stderr() -> Iterator[None]:
     """Send the output of training and its processes to stderr within the block; stdout is for the JSON only."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    original = os.dup(1)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(original, 1)
+        os.close(original)

@@ -161,10 +161,10 @@ class WindowOptions:
     @property
     def generate(self) -> dict[str, Any]:
         """Those that are given, as keyword arguments of `generate`."""
-        given = {name: value for name, value in vars(self).items() if value is not None and value is not False}
+        options = {name: value for name, value in vars(self).items() if value is not None and value is not False}
         if self.temperature:
-            given["temperature"] = self.temperature[0] if len(self.temperature) == 1 else tuple(self.temperature)
-        return given
+            options["temperature"] = self.temperature[0] if len(self.temperature) == 1 else tuple(self.temperature)
+        return options
 
 
 @with_option_groups
@@ -312,12 +312,12 @@ def _report(
         return json_text({**paths, **result.to_dict(), **compared})
     if target is not None:
         stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
-        sure = "no confidence" if result.confidence is None else f"confidence {result.confidence:.2f}"
+        confidence = "no confidence" if result.confidence is None else f"confidence {result.confidence:.2f}"
         return (
             f"{printable(str(source))} -> {printable(str(target))}\n  {result.text}\n"
             f"  {result.seconds:.2f} s of audio in "
             f"{result.timings['total']:.3f} s: {stages}; {result.tokens_per_round:.2f} tokens a round; "
-            f"{sure}{'' if result.calibrated else ', not calibrated for this model'}"
+            f"{confidence}{'' if result.calibrated else ', not calibrated for this model'}"
         )
     if kind != "text":
         return result.format(kind).rstrip("\n")
@@ -341,7 +341,7 @@ def check_live(inputs: list[str], of_files: Mapping[str, object], of_live: Mappi
     Raises:
         InputError: If standard input is not the only input, or a given option does not fit the input.
     """
-    given, others = (
+    keywords, others = (
         [f"`--{name.replace('_', '-')}`" for name, value in options.items() if value is not None and value is not False]
         for options in (of_files, of_live)
     )
@@ -351,11 +351,11 @@ def check_live(inputs: list[str], of_files: Mapping[str, object], of_live: Mappi
         return False
     if len(inputs) > 1:
         raise InputError(f"`IN` must be {STDIN} alone, for standard input, or files, but is both. Call it twice.")
-    if given:
+    if keywords:
         remedy = (
-            "Redirect the output, for instance with > talk.srt." if "`--output`" in given else "Name a file for it."
+            "Redirect the output, for instance with > talk.srt." if "`--output`" in keywords else "Name a file for it."
         )
-        raise InputError(f"{given[0]} must be left out for standard input, but is given. {remedy}")
+        raise InputError(f"{keywords[0]} must be left out for standard input, but is given. {remedy}")
     return True
 
 
@@ -449,5 +449,5 @@ def update_fields(update: StreamUpdate) -> Mapping[str, Any]:
     """Return an update as a dict for JSON: its transcript's fields, with times from the stream's beginning."""
     from dataclasses import asdict
 
-    own = {"start": update.start, "end": update.end, "final": update.final}
-    return {**own, **update.transcript.to_dict(), "segments": [asdict(segment) for segment in update.segments]}
+    fields = {"start": update.start, "end": update.end, "final": update.final}
+    return {**fields, **update.transcript.to_dict(), "segments": [asdict(segment) for segment in update.segments]}

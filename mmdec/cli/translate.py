@@ -63,12 +63,12 @@ def translate(
         from mmdec.daspeech.translate import load, resolve_strategy
 
         resolve_strategy(options.strategy, options.verify)
-        given = replace(options, vocoder=None).changed()  # the vocoder is loaded with the model
+        keywords = replace(options, vocoder=None).changed()  # the vocoder is loaded with the model
         if spread.has_many_inputs(inputs):
             work = Work(
                 "translate",
                 model,
-                options=given,
+                options=keywords,
                 files=".wav",
                 device=device,
                 dtype=dtype,
@@ -79,7 +79,7 @@ def translate(
         targets = output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav")
         jobs = CommandJobs(files, targets, model)
         translator = load(model, device, vocoder=options.vocoder, dtype=dtype_or_quick(dtype, device))
-    call = partial(mmdec.translate_speech, model=translator, **given)
+    call = partial(mmdec.translate_speech, model=translator, **keywords)
     _translate_all(jobs, call, as_json)
     jobs.end()
 

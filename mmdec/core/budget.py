@@ -366,8 +366,8 @@ class Budget:
 
     def _must_time_plain(self, batch: int, target: CostCurve) -> bool:
         """Return whether the next round must have no draft, so that a pass over one token is timed."""
-        own = self._curves(batch)[0]
-        if own.timed >= MIN_ROUNDS_AT_BATCH_SIZE and not own.samples(1):
+        curve = self._curves(batch)[0]
+        if curve.timed >= MIN_ROUNDS_AT_BATCH_SIZE and not curve.samples(1):
             return True
         # an accuracy that was estimated beforehand (a prior) counts as one timed pass without a draft
         timed_plain = min(target.samples(1) + bool(self._acceptance.prior), len(PLAIN_EVERY) - 1)

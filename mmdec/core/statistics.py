@@ -259,9 +259,9 @@ class CostCurve:
 
         If `count` is above the largest timed count c, it is at least (seconds at c) x sqrt(count / c).
         """
-        own = self._quartiles.get((count - 1).bit_length())
-        if own:
-            return own[1]
+        quartile = self._quartiles.get((count - 1).bit_length())
+        if quartile:
+            return quartile[1]
         largest = self._quartiles.get((self.max_timed - 1).bit_length()) if count > self.max_timed else None
         return max(self.at(count), largest[1] * (count / self.max_timed) ** 0.5) if largest else self.at(count)
 

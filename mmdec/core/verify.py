@@ -226,10 +226,10 @@ class ResidualRule:
         q = branch.draft_distribution(node)
         for child in branch.children[node]:
             token = branch.tokens[child]
-            drawn = 1.0 if q is None else float(q[token])
-            if drawn <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
+            draft_chance = 1.0 if q is None else float(q[token])
+            if draft_chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
                 continue
-            if dice.happens(float(p[token]) / drawn):
+            if dice.happens(float(p[token]) / draft_chance):
                 return token, child
             if q is None:
                 left = p.index_fill(0, torch.tensor([token], device=p.device), 0.0)

@@ -306,7 +306,7 @@ def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSp
     valid frames and phones.
     """
     phones = torch.arange(batch.durations.shape[1], device=batch.lengths.device) < batch.lengths[:, None]  # (B, K)
-    spoken = phones & (batch.durations > 0)  # not </s>, which has neither pitch nor energy
+    voiced = phones & (batch.durations > 0)  # not </s>, which has neither pitch nor energy
     frames = torch.arange(output.mel.shape[1], device=batch.mel.device) < output.mel_lengths[:, None]  # shape (B, F)
     apart = ((output.mel - batch.mel[:, : output.mel.shape[1]]).abs() / model.mel_std).mean(-1)
 
@@ -317,8 +317,8 @@ def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSp
     return AcousticLoss(
         mel=(apart * frames).sum() / frames.sum().clamp(min=1),
         duration=squared_error(output.log_durations, batch.durations, phones),
-        pitch=squared_error(output.pitch, batch.pitch, spoken, model.pitch_stats[1]),
-        energy=squared_error(output.energy, batch.energy, spoken, model.energy_stats[1]),
+        pitch=squared_error(output.pitch, batch.pitch, voiced, model.pitch_stats[1]),
+        energy=squared_error(output.energy, batch.energy, voiced, model.energy_stats[1]),
     )
 
 

@@ -249,10 +249,10 @@ def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
     check_counts(config["architecture"], state)
     shape = DASpeechConfig.from_dict(config["architecture"])
     model = build_with_weights(lambda: DASpeech(shape, len(units)), state, "model", directory)
-    own = read_vocoder(directory, config)
+    vocoder = read_vocoder(directory, config)
     decoding = check_decoding(DecodingSettings(**config.get("decoding", {})))
-    mels = own.received if isinstance(own, HifiGanVocoder) else OUR_MELS
-    return DASpeechParts(model, own, tuple(units), decoding, directory.name, directory, mels)
+    mels = vocoder.received if isinstance(vocoder, HifiGanVocoder) else OUR_MELS
+    return DASpeechParts(model, vocoder, tuple(units), decoding, directory.name, directory, mels)
 
 
 def read_layout(directory: Path) -> str:

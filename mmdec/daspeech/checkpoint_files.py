@@ -110,10 +110,10 @@ def to_half_precision(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def check_half(state: Mapping[str, Tensor]) -> None:
     """Raise MmdecError for a tensor with values that are not finite, or too large for half precision."""
-    broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
-    if broken:
+    damaged = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if damaged:
         raise MmdecError(
-            f"`model` must fit half precision, but {broken[0]} overflows or is not finite. Train it again."
+            f"`model` must fit half precision, but {damaged[0]} overflows or is not finite. Train it again."
         )
 
 
@@ -140,8 +140,10 @@ def check_model_vocoder(vocoder: nn.Module, mels: MelKind = OUR_MELS) -> Vocoder
     Raises:
         InputError: For a vocoder that the caller chose.
     """
-    own = vocoder.received == mels != OUR_MELS if isinstance(vocoder, HifiGanVocoder) else isinstance(vocoder, Vocoder)
-    if not own or not isinstance(vocoder, Vocoder | HifiGanVocoder):
+    is_own = (
+        vocoder.received == mels != OUR_MELS if isinstance(vocoder, HifiGanVocoder) else isinstance(vocoder, Vocoder)
+    )
+    if not is_own or not isinstance(vocoder, Vocoder | HifiGanVocoder):
         raise InputError(
             f"`vocoder` must be the model's own to be saved, but is a {type(vocoder).__name__}. Load the model "
             "without `vocoder`."

@@ -55,23 +55,23 @@ class PieceNGram:
         # second.
         self._entries: list[tuple[array[int], array[float], array[float] | None]] = []
         try:
-            found = {name: value.numpy() for name, value in arrays.items()}
+            tables = {name: value.numpy() for name, value in arrays.items()}
             above = np.arange(base, dtype=np.int64)
             for order in range(2, self.order + 1):
-                counts = found[f"counts_{order}"]
+                counts = tables[f"counts_{order}"]
                 if len(counts) != len(above):
                     raise ValueError(f"counts_{order} has {len(counts)} numbers")
-                above = np.repeat(above, counts) * base + found[f"pieces_{order}"]
-                step, weight = found[f"steps_{order}"].astype(np.float64)
-                columns = [found[f"values_{order}"] * step]
+                above = np.repeat(above, counts) * base + tables[f"pieces_{order}"]
+                step, weight = tables[f"steps_{order}"].astype(np.float64)
+                columns = [tables[f"values_{order}"] * step]
                 if order < self.order:
-                    columns.append(found[f"backoff_{order}"] * weight)
+                    columns.append(tables[f"backoff_{order}"] * weight)
                 if any(len(column) != len(above) or not np.isfinite(column).all() for column in columns):
                     raise ValueError(f"order {order} has too few numbers")
                 values, *weights = (array("d", column.tobytes()) for column in columns)
                 self._entries.append((array("q", above.tobytes()), values, weights[0] if weights else None))
-            self._unigrams: list[float] = found["unigrams"].tolist()
-            self._backoff: list[float] = found["backoff"].tolist()
+            self._unigrams: list[float] = tables["unigrams"].tolist()
+            self._backoff: list[float] = tables["backoff"].tolist()
         except (KeyError, ValueError, TypeError) as error:
             raise InputError(
                 f"`ngram` must hold an n-gram of pieces, but does not ({error}). Download it again."
@@ -95,8 +95,8 @@ class PieceNGram:
         rows: list[tuple[int, int, int, array[int], array[float], float]] = []
         for begin in range(len(context)):
             code = 0
-            for known in context[begin:]:
-                code = code * base + known
+            for unit in context[begin:]:
+                code = code * base + unit
             entries, values, _ = self._entries[len(context) - begin - 1]
             low = bisect_left(entries, code * base)
             high = bisect_left(entries, (code + 1) * base, low)
@@ -187,7 +187,7 @@ def beam_search(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], lis
 
     # hypothesis -> (ln P of its paths that end in a blank, ln P of its paths that end in its last piece, score by the
     # n-gram, frame at which each piece begins)
-    kept: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {(): (0.0, IMPOSSIBLE_LOGPROB, 0.0, ())}
+    beam: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {(): (0.0, IMPOSSIBLE_LOGPROB, 0.0, ())}
     for frame, row in enumerate(logprobs):
         likely = (
             np.argpartition(row, -MAX_FRAME_PIECES)[-MAX_FRAME_PIECES:]
@@ -198,34 +198,34 @@ def beam_search(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], lis
             (int(piece), float(row[piece])) for piece in likely if piece != BLANK and row[piece] > MIN_PIECE_LOGPROB
         ]
         silent = float(row[BLANK])
-        grown: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {}
-        for text, (ended, held, gain, frames) in kept.items():
-            both, last = _sum(ended, held), text[-1] if text else start
-            stays, score = held + float(row[last]) if text else IMPOSSIBLE_LOGPROB, after(text)
-            other = grown.get(text, (IMPOSSIBLE_LOGPROB, IMPOSSIBLE_LOGPROB, gain, frames))
-            grown[text] = (_sum(other[0], both + silent), _sum(other[1], stays), gain, other[3])
+        extended: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {}
+        for text, (ended, unended, gain, frames) in beam.items():
+            both, last = _sum(ended, unended), text[-1] if text else start
+            stays, score = unended + float(row[last]) if text else IMPOSSIBLE_LOGPROB, after(text)
+            other = extended.get(text, (IMPOSSIBLE_LOGPROB, IMPOSSIBLE_LOGPROB, gain, frames))
+            extended[text] = (_sum(other[0], both + silent), _sum(other[1], stays), gain, other[3])
             for piece, logprob in choices:
                 path = (ended if piece == last else both) + logprob
                 if path < IMPOSSIBLE_LOGPROB / 2:
                     continue
                 longer = (*text, piece)
-                known = grown.get(longer)
-                if known is not None:
-                    grown[longer] = (known[0], _sum(known[1], path), known[2], known[3])
+                stored = extended.get(longer)
+                if stored is not None:
+                    extended[longer] = (stored[0], _sum(stored[1], path), stored[2], stored[3])
                 else:
                     more = gain + NGRAM_WEIGHT * score(piece) + PIECE_BONUS
-                    grown[longer] = (IMPOSSIBLE_LOGPROB, path, more, (*frames, frame))
-        best = sorted(grown.items(), key=lambda entry: -_sum(entry[1][0], entry[1][1]) - entry[1][2])
-        kept = dict(best[:BEAM_WIDTH])
+                    extended[longer] = (IMPOSSIBLE_LOGPROB, path, more, (*frames, frame))
+        best = sorted(extended.items(), key=lambda entry: -_sum(entry[1][0], entry[1][1]) - entry[1][2])
+        beam = dict(best[:BEAM_WIDTH])
     totals = {
-        text: _sum(ended, held) + gain + NGRAM_WEIGHT * after(text)(end)
-        for text, (ended, held, gain, _) in kept.items()
+        text: _sum(ended, unended) + gain + NGRAM_WEIGHT * after(text)(end)
+        for text, (ended, unended, gain, _) in beam.items()
     }
     text = max(totals, key=totals.__getitem__)
-    begun = [*kept[text][3], len(logprobs)]
+    piece_frames = [*beam[text][3], len(logprobs)]
     best_frames = [
         at + int(np.argmax(logprobs[at : max(until, at + 1), piece]))
-        for piece, at, until in zip(text, begun, begun[1:], strict=False)
+        for piece, at, until in zip(text, piece_frames, piece_frames[1:], strict=False)
     ]
     return list(text), best_frames
 

@@ -302,22 +302,22 @@ class DagDecoder(nn.Module):
         self.links = Links(config)
         self.dropout = PooledDropout(config.dropout)
 
-    def inputs(self, states: Tensor, state_lengths: Tensor, lengths: Tensor, given: Tensor | None) -> Tensor:
+    def inputs(self, states: Tensor, state_lengths: Tensor, lengths: Tensor, revealed: Tensor | None) -> Tensor:
         """Compute the input (B, L, d) of the first layer.
 
         Args:
             states: (B, S, d_memory) of the encoder.
             state_lengths: (B,), numbers of states.
             lengths: (B,), numbers of vertices.
-            given: (B, L), token ids that some vertices get as input, -1 for none; or None.
+            revealed: (B, L), token ids that some vertices get as input, -1 for none; or None.
         """
         size, d = int(lengths.max()), self.config.d_model
         steps = torch.arange(size, device=states.device)
         tokens = torch.full((states.shape[0], size), UNK, device=states.device)
         tokens = torch.where(steps == lengths[:, None] - 1, EOS, tokens)
         tokens[:, 0] = BOS
-        if given is not None:
-            tokens = torch.where(given >= 0, given, tokens)
+        if revealed is not None:
+            tokens = torch.where(revealed >= 0, revealed, tokens)
         x = math.sqrt(d) * self.embed_tokens(tokens)
         if self.embed_positions is None:
             x = x + sinusoids(size, d, states.device)
@@ -342,7 +342,7 @@ class DagDecoder(nn.Module):
         return self.dropout(x)
 
     def forward(
-        self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor, given: Tensor | None = None
+        self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor, revealed: Tensor | None = None
     ) -> Lattice:
         """Predict the graphs of B recordings.
 
@@ -350,10 +350,10 @@ class DagDecoder(nn.Module):
             states: (B, S, d_memory) of the encoder.
             state_lengths: (B,), numbers of states.
             frame_lengths: (B,), numbers of input frames, which decide the graphs' sizes.
-            given: (B, L), token ids that some vertices get as input, -1 for none (glancing training, as in GLAT).
+            revealed: (B, L), token ids that some vertices get as input, -1 for none (glancing training, as in GLAT).
         """
         lengths = graph_sizes(self.config, frame_lengths)
-        x = self.inputs(states, state_lengths, lengths, given)
+        x = self.inputs(states, state_lengths, lengths, revealed)
         if states.shape[0] == 1:  # a batch of one row has no padding, so it needs no mask
             states, self_mask, memory_mask = states[:, : int(state_lengths[0])], None, None
         else:

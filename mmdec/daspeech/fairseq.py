@@ -100,13 +100,13 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     _check_features(features)
     arguments, weights = read_checkpoint(checkpoint)
     with report_damage(f"`source` must hold a whole DASpeech, but '{checkpoint}' does not"):
-        found = read_published({**arguments, **_ranges(features)}, weights)
-        state = found.state | {"tts.mel_mean": mean, "tts.mel_std": std}
-        model = build_with_weights(lambda: DASpeech(found.config, len(units)), state, "source", checkpoint)
+        parts = read_published({**arguments, **_ranges(features)}, weights)
+        state = parts.state | {"tts.mel_mean": mean, "tts.mel_std": std}
+        model = build_with_weights(lambda: DASpeech(parts.config, len(units)), state, "source", checkpoint)
     generator, _ = read_official(_generator(folder))
     vocoder = HifiGanVocoder(generator, MELS, MELS)
     provenance = {"converted_from": checkpoint.name, "updates": arguments.get("max_update")}
-    return save_model(target, model, vocoder, units, decoding=found.decoding, provenance=provenance)
+    return save_model(target, model, vocoder, units, decoding=parts.decoding, provenance=provenance)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -145,11 +145,11 @@ def read_published(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) 
     Raises:
         InputError: For settings that mmdec's network does not support, and for weights that are missing or superfluous.
     """
-    for name, (wanted, absent) in REQUIRED.items():
+    for name, (required, absent) in REQUIRED.items():
         value = arguments.get(name, absent)
-        if value != wanted:
+        if value != required:
             raise InputError(
-                f"`{name}` must be {wanted!r} for mmdec's DASpeech, but the checkpoint has {value!r:.60}. Convert a "
+                f"`{name}` must be {required!r} for mmdec's DASpeech, but the checkpoint has {value!r:.60}. Convert a "
                 "model of the paper's layout."
             )
     state = {name: value.float() for name, value in weights.items()}
@@ -341,10 +341,10 @@ def _check_features(features: Mapping[str, Any]) -> None:
         features: The settings of the mels in config.yaml.
     """
     paper = {"sample_rate": 22_050, "hop_length": 256, "n_fft": 1024, "win_length": 1024, "f_min": 20, "f_max": 8000}
-    for name, wanted in paper.items():
-        if features.get(name, wanted) != wanted:
+    for name, expected in paper.items():
+        if features.get(name, expected) != expected:
             raise InputError(
-                f"`{name}` of the mels must be {wanted}, but config.yaml has {features[name]!r:.60}. Convert a model "
+                f"`{name}` of the mels must be {expected}, but config.yaml has {features[name]!r:.60}. Convert a model "
                 "of the paper's mels."
             )
 
@@ -360,20 +360,22 @@ def _statistics(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _generator(folder: Path) -> Path:
-    found = [path for path in sorted(folder.glob("g*")) if path.name.startswith(("g_", "generator")) and path.is_file()]
-    if len(found) != 1:
+    candidates = [
+        path for path in sorted(folder.glob("g*")) if path.name.startswith(("g_", "generator")) and path.is_file()
+    ]
+    if len(candidates) != 1:
         raise InputError(
-            f"`source` must hold one HiFi-GAN generator (g_02500000, generator_v1), but '{folder}' has {len(found)}. "
-            "Put it there, with its config.json."
+            f"`source` must hold one HiFi-GAN generator (g_02500000, generator_v1), but '{folder}' has "
+            f"{len(candidates)}. Put it there, with its config.json."
         )
-    return found[0]
+    return candidates[0]
 
 
 def _find_single(folder: Path, pattern: str) -> Path:
-    found = sorted(folder.glob(pattern)) if folder.is_dir() else []
-    if len(found) != 1:
-        raise InputError(f"`source` must be a folder with one {pattern}, but '{folder}' has {len(found)}. Leave one.")
-    return found[0]
+    matches = sorted(folder.glob(pattern)) if folder.is_dir() else []
+    if len(matches) != 1:
+        raise InputError(f"`source` must be a folder with one {pattern}, but '{folder}' has {len(matches)}. Leave one.")
+    return matches[0]
 
 
 def _find_in_folder(folder: Path, name: Any) -> Path:
@@ -397,9 +399,9 @@ def _text(path: Path) -> str:
 
 def _yaml(path: Path) -> dict[str, Any]:
     with report_damage(f"`source` must hold {path.name} in fairseq's format, but '{path}' is not"):
-        found = yaml.safe_load(_text(path))
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__}")
-        if not all(isinstance(found.get(part, {}), dict) for part in ("features", "global_cmvn")):
+        content = yaml.safe_load(_text(path))
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}")
+        if not all(isinstance(content.get(part, {}), dict) for part in ("features", "global_cmvn")):
             raise ValueError("`features` and `global_cmvn` must be tables")
-    return found
+    return content

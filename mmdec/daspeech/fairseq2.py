@@ -52,8 +52,8 @@ def export(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Pa
         InputError: If the network has no Conformer encoder.
     """
     state = read_weights([Path(source)], "source")
-    own = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}
-    return _write(to_fairseq2(own), Path(target))
+    weights = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}
+    return _write(to_fairseq2(weights), Path(target))
 
 
 def _read(path: Path) -> dict[str, Tensor]:

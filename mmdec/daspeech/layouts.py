@@ -84,16 +84,18 @@ class PhoneLayout:
     ) -> list[Tensor]:
         device = _device(self.model)
         mels = [torch.zeros(0, audio.MELS, device=device) for _ in rows]
-        spoken = [at for at, row in enumerate(rows) if row]
-        if not spoken:
+        rows_with_units = [at for at, row in enumerate(rows) if row]
+        if not rows_with_units:
             return mels
         # the acoustic model was trained with </s> at the end, so it gets </s> here, with duration 0
         if hidden is None:
-            inputs = [self.model.tts.embed(torch.tensor([[*rows[at], EOS]], device=device))[0] for at in spoken]
+            inputs = [
+                self.model.tts.embed(torch.tensor([[*rows[at], EOS]], device=device))[0] for at in rows_with_units
+            ]
         else:
-            inputs = [self.model.acoustic_input(hidden[at][None])[0] for at in spoken]
+            inputs = [self.model.acoustic_input(hidden[at][None])[0] for at in rows_with_units]
         output = self.model.tts(*pad(inputs, device))
-        for at, mel, length in zip(spoken, output.mel, output.mel_lengths.tolist(), strict=True):
+        for at, mel, length in zip(rows_with_units, output.mel, output.mel_lengths.tolist(), strict=True):
             mels[at] = mel[:length]
         return mels
 
@@ -121,10 +123,10 @@ class PieceLayout:
     ) -> list[Tensor]:
         device = _device(self.model)
         known = self.phones  # the speller adds phones for endings (cats, played), which a small voice may not have
-        spoken = [[known[phone] for phone in self.speller.phones(text) if phone in known] for text in texts]
-        if not any(spoken):
+        rows_with_units = [[known[phone] for phone in self.speller.phones(text) if phone in known] for text in texts]
+        if not any(rows_with_units):
             return [torch.zeros(0, audio.MELS, device=device) for _ in rows]
-        mel, lengths = self.voice(*pad([torch.tensor(row, dtype=torch.long) for row in spoken], device))
+        mel, lengths = self.voice(*pad([torch.tensor(row, dtype=torch.long) for row in rows_with_units], device))
         return [row[:length] for row, length in zip(mel, lengths.tolist(), strict=True)]
 
 

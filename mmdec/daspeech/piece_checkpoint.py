@@ -202,13 +202,13 @@ def read_piece_translator(directory: Path, config: Mapping[str, Any]) -> PieceTr
         read_pieces_table(directory, "pieces.json", CTC_SPECIAL_PIECES),
         read_pieces_table(directory, "english.json", DECODER_SPECIAL_PIECES),
     )
-    for name, count, wanted in (
+    for name, count, expected in (
         ("pieces.json", len(pieces), sizes.head.pieces),
         ("english.json", len(english), sizes.reader.units),
     ):
-        if count != wanted:
+        if count != expected:
             raise InputError(
-                f"`model` must have {wanted} pieces in {name}, but '{directory}' has {count}. Download it again."
+                f"`model` must have {expected} pieces in {name}, but '{directory}' has {count}. Download it again."
             )
     phones, shape = read_names(directory / "phones.json"), FastSpeech2Config.from_values(config["voice"])
     voice = build_with_weights(lambda: PhoneVoice(shape, len(phones)), spoken_state, "model", directory)
@@ -220,10 +220,10 @@ def read_piece_translator(directory: Path, config: Mapping[str, Any]) -> PieceTr
             f"`model` must have only phones of its voice in pronunciation.tsv, but '{directory}' has "
             f"{min(spelled - set(phones))!r:.60}. Download it again."
         )
-    own = read_vocoder(directory, config)
+    vocoder = read_vocoder(directory, config)
     decoding = check_decoding(DecodingSettings(**config.get("decoding", {})), graph=model.decoder is not None)
     return PieceTranslatorParts(
-        model, voice, own, pieces, english, tuple(phones), speller, file, decoding, directory.name, directory
+        model, voice, vocoder, pieces, english, tuple(phones), speller, file, decoding, directory.name, directory
     )
 
 

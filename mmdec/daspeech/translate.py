@@ -136,7 +136,7 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
     batch.check_listener("on_pass", chosen.on_pass, "a function of a pass", "Translate them one by one.")
     translator = as_translator(chosen)
     with with_threads(chosen.threads, *translator.networks):
-        recordings = batch.read(lambda given: read_recording(given, chosen.sample_rate, strict=chosen.strict))
+        recordings = batch.read(lambda source: read_recording(source, chosen.sample_rate, strict=chosen.strict))
         samples = [recording.samples for recording in recordings.values()]
         translations = dict(zip(recordings, _translate(translator, samples, strategy, chosen.on_pass), strict=True))
         for index, translation in translations.items():
@@ -204,10 +204,12 @@ def as_translator(options: TranslateOptions) -> SpeechTranslator:
 
 
 def _products(dtype: torch.dtype | str | None) -> torch.dtype:
-    found = check_dtype(dtype)
-    if found == torch.float64:
-        raise InputError(f"`dtype` must be float32, bfloat16 or float16 for a translator, but is {found}. Choose one.")
-    return found
+    product_dtype = check_dtype(dtype)
+    if product_dtype == torch.float64:
+        raise InputError(
+            f"`dtype` must be float32, bfloat16 or float16 for a translator, but is {product_dtype}. Choose one."
+        )
+    return product_dtype
 
 
 def resolve_strategy(strategy: str | None, verify: bool) -> str | None:
@@ -238,20 +240,20 @@ def _translate(
         parts = [sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples)]
         # silent pieces are left out, because the model would invent words for them
         least = SILENCE if peak(samples) >= SILENCE else INAUDIBLE
-        spoken = [part for part in parts if peak(part) >= least]
-        pieces += spoken
-        owners += [owner] * len(spoken)
+        audible = [part for part in parts if peak(part) >= least]
+        pieces += audible
+        owners += [owner] * len(audible)
     results = translator.translate(pieces, strategy, on_pass)
     translations = []
     for owner in range(len(recordings)):
         mine = [result for result, source in zip(results, owners, strict=True) if source == owner]
         pause = np.zeros(int(PAUSE_SECONDS * sound.SAMPLE_RATE), dtype=np.float32)
         voiced = [result.samples.numpy() for result in mine if len(result.samples)]
-        joined = [part for voice in voiced for part in (pause, voice)][1:]
+        sounds = [part for voice in voiced for part in (pause, voice)][1:]
         translations.append(
             Translation(
                 text=" ".join(result.text for result in mine if result.text),
-                audio=np.concatenate(joined) if joined else pause,
+                audio=np.concatenate(sounds) if sounds else pause,
                 sample_rate=sound.SAMPLE_RATE,
                 units=[unit for result in mine for unit in result.units],
                 timings=total_timings([result.timings for result in mine]),

@@ -301,10 +301,10 @@ class SpeechTranslator:
             passes = 2
         listener.graph(lattice.emissions[0], lattice.links[0], path.tokens[0], path.vertices[0])
         keep, tokens = _spoken_units(path)
-        spoken = [torch.cat([steps, last[None]]) for steps, last in zip(keep, path.lengths - 1, strict=True)]
+        state_steps = [torch.cat([steps, last[None]]) for steps, last in zip(keep, path.lengths - 1, strict=True)]
         hidden = [
             states[vertices[steps]]
-            for states, vertices, steps in zip(lattice.hidden, path.vertices, spoken, strict=True)
+            for states, vertices, steps in zip(lattice.hidden, path.vertices, state_steps, strict=True)
         ]
         evidence = path_evidence(path.scores, path.lengths)
         if scores:
@@ -357,13 +357,13 @@ class SpeechTranslator:
 
     def _voice(self, mels: list[Tensor]) -> list[Tensor]:
         """Convert log mels (F, 80) of each utterance to samples (T,) on the CPU, within [-1, 1]."""
-        spoken = [row for row, mel in enumerate(mels) if len(mel)]
+        rows_with_sound = [row for row, mel in enumerate(mels) if len(mel)]
         voices = [torch.zeros(0) for _ in mels]
-        if spoken:
-            batch, lengths = pad([mels[row] for row in spoken], self.device)
+        if rows_with_sound:
+            batch, lengths = pad([mels[row] for row in rows_with_sound], self.device)
             with torch.autocast(self.device.type, enabled=False):
                 samples = self.vocoder(batch.float(), lengths).float().clamp(-1, 1).cpu()
-            for row, voice, length in zip(spoken, samples, lengths.tolist(), strict=True):
+            for row, voice, length in zip(rows_with_sound, samples, lengths.tolist(), strict=True):
                 voices[row] = voice[: self.parts.mels.samples(length)]
         return voices
 

@@ -55,35 +55,35 @@ def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
     If nothing is reported for `TICK` seconds, an empty update is yielded. An exception in the work becomes a message in
     the output "status".
     """
-    told: queue.Queue[Update | None] = queue.Queue()
+    update_queue: queue.Queue[Update | None] = queue.Queue()
     stop = threading.Event()
 
     def tell(*, first: bool = False, **values: Any) -> None:
         if stop.is_set():
             raise WorkStopped
         if values:
-            told.put(values)
-        while first and told.unfinished_tasks and not stop.wait(LOOK):
+            update_queue.put(values)
+        while first and update_queue.unfinished_tasks and not stop.wait(LOOK):
             pass
 
-    thread = threading.Thread(target=_run, args=(work, tell, told), daemon=True)
+    thread = threading.Thread(target=_run, args=(work, tell, update_queue), daemon=True)
     thread.start()
     try:
         while True:
             try:
-                update = told.get(timeout=TICK)
+                update = update_queue.get(timeout=TICK)
             except queue.Empty:
                 yield {}
                 continue
             if update is None:
                 return
             yield update
-            told.task_done()
+            update_queue.task_done()
     finally:
         stop.set()
 
 
-def _run(work: Callable[[Tell], None], tell: Tell, told: queue.Queue[Update | None]) -> None:
+def _run(work: Callable[[Tell], None], tell: Tell, update_queue: queue.Queue[Update | None]) -> None:
     global _running
     with _counting:
         _running += 1
@@ -94,8 +94,8 @@ def _run(work: Callable[[Tell], None], tell: Tell, told: queue.Queue[Update | No
     except WorkStopped:
         pass
     except Exception as error:
-        told.put({"status": status(error_sentence(error), "error")})
+        update_queue.put({"status": status(error_sentence(error), "error")})
     finally:
         with _counting:
             _running -= 1
-        told.put(None)
+        update_queue.put(None)

@@ -136,10 +136,10 @@ def text_html(result: Description, question: str, truth: str = "") -> str:
         truth: The right answer; "": not known.
     """
     calibrated = bool(read_calibrations(load_vlm(DEFAULT_MODEL).directory))
-    drawn = f'<p class="mm-note">Really drawn: {escape(truth)}</p>' if truth and truth != result.text else ""
+    truth_note = f'<p class="mm-note">Really drawn: {escape(truth)}</p>' if truth and truth != result.text else ""
     return (
         f'<div class="mm-said">{question_html(question)}'
-        f"{output_html(result.text)}{confidence_html(result.confidence, 'answers', calibrated)}{drawn}"
+        f"{output_html(result.text)}{confidence_html(result.confidence, 'answers', calibrated)}{truth_note}"
         f'<p class="mm-note">Answered in {milliseconds(result.timings["total"])}.</p></div>'
     )
 
@@ -233,10 +233,10 @@ def tab() -> None:
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
                 line = status_line("Press a sample, or choose a picture and ask.")
                 text = gr.HTML()
-                seen = gr.HTML()
+                tokens_view = gr.HTML()
                 race = gr.HTML()
         outputs: dict[str, Any] = {
-            "status": line, "picture": seen, "text": text, "race": race, "source": source, "question": question,
+            "status": line, "picture": tokens_view, "text": text, "race": race, "source": source, "question": question,
         }  # fmt: skip
         controls = Controls(buttons, run, stop, [source, question], [chosen])
         say_waiting(question.submit, line, f"{ID}-results")
@@ -263,43 +263,43 @@ def grid_side(tokens: int) -> int | None:
     return side if tokens and side * side == tokens else None
 
 
-def visual_tokens_svg(kept: Sequence[float]) -> str:
+def visual_tokens_svg(weights: Sequence[float]) -> str:
     """Draw the grid of visual tokens as SVG, and darken those that the drafter uses less.
 
     Args:
-        kept: For each visual token, row by row, how much of it the drafter uses, from 0 to 1.
+        weights: For each visual token, row by row, how much of it the drafter uses, from 0 to 1.
 
     Returns:
         "" if the tokens form no square grid.
     """
-    side = grid_side(len(kept))
+    side = grid_side(len(weights))
     if side is None:
         return ""
-    most = max(*kept, 1e-6)
+    most = max(*weights, 1e-6)
     cells = "".join(
         f'<rect x="{index % side}" y="{index // side}" width="1" height="1" '
         f'style="fill-opacity:{0.75 * (1 - value / most):.2f}"><title>visual token {index + 1}: '
         f"{100 * value / most:.0f} % of the most</title></rect>"
-        for index, value in enumerate(kept)
+        for index, value in enumerate(weights)
     )
     return f'<svg class="mm-kept" aria-hidden="true" viewBox="0 0 {side} {side}">{cells}</svg>'
 
 
-def visual_tokens_sentence(compressor: str | None, kept: Sequence[float] | None, drafter: str) -> str:
+def visual_tokens_sentence(compressor: str | None, weights: Sequence[float] | None, drafter: str) -> str:
     """Write a sentence on how many visual tokens the drafter uses.
 
     Args:
         compressor: Name of the drafter's image compressor; None: it has none.
-        kept: For each visual token, how much of it the drafter uses, from 0 to 1; None: it uses all.
+        weights: For each visual token, how much of it the drafter uses, from 0 to 1; None: it uses all.
     """
-    if kept is None:
+    if weights is None:
         return f"{drafter} reads every visual token."
-    whole = sum(value > 0.0 for value in kept)
+    whole = sum(value > 0.0 for value in weights)
     how = f" {COMPRESSED.get(compressor, f'Its gate chose the compressor “{compressor}”.')}" if compressor else ""
-    drawn = ""
-    if grid_side(len(kept)) and min(kept) < max(kept):
-        drawn = "Darker squares are those it left out." if whole < len(kept) else "Darker squares count for less."
-    return f"{drafter} reads {whole} of {len(kept)} visual tokens.{how} {drawn}".strip()
+    legend = ""
+    if grid_side(len(weights)) and min(weights) < max(weights):
+        legend = "Darker squares are those it left out." if whole < len(weights) else "Darker squares count for less."
+    return f"{drafter} reads {whole} of {len(weights)} visual tokens.{how} {legend}".strip()
 
 
 def read_html(drafted: Sequence[tuple[str, str | None, Sequence[float] | None]]) -> str:
@@ -312,9 +312,9 @@ def read_html(drafted: Sequence[tuple[str, str | None, Sequence[float] | None]])
     if not drafted:
         return ""
     items = "".join(
-        f"<li>{visual_tokens_svg(kept) if kept and min(kept) < max(kept) else ''}"
-        f"<span>{escape(visual_tokens_sentence(compressor, kept, drafter))}</span></li>"
-        for drafter, compressor, kept in drafted
+        f"<li>{visual_tokens_svg(weights) if weights and min(weights) < max(weights) else ''}"
+        f"<span>{escape(visual_tokens_sentence(compressor, weights, drafter))}</span></li>"
+        for drafter, compressor, weights in drafted
     )
     return (
         '<details class="mm-read"><summary>What the drafters read of the picture</summary>'

@@ -115,8 +115,8 @@ def _length(headers: MutableMapping[str, str]) -> int | None:
 
     The server enforces this length.
     """
-    said = headers.get("content-length", "0").strip()
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 20 else None
+    declared = headers.get("content-length", "0").strip()
+    return int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 20 else None
 
 
 def name_of(address: str) -> str:

@@ -93,9 +93,9 @@ def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names:
         MmdecError: Before a model is loaded, if no page can be served at this address.
     """
     with private_uploads():
-        with ExitStack() as kept:
+        with ExitStack() as stack:
             for name in dict.fromkeys((host, LOCAL)):
-                kept.enter_context(reserve(name, port))
+                stack.enter_context(reserve(name, port))
             warm()
             page = build()
         page.launch(server_port=port, share=share, quiet=False, **options(page, host, names))
@@ -115,17 +115,17 @@ def reserve(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         raise _no_host(host) from error
-    kept = socket.socket(family, kind, protocol)
+    listener = socket.socket(family, kind, protocol)
     try:
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind(address)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError as error:
-        kept.close()
+        listener.close()
         if error.errno == errno.EADDRNOTAVAIL:
             raise _no_host(host) from error
         why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
         raise MmdecError(f"`--port` must be free on {host}, but {port} {why}. Choose another, above 1023.") from error
-    return kept
+    return listener
 
 
 def _no_host(host: str) -> MmdecError:

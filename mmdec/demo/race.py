@@ -146,16 +146,16 @@ def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
         start: A sentence on when the clock starts.
         unit: What the pieces are called, in the plural: "tokens" or "pieces".
     """
-    drawn = [lane for lane in lanes if not lane.brief]
-    factor = pace(drawn)
-    longest = max((lane.seconds for lane in drawn), default=0.0) or 1.0
+    shown_lanes = [lane for lane in lanes if not lane.brief]
+    factor = pace(shown_lanes)
+    longest = max((lane.seconds for lane in shown_lanes), default=0.0) or 1.0
     parts = [
         '<section class="mm-race mm-go" aria-label="The race">',
         f'<div class="mm-head"><h3>The race</h3><button type="button" class="mm-again" onclick="{escape(AGAIN)}">'
         "Show it again</button></div>",
         f'<p class="mm-note">Shown {pace_words(factor)}. Each colour is one pass of the network. {turns_words(lanes)}'
         f"{escape(start)}</p>",
-        *(lane_html(lane, unit, factor, longest) for lane in drawn),
+        *(lane_html(lane, unit, factor, longest) for lane in shown_lanes),
         table_html([lane for lane in lanes if lane.brief], unit),
         "</section>",
     ]
@@ -334,15 +334,15 @@ def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) ->
         tokens: Token ids.
         before: Token ids of the text before these tokens.
     """
-    seen = list(before)
-    text: str = tokenizer.decode(seen, skip_special_tokens=True).rstrip(BROKEN)
+    tokens_so_far = list(before)
+    text: str = tokenizer.decode(tokens_so_far, skip_special_tokens=True).rstrip(BROKEN)
     special = set(tokenizer.all_special_ids)
     added: list[str] = []
     for token in tokens:
-        seen.append(token)
+        tokens_so_far.append(token)
         if token in special:
             continue
-        longer: str = tokenizer.decode(seen, skip_special_tokens=True)
+        longer: str = tokenizer.decode(tokens_so_far, skip_special_tokens=True)
         if longer.endswith(BROKEN) or not longer.startswith(text):
             continue
         if len(longer) > len(text):
@@ -373,14 +373,14 @@ def round_listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | 
         tell: Reports to the page.
         head: HTML to show above the text, which is then shown as it is accepted; None: show no text.
     """
-    told = -REFRESH
+    last_update = -REFRESH
 
     def on_round(round_: Round) -> None:
-        nonlocal told
+        nonlocal last_update
         rounds.append(round_)
         tell()
-        if head is not None and time.monotonic() - told >= REFRESH:
-            told = time.monotonic()
+        if head is not None and time.monotonic() - last_update >= REFRESH:
+            last_update = time.monotonic()
             coloured = pieces_html(steps(tokenizer, rounds), "tokens", factor=0.0)
             tell(text=f'<div class="mm-said">{head}<p class="mm-text mm-live" lang="en">{coloured}</p></div>')
 

@@ -48,9 +48,11 @@ def english() -> tuple[Sample, ...]:
 def pictures() -> tuple[Sample, ...]:
     """List the pictures, each with a question that asks for a description."""
     rows = _rows(folder() / "images" / "samples.tsv")
-    asked = {row[0]: (row[2], row[3]) for row in rows if len(row) > 3 and row[1] == "describe"}
+    questions = {row[0]: (row[2], row[3]) for row in rows if len(row) > 3 and row[1] == "describe"}
     return tuple(
-        Sample(folder() / "images" / name, name.partition(".")[0], *asked[name]) for name in PICTURES if name in asked
+        Sample(folder() / "images" / name, name.partition(".")[0], *questions[name])
+        for name in PICTURES
+        if name in questions
     )
 
 

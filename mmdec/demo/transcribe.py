@@ -75,14 +75,14 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False)
     return result, rounds
 
 
-def text_html(result: Transcript, spoken: str = "") -> str:
+def text_html(result: Transcript, reference: str = "") -> str:
     """Write the text as HTML, with the time that decoding took.
 
     Args:
-        spoken: The correct text; "": not known.
+        reference: The correct text; "": not known.
     """
     calibrated = bool(read_calibrations(load_transcriber().directory))
-    truth = f'<p class="mm-note">Really said: {escape(spoken)}</p>' if spoken and spoken != result.text else ""
+    truth = f'<p class="mm-note">Really said: {escape(reference)}</p>' if reference and reference != result.text else ""
     return (
         f'<div class="mm-said">{output_html(result.text)}'
         f"{confidence_html(result.confidence, 'words', calibrated)}{truth}"
@@ -113,7 +113,7 @@ def sample_work(tell: Tell, number: int) -> None:
     show_transcription(tell, samples, sample.text)
 
 
-def show_transcription(tell: Tell, samples: Tensor, spoken: str = "") -> None:
+def show_transcription(tell: Tell, samples: Tensor, reference: str = "") -> None:
     """Show the text as it is accepted.
 
     Then time decoding with drafts and plain decoding in turn, without showing text, because updates of the page would
@@ -122,10 +122,10 @@ def show_transcription(tell: Tell, samples: Tensor, spoken: str = "") -> None:
     Args:
         tell: Reports to the page.
         samples: (T,) of 16 kHz.
-        spoken: The correct text; "": not known.
+        reference: The correct text; "": not known.
     """
     fast, _ = decode(tell, samples, AUTO, live=True)
-    tell(text=text_html(fast, spoken))
+    tell(text=text_html(fast, reference))
     ways = {"drafts": partial(decode, tell, samples, AUTO), "plain": partial(decode, tell, samples, None)}
     runs = run_in_turn(tell, "Transcribed.", ways)
     drafts = ("With drafts", "Several tokens in a pass, guessed and checked.", runs["drafts"])
@@ -195,11 +195,11 @@ class LiveRecording:
         Final text of low confidence is replaced by a note; provisional text is hidden.
         """
         for update in updates:
-            sure = (update.transcript.confidence or 0.0) >= MIN_SHOWN_CONFIDENCE
-            self.provisional = update.text if sure and not update.final else ""
+            is_confident = (update.transcript.confidence or 0.0) >= MIN_SHOWN_CONFIDENCE
+            self.provisional = update.text if is_confident and not update.final else ""
             if update.final and update.text:
-                shown = _final(update.transcript) if sure else NO_SPEECH_NOTE
-                self.final += [shown] if self.final[-1:] != [NO_SPEECH_NOTE] or sure else []
+                shown = _final(update.transcript) if is_confident else NO_SPEECH_NOTE
+                self.final += [shown] if self.final[-1:] != [NO_SPEECH_NOTE] or is_confident else []
 
     @property
     def html(self) -> str:

@@ -155,13 +155,13 @@ def text_html(result: Translation, french: str = "") -> str:
     Args:
         french: The correct French text.
     """
-    heard = f'<p class="mm-from" lang="fr">{escape(french)}</p>' if french else ""
+    french_html = f'<p class="mm-from" lang="fr">{escape(french)}</p>' if french else ""
     rows = "".join(
         f"<tr><td>{stage}</td><td>{milliseconds(value)}</td></tr>" for stage, value in result.timings.items()
     )
     spent = sum(result.timings.values())
     return (
-        f'<div class="mm-said">{heard}{output_html(result.text)}'
+        f'<div class="mm-said">{french_html}{output_html(result.text)}'
         f"{confidence_html(result.confidence, 'words', bool(load().calibrations))}"
         f'<p class="mm-note">{result.seconds_source:.1f} s of French, translated and spoken in '
         f"{milliseconds(spent)}.</p>"
@@ -215,14 +215,14 @@ def show_translation(tell: Tell, samples: Tensor, way: str, french: str = "") ->
     alone = GRAPH_ALONE if chosen in ("reranked", "verified", "autoregressive") else chosen
     race = [alone, *(["reranked"] if chosen == "reranked" else []), "verified", "autoregressive"]
     results = run_in_turn(tell, "Translated.", {way: partial(decode, tell, samples, way) for way in race})
-    runs = {way: [run for _, run in found] for way, found in results.items()}
+    runs = {way: [run for _, run in outcomes] for way, outcomes in results.items()}
     by_graph = passes if chosen == "reranked" else runs[alone][0]
-    drawn = next(pass_.graph for pass_ in by_graph if pass_.graph is not None)
+    graph = next(pass_.graph for pass_ in by_graph if pass_.graph is not None)
     several = " The first part of this long recording is drawn." if by_graph[-1].piece else ""
     tell(
         status=status(f"Done. {result.text}", "done"),
         race=race_html(lanes(runs), "pieces", start=START),
-        graph=graph_html(drawn, GRAPH + several),
+        graph=graph_html(graph, GRAPH + several),
     )
 
 
@@ -290,7 +290,7 @@ def vertices(graph: Graph) -> list[Vertex]:
     """List all vertices, each with its three likeliest pieces and its strongest links."""
     chosen = dict(zip(graph.path, graph.chosen, strict=True))
     after = dict(pairwise(graph.path))
-    drawn: list[Vertex] = []
+    shown_vertices: list[Vertex] = []
     for index in range(len(graph.links)):
         values, units = graph.emissions[index].exp().topk(min(3, len(graph.units)))
         emits = [(graph.units[unit], value) for unit, value in zip(units.tolist(), values.tolist(), strict=True)]
@@ -302,17 +302,19 @@ def vertices(graph: Graph) -> list[Vertex]:
         ]
         to = after.get(index)
         follows = None if to is None else (to, float(graph.links[index, to].exp()))
-        drawn.append(Vertex(index, emits, leads, chosen.get(index), follows))
-    return drawn
+        shown_vertices.append(Vertex(index, emits, leads, chosen.get(index), follows))
+    return shown_vertices
 
 
 def graph_html(graph: Graph, explained: str) -> str:
     """Draw the graph as HTML, with a heading, the explanation `explained`, and a table of the path for screen
     readers."""
-    drawn = vertices(graph)
-    kept = drawn[:VERTICES]
-    cut = f" The first {VERTICES} of {len(drawn)} vertices are drawn." if len(drawn) > VERTICES else ""
-    on_path = [vertex for vertex in drawn if vertex.chosen is not None]
+    shown_vertices = vertices(graph)
+    first_vertices = shown_vertices[:VERTICES]
+    cut = (
+        f" The first {VERTICES} of {len(shown_vertices)} vertices are drawn." if len(shown_vertices) > VERTICES else ""
+    )
+    on_path = [vertex for vertex in shown_vertices if vertex.chosen is not None]
     rows = "".join(
         f"<tr><td>{vertex.index}</td><td>{escape(readable(vertex.chosen or ''))}</td>"
         f"<td>{escape(', '.join(f'{readable(unit)} {percent(value)}' for unit, value in vertex.emits))}</td></tr>"
@@ -322,23 +324,23 @@ def graph_html(graph: Graph, explained: str) -> str:
         '<section class="mm-graph" aria-label="The graph"><h3>The graph</h3>'
         f'<p class="mm-note">{escape(explained)}{cut}</p>'
         '<div class="mm-scroll" tabindex="0" role="region" aria-label="Drawing of the graph, scrolls sideways">'
-        f"{graph_svg(kept)}</div>"
+        f"{graph_svg(first_vertices)}</div>"
         "<details><summary>The chosen path as a table</summary><table><thead><tr><th>vertex</th><th>piece</th>"
         f"<th>what it might say</th></tr></thead><tbody>{rows}</tbody></table></details></section>"
     )
 
 
-def graph_svg(drawn: list[Vertex]) -> str:
+def graph_svg(shown_vertices: list[Vertex]) -> str:
     """Draw the graph as SVG: a row of vertices, the chosen path's links as arcs above it, other strong links as arcs
     below it."""
-    path = [vertex for vertex in drawn if vertex.chosen is not None]
+    path = [vertex for vertex in shown_vertices if vertex.chosen is not None]
     lit = {(vertex.index, vertex.follows[0]): vertex.follows[1] for vertex in path if vertex.follows is not None}
     middle = ABOVE + RADIUS
-    *at, width = centres(drawn)
-    last = len(drawn) - 1
+    *at, width = centres(shown_vertices)
+    last = len(shown_vertices) - 1
     faint = [
         arc((vertex.index, to), at, middle, BELOW, value)
-        for vertex in drawn
+        for vertex in shown_vertices
         for to, value in vertex.leads
         if to <= last and (vertex.index, to) not in lit
     ]
@@ -347,8 +349,8 @@ def graph_svg(drawn: list[Vertex]) -> str:
         for order, (link, value) in enumerate(sorted(lit.items()))
         if link[1] <= last
     ]
-    dots = [dot(vertex, x, middle) for vertex, x in zip(drawn, at, strict=True)]
-    label = f"A graph of {len(drawn)} vertices; {len(path)} of them are on the chosen path."
+    dots = [dot(vertex, x, middle) for vertex, x in zip(shown_vertices, at, strict=True)]
+    label = f"A graph of {len(shown_vertices)} vertices; {len(path)} of them are on the chosen path."
     return (
         f'<svg class="mm-dag" role="img" aria-label="{label}" viewBox="0 0 {width:g} {ABOVE + BELOW + 2 * RADIUS}" '
         f'width="{width:g}" height="{ABOVE + BELOW + 2 * RADIUS}">{"".join([*faint, *bright, *dots])}</svg>'
@@ -410,18 +412,18 @@ def width_of(vertex: Vertex) -> float:
     return max(2 * RADIUS, LETTER * len(readable(vertex.chosen)) + RADIUS)
 
 
-def centres(drawn: Sequence[Vertex]) -> list[float]:
+def centres(shown_vertices: Sequence[Vertex]) -> list[float]:
     """Place the vertices so that labels do not touch.
 
     Returns:
         The x coordinate of each vertex, and, as the last item, the total width.
     """
-    found, edge = [], float(RADIUS)
-    for vertex in drawn:
+    positions, edge = [], float(RADIUS)
+    for vertex in shown_vertices:
         room = max(STEP, width_of(vertex) + 2 * DOT)
-        found.append(edge + room / 2)
+        positions.append(edge + room / 2)
         edge += room
-    return [*found, edge + RADIUS]
+    return [*positions, edge + RADIUS]
 
 
 def readable(unit: str) -> str:

@@ -138,8 +138,8 @@ class Mtp:
         features = context.features[-1]
         fresh = features.shape[1]
         mask, tokens = context.mask[:, -fresh:], context.tokens[:, -fresh:]
-        seen = mask.new_zeros(len(mask), 0)
-        state = MtpState(DynamicCache(), seen, torch.full_like(tokens[:, 0], context.past + 1))
+        is_text = mask.new_zeros(len(mask), 0)
+        state = MtpState(DynamicCache(), is_text, torch.full_like(tokens[:, 0], context.past + 1))
         # The target's hidden state at the last prompt token is read together with the first generated token, which
         # `update` brings.
         state.queue.append((tokens[:, 1:], features[:, :-1], mask[:, :-1]))
@@ -188,9 +188,9 @@ class Mtp:
         positions = state.positions[:, None] + exists.cumsum(1) - 1
         state.positions = state.positions + exists.sum(1)
         rows, size = tokens.shape
-        own = torch.ones(size, size, dtype=torch.bool, device=tokens.device)
+        causal = torch.ones(size, size, dtype=torch.bool, device=tokens.device)
         # let each padding position see itself, because a softmax over no position is NaN
-        sees = (own.tril() & exists[:, None]) | own.triu().tril()
+        sees = (causal.tril() & exists[:, None]) | causal.triu().tril()
         sees = torch.cat([state.seen[:, None].expand(-1, size, -1), sees], 2)
         state.seen = torch.cat([state.seen, exists], 1)
         hidden = self.run(state, tokens, features, positions, sees)
@@ -241,13 +241,13 @@ class MtpLevels(Levels):
         """
         drafter, state = cast(Mtp, self.drafter), cast(MtpState, self.state)
         rows, size = tokens.shape
-        own = torch.eye(size, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
+        ancestors = torch.eye(size, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
         if self.seen is not None:
             assert above is not None
             before = self.seen.gather(1, above[..., None].expand(-1, -1, self.seen.shape[2]))
-            own = torch.cat([before, own], 2)
-        self.seen = own
-        sees = torch.cat([state.seen[:, None].expand(-1, size, -1), own], 2)
+            ancestors = torch.cat([before, ancestors], 2)
+        self.seen = ancestors
+        sees = torch.cat([state.seen[:, None].expand(-1, size, -1), ancestors], 2)
         positions = (state.positions + self.level)[:, None].expand(-1, size)
         self.level, self.offset = self.level + 1, self.offset + size
         state.drafted = self.offset

@@ -287,12 +287,12 @@ def questions_of(
     """
     if questions is None and images is not None:
         return by_task(ask_about(os.fspath(images), prompt), limit)
-    listed = os.fspath(QUESTIONS if questions is None else questions)
-    if questions is None and not os.path.isfile(listed):
-        raise InputError(f"`questions` must be given where '{listed}' is not there. Name a list of your own.")
-    chosen = read_questions(listed, None if images is None else os.fspath(images), limit, admission)
+    source = os.fspath(QUESTIONS if questions is None else questions)
+    if questions is None and not os.path.isfile(source):
+        raise InputError(f"`questions` must be given where '{source}' is not there. Name a list of your own.")
+    chosen = read_questions(source, None if images is None else os.fspath(images), limit, admission)
     if not chosen:
-        raise InputError(f"`questions` must hold questions, but '{listed}' has none. Check the file.")
+        raise InputError(f"`questions` must hold questions, but '{source}' has none. Check the file.")
     return chosen
 
 

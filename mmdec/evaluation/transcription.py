@@ -227,12 +227,12 @@ def evaluate_asr(
     check_threads(threads)
     check_whole("batch_size", batch_size, 1, 4096, "1 decodes one by one.")
     check_limit(limit)
-    found = (
+    results = (
         read_recordings([os.fspath(path) for path in recordings])
         if recordings
         else read_utterances(os.fspath(corpus), split, Admission(allow_absolute_paths))
     )
-    rows = evenly_spaced(found, limit)
+    rows = evenly_spaced(results, limit)
     keep_threads(threads)
     whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
     methods = _methods(whisper, heads, plan, plain)
@@ -293,8 +293,8 @@ def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], st
 
 
 def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
-    own = whisper.directory is not None and (whisper.directory / MEDUSA / HEADS_FILE).is_file()
-    if heads is None and not own:
+    has_heads = whisper.directory is not None and (whisper.directory / MEDUSA / HEADS_FILE).is_file()
+    if heads is None and not has_heads:
         return [Method.greedy()]
     drafted = Method.with_drafter("medusa", whisper.heads(heads), plan)
     return [drafted, Method.greedy()] if plain else [drafted]

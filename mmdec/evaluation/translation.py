@@ -319,12 +319,12 @@ def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any
         return {"latency": {}, "real_time_factor": None}
     lengths = [length for _, length in done]
     stages = [*done[0][0].timings, "wav to wav"]
-    taken = [{**output.timings, "wav to wav": output.seconds} for output, _ in done]
+    timings = [{**output.timings, "wav to wav": output.seconds} for output, _ in done]
     return {
         "latency": {
             stage: {"median": median(values), "p90": metrics.percentile(values, 0.9)}
             for stage in stages
-            for values in ([row.get(stage, 0.0) for row in taken],)
+            for values in ([row.get(stage, 0.0) for row in timings],)
         },
         "real_time_factor": metrics.real_time_factor([output.seconds for output, _ in done], lengths),
     }
@@ -348,14 +348,14 @@ def _translate(system: TranslationSystem, clip: Path) -> Output:
     # measures CPU time and wall clock; it waits for no GPU, because `system` returns results on the CPU
     stopwatch = Stopwatch()
     try:
-        spoken = system(clip)
+        output = system(clip)
     except InputError as error:
         return Output("", (), np.zeros(0, np.float32), {}, stopwatch.lap(), str(error))
     seconds = stopwatch.lap()
-    samples = spoken.audio
-    if samples is not None and spoken.sample_rate != SAMPLE_RATE:
-        samples = resample(torch.from_numpy(np.asarray(samples, np.float32)), spoken.sample_rate).numpy()
-    return Output(spoken.text, tuple(spoken.units), samples, dict(spoken.timings), seconds)
+    samples = output.audio
+    if samples is not None and output.sample_rate != SAMPLE_RATE:
+        samples = resample(torch.from_numpy(np.asarray(samples, np.float32)), output.sample_rate).numpy()
+    return Output(output.text, tuple(output.units), samples, dict(output.timings), seconds)
 
 
 def _seconds(path: Path) -> float:
@@ -385,7 +385,7 @@ def add_asr_bleu(
     report["recogniser"] = {"name": judge.name, "normalisation": NORMALISATION}
     best = _add_recordings(report, judge, rows, log)
     transcribed: dict[str, list[str]] = {}
-    known: dict[bytes, str] = {b"": ""}  # sound -> transcript, because two systems may output equal sounds
+    transcript_of: dict[bytes, str] = {b"": ""}  # sound -> transcript, because two systems may output equal sounds
     for name, translations in outputs.items():
         sounds = [output.audio for output in translations]
         if any(sound is not None and len(sound) for sound in sounds):
@@ -393,9 +393,9 @@ def add_asr_bleu(
             transcribed[name] = []
             for sound in sounds:
                 key = b"" if sound is None else sound.tobytes()
-                if key not in known and sound is not None:
-                    known[key] = judge.transcribe(sound)
-                transcribed[name].append(known[key])
+                if key not in transcript_of and sound is not None:
+                    transcript_of[key] = judge.transcribe(sound)
+                transcribed[name].append(transcript_of[key])
     if not transcribed:
         return
     alike = {name: metrics.normalise_all_for_asr(transcripts, references) for name, transcripts in transcribed.items()}

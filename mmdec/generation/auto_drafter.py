@@ -131,14 +131,14 @@ def is_shipped_for(model: PreTrainedModel, file: Path) -> bool:
     """
     key = path_version(file)
     with _lock:
-        known = _matches.setdefault(model, {})
-        if key not in known:
+        matches = _matches.setdefault(model, {})
+        if key not in matches:
             try:
                 settings = read_settings(file)
-                known[key] = settings.get("format") == SHIPPED_FORMAT and _values_match(model, settings)
+                matches[key] = settings.get("format") == SHIPPED_FORMAT and _values_match(model, settings)
             except (InputError, KeyError, TypeError, ValueError):
-                known[key] = False
-        return known[key]
+                matches[key] = False
+        return matches[key]
 
 
 def _values_match(model: PreTrainedModel, settings: dict[str, Any]) -> bool:

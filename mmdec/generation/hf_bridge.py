@@ -120,7 +120,9 @@ def fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: 
     faults: list[str] = []
     if foreign:
         names = ", ".join(
-            dict.fromkeys(getattr(own, "__name__", type(own).__name__) for own in map(_function, foreign))
+            dict.fromkeys(
+                getattr(function, "__name__", type(function).__name__) for function in map(_function, foreign)
+            )
         )
         faults.append(
             f"{names} may read other rows of the batch or count its calls (set `{ROW_WISE} = True` on it to have "
@@ -202,9 +204,9 @@ class OutputRecorder:
         self, target: HfTarget, prompt: Tensor, processors: Iterable[Processor], config: GenerationConfig
     ) -> None:
         batch, start = prompt.shape
-        wanted = bool(setting(config, "return_dict_in_generate"))
-        self.scores = ScoreRecorder(batch, start) if wanted and setting(config, "output_scores") else None
-        self.logits = ScoreRecorder(batch, start) if wanted and setting(config, "output_logits") else None
+        returns_object = bool(setting(config, "return_dict_in_generate"))
+        self.scores = ScoreRecorder(batch, start) if returns_object and setting(config, "output_scores") else None
+        self.logits = ScoreRecorder(batch, start) if returns_object and setting(config, "output_logits") else None
         self.processors: list[Processor] = [] if self.logits is None else [ListenerProcessor(self.logits)]
         for processor in processors:
             kind = type(cast(object, processor))  # the exact class counts, because a subclass may do something else

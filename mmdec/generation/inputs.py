@@ -128,10 +128,12 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     if cache is not None and not isinstance(cache, Cache):
         raise InputError(f"`{CACHE_ARGUMENT}` must be a DynamicCache, but is {show(cache)}. Leave it out.")
     for name in ("logits_processor", "stopping_criteria"):
-        listed: object = options.get(name)
-        if listed is not None and not (isinstance(listed, list) and all(map(callable, cast(list[object], listed)))):
+        functions: object = options.get(name)
+        if functions is not None and not (
+            isinstance(functions, list) and all(map(callable, cast(list[object], functions)))
+        ):
             raise InputError(
-                f"`{name}` must be a list of functions, but is {show(cast(object, listed))}. Put it into a list."
+                f"`{name}` must be a list of functions, but is {show(cast(object, functions))}. Put it into a list."
             )
 
 

@@ -148,13 +148,13 @@ def drafter_path(
     home, _, name = text.partition("/")
     if re.fullmatch(r"[\w-]+", name):
         for folder in MODEL_FOLDERS:
-            found = drafter_folder(folder / home, name) if re.fullmatch(r"[\w-][\w.-]*", home) else None
-            if found is not None:
-                return found
+            path = drafter_folder(folder / home, name) if re.fullmatch(r"[\w-][\w.-]*", home) else None
+            if path is not None:
+                return path
     if HUB_ID.fullmatch(text):
-        found = download(text, [*HUB_FILES, *TOKENIZER_FILES], argument, fetching)
-        if any(found.glob("*.safetensors")):
-            return found
+        path = download(text, [*HUB_FILES, *TOKENIZER_FILES], argument, fetching)
+        if any(path.glob("*.safetensors")):
+            return path
         # some older drafters were published only as pickles, from which only tensors are read
         return download(text, [*HUB_FILES, *DRAFTER_PICKLES], argument, fetching)
     raise InputError(

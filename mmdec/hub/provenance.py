@@ -155,9 +155,9 @@ def _git(*words: str) -> str | None:
 
 
 def _portable(path: str) -> str:
-    found = Path(path)
-    if found.is_relative_to(CHECKOUT):
-        return found.relative_to(CHECKOUT).as_posix()
+    file = Path(path)
+    if file.is_relative_to(CHECKOUT):
+        return file.relative_to(CHECKOUT).as_posix()
     return re.split(r"[\\/]+", path.rstrip("\\/"))[-1]
 
 

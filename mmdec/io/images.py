@@ -217,13 +217,13 @@ def _from_deep_colours(
     alpha = values[..., -1] if values.shape[-1] in (2, 4) and channels != "RGBX" else None
     colours = values[..., : 1 if channels == "LA" else 3]
     key = image.info.get("transparency")  # the colour of transparent pixels
-    grown = _to_bytes(colours, _white(image, int(colours.max(initial=0)), bits[: colours.shape[-1]]))
+    bytes_of_colours = _to_bytes(colours, _white(image, int(colours.max(initial=0)), bits[: colours.shape[-1]]))
     if alpha is None:
         clear = np.zeros(colours.shape[:2], bool) if key is None else (colours == key).all(-1)
         alpha = np.where(clear, 0, 255).astype(np.uint8)
     else:
         alpha = _to_bytes(alpha, _white(image, int(alpha.max(initial=0)), bits[-1:]))
-    rgb = np.broadcast_to(grown, (*grown.shape[:2], 3))
+    rgb = np.broadcast_to(bytes_of_colours, (*bytes_of_colours.shape[:2], 3))
     mode = "RGBa" if channels == "RGBa" else "RGBA"
     return Image.frombytes(mode, image.size, np.dstack([rgb, alpha]).tobytes()).convert("RGBA")
 
@@ -273,8 +273,8 @@ def _white(image: Image.Image, largest: int, bits: Sequence[int]) -> int:
 
 def _numbers(value: object) -> tuple[int | None, ...]:
     """Return a TIFF tag's whole numbers; (None,) if there are none: tags come from the file and may hold anything."""
-    listed: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
-    return listed if listed and all(isinstance(item, int) for item in listed) else (None,)
+    values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+    return values if values and all(isinstance(item, int) for item in values) else (None,)
 
 
 def _significant_bits(content: bytes) -> bytes:

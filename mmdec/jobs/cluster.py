@@ -72,10 +72,10 @@ def run_on_ray(work: Work, parts: Sequence[Part], workers: int | None = None) ->
     size = workers or gpus or int(ray.cluster_resources()["CPU"])
     log.info("%d actors, %d GPUs", size, gpus)
     try:
-        given = data.from_items(
+        dataset = data.from_items(
             [{"number": number, "rows": list(rows)} for number, rows in parts], override_num_blocks=len(parts)
         )
-        done = given.map_batches(
+        done = dataset.map_batches(
             Actor,
             fn_constructor_args=(work,),
             batch_size=1,

@@ -90,12 +90,12 @@ def _row(index: int, values: Mapping[str, Any] | str, options: Sequence[str]) ->
     if wrong is not None:
         return Row(index, "", refusal=f"the row must have text as {wrong}, but has {type(values[wrong]).__name__}.")
     path = next((str(values[name]) for name in PATH_COLUMNS if values.get(name, "") != ""), "")
-    own = tuple((name, str(values[name])) for name in options if values.get(name, "") != "")
+    row_options = tuple((name, str(values[name])) for name in options if values.get(name, "") != "")
     refusal = "" if path else f"the row must have a path ({', '.join(PATH_COLUMNS)}), but has none."
-    return Row(index, path, str(values.get("id", "")), own, refusal)
+    return Row(index, path, str(values.get("id", "")), row_options, refusal)
 
 
-def _tsv(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, str] | str]:
+def _tsv(path: Path, columns: Sequence[str]) -> Iterator[dict[str, str] | str]:
     lines = _lines(path)
     names = next(lines, "").removeprefix(BYTE_ORDER_MARK).split("\t")
     if not set(names).intersection(PATH_COLUMNS):
@@ -110,10 +110,10 @@ def _tsv(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, str] | str]:
         elif len(values) != len(names):
             yield f"the row must have {len(names)} columns, but has {len(values)}."
         else:
-            yield {name: value for name, value in zip(names, values, strict=True) if name in wanted}
+            yield {name: value for name, value in zip(names, values, strict=True) if name in columns}
 
 
-def _jsonl(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any] | str]:
+def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | str]:
     for line in _lines(path):
         if line.startswith("\0"):
             yield line[1:]
@@ -126,7 +126,7 @@ def _jsonl(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any] | str]:
         if not isinstance(value, dict):
             yield f"the row must be a JSON object, but is {type(value).__name__}."
         else:
-            yield {name: value[name] for name in wanted if value.get(name) is not None}
+            yield {name: value[name] for name in columns if value.get(name) is not None}
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -150,13 +150,13 @@ def _lines(path: Path) -> Iterator[str]:
                 yield text.replace("\0", "\ufffd")
 
 
-def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _parquet(path: Path, column_names: Sequence[str]) -> Iterator[dict[str, Any]]:
     parquet = pyarrow_parquet()
     with open_regular(path, "manifest"):
         pass
     try:
         file = parquet.ParquetFile(path)
-        columns = [name for name in wanted if name in file.schema_arrow.names]
+        columns = [name for name in column_names if name in file.schema_arrow.names]
         if not set(columns).intersection(PATH_COLUMNS):
             raise InputError(
                 f"`manifest` must have a column {', '.join(PATH_COLUMNS)}, but '{quote_path(path)}' has none. "

@@ -190,12 +190,12 @@ class PartWorker:
                 batch = group[start : start + size]
                 paths = [os.path.join(self._work.base, row.path) for row in batch]
                 try:
-                    found = decode_each(paths, partial(self._call, **dict(options)))
+                    batch_results = decode_each(paths, partial(self._call, **dict(options)))
                 except InputError as error:
                     if not options:  # the error is not caused by options of the rows, so every batch would fail
                         raise
-                    found = [str(error)] * len(batch)
-                results |= zip((row.index for row in batch), found, strict=True)
+                    batch_results = [str(error)] * len(batch)
+                results |= zip((row.index for row in batch), batch_results, strict=True)
         return results
 
     def _save_result(self, number: int, row: Row, result: Any) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def dag_posterior(
 
             return posterior_triton(match, links, last, ends)
         if variant == "paper":
-            return forward_backward(match, links, last, ends, counted=False).vertices.to(_result_dtype(match))
+            return forward_backward(match, links, last, ends, counts=False).vertices.to(_result_dtype(match))
         masked, forward = mask_inputs(match, links, last, ends)
         alpha, beta, _ = log_alpha_beta(masked, forward, last, ends)
         scores = alpha + beta + masked
@@ -160,7 +160,7 @@ class _Marginal(torch.autograd.Function):
     def forward(ctx: Any, match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
         if not any(ctx.needs_input_grad[:2]):
             return log_likelihood(match, links, last, ends).to(_result_dtype(match))
-        log_prob, vertices, counts = forward_backward(match, links, last, ends, counted=ctx.needs_input_grad[1])
+        log_prob, vertices, counts = forward_backward(match, links, last, ends, counts=ctx.needs_input_grad[1])
         ctx.save_for_backward(vertices.to(match.dtype), counts.to(links.dtype), log_prob > NEG_INF)
         return log_prob.to(_result_dtype(match))
 
@@ -283,17 +283,17 @@ def mask_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tup
     return match.double().masked_fill(~possible, NEG_INF), forward_links(links.double(), ends + 1)
 
 
-def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, counted: bool = True) -> Posterior:
+def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, counts: bool = True) -> Posterior:
     """Compute log P(Y | X) and the posteriors of vertices and links by the forward-backward algorithm.
 
     Args:
         match: (B, M, L) float.
         links: (B, L, L) float.
         last, ends: (B,) indices of the last token and the last vertex.
-        counted: Whether the posteriors of links are needed; without them the scan is faster, and they are 0.
+        counts: Whether the posteriors of links are needed; without them the scan is faster, and they are 0.
     """
     if match.device.type == "cpu":
-        return _scan_samples(match, links, last, ends, vertices=True, counted=counted)
+        return _scan_samples(match, links, last, ends, vertices=True, counted=counts)
     match, links = mask_inputs(match, links, last, ends)
     result, trusted = scaled_scan(match, links, last, ends)
     doubtful = (~trusted).nonzero().squeeze(1)  # reading the indices is the only step that waits for the GPU
@@ -341,7 +341,7 @@ def _scan_samples(
         if tokens > width:
             continue
         own_match, own_links = match[row, :tokens, :width], links[row, :width, :width]
-        sample = scan(own_match, own_links, vertices=vertices, counted=counted)
+        sample = scan(own_match, own_links, vertices=vertices, counts=counted)
         if sample is None:
             bounds = last[row : row + 1], ends[row : row + 1]
             inputs = mask_inputs(own_match[None], own_links[None], *bounds)
@@ -349,7 +349,7 @@ def _scan_samples(
                 slow = log_space_scan(*inputs, *bounds)
                 sample = Sample(float(slow.log_prob), slow.vertices[0], slow.links[0])
             else:
-                sample = scan(own_match, own_links, vertices=True, counted=False)
+                sample = scan(own_match, own_links, vertices=True, counts=False)
                 sample = sample or Sample(float(log_space_scan(*inputs, *bounds).log_prob), None, None)
         log_prob[row] = sample.log_prob
         if unpadded:

@@ -125,13 +125,13 @@ def _search(
     weight, bonus = (0.0, 0.0) if ngram is None else (NGRAM_WEIGHT, TOKEN_BONUS)
 
     def value(item: tuple[tuple[int, ...], _Hypothesis]) -> float:
-        text, found = item
-        return found.chance + weight * found.known + bonus * len(text)
+        text, hypothesis = item
+        return hypothesis.chance + weight * hypothesis.known + bonus * len(text)
 
-    kept: list[dict[tuple[int, ...], _Hypothesis]] = [{} for _ in range(end + 1)]
-    kept[0][()] = _Hypothesis(0.0, 0.0, 0.0, ())
+    beams: list[dict[tuple[int, ...], _Hypothesis]] = [{} for _ in range(end + 1)]
+    beams[0][()] = _Hypothesis(0.0, 0.0, 0.0, ())
     for vertex in range(end):
-        best = [(*item, _after(ngram, item[0])) for item in heapq.nlargest(BEAM_SIZE, kept[vertex].items(), key=value)]
+        best = [(*item, _after(ngram, item[0])) for item in heapq.nlargest(BEAM_SIZE, beams[vertex].items(), key=value)]
         for jump, following in zip(chances[vertex], jumps[vertex], strict=True):
             if jump < MIN_JUMP_LOGPROB or following <= vertex:
                 continue
@@ -139,25 +139,27 @@ def _search(
                 choices: list[tuple[float, int]] = [(0.0, -1)]
             else:
                 choices = list(zip(likely[following], tokens[following], strict=True))
-            for text, found, score in best:
+            for text, shorter, score in best:
                 for emitted, token in choices:
                     if emitted < MIN_TOKEN_LOGPROB:
                         continue
-                    longer, vertices, known = text, found.vertices, found.known
+                    longer, vertices, ngram_score = text, shorter.vertices, shorter.known
                     if following == end:
-                        known += score(None)
+                        ngram_score += score(None)
                     elif token >= specials and not (collapse and text and token == text[-1]):
                         longer, vertices = (*text, token), (*vertices, following)
-                        known += score(token)
+                        ngram_score += score(token)
                     _keep(
-                        kept[following],
+                        beams[following],
                         longer,
-                        _Hypothesis(found.chance + jump + emitted, known, found.best + jump + emitted, vertices),
+                        _Hypothesis(
+                            shorter.chance + jump + emitted, ngram_score, shorter.best + jump + emitted, vertices
+                        ),
                     )
-        kept[vertex] = {}  # the hypotheses at this vertex are not needed any more: the search only goes forward
-    if not kept[end]:
+        beams[vertex] = {}  # the hypotheses at this vertex are not needed any more: the search only goes forward
+    if not beams[end]:
         return [(-math.inf, (), _Hypothesis(-math.inf, 0.0, -math.inf, ()))]
-    return [(value(item), *item) for item in sorted(kept[end].items(), key=value, reverse=True)]
+    return [(value(item), *item) for item in sorted(beams[end].items(), key=value, reverse=True)]
 
 
 def _after(ngram: TokenNGram | None, text: Sequence[int]) -> Callable[[int | None], float]:

@@ -35,7 +35,7 @@ class States(NamedTuple):
 
 
 @np.errstate(all="ignore")  # underflow and overflow are detected from the results
-def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Sample | None:
+def scan(match: Tensor, links: Tensor, *, vertices: bool, counts: bool) -> Sample | None:
     """Compute log P and the posteriors of one sample.
 
     Token t can only be on the vertices t .. t + R, where R = L - M. So a state is a row of R + 1 numbers, and the links
@@ -50,7 +50,7 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
         match: (M, L), log-probabilities in any float dtype, without padding; L >= M.
         links: (L, L), log-probabilities.
         vertices: Whether posteriors of vertices are needed; without them only one direction is scanned, for log P.
-        counted: Whether posteriors of links are needed; this requires `vertices`.
+        counts: Whether posteriors of links are needed; this requires `vertices`.
 
     Returns:
         None if float64 is too imprecise.
@@ -104,11 +104,11 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
             or scale[t - 1] + peaks[t - 1] + tops[t] + math.log(best[t]) + beta[t] - log_prob > MAX_TRUSTED_GAP
         ):
             return None
-    own = torch.tensor([a + b - log_prob for a, b in zip(scale, beta, strict=True)], dtype=torch.float64)
+    log_weights = torch.tensor([a + b - log_prob for a, b in zip(scale, beta, strict=True)], dtype=torch.float64)
     posteriors = torch.zeros(steps, size, dtype=torch.float64)
     torch.mul(onward.states, arrivals, out=arrivals)
-    _window(posteriors, room).copy_(arrivals.mul_(own.exp_()[:, None]))
-    if not counted:
+    _window(posteriors, room).copy_(arrivals.mul_(log_weights.exp_()[:, None]))
+    if not counts:
         return Sample(log_prob, posteriors, None)
     both = [scale[t] + link_top + into[t + 1] - log_prob for t in range(steps - 1)]
     if max(both, default=0.0) > MAX_LOG_FACTOR:

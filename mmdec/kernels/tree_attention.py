@@ -60,7 +60,7 @@ class TreeMask:
         return self._grouped_masks[group]
 
     def within(
-        self, size: int, *, chunks: bool = False, first: int = 0, counted: tuple[Tensor, Tensor] | None = None
+        self, size: int, *, chunks: bool = False, first: int = 0, positions: tuple[Tensor, Tensor] | None = None
     ) -> TreeMask:
         """Return the mask for layers with a sliding window or with chunked attention.
 
@@ -68,23 +68,23 @@ class TreeMask:
             size: Number of positions that a node sees, its own included; with `chunks`, the number of positions in a
                 chunk. Chunks are counted from the row's start, and a node sees its own chunk only.
             first: Index of the first entry that these layers' caches still hold; earlier entries get no mask columns.
-            counted: For rows with padding between their tokens, if the window counts this padding: (positions (B, S) of
-                the entries, padding included; amount of padding (B,) in each row). None: an entry's position is its
+            positions: For rows with padding between their tokens, if the window counts this padding: (positions (B, S)
+                of the entries, padding included; amount of padding (B,) in each row). None: an entry's position is its
                 index.
         """
         columns, device = self.additive.shape[3] - self.ancestors.shape[1], self.additive.device
-        if counted is None:
+        if positions is None:
             places, padding = torch.arange(columns, device=device)[None], torch.zeros_like(self.ends)
         else:
-            places, padding = counted
-        own = (self.ends + padding)[:, None] + self.ancestors.sum(2) - 1  # shape (B, N)
+            places, padding = positions
+        own_columns = (self.ends + padding)[:, None] + self.ancestors.sum(2) - 1  # shape (B, N)
         begins = self.starts[:, None]
-        lowest = (begins + (own - begins) // size * size if chunks else own - size + 1)[:, :, None]
+        lowest = (begins + (own_columns - begins) // size * size if chunks else own_columns - size + 1)[:, :, None]
         additive = _padded_rows(self.additive[..., first:])
-        hidden = torch.cat([places[:, None, first:columns] < lowest, own[:, None] < lowest], 2)
+        hidden = torch.cat([places[:, None, first:columns] < lowest, own_columns[:, None] < lowest], 2)
         additive.masked_fill_(hidden[:, None], torch.finfo(additive.dtype).min)
         starts, ends = (self.starts - first).clamp(min=0), self.ends - first
-        plain = not chunks and counted is None
+        plain = not chunks and positions is None
         return TreeMask(starts, ends, self.ancestors, additive, size if plain else None, plain)
 
     def packed_tree(self) -> PackedTree:

@@ -65,8 +65,8 @@ class Prune(nn.Module):
         if self.how == "strided":
             return torch.arange(count) * self.ratio
         # a random generator of its own, so that the random numbers of sampling stay the same with and without a draft
-        drawn = None if self.training else torch.Generator().manual_seed(0)
-        return torch.randperm(length, generator=drawn)[:count].sort().values
+        generator = None if self.training else torch.Generator().manual_seed(0)
+        return torch.randperm(length, generator=generator)[:count].sort().values
 
 
 @final

@@ -180,12 +180,12 @@ def levels() -> int:
     for most in LEVELS:
         weight = torch.full((16, 64), 127, dtype=torch.int8)
         try:
-            found = product(torch.full((1, 64), float(most)), pack(weight, torch.ones(16)), most)
+            products = product(torch.full((1, 64), float(most)), pack(weight, torch.ones(16)), most)
         except (RuntimeError, NotImplementedError) as error:
             raise InputError(
                 "`dtype` must not be int8 on this CPU: torch has fbgemm's kernels only for x86. Choose float32."
             ) from error
-        if found.eq(64 * 127 * most).all():
+        if products.eq(64 * 127 * most).all():
             return most
     raise InputError("`dtype` must not be int8 on this CPU, where sums of integers are not exact. Choose float32.")
 

@@ -13,8 +13,8 @@ MAX_FILE_BYTES = 16 * 2**20
 
 def spoken_slice(phones: Sequence[str]) -> slice:
     """Return the slice that leaves out pauses at both ends of the phones; an empty slice if all phones are pauses."""
-    kept = [index for index, phone in enumerate(phones) if phone != PAUSE_PHONE]
-    return slice(kept[0], kept[-1] + 1) if kept else slice(0, 0)
+    indices = [index for index, phone in enumerate(phones) if phone != PAUSE_PHONE]
+    return slice(indices[0], indices[-1] + 1) if indices else slice(0, 0)
 
 
 def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:

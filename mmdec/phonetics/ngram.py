@@ -140,9 +140,9 @@ class NGram:
         for context, followers in counts.items():
             here = {word: math.exp(self.successors[context][word]) for word in followers}
             below = {word: math.exp(self.score(shorter(context), word)) for word in followers}
-            seen, seen_below = sum(here.values()), sum(below.values())
+            total, seen_below = sum(here.values()), sum(below.values())
             for word, count in followers.items():
-                weight = max(1.0 - seen + here[word], 1e-7) / max(1.0 - seen_below + below[word], 1e-7)
+                weight = max(1.0 - total + here[word], 1e-7) / max(1.0 - seen_below + below[word], 1e-7)
                 gain = count * math.log(here[word] / (weight * below[word]))
                 gains.append((math.inf if f"{context} {word}" in self.successors else gain, context, word))
         gains.sort(key=lambda entry: (-entry[0], entry[1], entry[2]))
@@ -152,12 +152,12 @@ class NGram:
                 del self.successors[context][word]
                 touched.add(context)
         for context in touched:
-            kept = self.successors[context]
-            if not kept:
+            successors = self.successors[context]
+            if not successors:
                 del self.successors[context], self.backoff[context]
                 continue
-            left = 1.0 - sum(math.exp(value) for value in kept.values())
-            below = 1.0 - sum(math.exp(self.score(shorter(context), word)) for word in kept)
+            left = 1.0 - sum(math.exp(value) for value in successors.values())
+            below = 1.0 - sum(math.exp(self.score(shorter(context), word)) for word in successors)
             self.backoff[context] = math.log(max(left, 1e-7) / max(below, 1e-7))
 
 

@@ -72,7 +72,7 @@ def cardinal(number: int) -> str:
 
 def read_figures(text: str) -> str:
     """Replace the figures and signs of a text by words: "At 3:30, $5" -> "At three thirty, five dollars"."""
-    return _RULES.sub(lambda found: f" {_words(found)} ", text)
+    return _RULES.sub(lambda match: f" {_words(match)} ", text)
 
 
 def _below_thousand(number: int) -> str:
@@ -222,18 +222,18 @@ class Speller:
         for word, following in pairwise([*words, (PAUSE_PHONE,)]):
             vowel = word == ("dh", "ax") and following and following[0] in _VOWELS
             phones += ("dh", "iy") if vowel else word
-        spoken = [phone for last, phone in pairwise([PAUSE_PHONE, *phones]) if not phone == last == PAUSE_PHONE]
-        return spoken[spoken_slice(spoken)]
+        squeezed = [phone for last, phone in pairwise([PAUSE_PHONE, *phones]) if not phone == last == PAUSE_PHONE]
+        return squeezed[spoken_slice(squeezed)]
 
     def _tokens(self, text: str) -> Iterator[str]:
         """Split a text into words in lower case, names of letters ("b."), and `CLAUSE_TOKEN` where a clause ends."""
         text = unicodedata.normalize("NFKD", text.translate(_SAME))
         text = "".join(sign for sign in text if not unicodedata.combining(sign))
-        text = _SHORT.sub(lambda found: ABBREVIATIONS.get((found[1] or "").lower(), "number"), text)
-        text = _INITIALS.sub(lambda found: found[0].replace(".", f"{_NAME} "), read_figures(text))
+        text = _SHORT.sub(lambda match: ABBREVIATIONS.get((match[1] or "").lower(), "number"), text)
+        text = _INITIALS.sub(lambda match: match[0].replace(".", f"{_NAME} "), read_figures(text))
         shouted = text.upper() == text
-        for found in _TOKEN.finditer(text):
-            token = found[0]
+        for match in _TOKEN.finditer(text):
+            token = match[0]
             word = token.lower()
             if not token[0].isalpha():
                 yield CLAUSE_TOKEN

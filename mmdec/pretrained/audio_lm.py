@@ -112,14 +112,14 @@ class LoadedAudioLm(LoadedLanguageModel):
             The prompts.
         """
         processor: Any = self.processor
-        asked, mark = prompt or DEFAULT_INSTRUCTION, processor.audio_token
+        instruction, mark = prompt or DEFAULT_INSTRUCTION, processor.audio_token
         if self.written:
             # a second of silence for each recording, because the text does not depend on the audio
             nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count
             request = partial(processor.apply_transcription_request, nothing, prompt=prompt, tokenize=False, **named)
             tries: list[Callable[[], list[str]]] = [request]
         else:  # some chat templates take the content as plain text instead of a list of parts, so both forms are tried
-            content = [{"type": "audio"}, {"type": "text", "text": asked}], f"{mark}{asked}"
+            content = [{"type": "audio"}, {"type": "text", "text": instruction}], f"{mark}{instruction}"
             messages = [[{"role": "user", "content": each}] for each in content]
             write = partial(processor.apply_chat_template, add_generation_prompt=True, tokenize=False)
             tries = [lambda each=each: [write(each)] * count for each in messages]
@@ -130,7 +130,7 @@ class LoadedAudioLm(LoadedLanguageModel):
             except Exception as error:  # a template may raise any exception
                 why = f"fails ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
                 continue
-            if all(text.count(mark) == 1 for text in texts) and (self.written or asked in texts[0]):
+            if all(text.count(mark) == 1 for text in texts) and (self.written or instruction in texts[0]):
                 return texts
             why = f"writes {texts[0].count(mark)} {mark!r}"
         raise InputError(
@@ -169,11 +169,11 @@ class LoadedAudioLm(LoadedLanguageModel):
         rate = {"sampling_rate": SAMPLE_RATE}
         try:
             if whole:
-                given = {"model_id": "", "format": ["wav"] * len(sounds), **rate, **named}
-                made = processor.apply_transcription_request(sounds, **given)
+                keywords = {"model_id": "", "format": ["wav"] * len(sounds), **rate, **named}
+                batch = processor.apply_transcription_request(sounds, **keywords)
             else:
                 kinds = {"text_kwargs": padded, "audio_kwargs": rate}
-                made = processor(text=texts, audio=sounds, return_tensors="pt", **kinds)
+                batch = processor(text=texts, audio=sounds, return_tensors="pt", **kinds)
         except PASSED_ON:
             raise
         except Exception as error:  # all exceptions, because processors raise errors of many types
@@ -182,7 +182,7 @@ class LoadedAudioLm(LoadedLanguageModel):
                 f"{', '.join(f'{len(samples) / SAMPLE_RATE:.2f} s' for samples in recordings)} "
                 f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). Cut or lengthen the sound."
             ) from error
-        return dict(made.to(self.model.device, self.model.dtype))
+        return dict(batch.to(self.model.device, self.model.dtype))
 
 
 _models = LoadedModels[LoadedAudioLm]()

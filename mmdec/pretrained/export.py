@@ -88,10 +88,10 @@ def export_drafter(
         )
     count = num_speculative_tokens or most or DEFAULT_DRAFT_TOKENS
     exported = network.export(to, served, count)
-    own = {name: getattr(network.config, name) for name in MMDEC_FIELDS if hasattr(network.config, name)}
+    fields = {name: getattr(network.config, name) for name in MMDEC_FIELDS if hasattr(network.config, name)}
     with atomic_folder(target) as fresh:
         (fresh / CONFIG_FILE).write_text(
-            json.dumps({**exported.described, "mmdec": own}, indent=2) + "\n", encoding="utf-8"
+            json.dumps({**exported.described, "mmdec": fields}, indent=2) + "\n", encoding="utf-8"
         )
         save_file(dict(exported.state), fresh / WEIGHTS_FILE, metadata={"format": "pt"})
         (fresh / CARD).write_text(_card(network, exported, served, to, count), encoding="utf-8")
@@ -108,8 +108,8 @@ def _find_target(network: DraftNetwork, model: str | os.PathLike[str] | None) ->
         InputError: If the model is not found or does not fit the network.
     """
     named = os.fspath(model) if model is not None else network.config.target
-    known = named and (Path(named).is_dir() or named in shipped_names(None) or HUB_ID.fullmatch(named))
-    if model is None and not known:
+    exists = named and (Path(named).is_dir() or named in shipped_names(None) or HUB_ID.fullmatch(named))
+    if model is None and not exists:
         raise InputError(
             f"`model` must be given if the drafter does not say which model it was trained for, or says {named!r}, "
             "which is not found here. Name the target's folder or hub id."
@@ -123,12 +123,16 @@ def _find_target(network: DraftNetwork, model: str | os.PathLike[str] | None) ->
         text = whole.get_text_config(decoder=True)
         sizes = {"channels": text.hidden_size, "tokens": text.vocab_size, "layers": text.num_hidden_layers}
     config = network.config
-    own = {"channels": config.target_size, "tokens": config.vocab_size, "layers": max((*config.layers, 0)) + 1}
+    expected_sizes = {
+        "channels": config.target_size,
+        "tokens": config.vocab_size,
+        "layers": max((*config.layers, 0)) + 1,
+    }
     for what, size in sizes.items():
-        if own[what] > size or (own[what] < size and what != "layers"):
+        if expected_sizes[what] > size or (expected_sizes[what] < size and what != "layers"):
             raise InputError(
-                f"`model` must have {own[what]} {what} for this drafter, but '{named}' has {size}. Name the model "
-                "that it was trained for."
+                f"`model` must have {expected_sizes[what]} {what} for this drafter, but '{named}' has {size}. "
+                "Name the model that it was trained for."
             )
     return ExportTarget(named, list(whole.architectures or []), text)
 

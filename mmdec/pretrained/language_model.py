@@ -144,5 +144,5 @@ def config_class(directory: Path) -> type[PreTrainedConfig] | None:
     Code in the folder is never run.
     """
     model_type = model_kind(directory)
-    listed = model_type in CONFIG_MAPPING  # `CONFIG_MAPPING.get` does not work, because its entries are loaded lazily
-    return CONFIG_MAPPING[model_type] if listed else None
+    is_known = model_type in CONFIG_MAPPING  # `CONFIG_MAPPING.get` does not work, because its entries are loaded lazily
+    return CONFIG_MAPPING[model_type] if is_known else None

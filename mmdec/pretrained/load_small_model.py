@@ -67,13 +67,13 @@ def small_drafter(
     """
     small, size = small_target(network), model.config.get_text_config(decoder=True).vocab_size
     if not small.reads_encoder:
-        own = tokenizer_of(network) if tokenizer is None else tokenizer
-        theirs = tokenizer_of(model) if target_tokenizer is None else target_tokenizer
-        if own is not None and theirs is not None:
-            if small.vocab_size > size or _differ(network, model, own, theirs):
-                return OtherVocabulary(small, own, theirs, small.positions, size)
+        tokenizer_of_small = tokenizer_of(network) if tokenizer is None else tokenizer
+        tokenizer_of_target = tokenizer_of(model) if target_tokenizer is None else target_tokenizer
+        if tokenizer_of_small is not None and tokenizer_of_target is not None:
+            if small.vocab_size > size or _differ(network, model, tokenizer_of_small, tokenizer_of_target):
+                return OtherVocabulary(small, tokenizer_of_small, tokenizer_of_target, small.positions, size)
         elif small.vocab_size > size:
-            lacking = "the smaller model" if own is None else "the target"
+            lacking = "the smaller model" if tokenizer_of_small is None else "the target"
             raise InputError(
                 f"`drafter` must have at most the target's {size} tokens where {lacking} has no tokenizer in its "
                 f"folder, but has {small.vocab_size}. Give folders that hold model and tokenizer, or pass the target's "
@@ -136,9 +136,9 @@ def _differ(network: PreTrainedModel, model: PreTrainedModel, own: Any, theirs: 
         theirs: The target's tokenizer.
     """
     with _lock:
-        known = _known.setdefault(network, WeakKeyDictionary())
-        if model not in known or known[model][0] is not own or known[model][1] is not theirs:
+        pairs = _known.setdefault(network, WeakKeyDictionary())
+        if model not in pairs or pairs[model][0] is not own or pairs[model][1] is not theirs:
             mine, targets = own.get_vocab(), theirs.get_vocab()
             foreign = sum(targets.get(token) != number for token, number in mine.items())
-            known[model] = own, theirs, foreign > MAX_FOREIGN_SHARE * len(mine)
-        return known[model][2]
+            pairs[model] = own, theirs, foreign > MAX_FOREIGN_SHARE * len(mine)
+        return pairs[model][2]

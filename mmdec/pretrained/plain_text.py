@@ -70,8 +70,8 @@ class PlainText:
             InputError: For a token that this tokenizer cannot read as text.
         """
 
-        def hidden(found: re.Match[str]) -> str:
-            token = found[0]
+        def hidden(match: re.Match[str]) -> str:
+            token = match[0]
             if self._unreadable(token):
                 raise InputError(
                     f"`{argument}` must have no {token!r}, but has one: the model's tokenizer cannot read it as text. "
@@ -79,11 +79,11 @@ class PlainText:
                 )
             return self._hidden[token[0]] + token[1:]
 
-        joined, count = self._special.subn(hidden, "".join(texts))
+        text, count = self._special.subn(hidden, "".join(texts))
         while count:  # tokens may overlap, so that a hidden one lay over another
-            joined, count = self._special.subn(hidden, joined)
+            text, count = self._special.subn(hidden, text)
         ends = [0, *accumulate(map(len, texts))]
-        return [joined[begin:end] for begin, end in pairwise(ends)]
+        return [text[begin:end] for begin, end in pairwise(ends)]
 
     def hides(self, texts: Sequence[str]) -> bool:
         """Return whether any of these texts has a hidden special token."""
@@ -133,8 +133,8 @@ def _special(tokenizer: Any, processor: Any) -> set[str]:
         for token in added.values()
         if token.special or processor is None or (token.content in template and not token.content.isspace())
     ]
-    own: Mapping[str, Any] = {} if processor is None else vars(processor)
-    placeholders = [value for name, value in own.items() if name.endswith("_token") and isinstance(value, str)]
+    attributes: Mapping[str, Any] = {} if processor is None else vars(processor)
+    placeholders = [value for name, value in attributes.items() if name.endswith("_token") and isinstance(value, str)]
     return {each for each in (*tokenizer.all_special_tokens, *marks, *placeholders) if each}
 
 
@@ -163,16 +163,16 @@ class _Reader:
 
     def __call__(self, text: Any, *args: Any, return_tensors: Any = None, **options: Any) -> Any:
         texts = self._read(text) if isinstance(text, str) else [self._read(each) for each in text]
-        made = self._plain(texts, *args, split_special_tokens=True, **options)
-        made["input_ids"] = self._map_ids(made["input_ids"])
-        return made.convert_to_tensors(return_tensors)
+        encoding = self._plain(texts, *args, split_special_tokens=True, **options)
+        encoding["input_ids"] = self._map_ids(encoding["input_ids"])
+        return encoding.convert_to_tensors(return_tensors)
 
     def plain_ids(self, text: str) -> list[int]:
         """Return the token ids of a text in which nothing is special."""
         return self._plain(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
     def _read(self, text: str) -> str:
-        return self._restore(self._special.sub(lambda found: self._aliases.get(found[0], found[0]), text))
+        return self._restore(self._special.sub(lambda match: self._aliases.get(match[0], match[0]), text))
 
     def _map_ids(self, ids: Any) -> Any:
         return [self._map_ids(each) if isinstance(each, list) else self._ids.get(each, each) for each in ids]

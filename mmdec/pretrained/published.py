@@ -104,13 +104,13 @@ def _recognise(described: Mapping[str, Any], names: frozenset[str], folder: Path
             f"`{argument}` must hold an EAGLE-1, -2 or -3, P-EAGLE, DFlash, MSD, ViSpec or Medusa drafter, but "
             f"'{folder}' holds {UNSUPPORTED_DRAFTERS[other]}, which mmdec does not draft with. Use another drafter."
         )
-    found = next((entry for entry in published_entries() if _module(entry).recognises(described, names)), None)
-    if found is None and kind:
+    match = next((entry for entry in published_entries() if _module(entry).recognises(described, names)), None)
+    if match is None and kind:
         raise InputError(
             f"`{argument}` must hold EAGLE-3, P-EAGLE or DFlash where it is speculators', but '{folder}' holds "
             f"{kind!r:.60}. Use another drafter."
         )
-    return found
+    return match
 
 
 def _module(entry: DrafterEntry) -> PublishedFormat:

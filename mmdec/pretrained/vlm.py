@@ -120,8 +120,8 @@ def _writes(processor: Any, token: int) -> bool:
     """Return whether the processor writes this token id instead of an image's placeholder text."""
     picture = np.full((64, 64, 3), 128, np.uint8)
     try:
-        made = processor(images=[[picture]], text=[processor.image_token], return_tensors="pt")
-        return bool((made["input_ids"] == token).any())
+        batch = processor(images=[[picture]], text=[processor.image_token], return_tensors="pt")
+        return bool((batch["input_ids"] == token).any())
     except Exception:  # all exceptions, because processors raise errors of many types
         return False
 

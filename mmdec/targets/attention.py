@@ -28,10 +28,10 @@ def additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any)
     Returns:
         None if plain causal masking is enough.
     """
-    seen = sdpa_mask(*args, **kwargs)
-    if seen is None:
+    visible = sdpa_mask(*args, **kwargs)
+    if visible is None:
         return None
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 def attend(

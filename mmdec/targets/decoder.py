@@ -100,8 +100,8 @@ class TextPrompt:
             )
         if not bool(mask[:, -1].all()):
             raise InputError("`attention_mask` must be 1 at the end of every row, but is 0. Pad on the left.")
-        counted = mask.long().cumsum(-1)
-        positions = (counted - 1).masked_fill(~mask, 0)
+        token_counts = mask.long().cumsum(-1)
+        positions = (token_counts - 1).masked_fill(~mask, 0)
         given_positions = inputs.get("position_ids")
         if given_positions is not None:
             fits = given_positions.ndim == 2 and len(given_positions) in (1, len(ids))
@@ -112,7 +112,7 @@ class TextPrompt:
                 [positions[:, : mask.shape[1] - given_positions.shape[1]], given_positions.expand(len(ids), -1)], 1
             )
         starts = mask.long().argmax(1)
-        has_inner_padding = bool((counted[:, -1] + starts != mask.shape[1]).any())
+        has_inner_padding = bool((token_counts[:, -1] + starts != mask.shape[1]).any())
         return cls(
             ids, fresh, mask, None if bool(mask.all()) else given_mask, positions, cache, past, has_inner_padding
         )
@@ -126,8 +126,8 @@ class TextPrompt:
         cache = self.cache
         if cache is not None and (cache.layers or has_states(config)):
             kinds = [
-                [isinstance(layer, LinearAttentionLayer) for layer in held.layers]
-                for held in (cache, DynamicCache(config=config))
+                [isinstance(layer, LinearAttentionLayer) for layer in candidate.layers]
+                for candidate in (cache, DynamicCache(config=config))
             ]
             if kinds[0] != kinds[1] and any(kinds[0] + kinds[1]):
                 raise InputError(
@@ -135,10 +135,10 @@ class TextPrompt:
                     "Make it with `DynamicCache(config=model.config)`."
                 )
         if cache is not None and self.past:
-            own = cast(list[Any], DynamicCache(config=config).layers)
+            fresh_layers = cast(list[Any], DynamicCache(config=config).layers)
             lengths = {layer.get_seq_length() for layer in attention_layers(cache)}
-            sizes = [getattr(layer, "sliding_window", None) for layer in own]
-            alike = len(cache.layers) == len(own) and all(
+            sizes = [getattr(layer, "sliding_window", None) for layer in fresh_layers]
+            alike = len(cache.layers) == len(fresh_layers) and all(
                 getattr(layer, "sliding_window", size) == size for layer, size in zip(cache.layers, sizes, strict=True)
             )
             if len(lengths) > 1 or not alike:
@@ -490,8 +490,8 @@ class DecoderTarget(HfTarget):
             positions = positions + session.offsets[:, :, None]
         if windows is not None:
             session.store.set_first_visible([firsts.get(window, 0) if window else 0 for window in windows.layers])
-        counted = None if session.gaps is None else session.gaps.places(rows.width)
-        scores = self._draft(session.layers, firsts, counted, draft.tokens, tree, positions, session.cache)
+        gap_positions = None if session.gaps is None else session.gaps.places(rows.width)
+        scores = self._draft(session.layers, firsts, gap_positions, draft.tokens, tree, positions, session.cache)
         rows.record_draft(draft.tokens.shape[1])
         return scores
 
@@ -499,7 +499,7 @@ class DecoderTarget(HfTarget):
         self,
         layers: tuple[int, ...],
         firsts: Mapping[Window, int],
-        counted: tuple[Tensor, Tensor] | None,
+        gap_positions: tuple[Tensor, Tensor] | None,
         tokens: Tensor,
         tree: TreeMask | None,
         positions: Tensor,
@@ -507,7 +507,7 @@ class DecoderTarget(HfTarget):
     ) -> Scores:
         mask, trees = (None, ()) if tree is None else (tree.additive, (tree,))
         if tree is not None and self.windows is not None:
-            mask, trees = self.windows.masks(tree, firsts, counted)
+            mask, trees = self.windows.masks(tree, firsts, gap_positions)
         extra = {"trees": trees} if self._config._attn_implementation == TREE_ATTENTION else {}
         return self._run(tokens, mask, positions, cache, layers, extra, last=False)
 

@@ -75,18 +75,18 @@ class EncodedPrompt:
         width = ids.shape[1]
         if most is not None and width > most:
             raise InputError(f"`input_ids` must have at most {most} columns, but has {width}. Shorten the prompt.")
-        given = inputs.get("decoder_attention_mask")
-        if given is not None and (given.shape != ids.shape or not bool(given[:, -1].all())):
+        prompt_mask = inputs.get("decoder_attention_mask")
+        if prompt_mask is not None and (prompt_mask.shape != ids.shape or not bool(prompt_mask[:, -1].all())):
             raise InputError(
                 f"`decoder_attention_mask` must be {tuple(ids.shape)} with 1 at the end of every row, but is "
-                f"{tuple(given.shape)}. Pad on the left."
+                f"{tuple(prompt_mask.shape)}. Pad on the left."
             )
-        mask = torch.ones_like(ids, dtype=torch.bool) if given is None else given.bool()
+        mask = torch.ones_like(ids, dtype=torch.bool) if prompt_mask is None else prompt_mask.bool()
         positions = torch.arange(width, device=ids.device).expand(len(ids), -1)
-        if given is not None and not columns:
+        if prompt_mask is not None and not columns:
             positions = (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
         has_inner_padding = bool((mask[:, :-1] & ~mask[:, 1:]).any())
-        return cls(ids, encoded, inputs.get("attention_mask"), mask, given, positions, has_inner_padding)
+        return cls(ids, encoded, inputs.get("attention_mask"), mask, prompt_mask, positions, has_inner_padding)
 
 
 @dataclass
@@ -193,11 +193,13 @@ class EncodedTarget(HfTarget):
         prompt = EncodedPrompt.of(inputs, self.positions, self.counts_padding)
         ids, mask, positions = prompt.ids, prompt.mask, prompt.positions
         # the caller's cache can be filled while decoding only if there is one row, without padding between its tokens
-        own = len(ids) == 1 and not prompt.has_inner_padding
-        cache = (inputs.get(CACHE_ARGUMENT) if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
+        is_single = len(ids) == 1 and not prompt.has_inner_padding
+        cache = (inputs.get(CACHE_ARGUMENT) if is_single else None) or EncoderDecoderCache(
+            DynamicCache(), DynamicCache()
+        )
         rows, closed = RowLayout.of_prompt(mask, positions), positions.clone()
-        for row, seen in enumerate(mask if prompt.has_inner_padding else ()):
-            closed[row, rows.starts[row] : rows.ends[row]] = positions[row, seen]
+        for row, row_mask in enumerate(mask if prompt.has_inner_padding else ()):
+            closed[row, rows.starts[row] : rows.ends[row]] = positions[row, row_mask]
         reader = self._reader(prompt, cache, needs.layers)
         encoded = encoder_output(prompt.encoded)
         session = EncodedSession(cache, encoded, prompt.encoder_mask, needs.layers, closed, rows, reader)
@@ -304,14 +306,14 @@ class EncodedTarget(HfTarget):
         )
 
 
-def encoder_output(given: Any, rows: Tensor | None = None) -> BaseModelOutput:
+def encoder_output(states: Any, rows: Tensor | None = None) -> BaseModelOutput:
     """Return an encoder's output (states, and for some models a mask) for some batch rows.
 
     Args:
         rows: Their indices (K,) int64; None: all rows.
     """
-    kind = type(given) if isinstance(given, BaseModelOutput) else BaseModelOutput
-    parts = {"last_hidden_state": given[0], "attention_mask": getattr(given, "attention_mask", None)}
+    kind = type(states) if isinstance(states, BaseModelOutput) else BaseModelOutput
+    parts = {"last_hidden_state": states[0], "attention_mask": getattr(states, "attention_mask", None)}
     return kind(**{name: part if rows is None else part[rows] for name, part in parts.items() if part is not None})
 
 
@@ -325,6 +327,6 @@ def _source(encoder_inputs: tuple[Tensor, Tensor | None] | None, rows: int) -> l
     if encoder_inputs is None:
         return None
     ids, mask = encoder_inputs
-    kept = torch.ones_like(ids) if mask is None else mask
-    texts = [row[seen.bool()].tolist() for row, seen in zip(ids, kept, strict=True)]
+    is_text = torch.ones_like(ids) if mask is None else mask
+    texts = [row[row_mask.bool()].tolist() for row, row_mask in zip(ids, is_text, strict=True)]
     return [text for text in texts for _ in range(rows // len(texts))]

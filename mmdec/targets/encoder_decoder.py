@@ -66,10 +66,10 @@ class _PositionOverride(nn.Module):
             if self.pad is not None:
                 padding = self._look_up(1, self.pad, args, kwargs)[0]
                 self.padding = None if torch.equal(padding, self.table[0]) else padding
-        found = self.table[self.positions]
+        embedded = self.table[self.positions]
         if self.padding is not None:
-            found = torch.where((self.tokens == self.pad)[..., None], self.padding, found)
-        return found
+            embedded = torch.where((self.tokens == self.pad)[..., None], self.padding, embedded)
+        return embedded
 
     def _look_up(self, count: int, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Return the replaced module's embeddings (count, H) of the first `count` positions.
@@ -209,8 +209,8 @@ class EncoderDecoderTarget(EncodedTarget):
     def _shares_tokens(self) -> bool:
         """Return whether encoder and decoder share their token embeddings, so that an id means the same in both."""
         source = getattr(cast(Any, self.model).get_encoder(), "embed_tokens", None)
-        own = getattr(self.decoder, "embed_tokens", None)
-        return source is not None and own is not None and source.weight.data_ptr() == own.weight.data_ptr()
+        embedding = getattr(self.decoder, "embed_tokens", None)
+        return source is not None and embedding is not None and source.weight.data_ptr() == embedding.weight.data_ptr()
 
     def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> PositionedCopy:
         return PositionedCopy(self.model)

@@ -202,8 +202,8 @@ def _is_proven(kind: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
     """Return whether tests cover the class together with the features that its configuration enables."""
     if not _is_family(kind):
         return False
-    given = vars(config)
-    return given.get("is_decoder") is not False and not any(is_window(*field) for field in given.items())
+    fields = vars(config)
+    return fields.get("is_decoder") is not False and not any(is_window(*field) for field in fields.items())
 
 
 def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, scorer: Scorer) -> None:
@@ -246,17 +246,17 @@ def _probe(
     Returns:
         What is wrong, or "" if nothing is.
     """
-    given: dict[str, Any] = json.loads(fields)
+    settings: dict[str, Any] = json.loads(fields)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # hide warnings about the small random model
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            apart = difference(kind, config.from_dict(given), attention, scorer)
-            for name in possible_window_fields(kind, config, given):
+            apart = difference(kind, config.from_dict(settings), attention, scorer)
+            for name in possible_window_fields(kind, config, settings):
                 with suppress(Exception):  # the class may reject a smaller value; then the field is no attention window
                     apart = max(
-                        apart, difference(kind, config.from_dict({**given, name: PROBE_WINDOW}), attention, scorer)
+                        apart, difference(kind, config.from_dict({**settings, name: PROBE_WINDOW}), attention, scorer)
                     )
     except InputError:
         raise

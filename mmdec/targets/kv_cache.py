@@ -113,10 +113,12 @@ class KVPool:
     def __init__(self, cache: Cache) -> None:
         check_cache(cache)
         self.encoder = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
-        given = cast(DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache)
+        decoder_cache = cast(
+            DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+        )
         layers: list[Any] = []
         groups: dict[tuple[Any, ...], list[tuple[int, bool, Tensor]]] = {}
-        for index, old in enumerate(cast(list[Any], given.layers)):
+        for index, old in enumerate(cast(list[Any], decoder_cache.layers)):
             # a layer without keys and values of its own; it reads those of another layer
             if isinstance(old, DummyLayer):
                 layers.append(old)
@@ -125,7 +127,7 @@ class KVPool:
             layers[-1].dtype, layers[-1].device = old.keys.dtype, old.device
             for is_keys, states in ((True, cast(Tensor, old.keys)), (False, cast(Tensor, old.values))):
                 groups.setdefault((states.shape, states.dtype, states.device), []).append((index, is_keys, states))
-        self.length, self._pools = given.get_seq_length(), list[Tensor]()
+        self.length, self._pools = decoder_cache.get_seq_length(), list[Tensor]()
         self._specs = [
             PoolSpec(tuple((index, is_keys) for index, is_keys, _ in members), shape[1], shape[3], dtype, device)
             for (shape, dtype, device), members in groups.items()
@@ -139,7 +141,7 @@ class KVPool:
         for pool, members in zip(self._pools, groups.values(), strict=True):
             for member, (_, _, states) in enumerate(members):
                 pool[member, :, :, : self.length] = states
-        given.layers[:] = layers
+        decoder_cache.layers[:] = layers
         self._share_pools()
         self.crop(self.length)
 
@@ -380,7 +382,7 @@ class RowLayout:
         """
         begins = self.ends
         columns = [[self.first + node for node in path if node >= 0] for path in paths]
-        self.ends = [end + len(kept) for end, kept in zip(begins, columns, strict=True)]
+        self.ends = [end + len(row_columns) for end, row_columns in zip(begins, columns, strict=True)]
         self.tree = 0
         return columns, begins
 

@@ -75,8 +75,8 @@ class VisionOutput:
     @classmethod
     def of(cls, output: Any) -> VisionOutput:
         # Llama 4 has no `pooler_output`
-        given = output.last_hidden_state if output.pooler_output is None else output.pooler_output
-        parts = [part.reshape(-1, part.shape[-1]) for part in given]
+        states = output.last_hidden_state if output.pooler_output is None else output.pooler_output
+        parts = [part.reshape(-1, part.shape[-1]) for part in states]
         deep = [torch.cat(list(layer)) for layer in output.get("deepstack_features") or ()]
         return cls(torch.cat(parts), [len(part) for part in parts], output, deep, _summaries(output, len(parts)))
 
@@ -88,9 +88,9 @@ class VisionOutput:
         """
         # given as the features of one image, because models only concatenate the features of all images
         features = self.features[tokens][None]
-        listed = [*features] if isinstance(self.output.pooler_output, (list, tuple)) else features
+        parts = [*features] if isinstance(self.output.pooler_output, (list, tuple)) else features
         deep = [[layer[tokens]] for layer in self.deep]
-        picked: Any = BaseModelOutputWithPooling(last_hidden_state=cast(Any, features), pooler_output=cast(Any, listed))
+        picked: Any = BaseModelOutputWithPooling(last_hidden_state=cast(Any, features), pooler_output=cast(Any, parts))
         picked.deepstack_features = deep
         return picked
 
@@ -107,32 +107,32 @@ class VisionInputs:
     seconds: float = 0.0  # seconds spent in the vision tower; 0 if `generate` ran it
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], rows: int) -> VisionInputs:
+    def of(cls, states: Mapping[str, Any], rows: int) -> VisionInputs:
         """Check the inputs for images and videos.
 
         Args:
-            given: The processor's outputs.
+            states: The processor's outputs.
             rows: Number of prompts.
 
         Raises:
             InputError: If the pixels are malformed.
         """
         for name in TENSORS:
-            value = given.get(name)
+            value = states.get(name)
             if value is not None and not isinstance(value, Tensor):
                 raise InputError(
                     f"`{name}` must be a tensor, but is of type {type(value).__name__}. Pass the output of the model's "
                     "own processor."
                 )
         for name, kind in PIXELS.items():
-            pixels = given.get(name)
+            pixels = states.get(name)
             if pixels is not None and not (pixels.is_floating_point() and bool(pixels.isfinite().all())):
                 bad = "some that are not finite" if pixels.is_floating_point() else str(pixels.dtype)
                 raise InputError(
                     f"`{name}` must hold finite floating-point numbers, but holds {bad}. Pass {kind}s through the "
                     "model's own processor."
                 )
-        return cls(given, rows)
+        return cls(states, rows)
 
     def encode(self, model: Any) -> dict[str, VisionOutput]:
         """Return the features of all images and videos: "image" or "video" -> features.
@@ -240,12 +240,14 @@ def _summaries(output: Any, images: int) -> Tensor | None:
     return torch.cat([states.mean(1), states.std(1, unbiased=False)], 1)
 
 
-def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Tensor | None) -> tuple[Tensor, Tensor]:
+def rope_positions(
+    model: Any, text: TextPrompt, vision: VisionInputs, prepared: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Compute the M-RoPE position ids of a prompt.
 
     Args:
         model: The model without its LM head.
-        given: Position ids from the caller or `generate`, (B, C) or (3 or 4, B, C); position ids of other shapes are
+        prepared: Position ids from the caller or `generate`, (B, C) or (3 or 4, B, C); position ids of other shapes are
             ignored, because `generate` may have computed them from state that another call left on the model.
 
     Returns:
@@ -256,17 +258,17 @@ def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Te
         InputError: If the positions of the images in a given cache are unknown.
     """
     text_positions, width = text.positions, text.new_ids.shape[1]
-    usable = given is not None and (given.ndim == 2 or given.shape[0] in (3, 4))
-    if usable and given is not None:
-        positions = given.expand(3, *given.shape) if given.ndim == 2 else given[-3:]
+    usable = prepared is not None and (prepared.ndim == 2 or prepared.shape[0] in (3, 4))
+    if usable and prepared is not None:
+        positions = prepared.expand(3, *prepared.shape) if prepared.ndim == 2 else prepared[-3:]
         positions = positions.expand(3, len(text.ids), -1)
     else:
         positions = _whole_text_positions(model, text, vision)
     if positions is None:
         before = _stored_offsets(text)
         after = _new_token_positions(model, text, vision)
-        counted = text.mask[:, : text.past].sum(1)
-        positions = after + counted[:, None] + before[:, :, None]
+        text_counts = text.mask[:, : text.past].sum(1)
+        positions = after + text_counts[:, None] + before[:, :, None]
     offsets = positions[:, :, -1] - text_positions[:, -1]
     return positions[:, :, -width:], offsets
 

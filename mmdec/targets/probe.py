@@ -164,22 +164,24 @@ def _shorten_factors(rope: dict[str, Any]) -> dict[str, Any]:
     return {name: _shorten_factors(value) if isinstance(value, dict) else value for name, value in shortened.items()}
 
 
-def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _own_sizes(settings: dict[Any, dict[str, Any]], model_fields: dict[str, Any]) -> dict[int, dict[str, Any]]:
     """Choose sizes of the small model's second layer, for models whose layers have different sizes.
 
     Args:
         settings: Layer index -> the fields in which this layer differs.
-        given: Fields of the whole model.
+        model_fields: Fields of the whole model.
 
     Returns:
         The small model's layer index -> fields. The ratio of each field to that of other layers stays the same.
     """
-    kinds: list[Any] = given.get("layer_types") or []
+    kinds: list[Any] = model_fields.get("layer_types") or []
     other = next((index for index, kind in enumerate(kinds) if kind != kinds[0]), 1)
-    own = next((fields for index, fields in settings.items() if int(index) == other), {})
-    sized = {name: value for name, value in own.items() if MAX_PROBE_SIZES.get(name) and given.get(name)}
+    layer_fields = next((fields for index, fields in settings.items() if int(index) == other), {})
+    sized = {
+        name: value for name, value in layer_fields.items() if MAX_PROBE_SIZES.get(name) and model_fields.get(name)
+    }
     return (
-        {1: {name: max(1, MAX_PROBE_SIZES[name] * value // given[name]) for name, value in sized.items()}}
+        {1: {name: max(1, MAX_PROBE_SIZES[name] * value // model_fields[name]) for name, value in sized.items()}}
         if sized
         else {}
     )
@@ -343,17 +345,17 @@ def _relative_difference(scores: Tensor, expected: Tensor) -> float:
 
 
 def possible_window_fields(
-    kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]
+    kind: type[PreTrainedModel], config: type[PreTrainedConfig], fields: dict[str, Any]
 ) -> list[str]:
     """Return the names of integer fields that may be attention windows.
 
     They are needed only for a class from outside transformers, whose fields may have any name; else the list is empty.
 
     Args:
-        given: The configuration's fields.
+        fields: The configuration's fields.
     """
     if kind.__module__.startswith("transformers.models."):
         return []
     sizes = {*MAX_PROBE_SIZES, *config.attribute_map, *config.attribute_map.values()}
-    numbers = [name for name, value in given.items() if type(value) is int and value > PROBE_WINDOW]
+    numbers = [name for name, value in fields.items() if type(value) is int and value > PROBE_WINDOW]
     return [name for name in numbers if name not in sizes and not name.endswith("_token_id")]

@@ -55,11 +55,11 @@ def siblings_change_logits(model: PreTrainedModel, target: HfTarget) -> bool:
         return False
     state = (kinds, str(model.dtype), str(model.device))
     with _lock:
-        known = _known.setdefault(model, {})
-        if state not in known:
+        results = _known.setdefault(model, {})
+        if state not in results:
             deviation, bound = difference(model, target)
-            known[state] = not deviation <= bound
-            if known[state]:
+            results[state] = not deviation <= bound
+            if results[state]:
                 warnings.warn(
                     f"{type(model).__name__} scores a token differently if other rows or tokens share its pass, by "
                     f"{deviation:.1g} of its largest logit, probably because its activations are quantised. It "
@@ -67,7 +67,7 @@ def siblings_change_logits(model: PreTrainedModel, target: HfTarget) -> bool:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        return known[state]
+        return results[state]
 
 
 def _kinds(model: nn.Module) -> frozenset[type]:

@@ -85,7 +85,8 @@ class RecurrentStates(LinearAttentionLayer):
         self.before = dict(self.conv_states), self.recurrent_states
         self.record_past = True  # transformers' switch: the convolution's state grows by all inputs of the pass
         self.recurrent_states = {
-            index: held.clone() if steps and held is not None else held for index, held in self.recurrent_states.items()
+            index: states.clone() if steps and states is not None else states
+            for index, states in self.recurrent_states.items()
         }
 
     def keep(self, accepted: Sequence[int], columns: int) -> None:
@@ -121,24 +122,24 @@ class RecurrentStates(LinearAttentionLayer):
 
     def select(self, rows: Tensor) -> None:
         """Keep only the states of the batch rows with the indices `rows` (K,) int64, in that order."""
-        for held in (self.conv_states, self.recurrent_states):
-            held.update({i: one.index_select(0, rows.to(one.device)) for i, one in held.items() if one is not None})
+        for states in (self.conv_states, self.recurrent_states):
+            states.update({i: one.index_select(0, rows.to(one.device)) for i, one in states.items() if one is not None})
 
 
 @final
 class StateLayer(RecurrentStates):
     """A cache layer with recurrent or convolutional states, and without keys and values."""
 
-    def __init__(self, given: LinearAttentionLayer) -> None:
-        self._take(given)
+    def __init__(self, layer: LinearAttentionLayer) -> None:
+        self._take(layer)
 
 
 @final
 class HybridLayer(RecurrentStates, LinearAttentionAndFullAttentionLayer):
     """A cache layer with recurrent or convolutional states, and also keys and values, which `attention` holds."""
 
-    def __init__(self, given: LinearAttentionLayer, attention: Any) -> None:
-        self._take(given)
+    def __init__(self, layer: LinearAttentionLayer, attention: Any) -> None:
+        self._take(layer)
         self.attention, self.is_initialized = attention, True
 
     @property
@@ -173,9 +174,11 @@ def copy_inference_states(cache: DynamicCache) -> None:
     """
     for layer in cache.layers:
         if isinstance(layer, LinearAttentionLayer):
-            for held in (layer.conv_states, layer.recurrent_states):
+            for states in (layer.conv_states, layer.recurrent_states):
                 with torch.inference_mode(False):
-                    held.update({i: one.clone() for i, one in held.items() if one is not None and one.is_inference()})
+                    states.update(
+                        {i: one.clone() for i, one in states.items() if one is not None and one.is_inference()}
+                    )
 
 
 @final
@@ -331,7 +334,7 @@ class RecurrentCache:
         like = torch.zeros(len(rows.ends), 1, dtype=torch.long, device=self._device)
         self._pass([row or [0] for row in tokens], like, run)
         self._keep(rows, tokens)
-        self.backlogs = [kept + more for kept, more in zip(self.backlogs, rest, strict=True)]
+        self.backlogs = [row_backlog + more for row_backlog, more in zip(self.backlogs, rest, strict=True)]
         self.passes += 1
 
     @property
@@ -361,11 +364,11 @@ class RecurrentCache:
             accepted: Each row's accepted tokens, the old backlog included.
         """
         width = rows.tree
-        kept = [len(tokens) if self.accepts_any_prefix or len(tokens) == width else 0 for tokens in accepted]
-        self.backlogs = [[] if count else tokens for count, tokens in zip(kept, accepted, strict=True)]
+        counts = [len(tokens) if self.accepts_any_prefix or len(tokens) == width else 0 for tokens in accepted]
+        self.backlogs = [[] if count else tokens for count, tokens in zip(counts, accepted, strict=True)]
         for layer in self.states:
-            layer.keep(kept, width)
-        columns, begins = rows.commit([range(count) for count in kept])
+            layer.keep(counts, width)
+        columns, begins = rows.commit([range(count) for count in counts])
         self.commit(columns, begins, rows.width)
 
 
@@ -451,10 +454,10 @@ class StepwiseMixer(nn.Module):
         self.mixer = mixer
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **named: Any) -> Tensor:
-        seen = hidden_states if attention_mask is None else hidden_states * attention_mask[:, :, None]
-        self.projected.states, self.projected.column = self.first(seen), 0
+        visible = hidden_states if attention_mask is None else hidden_states * attention_mask[:, :, None]
+        self.projected.states, self.projected.column = self.first(visible), 0
         steps: list[Tensor] = []
-        for column, step in enumerate(seen.split(1, 1)):
+        for column, step in enumerate(visible.split(1, 1)):
             mask = None if attention_mask is None else attention_mask[:, column : column + 1]
             steps.append(self.mixer(step, attention_mask=mask, **named))
         return self.last(torch.cat(steps, 1))

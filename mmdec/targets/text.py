@@ -48,10 +48,10 @@ class TextTarget(DecoderTarget):
         super().__init__(model)
 
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
-        seen = [name for name, value in inputs.items() if value is not None and MEDIA_INPUTS.match(name)]
-        if seen:
+        media_names = [name for name, value in inputs.items() if value is not None and MEDIA_INPUTS.match(name)]
+        if media_names:
             raise InputError(
-                f"`{seen[0]}` must be left out, because mmdec does not support pictures and sound of "
+                f"`{media_names[0]}` must be left out, because mmdec does not support pictures and sound of "
                 f"{type(self.model).__name__}. Call `model.generate` without mmdec to use them. "
                 f"{list_media_families()}"
             )

@@ -66,10 +66,10 @@ class Windows:
         """
         types, settings = get_layer_types_and_kwargs(config)
         layers = tuple(
-            Window(given["sliding_window"], IS_CHUNKED[kind])
-            if kind in IS_CHUNKED and given.get("sliding_window")
+            Window(setting["sliding_window"], IS_CHUNKED[kind])
+            if kind in IS_CHUNKED and setting.get("sliding_window")
             else None
-            for kind, given in zip(types, settings, strict=True)
+            for kind, setting in zip(types, settings, strict=True)
         )
         if not any(layers):
             return None
@@ -77,9 +77,9 @@ class Windows:
         by_type = dict(sizes)
         named: Sequence[str] = getattr(config, "layer_types", None) or ()
         if len(by_type) < len(sizes) or (not named and len(by_type) > 1):
-            found = sorted({window.size for window in layers if window})
+            window_sizes = sorted({window.size for window in layers if window})
             raise InputError(
-                f"`model` must have one window for all layers of a type, but has {found}. Choose another model."
+                f"`model` must have one window for all layers of a type, but has {window_sizes}. Choose another model."
             )
         return cls(layers, {kind: by_type.get(kind) for kind in named} if named else None)
 
@@ -88,21 +88,21 @@ class Windows:
         return {window: window.first(rows) for window in set(self.layers) if window}
 
     def masks(
-        self, tree: TreeMask, firsts: Mapping[Window, int], counted: tuple[Tensor, Tensor] | None
+        self, tree: TreeMask, firsts: Mapping[Window, int], positions: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor | dict[str, Tensor | None], tuple[TreeMask, ...]]:
         """Make the masks of a draft's pass.
 
         Args:
             tree: The mask of layers without a window.
             firsts: Window -> index of the first cached token that its mask covers.
-            counted: Positions (B, S) of the cached tokens, padding between them counted, and number of padding tokens
+            positions: Positions (B, S) of the cached tokens, padding between them counted, and number of padding tokens
                 (B,); None: there is no padding between tokens.
 
         Returns:
             The model's argument `attention_mask`, and the tree masks of all types of layers.
         """
         trees = {
-            window: tree.within(window.size, chunks=window.chunks, first=firsts.get(window, 0), counted=counted)
+            window: tree.within(window.size, chunks=window.chunks, first=firsts.get(window, 0), positions=positions)
             for window in set(self.layers)
             if window
         }
@@ -129,8 +129,8 @@ class Gaps:
     def of(cls, mask: Tensor) -> Gaps:
         """Find the padding in a prompt's mask (B, C) bool, False at padding."""
         moved, padding = torch.zeros_like(mask, dtype=torch.long), list[int]()
-        for row, seen in enumerate(mask):
-            places = seen.nonzero()[:, 0]
+        for row, row_mask in enumerate(mask):
+            places = row_mask.nonzero()[:, 0]
             start, end = int(places[0]), int(places[0]) + len(places)
             padding.append(mask.shape[1] - end)
             moved[row, start:end] = places - torch.arange(start, end, device=mask.device) - padding[-1]

@@ -170,9 +170,9 @@ def _from_dict(audio: Mapping[str, Any], max_seconds: float, strict: bool) -> so
         return _from_array(array, rate)
     source = audio.get("bytes") or audio.get("path")
     if not isinstance(source, (bytes, str, os.PathLike)):
-        listed = ", ".join(show(name) for name in list(audio)[:9]) or "nothing"
+        names = ", ".join(show(name) for name in list(audio)[:9]) or "nothing"
         raise InputError(
-            f"`audio` must hold `array` and `sampling_rate`, `bytes` or `path`, but is a dict of {listed}. Rename them."
+            f"`audio` must hold `array` and `sampling_rate`, `bytes` or `path`, but is a dict of {names}. Rename them."
         )
     return _recording(source, None, max_seconds, strict)
 

@@ -105,8 +105,8 @@ class GenerateOptions(TaskOptions):
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Self:
         """Make options from the keyword arguments of a call; unknown ones are options of `generate`."""
-        known = {name: value for name, value in keywords.items() if name in option_names(cls)}
-        return cls(**known, generate={name: value for name, value in keywords.items() if name not in known})
+        values = {name: value for name, value in keywords.items() if name in option_names(cls)}
+        return cls(**values, generate={name: value for name, value in keywords.items() if name not in values})
 
     def changed(self) -> dict[str, Any]:
         return super().changed() | dict(self.generate)

@@ -44,9 +44,9 @@ def keep_metrics(folder: Path) -> None:
     if not log.is_file():
         return
     number = 1
-    while (kept := folder / f"metrics-{number}.csv").exists():
+    while (backup := folder / f"metrics-{number}.csv").exists():
         number += 1
-    log.rename(kept)
+    log.rename(backup)
 
 
 class TrainingCLI(LightningCLI):
@@ -148,10 +148,10 @@ class TrainingCLI(LightningCLI):
         options = self.config_init[str(self.subcommand)]
         if options.get("ckpt_path") == "last":
             folders = self._checkpoint_folders()
-            found = last_checkpoint(folders)
-            if found is None:
+            checkpoint = last_checkpoint(folders)
+            if checkpoint is None:
                 rank_zero_info(f"No checkpoint in {', '.join(map(str, folders))}: this run starts from the beginning.")
-            options["ckpt_path"] = None if found is None else str(found)
+            options["ckpt_path"] = None if checkpoint is None else str(checkpoint)
 
     def _hold_folders(self) -> None:
         """Lock the folders where this training writes, and delete the half-written files of killed processes."""
@@ -164,8 +164,8 @@ class TrainingCLI(LightningCLI):
             part.unlink(missing_ok=True)
 
     def _checkpoint_folders(self) -> list[Path]:
-        found = (one.dirpath for one in self.trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint))
-        return [check_local(folder, "dirpath") for folder in dict.fromkeys(found) if folder]
+        paths = (one.dirpath for one in self.trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint))
+        return [check_local(folder, "dirpath") for folder in dict.fromkeys(paths) if folder]
 
 
 def main(arguments: Sequence[str] | None = None) -> TrainingCLI:

@@ -131,9 +131,9 @@ class StageBar(Callback):
         if isinstance(outputs, Mapping) and outputs.get("loss") is not None:
             value = outputs["loss"]
         self.loss = self.loss if value is None else float(value)
-        if (found := trainer.callback_metrics.get("train/round")) is not None:
-            before = float(found) if self.rounds is None else self.rounds
-            self.rounds = before + (float(found) - before) / AVERAGED_STEPS
+        if (tokens_per_round := trainer.callback_metrics.get("train/round")) is not None:
+            before = float(tokens_per_round) if self.rounds is None else self.rounds
+            self.rounds = before + (float(tokens_per_round) - before) / AVERAGED_STEPS
         if time.time() - self.shown >= UPDATE_SECONDS[sys.stdout.isatty()]:
             self._show(trainer.global_step)
 
@@ -189,8 +189,8 @@ class Resumption(Callback):
         loop = checkpoint["loops"]["fit_loop"]
         batches = loop["epoch_loop.batch_progress"]
         current, total, done = batches["current"], batches["total"], batches["current"]["processed"]
-        begun = current["ready"] > done  # True if the checkpoint was saved in the middle of a batch
-        over = batches["is_last_batch"] and not begun
+        is_mid_batch = current["ready"] > done  # True if the checkpoint was saved in the middle of a batch
+        over = batches["is_last_batch"] and not is_mid_batch
         if (
             trainer.accumulate_grad_batches == 1
         ):  # in a checkpoint from just before a validation, this count lacks the last batch

@@ -385,11 +385,11 @@ def load_averaged(build: Callable[..., M], checkpoints: Sequence[Path]) -> tuple
 def _fitting(path: Path, checkpoint: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = checkpoint["state_dict"]
     for name in sorted(shapes.keys() | state.keys()):
-        found, own = tuple(state[name].shape) if name in state else "absent", shapes.get(name, "absent")
-        if found != own:
+        shape, expected_shape = tuple(state[name].shape) if name in state else "absent", shapes.get(name, "absent")
+        if shape != expected_shape:
             raise InputError(
-                f"`checkpoints` must hold a module's weights, but '{name}' in '{path}' is {found} and not {own}. Name "
-                "others."
+                f"`checkpoints` must hold a module's weights, but '{name}' in '{path}' is {shape} and not "
+                f"{expected_shape}. Name others."
             )
     return state
 

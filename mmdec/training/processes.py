@@ -77,9 +77,9 @@ def lock_folder(folder: Path, what: str) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except Timeout as error:
-        known = owner.read_text(encoding="utf-8") if owner.is_file() else "another process"
+        owner_name = owner.read_text(encoding="utf-8") if owner.is_file() else "another process"
         raise InputError(
-            f"`{what}` must be alone in '{folder}', but {known} works there. Wait for it, or stop it."
+            f"`{what}` must be alone in '{folder}', but {owner_name} works there. Wait for it, or stop it."
         ) from error
     try:
         write_atomically(owner, f"{what} (process {os.getpid()})".encode())

@@ -149,10 +149,10 @@ class EnglishSpeech:
         self.root, self.split = root, split
         self.rows, self.bad = _distinct(root, split, limit, admission)  # (name, translation, alignment) of each
         folder = self.folder(root, split, self.rows)
-        kept = folder / "index.json"
-        if not kept.is_file() or self._is_repaired(kept):
+        index_file = folder / "index.json"
+        if not index_file.is_file() or self._is_repaired(index_file):
             self._build(folder)
-        index = json.loads(kept.read_text(encoding="utf-8"))
+        index = json.loads(index_file.read_text(encoding="utf-8"))
         for reason, name in BadRows(index["bad"]):
             self.bad.add(reason, name)
         self.rows = [self.rows[number] for number in index["kept"]]
@@ -243,20 +243,20 @@ class EnglishSpeech:
             count, total, squares = count + len(part), total + part.sum(0), squares + (part**2).sum(0)
         mean = total / count
         deviation = np.sqrt(np.maximum(squares / count - mean**2, 1e-8))
-        spoken = np.log1p(self._phones[self._phones[:, 0] > 0, 1:].astype(np.float64))
-        pairs = np.stack([spoken.mean(0), np.maximum(spoken.std(0), 1e-4)], 1)  # (2, 2): of pitch and of energy
+        logarithms = np.log1p(self._phones[self._phones[:, 0] > 0, 1:].astype(np.float64))
+        pairs = np.stack([logarithms.mean(0), np.maximum(logarithms.std(0), 1e-4)], 1)  # (2, 2): of pitch and of energy
         mean, deviation, pitch, energy = (torch.from_numpy(array).float() for array in (mean, deviation, *pairs))
         return mean, deviation, pitch, energy
 
-    def _is_repaired(self, kept: Path) -> bool:
-        """Return whether a bad recording's file has changed since the cache's index file, `kept`, was written."""
-        names = [name for _, name in BadRows(json.loads(kept.read_text("utf-8"))["bad"])]
+    def _is_repaired(self, index_file: Path) -> bool:
+        """Return whether a bad recording's file has changed since the cache's index file, `index_file`, was written."""
+        names = [name for _, name in BadRows(json.loads(index_file.read_text("utf-8"))["bad"])]
         wavs = (self.root / self.split / f"{name}.wav" for name in names)
-        return any(wav.stat().st_mtime_ns > kept.stat().st_mtime_ns for wav in wavs)
+        return any(wav.stat().st_mtime_ns > index_file.stat().st_mtime_ns for wav in wavs)
 
     def _build(self, folder: Path) -> None:
         """Compute the targets and write the cache, completely or not at all. Several processes may do this at once."""
-        bad, kept, units, frames, firsts = BadRows(), [], [], [], []
+        bad, rows, units, frames, firsts = BadRows(), [], [], [], []
         phones: list[np.ndarray] = []
         mels: list[np.ndarray] = []
         for number, (name, _, alignment) in enumerate(self.rows):
@@ -265,13 +265,13 @@ class EnglishSpeech:
             except InputError as error:
                 bad.add(f"no acoustic targets: {str(error).split(',')[0]}", name)
                 continue
-            kept.append(number)
+            rows.append(number)
             units.append(" ".join(targets.units))
             frames.append(targets.mel.shape[0])
             firsts.append(targets.first_frame)
             phones.append(torch.stack([targets.durations.float(), targets.pitch, targets.energy], 1).numpy())
             mels.append(targets.mel.half().numpy())
-        index = {"kept": kept, "units": units, "frames": frames, "first_frames": firsts, "bad": bad.names}
+        index = {"kept": rows, "units": units, "frames": frames, "first_frames": firsts, "bad": bad.names}
         with atomic_folder(folder) as fresh:
             np.save(fresh / "phones.npy", np.concatenate(phones) if phones else np.zeros((0, 3), np.float32))
             np.save(fresh / "mel.npy", np.concatenate(mels) if mels else np.zeros((0, MELS), np.float16))
@@ -359,8 +359,8 @@ def save_stage(folder: Path, name: str, network: nn.Module, described: dict[str,
 def distributed_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
     """Compute FastSpeech 2's losses as means over the frames and phones of all processes' batches."""
     loss = acoustic_loss(output, batch, model)
-    spoken = (batch.durations > 0).sum()
-    frames, phones, voiced = token_weight(torch.stack([output.mel_lengths.sum(), batch.lengths.sum(), spoken]))
+    voiced_count = (batch.durations > 0).sum()
+    frames, phones, voiced = token_weight(torch.stack([output.mel_lengths.sum(), batch.lengths.sum(), voiced_count]))
     return AcousticLoss(loss.mel * frames, loss.duration * phones, loss.pitch * voiced, loss.energy * voiced)
 
 
@@ -443,9 +443,9 @@ class AcousticData(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Step]:
         assert self.validation_set is not None
-        held = self.validation_set
-        numbers: Any = range(len(held))
-        return DataLoader(numbers, batch_size=16, collate_fn=lambda items: held.batch(items, self.units))
+        dataset = self.validation_set
+        numbers: Any = range(len(dataset))
+        return DataLoader(numbers, batch_size=16, collate_fn=lambda items: dataset.batch(items, self.units))
 
 
 class AcousticModule(LightningModule):

@@ -204,8 +204,8 @@ class SpeechDataset(Dataset[Item]):
         self.lengths = [int(store.lengths[index]) for index in self.indices]
         self.english = english
         if english is not None:
-            spoken = english.by_key()
-            self.spoken = [spoken[row.translation, tuple(row.units)] for row in self.rows]
+            english_clips = english.by_key()
+            self.spoken = [english_clips[row.translation, tuple(row.units)] for row in self.rows]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -266,8 +266,8 @@ def draw_batches(
     count = steps * world * batch_size
     rounds = [generator.permutation(len(lengths)) for _ in range(-(-2 * count // len(lengths)))]
     numbers = np.concatenate(rounds).tolist()
-    joined = generator.random(count) < concatenate
-    items = [(numbers.pop(), numbers.pop()) if join else (numbers.pop(),) for join in joined]
+    is_joined = generator.random(count) < concatenate
+    items = [(numbers.pop(), numbers.pop()) if join else (numbers.pop(),) for join in is_joined]
     items.sort(key=lambda item: sum(lengths[number] for number in item))
     batches = [items[start : start + batch_size] for start in range(0, count, batch_size)]
     # at each step all processes get items of similar length, so that none waits for another
@@ -346,9 +346,9 @@ class SpeechTranslationData(LightningDataModule):
             self._dataset(split, BadRows())
 
     def _dataset(self, split: str, bad: BadRows, limit: int | None = None) -> SpeechDataset:
-        rows, broken = read_pairs(self.common_voice, self.cvss, split, admission=self.admission)
+        rows, bad_rows = read_pairs(self.common_voice, self.cvss, split, admission=self.admission)
         table, unread = f"rows of {quote_path(self.cvss / f'{split}.tsv')}", BadRows()
-        self.admission.check(broken, len(rows) + broken.count, table)
+        self.admission.check(bad_rows, len(rows) + bad_rows.count, table)
         most = self.limit if split == "train" else None
         rows = rows[:most]
         store = FeatureStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.jobs)
@@ -356,8 +356,8 @@ class SpeechTranslationData(LightningDataModule):
         if self.rendering == "canonical":
             rows = unify_targets(rows)
         english = EnglishSpeech(self.cvss, split, most, self.admission) if self.acoustic else None
-        spoken = english.by_key() if english is not None else None
-        kept = []
+        english_clips = english.by_key() if english is not None else None
+        usable = []
         for row in rows:
             frames = int(store.lengths[indices[row.name]])
             if frames == 0:
@@ -365,17 +365,17 @@ class SpeechTranslationData(LightningDataModule):
                 unread.add(f"source recording unusable: {reason}", row.name)
             elif reason := self.misfit(row, frames):
                 bad.add(reason, row.name)
-            elif spoken is not None and (row.translation, tuple(row.units)) not in spoken:
+            elif english_clips is not None and (row.translation, tuple(row.units)) not in english_clips:
                 unread.add("no acoustic targets", row.name)
             else:
-                kept.append(row)
-        for reason, name in (*broken, *unread):
+                usable.append(row)
+        for reason, name in (*bad_rows, *unread):
             bad.add(reason, name)
-        if not kept:
+        if not usable:
             raise no_rows(split, bad)
         self.admission.check(unread, len(rows), table)
-        kept = kept[:limit]
-        return SpeechDataset(kept, store, [indices[row.name] for row in kept], self.units, english)
+        usable = usable[:limit]
+        return SpeechDataset(usable, store, [indices[row.name] for row in usable], self.units, english)
 
     def misfit(self, row: SpeechPair, frames: int) -> str | None:
         """Return the reason why a row is left out of training; None if it is used.

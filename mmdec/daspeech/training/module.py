@@ -298,13 +298,13 @@ class DASpeechModule(RecipeModule):
         data, dag = self.trainer.datamodule, self.config.dag  # type: ignore[attr-defined] # not declared by Lightning
         if not isinstance(data, SpeechTranslationData):
             return
-        for name, wanted, value in (
+        for name, expected, value in (
             ("upsample", dag.upsample, data.upsample),
             ("min_vertices", dag.min_vertices, data.min_vertices),
         ):
-            if wanted != value:
+            if expected != value:
                 raise InputError(
-                    f"`{name}` of the data must be the model's, {wanted}, but is {value}. Set both in the recipe."
+                    f"`{name}` of the data must be the model's, {expected}, but is {value}. Set both in the recipe."
                 )
 
     def losses(self, batch: SpeechBatch) -> dict[str, Tensor]:
@@ -319,11 +319,13 @@ class DASpeechModule(RecipeModule):
         if self.training:
             features, lengths = self.augmentation(features, lengths)
         states, state_lengths, middle = net.encoder(features, lengths, self.config.ctc_layer)
-        given = forced = None
+        revealed = forced = None
         ratio = glat_ratio(self.options, self.global_step) if self.training else 0.0
         if ratio > 0:
-            given, forced = glance(net.decoder, states, state_lengths, lengths, batch.units, batch.unit_lengths, ratio)
-        lattice = net.decoder(states, state_lengths, lengths, given)
+            revealed, forced = glance(
+                net.decoder, states, state_lengths, lengths, batch.units, batch.unit_lengths, ratio
+            )
+        lattice = net.decoder(states, state_lengths, lengths, revealed)
         graph = graph_loss(lattice, batch.units, batch.unit_lengths, forced)
         parts = {"dag": graph.value, "invalid": graph.invalid.float()}
         logits = net.baseline(batch.units[:, :-1], states, state_lengths)
@@ -419,10 +421,10 @@ def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
     Returns:
         The names of the network's weights that were not loaded.
     """
-    own = network.state_dict()
-    fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
+    shapes = network.state_dict()
+    fitting = {name: value for name, value in state.items() if name in shapes and shapes[name].shape == value.shape}
     network.load_state_dict(fitting, strict=False)
-    return sorted(set(own) - set(fitting))
+    return sorted(set(shapes) - set(fitting))
 
 
 class InitialWeights(Callback):
@@ -462,24 +464,24 @@ class InitialWeights(Callback):
             if prefix:
                 self._reorder(state, network.state_dict(), pl_module.hparams["units"], file.with_suffix(".json"))
             left = load_network(network, state)
-            taken = len(network.state_dict()) - len(left)
-            if taken == 0:
+            loaded_count = len(network.state_dict()) - len(left)
+            if loaded_count == 0:
                 raise InputError(f"`files` must fit the network, but no tensor of '{file}' does. Check the sizes.")
-            rank_zero_info(f"{file}: {taken} tensors loaded")
+            rank_zero_info(f"{file}: {loaded_count} tensors loaded")
 
-    def _reorder(self, state: dict[str, Tensor], own: dict[str, Tensor], units: list[str], listed: Path) -> None:
+    def _reorder(self, state: dict[str, Tensor], parameters: dict[str, Tensor], units: list[str], path: Path) -> None:
         """Put the acoustic model's phone embeddings in the order of this network's phones.
 
         A phone that is new keeps its initial embedding.
 
         Args:
             state: The acoustic model's weights, changed in place.
-            own: This network's weights.
+            parameters: This network's weights.
             units: This network's phones.
-            listed: The acoustic model's tts.json, which lists its phones.
+            path: The acoustic model's tts.json, which lists its phones.
         """
-        earlier = json.loads(listed.read_text(encoding="utf-8"))["units"]
-        rows = own["tts.units.weight"].clone()
+        earlier = json.loads(path.read_text(encoding="utf-8"))["units"]
+        rows = parameters["tts.units.weight"].clone()
         for index, unit in enumerate(units):
             if unit in earlier:
                 rows[index] = state["tts.units.weight"][earlier.index(unit)]

@@ -214,12 +214,12 @@ class VocoderData(LightningDataModule):
         if self.train_set:
             return
         teacher = load_acoustic(Path(self.acoustic)) if self.acoustic else None
-        train, held = self._splits()
+        train, validation = self._splits()
         rank_zero_info(
             f"English speech: {len(train)} distinct recordings, {train.bad.count} left out {train.bad.report()}"
         )
         self.train_set = [record(train, item, teacher, self.crop_frames) for item in range(len(train))]
-        self.validation_set = [record(held, item, None, self.crop_frames) for item in range(len(held))]
+        self.validation_set = [record(validation, item, None, self.crop_frames) for item in range(len(validation))]
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Compute mean and standard deviation, (80,) each, of the log mels of the first 500 training recordings."""

@@ -83,9 +83,9 @@ class Alignment:
         Returns:
             (F + 1,) scores of the extended alignments.
         """
-        held = np.full_like(before, -np.inf)
-        held[1:] = sums[1:] + np.maximum.accumulate(before[:-1] - sums[:-1])
-        return held
+        extended = np.full_like(before, -np.inf)
+        extended[1:] = sums[1:] + np.maximum.accumulate(before[:-1] - sums[:-1])
+        return extended
 
     def place(self) -> int:
         """Return the frame at which the accepted text most likely ends; of equally good frames, the last one."""
@@ -227,17 +227,17 @@ class Ctc:
         """
         return CtcState(self.begin(context, [at for at, row in enumerate(context.tokens.tolist()) if self.knows(row)]))
 
-    def begin(self, context: Context, known: Sequence[int]) -> list[CtcRow]:
-        """Return the state of each batch row. The head is run over the rows with the indices `known` only."""
+    def begin(self, context: Context, row_indices: Sequence[int]) -> list[CtcRow]:
+        """Return the state of each batch row. The head is run over the rows with the indices `row_indices` only."""
         encoder = context.encoder
         if encoder is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # id of <|notimestamps|>, the token before the timestamps
         rows = [CtcRow(self, last != untimed, self.first_time) for last in context.tokens[:, -1].tolist()]
-        if known:
+        if row_indices:
             read = state_lengths(encoder.states, encoder.sound)
-            heard = self._listen(encoder.states[list(known)], [read[at] for at in known])
-            for at, logprobs in zip(known, heard, strict=True):
+            alignments = self._listen(encoder.states[list(row_indices)], [read[at] for at in row_indices])
+            for at, logprobs in zip(row_indices, alignments, strict=True):
                 rows[at].alignment = Alignment(logprobs)
         return rows
 
@@ -311,32 +311,32 @@ class Ctc:
             For each token: its id, and the chance that it is right if all tokens before it are right.
         """
         most, place = 3 * depth + 3, alignment.place()
-        heard = alignment.pieces_from(place, most)
-        ended = len(heard) < most
-        heard = heard[self._count_skipped(row, [self.pieces.bytes(piece) for piece, _, _ in heard]) :]
-        found: list[tuple[int, float]] = []
+        pieces = alignment.pieces_from(place, most)
+        ended = len(pieces) < most
+        pieces = pieces[self._count_skipped(row, [self.pieces.bytes(piece) for piece, _, _ in pieces]) :]
+        continuation: list[tuple[int, float]] = []
         closed = row.last >= self.first_time and 0 <= row.before < self.first_time
         # A segment has ended. The next one usually begins with the timestamp at which this one ends.
         if row.timed and closed:
-            found.append((row.last, 0.9))
+            continuation.append((row.last, 0.9))
         words: list[tuple[int, int, float]] = []
-        spoken = row.last < self.first_time  # whether this segment has words: only then may it end with a timestamp
-        for piece in heard:
+        has_words = row.last < self.first_time  # whether this segment has words: only then may it end with a timestamp
+        for piece in pieces:
             if piece[0] >= FIRST_PIECE:
                 words.append(piece)
             elif row.timed:
-                found += self._tokens(words)
-                if words or spoken:
-                    found += [(self._time(piece[1]), piece[2] * TIMESTAMP_CHANCE), (self._time(piece[1]), 0.9)]
-                words, spoken = [], False
-            if len(found) > depth:
-                return found
-        found += self._tokens(words)
+                continuation += self._tokens(words)
+                if words or has_words:
+                    continuation += [(self._time(piece[1]), piece[2] * TIMESTAMP_CHANCE), (self._time(piece[1]), 0.9)]
+                words, has_words = [], False
+            if len(continuation) > depth:
+                return continuation
+        continuation += self._tokens(words)
         if ended:
-            if row.timed and (words or spoken):
-                found.append((self._time(heard[-1][1] if heard else len(alignment.path)), TIMESTAMP_CHANCE))
-            found.append((self.end, END_CHANCE))
-        return found
+            if row.timed and (words or has_words):
+                continuation.append((self._time(pieces[-1][1] if pieces else len(alignment.path)), TIMESTAMP_CHANCE))
+            continuation.append((self.end, END_CHANCE))
+        return continuation
 
     @staticmethod
     def _count_skipped(row: CtcRow, texts: Sequence[bytes]) -> int:
@@ -371,7 +371,7 @@ class Ctc:
         """
         texts = [self.pieces.bytes(piece) for piece, _, _ in pieces]
         ends = np.cumsum([len(text) for text in texts]).tolist()
-        found: list[tuple[int, float]] = []
+        tokens: list[tuple[int, float]] = []
         at, read = 0, 0
         for token in self.pieces.merges.tokens(b"".join(texts)):
             read += len(self.pieces.merges.bytes(token))
@@ -379,8 +379,8 @@ class Ctc:
             while at < len(ends) and ends[at] - len(texts[at]) < read:
                 chance *= pieces[at][2]
                 at += 1
-            found.append((token, chance))
-        return found
+            tokens.append((token, chance))
+        return tokens
 
 
 @final
@@ -414,8 +414,10 @@ class CtcByLanguage:
         """
         prompts = context.tokens.tolist()
         chosen = [next((head for head in self.heads if head.knows(row)), None) for row in prompts]
-        begun = [head.begin(context, [at for at, one in enumerate(chosen) if one is head]) for head in self.heads]
-        return CtcState([begun[self.heads.index(head) if head else 0][at] for at, head in enumerate(chosen)])
+        rows_of_heads = [
+            head.begin(context, [at for at, one in enumerate(chosen) if one is head]) for head in self.heads
+        ]
+        return CtcState([rows_of_heads[self.heads.index(head) if head else 0][at] for at, head in enumerate(chosen)])
 
     def propose(self, state: CtcState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain for each row, by the row's own head."""

@@ -105,8 +105,8 @@ def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
     """
     rows = []
     for row, count in zip(best.tolist(), lengths.tolist(), strict=True):
-        kept = [piece for at, piece in enumerate(row[:count]) if at == 0 or piece != row[at - 1]]
-        rows.append([piece for piece in kept if piece != BLANK])
+        collapsed = [piece for at, piece in enumerate(row[:count]) if at == 0 or piece != row[at - 1]]
+        rows.append([piece for piece in collapsed if piece != BLANK])
     return rows
 
 
@@ -145,24 +145,26 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> CtcTranscript
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
     for row, count in enumerate(lengths.tolist()):
         path = paths[row, :count]
-        spoken = path != BLANK
-        first = spoken & torch.cat([spoken.new_ones(1), path[1:] != path[:-1]])[:count]
-        place = (first.cumsum(0) - 1)[spoken]  # for each frame that is not blank: index of its piece in the transcript
+        is_piece = path != BLANK
+        first = is_piece & torch.cat([is_piece.new_ones(1), path[1:] != path[:-1]])[:count]
+        place = (first.cumsum(0) - 1)[
+            is_piece
+        ]  # for each frame that is not blank: index of its piece in the transcript
         total = int(first.sum())
-        probabilities = logits[row, :count][spoken].float().softmax(-1)
+        probabilities = logits[row, :count][is_piece].float().softmax(-1)
         probabilities[:, BLANK] = 0
         mean = probabilities.new_zeros(total, logits.shape[-1]).index_add_(0, place, probabilities)
         mean = mean / mean.new_zeros(total).index_add_(0, place, mean.new_ones(len(place))).clamp(min=1)[:, None]
         weights, pieces = mean.topk(best, -1)
         # Sort the frames by their piece, and frames of the same piece by probability, the highest first. Subtracting 2
         # for each piece keeps the pieces apart, because probabilities differ by at most 1.
-        said = probabilities.amax(-1) - place * 2.0
-        order = said.argsort(descending=True, stable=True)
+        ranks = probabilities.amax(-1) - place * 2.0
+        order = ranks.argsort(descending=True, stable=True)
         starts = torch.searchsorted(place[order], torch.arange(total, device=logits.device))
-        rows.append((pieces, weights / weights.sum(-1, keepdim=True), spoken.nonzero()[:, 0][order[starts]]))
+        rows.append((pieces, weights / weights.sum(-1, keepdim=True), is_piece.nonzero()[:, 0][order[starts]]))
     pieces, weights, frames = pad_places(rows)
-    found = torch.tensor([len(row) for _, _, row in rows], device=logits.device)
-    return CtcTranscripts(pieces, weights, found, frames, likely.masked_fill(~real, 0.0), lengths.to(logits.device))
+    counts = torch.tensor([len(row) for _, _, row in rows], device=logits.device)
+    return CtcTranscripts(pieces, weights, counts, frames, likely.masked_fill(~real, 0.0), lengths.to(logits.device))
 
 
 def pad_places(rows: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:

@@ -101,11 +101,11 @@ def frequent_tokens(texts: Iterable[Sequence[int]], merges: Merges, count: int, 
     Returns:
         Their ids, ascending.
     """
-    seen = Counter(token for text in texts for token in text if token in merges)
+    frequencies = Counter(token for text in texts for token in text if token in merges)
     bound = least
-    while len(found := _select_frequent(Counter(seen), bound, merges)) > max(count, 256):
+    while len(frequent := _select_frequent(Counter(frequencies), bound, merges)) > max(count, 256):
         bound += 1 + bound // 8
-    return found
+    return frequent
 
 
 def _select_frequent(left: Counter[int], bound: int, merges: Merges) -> list[int]:
@@ -135,8 +135,8 @@ class TokenPieces:
             `FIRST_PIECE`, `FIRST_PIECE` + 1, ...
     """
 
-    def __init__(self, merges: Merges, kept: Sequence[int]) -> None:
-        self.merges, self.kept = merges, list(kept)
+    def __init__(self, merges: Merges, token_ids: Sequence[int]) -> None:
+        self.merges, self.kept = merges, list(token_ids)
         self._numbers = {token: FIRST_PIECE + at for at, token in enumerate(self.kept)}
         self.of_token = lru_cache(2**14)(self._of_token)
 

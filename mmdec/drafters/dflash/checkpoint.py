@@ -90,12 +90,12 @@ def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
         vocab_size: The target's vocabulary size; None: the size in the folder.
     """
     state, described, settings = checkpoint.state, checkpoint.config, published_settings(checkpoint)
-    size, joined = checkpoint.shape("fc.weight")
+    size, width = checkpoint.shape("fc.weight")
     # the default of transformers' class for Muse Glimmer
     windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE_MODEL_TYPE else {}
     check_layer(checkpoint, {**windows, **settings}, (MUSE_MODEL_TYPE,))
-    own = described.get("dflash_config")
-    options = {**settings, **(own if isinstance(own, dict) else {})}
+    dflash_settings = described.get("dflash_config")
+    options = {**settings, **(dflash_settings if isinstance(dflash_settings, dict) else {})}
     for name in ("block_size", "mask_token_id"):
         if type(options.get(name)) is not int:
             raise checkpoint.error(
@@ -104,10 +104,10 @@ def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
                 "Set it as in training.",
             )
     layers = _layers(checkpoint, options)
-    if joined % size or (layers and joined != len(layers) * size):
+    if width % size or (layers and width != len(layers) * size):
         raise checkpoint.error(
             f"have an fc of {len(layers) or 'some'} x {size} channels, one for each layer that is read",
-            f"has one of {joined}",
+            f"has one of {width}",
             "Take config.json and weights of one training.",
         )
     theta, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))

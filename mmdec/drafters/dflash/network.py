@@ -137,11 +137,11 @@ class DFlash(LayeredNetwork):
 
     def build(self, config: DraftConfig) -> None:
         """Create the weights, under their published names."""
-        own, size, eps = cast(DFlashConfig, config), config.hidden_size, config.rms_norm_eps
-        self.fc = nn.Linear(own.features * size, size, bias=own.fc_bias)
+        sizes, size, eps = cast(DFlashConfig, config), config.hidden_size, config.rms_norm_eps
+        self.fc = nn.Linear(sizes.features * size, size, bias=sizes.fc_bias)
         self.hidden_norm = RMSNorm(size, eps)
-        self.build_layers(own, 0, qk_norm=True, output_bias=own.attention_bias)
-        self.build_ends(own, own.own_head)
+        self.build_layers(sizes, 0, qk_norm=True, output_bias=sizes.attention_bias)
+        self.build_ends(sizes, sizes.own_head)
 
     @property
     def own_head(self) -> nn.Linear | None:
@@ -149,8 +149,8 @@ class DFlash(LayeredNetwork):
 
     def share_ends(self, embedding: nn.Module, output: nn.Linear) -> None:
         super().share_ends(embedding, output)
-        own = self.own_head
-        if own is not None and output.bias is None and torch.equal(own.weight, output.weight):
+        head = self.own_head
+        if head is not None and output.bias is None and torch.equal(head.weight, output.weight):
             self.config = replace(self.config, own_head=False)
             del self.lm_head
 

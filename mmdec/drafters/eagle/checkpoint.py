@@ -145,8 +145,8 @@ def published_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     `text_config`, else the whole config."""
     settings = dict(checkpoint.config)
     for name in ("text_config", "transformer_layer_config"):
-        own = checkpoint.config.get(name)
-        settings |= own if isinstance(own, dict) else {}
+        value = checkpoint.config.get(name)
+        settings |= value if isinstance(value, dict) else {}
     return settings
 
 
@@ -196,11 +196,11 @@ def read_rope(
 def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the fields of EAGLE-1/2's configuration, from tensor shapes where possible, else from the config."""
     state, settings = checkpoint.state, published_settings(checkpoint)
-    size, joined = checkpoint.shape("fc.weight")
-    if joined != 2 * size:
+    size, width = checkpoint.shape("fc.weight")
+    if width != 2 * size:
         raise checkpoint.error(
             f"have an fc of 2 x {size} channels",
-            f"has one of {joined}",
+            f"has one of {width}",
             "A network that reads several layers is EAGLE-3's, and holds 'midlayer.' or 'layers.0.hidden_norm.weight'.",
         )
     table = state.get("embed_tokens.weight", state.get("model.embed_tokens.weight"))
@@ -236,11 +236,11 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         vocab_size: The target's vocabulary size; None: the size in the folder.
     """
     state, described, settings = checkpoint.state, checkpoint.config, published_settings(checkpoint)
-    size, joined = checkpoint.shape("fc.weight")
+    size, width = checkpoint.shape("fc.weight")
     target = described.get("target_hidden_size") or size
-    if type(target) is not int or target < 1 or joined % target:
+    if type(target) is not int or target < 1 or width % target:
         raise checkpoint.error(
-            f"say how many states of the target {joined} inputs of fc are",
+            f"say how many states of the target {width} inputs of fc are",
             f"has `target_hidden_size` {target!r:.60}",
             "Set `target_hidden_size` in config.json to the target's `hidden_size`.",
         )
@@ -271,7 +271,7 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         "vocab_size": vocab_size or (whole[0] if whole else settings.get("vocab_size")),
         "draft_vocab_size": checkpoint.shape("lm_head.weight")[0],
         "num_hidden_layers": count_layers(state),
-        "features": joined // target,
+        "features": width // target,
         "layers": _layers_read(checkpoint),
         "rope_theta": theta,
         "rope_scaling": rope if rope["rope_type"] in SCALED_ROPE else None,
@@ -291,8 +291,8 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
 
 def mmdec_fields(described: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Return those of these fields that `mmdec.pretrained.export` wrote under "mmdec" in config.json."""
-    own = described.get("mmdec")
-    return {name: own[name] for name in names if name in own} if isinstance(own, dict) else {}
+    fields = described.get("mmdec")
+    return {name: fields[name] for name in names if name in fields} if isinstance(fields, dict) else {}
 
 
 def count_layers(state: Mapping[str, Tensor]) -> int:
@@ -343,11 +343,11 @@ def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, te
 
 def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
     """Return the indices of the target layers whose outputs an EAGLE-3 reads; () for the default layers."""
-    name, own = "eagle_aux_hidden_state_layer_ids", checkpoint.config.get("eagle_config")
+    name, eagle_config = "eagle_aux_hidden_state_layer_ids", checkpoint.config.get("eagle_config")
     ids = checkpoint.config.get(name)
     outputs = False
-    if ids is None and isinstance(own, dict):
-        ids = own.get(name)
+    if ids is None and isinstance(eagle_config, dict):
+        ids = eagle_config.get(name)
         outputs = bool(ids) and ids[0] == 1
     if ids is None:
         return ()
@@ -370,33 +370,35 @@ def with_vocabulary_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> 
         InputError: If the tables are missing, or contradict each other.
     """
     state, drafted, total = checkpoint.state, sizes["draft_vocab_size"], sizes["vocab_size"]
-    own = torch.arange(drafted)
-    given, known = state.get("d2t"), state.get("t2d")
-    if type(total) is not int or total < drafted or (given is None and known is None and drafted < total):
+    draft_ids = torch.arange(drafted)
+    offsets, is_drafted = state.get("d2t"), state.get("t2d")
+    if type(total) is not int or total < drafted or (offsets is None and is_drafted is None and drafted < total):
         raise checkpoint.error(
             f"hold 'd2t' or 't2d' for {drafted} drafted tokens of {total}",
             "does not",
             "Fetch the tables of its training, or set `vocab_size` in config.json to the target's.",
         )
-    if given is None:
-        ids = own if known is None else known.nonzero()[:, 0]
+    if offsets is None:
+        ids = draft_ids if is_drafted is None else is_drafted.nonzero()[:, 0]
     else:
-        ids = given.long() + own
-        if known is not None and not _tables_agree(ids, known) and _tables_agree(given.long(), known):
-            ids = given.long()  # some files hold token ids instead of offsets
-    fits = ids.shape == own.shape and int(ids.min()) >= 0 and int(ids.max()) < total and len(ids.unique()) == drafted
-    if not fits or (known is not None and not _tables_agree(ids, known)):
+        ids = offsets.long() + draft_ids
+        if is_drafted is not None and not _tables_agree(ids, is_drafted) and _tables_agree(offsets.long(), is_drafted):
+            ids = offsets.long()  # some files hold token ids instead of offsets
+    fits = (
+        ids.shape == draft_ids.shape and int(ids.min()) >= 0 and int(ids.max()) < total and len(ids.unique()) == drafted
+    )
+    if not fits or (is_drafted is not None and not _tables_agree(ids, is_drafted)):
         raise checkpoint.error(
             f"hold {drafted} different tokens below {total} in 'd2t', those of 't2d'", "does not", "Download it again."
         )
-    if drafted == total and not torch.equal(ids, own):
+    if drafted == total and not torch.equal(ids, draft_ids):
         raise checkpoint.error("have a 'd2t' of zeros for a whole vocabulary", "does not", "Download it again.")
     if drafted == total:
         return {name: value for name, value in state.items() if name not in ("d2t", "t2d")}
-    return {**state, "d2t": ids - own, "t2d": torch.zeros(total, dtype=torch.bool).index_fill(0, ids, True)}
+    return {**state, "d2t": ids - draft_ids, "t2d": torch.zeros(total, dtype=torch.bool).index_fill(0, ids, True)}
 
 
-def _tables_agree(ids: Tensor, known: Tensor) -> bool:
-    """Return whether `ids` (D,) are exactly the indices where `known` (V,) bool is True."""
-    inside = int(ids.min()) >= 0 and int(ids.max()) < len(known)
-    return inside and int(known.sum()) == len(ids.unique()) and bool(known[ids].all())
+def _tables_agree(ids: Tensor, is_drafted: Tensor) -> bool:
+    """Return whether `ids` (D,) are exactly the indices where `is_drafted` (V,) bool is True."""
+    inside = int(ids.min()) >= 0 and int(ids.max()) < len(is_drafted)
+    return inside and int(is_drafted.sum()) == len(ids.unique()) and bool(is_drafted[ids].all())

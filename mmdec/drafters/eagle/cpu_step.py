@@ -124,15 +124,15 @@ class LayerStep:
         config = self.config
         dim, heads = config.head_dim, config.num_attention_heads
         x, (added, more) = self.states[1], self.added
-        projected, own = self.projected
+        projected, queries = self.projected
         torch.mv(self.attention, read, out=projected)
         if self.bias is not None:
             projected += self.bias
-        own = own.reshape(-1, dim)
-        self._rotate(own, position)
+        queries = queries.reshape(-1, dim)
+        self._rotate(queries, position)
         column = keys.shape[2] - 1
         keys.numpy()[0, :, column] = self.turned[heads:]
-        values.numpy()[0, :, column] = own[len(self.turned) :]
+        values.numpy()[0, :, column] = queries[len(self.turned) :]
         grouped = config.num_key_value_heads != heads
         mixed = scaled_dot_product_attention(self.queries, keys, values, enable_gqa=grouped)
         torch.mv(self.mixing, mixed.reshape(-1), out=added)
@@ -165,16 +165,16 @@ class LayerStep:
         np.multiply(x, weight, out=result)
         result *= 1.0 / math.sqrt(float(x.dot(x)) / len(x) + self.config.rms_norm_eps)
 
-    def _rotate(self, own: Vector, position: int) -> None:
+    def _rotate(self, vector: Vector, position: int) -> None:
         """Apply rotary positions to the queries and keys of one token, and write them to the buffer `turned`.
 
         Args:
-            own: The token's queries, keys and values, (heads + 2 * key-value heads, channels of a head).
+            vector: The token's queries, keys and values, (heads + 2 * key-value heads, channels of a head).
         """
         if position >= len(self.cosines):
             self.cosines, self.sines = rotations(self.network, position + 1)
         turned, half, sine = self.turned, self.config.head_dim // 2, self.sines[position]
-        plain = own[: len(turned)]
+        plain = vector[: len(turned)]
         np.multiply(plain[:, half:], sine[:half], out=turned[:, :half])
         np.multiply(plain[:, :half], sine[half:], out=turned[:, half:])
         turned += plain * self.cosines[position]
@@ -229,16 +229,16 @@ class DraftStep(ColumnStep):
         """
         if packed is None or not plain(embedding, packed.attention, output.weight):
             return None
-        own = any(owner(network, name) is not DraftNetwork for name in ("feature", "project", "attend"))
-        if own or owner(network, "fuse") is not owner(network, "fused_weights"):
+        overrides = any(owner(network, name) is not DraftNetwork for name in ("feature", "project", "attend"))
+        if overrides or owner(network, "fuse") is not owner(network, "fused_weights"):
             return None
         fused = network.fused_weights(carry)
         return None if fused is None else cls(network, packed, fused, cast(nn.Embedding, embedding).weight, output)
 
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
-        (joined, both), (states, x) = self.joined, self.layer.states
+        (fused_inputs, both), (states, x) = self.joined, self.layer.states
         both[: len(x)], both[len(x) :] = self.embedding[token], feature
-        torch.addmv(self.fused[1], self.fused[0], joined, out=states)
+        torch.addmv(self.fused[1], self.fused[0], fused_inputs, out=states)
         read = states if self.input_norm is None else self.layer.norm(x, self.input_norm)
         return self.layer(read, position, keys, values)
 
@@ -282,12 +282,12 @@ class Eagle3Step(ColumnStep):
         return cls(network, packed, cast(nn.Embedding, embedding).weight)
 
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
-        (joined, both), (_, x) = self.joined, self.layer.states
+        (fused_inputs, both), (_, x) = self.joined, self.layer.states
         size = len(x)
         self.layer.norm_into(self.embedding[token], self.embed_norm, both[:size])
         self.layer.norm_into(feature, self.feature_norm, both[size:])
         x[:] = both[size:] if self.before_residual else feature
-        hidden = self.layer(joined, position, keys, values)
+        hidden = self.layer(fused_inputs, position, keys, values)
         if not self.norm_output:
             return hidden
         self.layer.norm_into(hidden, self.final_norm, self.last[1])

@@ -65,8 +65,8 @@ class NetworkDrafter:
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self.network, self.output, self.width = network.eval(), output, width
-        own = network.own_embedding
-        self.embedding: nn.Module = embedding if own is None else own
+        own_embedding = network.own_embedding
+        self.embedding: nn.Module = embedding if own_embedding is None else own_embedding
         self.needs = Needs(
             layers=config.layers, embeds=config.projected, keeps_state_between_turns=True, may_stop_early=True
         )
@@ -244,8 +244,8 @@ class NetworkDrafter:
             state.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
         pad = nn.utils.rnn.pad_sequence
         if part.positions is None or part.next is None:
-            begun = [row.positions + start for row, start in zip(rows, state.positions, strict=True)]
-            positions = pad(begun, batch_first=True)
+            row_positions = [row.positions + start for row, start in zip(rows, state.positions, strict=True)]
+            positions = pad(row_positions, batch_first=True)
             ends = [
                 length - 1 if row.end is None else row.end
                 for row, length in zip(rows, part.mask.sum(1).tolist(), strict=True)

@@ -30,10 +30,10 @@ class EagleInputNetwork(DraftNetwork):
 
     def build(self, config: DraftConfig) -> None:
         """Create the weights: fc with its norm, and the layers."""
-        joined = (1 + len(config.layers)) * config.hidden_size
-        self.fc = nn.Linear(joined, config.hidden_size, bias=config.fc_bias)
+        width = (1 + len(config.layers)) * config.hidden_size
+        self.fc = nn.Linear(width, config.hidden_size, bias=config.fc_bias)
         if config.fc_norm:
-            self.fc_norm = RMSNorm(joined, config.rms_norm_eps)
+            self.fc_norm = RMSNorm(width, config.rms_norm_eps)
         self.layers = nn.ModuleList([DecoderLayer(config)])
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
@@ -44,10 +44,10 @@ class EagleInputNetwork(DraftNetwork):
             features: (..., k * H), of token t.
             carry: For ViSpec, the global vector of the last image.
         """
-        joined = torch.cat([embeds, features], -1)
+        inputs = torch.cat([embeds, features], -1)
         if self.config.fc_norm:
-            joined = self.fc_norm(joined)
-        return linear(joined, self.fc.weight, self.fc.bias)
+            inputs = self.fc_norm(inputs)
+        return linear(inputs, self.fc.weight, self.fc.bias)
 
     def fused_weights(self, carry: Any = None) -> KeyValues | None:
         """Write `follow` as one linear map of [embedding; the network's last output].

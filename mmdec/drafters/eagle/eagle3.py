@@ -210,7 +210,7 @@ class LayeredNetwork(DraftNetwork):
 
     config: Any  # a `LayeredConfig`; each subclass declares its own class
 
-    def build_layers(self, own: LayeredConfig, inputs: int, qk_norm: bool, output_bias: bool) -> None:
+    def build_layers(self, sizes: LayeredConfig, inputs: int, qk_norm: bool, output_bias: bool) -> None:
         """Create the decoder layers.
 
         Args:
@@ -218,26 +218,26 @@ class LayeredNetwork(DraftNetwork):
             qk_norm: Whether queries and keys are normalised, as in Qwen3.
             output_bias: Whether attention's output projection has a bias.
         """
-        count, self.qk_norm = own.num_hidden_layers, qk_norm
-        self.layers = nn.ModuleList([DecoderLayer(own, 0 if index else inputs) for index in range(count)])
+        count, self.qk_norm = sizes.num_hidden_layers, qk_norm
+        self.layers = nn.ModuleList([DecoderLayer(sizes, 0 if index else inputs) for index in range(count)])
         for layer in self.layers:
             attention: Any = layer.self_attn
             if qk_norm:
-                attention.q_norm, attention.k_norm = (RMSNorm(own.head_dim, own.rms_norm_eps) for _ in range(2))
+                attention.q_norm, attention.k_norm = (RMSNorm(sizes.head_dim, sizes.rms_norm_eps) for _ in range(2))
             if output_bias:
-                attention.o_proj = nn.Linear(attention.o_proj.in_features, own.hidden_size)
+                attention.o_proj = nn.Linear(attention.o_proj.in_features, sizes.hidden_size)
 
-    def build_ends(self, own: LayeredConfig, own_head: bool) -> None:
+    def build_ends(self, sizes: LayeredConfig, own_head: bool) -> None:
         """Create the final norm and, as configured, an LM head, an embedding, and the tables between the draft
         vocabulary and the target's."""
-        self.norm = RMSNorm(own.hidden_size, own.rms_norm_eps)
+        self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         if own_head:
-            self.lm_head = nn.Linear(own.hidden_size, own.vocabulary, bias=False)
-        if own.own_embedding:
-            self.embed_tokens = nn.Embedding(own.vocab_size, own.hidden_size)
-        if own.has_draft_vocabulary:
-            self.register_buffer("d2t", torch.zeros(own.vocabulary, dtype=torch.long))
-            self.register_buffer("t2d", torch.arange(own.vocab_size) < own.vocabulary)
+            self.lm_head = nn.Linear(sizes.hidden_size, sizes.vocabulary, bias=False)
+        if sizes.own_embedding:
+            self.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
+        if sizes.has_draft_vocabulary:
+            self.register_buffer("d2t", torch.zeros(sizes.vocabulary, dtype=torch.long))
+            self.register_buffer("t2d", torch.arange(sizes.vocab_size) < sizes.vocabulary)
 
     @property
     def own_embedding(self) -> nn.Embedding | None:
@@ -245,8 +245,12 @@ class LayeredNetwork(DraftNetwork):
 
     def share_ends(self, embedding: nn.Module, output: nn.Linear) -> None:
         # in most folders the embedding is a copy of the target's: do not keep it twice
-        own = self.own_embedding
-        if own is not None and type(embedding) is nn.Embedding and torch.equal(own.weight, embedding.weight):
+        own_embedding = self.own_embedding
+        if (
+            own_embedding is not None
+            and type(embedding) is nn.Embedding
+            and torch.equal(own_embedding.weight, embedding.weight)
+        ):
             self.config = replace(self.config, own_embedding=False)
             del self.embed_tokens
 
@@ -286,18 +290,18 @@ class Eagle3(LayeredNetwork):
 
     def build(self, config: DraftConfig) -> None:
         """Create the weights, under their published names."""
-        own, size, eps = cast(Eagle3Config, config), config.hidden_size, config.rms_norm_eps
-        joined = own.features * own.target_size
-        self.fc = nn.Linear(joined, size, bias=own.fc_bias)
-        if own.norm_before_fc:
-            self.input_norm = RMSNorm(joined, eps)
-        if own.fc_norm:
-            self.fc_norm = nn.ModuleList(RMSNorm(own.target_size, eps) for _ in range(own.features))
-        self.build_layers(own, 2 * size, own.qk_norm, own.output_bias)
+        sizes, size, eps = cast(Eagle3Config, config), config.hidden_size, config.rms_norm_eps
+        width = sizes.features * sizes.target_size
+        self.fc = nn.Linear(width, size, bias=sizes.fc_bias)
+        if sizes.norm_before_fc:
+            self.input_norm = RMSNorm(width, eps)
+        if sizes.fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(sizes.target_size, eps) for _ in range(sizes.features))
+        self.build_layers(sizes, 2 * size, sizes.qk_norm, sizes.output_bias)
         self.layers[0].hidden_norm = RMSNorm(size, eps)
-        self.build_ends(own, own_head=True)
-        if own.mask_token is not None:
-            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, joined))
+        self.build_ends(sizes, own_head=True)
+        if sizes.mask_token is not None:
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, width))
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
         """Compute the first layer's input (..., 2 H) at position t.
@@ -539,11 +543,14 @@ class Eagle3(LayeredNetwork):
         """
         pairs: list[KeyValues] = []
         for index in range(self.depth):
-            queries, *own = self.project(states, positions, index=index)
-            pairs.append((own[0], own[1]))
+            queries, *keys_values = self.project(states, positions, index=index)
+            pairs.append((keys_values[0], keys_values[1]))
             if past is not None:
-                own = [torch.cat([old.chunk(self.depth, 1)[index], new], 2) for old, new in zip(past, own, strict=True)]
-            states = self.attend(states, queries, own[0], own[1], mask, index=index)
+                keys_values = [
+                    torch.cat([old.chunk(self.depth, 1)[index], new], 2)
+                    for old, new in zip(past, keys_values, strict=True)
+                ]
+            states = self.attend(states, queries, keys_values[0], keys_values[1], mask, index=index)
         keys, values = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))
         return states, (keys, values)
 

@@ -153,12 +153,12 @@ class ElasticCompressor(nn.Module):
         self.parts = nn.ModuleDict({name: makers[name]() for name in self.choices})
 
     def forward(
-        self, joined: Tensor, fc: Fc, weights: Tensor | None = None, choice: int = 0, matrix: Tensor | None = None
+        self, inputs: Tensor, fc: Fc, weights: Tensor | None = None, choice: int = 0, matrix: Tensor | None = None
     ) -> CompressedImage:
         """Compress one image.
 
         Args:
-            joined: (V, J), [embedding; feature] of each visual token.
+            inputs: (V, J), [embedding; feature] of each visual token.
             fc: A function from (..., J) to (..., H).
             matrix: Weight (H, J) of `fc` if `fc` is affine, else None.
             weights: (C,), the gate's softmax, for "weighted".
@@ -168,37 +168,37 @@ class ElasticCompressor(nn.Module):
             States with ascending, distinct positions. An image with fewer tokens than outputs is not compressed.
         """
         if self.variant == "select":
-            compressed = self._part(self.choices[choice], joined, fc, matrix)
+            compressed = self._part(self.choices[choice], inputs, fc, matrix)
         elif self.variant == "weighted":
             assert weights is not None
-            parts = [self._part(name, joined, fc, matrix) for name in self.choices]
+            parts = [self._part(name, inputs, fc, matrix) for name in self.choices]
             compressed = CompressedImage(
                 torch.stack([weight * part.states for weight, part in zip(weights, parts, strict=True)]).sum(0),
                 parts[1].positions,
                 torch.stack([w * part.kept for w, part in zip(weights.detach(), parts, strict=True)]).sum(0),
             )
         else:
-            parts = [self._part(name, joined, fc, matrix) for name in self.choices]
+            parts = [self._part(name, inputs, fc, matrix) for name in self.choices]
             compressed = CompressedImage(
                 torch.cat([part.states for part in parts]),
                 torch.cat([part.positions for part in parts]),
                 torch.stack([part.kept for part in parts]).amax(0),
             )
-        length = len(joined)
+        length = len(inputs)
         if len(compressed.states) > length:
-            positions = torch.arange(length, device=joined.device)
-            return CompressedImage(fc(joined), positions, torch.ones(length, device=joined.device, dtype=joined.dtype))
+            positions = torch.arange(length, device=inputs.device)
+            return CompressedImage(fc(inputs), positions, torch.ones(length, device=inputs.device, dtype=inputs.dtype))
         order = compressed.positions.argsort(stable=True)
         return CompressedImage(compressed.states[order], separate(compressed.positions[order], length), compressed.kept)
 
-    def _part(self, name: str, joined: Tensor, fc: Fc, matrix: Tensor | None) -> CompressedImage:
+    def _part(self, name: str, inputs: Tensor, fc: Fc, matrix: Tensor | None) -> CompressedImage:
         part = self.parts[name]
         if name in self.before:
-            compressed = part(joined)
+            compressed = part(inputs)
             return CompressedImage(fc(compressed.states), compressed.positions, compressed.kept)
         if name == "resampler" and matrix is not None:
-            return part(joined, (matrix, fc))
-        return part(fc(joined))
+            return part(inputs, (matrix, fc))
+        return part(fc(inputs))
 
 
 MAX_RATIO = 4096
@@ -305,10 +305,10 @@ class SpecVLM(EagleInputNetwork):
             carry: Only for ViSpec, not used.
         """
         config = cast(SpecVLMConfig, self.config)
-        joined = torch.cat([embeds[1:], features[:-1]], -1)  # shape (L - 1, J)
+        inputs = torch.cat([embeds[1:], features[:-1]], -1)  # shape (L - 1, J)
         images = spans(visual[1:], config.grid)
         if not images:
-            return PromptInput(self._fc(joined), torch.arange(len(joined), device=joined.device))
+            return PromptInput(self._fc(inputs), torch.arange(len(inputs), device=inputs.device))
         choice, factor, weights = 0, None, None
         if self.gate is not None:
             logits = self.gate_logits(embeds, features, question_mask(visual))
@@ -317,22 +317,22 @@ class SpecVLM(EagleInputNetwork):
             else:
                 choice, factor = choose_compressor(logits, config.gate_temperature, self.training)
         text = (~visual[1:]).nonzero()[:, 0]
-        states, columns = [self._fc(joined[text])], [text]
+        states, columns = [self._fc(inputs[text])], [text]
         # position t reads token t + 1, so no position reads the first token
-        kept = [joined.new_zeros(1)] if bool(visual[0]) else []
+        kept_weights = [inputs.new_zeros(1)] if bool(visual[0]) else []
         matrix = None if config.fc_norm else self.fc.weight
         for begin, end in images:
-            compressed = self.compressor(joined[begin:end], self._fc, weights, choice, matrix)
+            compressed = self.compressor(inputs[begin:end], self._fc, weights, choice, matrix)
             states.append(compressed.states if factor is None else compressed.states * factor)
             columns.append(compressed.positions + begin)
-            kept.append(compressed.kept)
+            kept_weights.append(compressed.kept)
         order = torch.cat(columns).argsort()
         name = self.compressor.choices[choice] if config.variant == "select" else config.variant
-        return PromptInput(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept), name)
+        return PromptInput(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept_weights), name)
 
-    def _fc(self, joined: Tensor) -> Tensor:
+    def _fc(self, inputs: Tensor) -> Tensor:
         size = self.config.hidden_size
-        return self.fuse(joined[..., :size], joined[..., size:])
+        return self.fuse(inputs[..., :size], inputs[..., size:])
 
 
 def question_mask(visual: Tensor) -> Tensor:

@@ -95,15 +95,15 @@ class ViSpec(EagleInputNetwork):
         Returns:
             Weight (H, 2 H) and bias (H,); None if the map is not linear.
         """
-        joined = super().fused_weights()
-        if joined is None:
+        weights = super().fused_weights()
+        if weights is None:
             return None
-        (weight, bias), size = joined, self.config.hidden_size
-        own, mixing = weight[:, size:], self.img_fc.weight.detach()
+        (weight, bias), size = weights, self.config.hidden_size
+        columns, mixing = weight[:, size:], self.img_fc.weight.detach()
         added = weight.new_zeros(size) if self.img_fc.bias is None else self.img_fc.bias.detach()
         if carry is not None:
             added = added + mixing[:, size:] @ carry.flatten()
-        return torch.cat([weight[:, :size], own @ mixing[:, :size]], 1), bias + own @ added
+        return torch.cat([weight[:, :size], columns @ mixing[:, :size]], 1), bias + columns @ added
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
         """Compute the layer's input for the prompt of one row, without padding; images are compressed.
@@ -122,17 +122,17 @@ class ViSpec(EagleInputNetwork):
         globals_ = [following.new_zeros(following.shape[1]) if carry is None else carry]
         states, columns = [], [text]
         # position t reads token t + 1, so no position reads the first token
-        kept = [following.new_zeros(1)] if bool(visual[0]) else []
+        weights = [following.new_zeros(1)] if bool(visual[0]) else []
         for begin, end in images:
             compressed = self.imadpt(following[begin:end])
             count = min(queries - 1, end - begin)  # at most as many as the image has positions
             states.append(compressed.states[queries - 1 - count : queries - 1])
             columns.append(last_positions(end - begin, count, text.device) + begin)
             globals_.append(compressed.states[-1])
-            kept.append(compressed.kept)
+            weights.append(compressed.kept)
         ends = torch.tensor([end for _, end in images], device=text.device)
         latest = (text[:, None] >= ends).sum(1)  # for each text position: the number of images before it
         fused = self.fuse(following[text], features[:-1][text], torch.stack(globals_)[latest])
         order = torch.cat(columns).argsort()
         merged = torch.cat([fused, *states])[order]
-        return PromptInput(merged, torch.cat(columns)[order], globals_[-1], torch.cat(kept), "queries")
+        return PromptInput(merged, torch.cat(columns)[order], globals_[-1], torch.cat(weights), "queries")

@@ -102,11 +102,11 @@ class SlotStep(TokenStep):
         states[: last + 1] = self._fuse(tokens, features)
         np.add(states[last], self.embeddings[: count - 1], out=states[last + 1 :])
         normed = states if self.input_norm is None else self._norm(states, self.input_norm)
-        own = _product(normed, self.attention, self.bias).reshape(last + count, -1, dim)
-        turned = self._rotate(own[:, :turning], position)
-        begin = width - len(own)
+        projected = _product(normed, self.attention, self.bias).reshape(last + count, -1, dim)
+        turned = self._rotate(projected[:, :turning], position)
+        begin = width - len(projected)
         keys.numpy()[0, :, begin:] = turned[:, heads:].transpose(1, 0, 2)
-        values.numpy()[0, :, begin:] = own[:, turning:].transpose(1, 0, 2)
+        values.numpy()[0, :, begin:] = projected[:, turning:].transpose(1, 0, 2)
         mixed = F.scaled_dot_product_attention(
             torch.from_numpy(turned[last:, :heads].transpose(1, 0, 2))[None],
             keys,
@@ -131,9 +131,9 @@ class SlotStep(TokenStep):
         if not self.refiners:
             return slot
         (down, down_bias), (up, up_bias) = self.refiners[index - 1]
-        joined, both = self.joined
+        inputs, both = self.joined
         both[: len(slot)], both[len(slot) :] = preceding, slot
-        inner = F.silu(torch.addmv(down_bias, down, joined), inplace=True)
+        inner = F.silu(torch.addmv(down_bias, down, inputs), inplace=True)
         return slot + torch.addmv(up_bias, up, inner).numpy()
 
     def _fuse(self, tokens: Sequence[int], features: Vector) -> Vector:
@@ -144,13 +144,13 @@ class SlotStep(TokenStep):
             features: (n, H), of the tokens before them.
         """
         size = self.config.hidden_size
-        joined = np.empty((len(tokens), 2 * size), np.float32)
-        joined[:, size:] = features
+        inputs = np.empty((len(tokens), 2 * size), np.float32)
+        inputs[:, size:] = features
         for row, token in enumerate(tokens):  # a loop over the few tokens is faster than indexing
-            joined[row, :size] = self.embedding[token]
+            inputs[row, :size] = self.embedding[token]
         if self.fused_norm is not None:
-            joined = self._norm(joined, self.fused_norm)
-        return _gated(_product(joined, self.fused, self.fused_bias))
+            inputs = self._norm(inputs, self.fused_norm)
+        return _gated(_product(inputs, self.fused, self.fused_bias))
 
     def _norm(self, x: Vector, weight: Vector) -> Vector:
         """Apply an RMS norm to x (n, C).
@@ -166,17 +166,17 @@ class SlotStep(TokenStep):
         normed *= weight
         return normed
 
-    def _rotate(self, own: Vector, position: int) -> Vector:
+    def _rotate(self, vector: Vector, position: int) -> Vector:
         """Apply rotary positions to queries or keys (n, heads, channels of a head) of n consecutive tokens. position:
         position id of the first token."""
-        count, heads, dim = own.shape
+        count, heads, dim = vector.shape
         end = position + count
         if end > len(self.cosines):
             self.cosines, self.sines = (part.reshape(-1, 1, 2, dim // 2) for part in rotations(self.network, end))
-        halves = own.reshape(count, heads, 2, dim // 2)
+        halves = vector.reshape(count, heads, 2, dim // 2)
         turned = halves * self.cosines[position:end]
         turned += halves[:, :, ::-1] * self.sines[position:end]
-        return turned.reshape(own.shape)
+        return turned.reshape(vector.shape)
 
     def _mask(self, count: int, width: int) -> Tensor:
         """Make the additive mask (count, width) for `count` slots: each slot sees all earlier tokens, and slot i also
@@ -195,8 +195,8 @@ def _product(rows: Vector, weight: Tensor, bias: Tensor | None = None) -> Vector
     Returns:
         (n, O).
     """
-    given = torch.from_numpy(rows)
-    return (torch.mm(given, weight) if bias is None else torch.addmm(bias, given, weight)).numpy()
+    tensor = torch.from_numpy(rows)
+    return (torch.mm(tensor, weight) if bias is None else torch.addmm(bias, tensor, weight)).numpy()
 
 
 def _gated(both: Vector) -> Vector:

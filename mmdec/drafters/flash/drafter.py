@@ -257,8 +257,8 @@ class SlotChain:
             self.done += index
             self.slots = self._pass(tokens, np.stack(features))
             return self.first
-        own = self.step.embedding[token]
-        self.preceding = own if index == 1 else self.preceding + own
+        embedding = self.step.embedding[token]
+        self.preceding = embedding if index == 1 else self.preceding + embedding
         return self.step.refine_slot(self.slots[index], self.preceding, index)
 
     def _pass(self, tokens: Sequence[int], features: Vector) -> Vector:

@@ -92,17 +92,17 @@ class FlashNetwork(DraftNetwork):
     continues_features: ClassVar[bool] = False
 
     def build(self, config: DraftConfig) -> None:
-        own, size, count = cast(FlashConfig, config), config.hidden_size, cast(FlashConfig, config).slots
+        sizes, size, count = cast(FlashConfig, config), config.hidden_size, cast(FlashConfig, config).slots
         if config.fc_norm:
             self.fc_norm = RMSNorm(2 * size, config.rms_norm_eps)
         self.layers = nn.ModuleList([DecoderLayer(config)])
         self.fc_gate = nn.Linear(2 * size, size, bias=config.fc_bias)
         self.fc_up = nn.Linear(2 * size, size, bias=config.fc_bias)
-        self.compressor = LatentAttention(size, own.latents)
+        self.compressor = LatentAttention(size, sizes.latents)
         self.slot_embeddings = nn.Parameter(torch.randn(count - 1, size) * size**-0.5)  # embeddings of slots 1 .. k - 1
         self.residual_gate = nn.Parameter(torch.zeros(count))
-        inner = max(1, size // own.bottleneck)
-        self.refiners = nn.ModuleList(Refiner(size, inner) for _ in range(count - 1 if own.refine else 0))
+        inner = max(1, size // sizes.bottleneck)
+        self.refiners = nn.ModuleList(Refiner(size, inner) for _ in range(count - 1 if sizes.refine else 0))
 
     def make_drafter(self, embedding: nn.Module, output: nn.Linear) -> Drafter:
         from mmdec.drafters.flash.drafter import Flash
@@ -121,11 +121,11 @@ class FlashNetwork(DraftNetwork):
             features: (..., H), of token t.
             carry: Only for ViSpec, not used.
         """
-        joined = torch.cat([embeds, features], -1)
+        inputs = torch.cat([embeds, features], -1)
         if self.config.fc_norm:
-            joined = self.fc_norm(joined)
-        gate = silu(linear(joined, self.fc_gate.weight, self.fc_gate.bias))
-        return gate * linear(joined, self.fc_up.weight, self.fc_up.bias)
+            inputs = self.fc_norm(inputs)
+        gate = silu(linear(inputs, self.fc_gate.weight, self.fc_gate.bias))
+        return gate * linear(inputs, self.fc_up.weight, self.fc_up.bias)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
         """Compute the layer's input for the prompt of one row, without padding; images are compressed.
@@ -147,14 +147,14 @@ class FlashNetwork(DraftNetwork):
             fused = torch.where((text < images[0][0])[:, None], features[:-1][text], fused)
         states, columns = [fused], [text]
         # position t reads token t + 1, so no position reads the first token
-        kept = [features.new_zeros(1)] if bool(visual[0]) else []
+        weights = [features.new_zeros(1)] if bool(visual[0]) else []
         for begin, end in images:
             compressed = self.compressor(features[1:][begin:end])
             states.append(compressed.states)
             columns.append(separate(compressed.positions, end - begin) + begin)
-            kept.append(compressed.kept)
+            weights.append(compressed.kept)
         order = torch.cat(columns).argsort()
-        return PromptInput(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept), "latents")
+        return PromptInput(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(weights), "latents")
 
     def slot_states(self, states: Tensor) -> Tensor:
         """Compute the inputs (..., k, H) of all k slots from the layer's input at some positions (..., H)."""

@@ -136,11 +136,11 @@ def _takes_heads(model: PreTrainedModel) -> bool:
 
 
 def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[str, Tensor]]:
-    own = (folder / HEADS_FILE).is_file()
-    if (folder / "config.json").is_file() and not own and recognises({}, tensor_names(folder, "directory")):
+    is_own_format = (folder / HEADS_FILE).is_file()
+    if (folder / "config.json").is_file() and not is_own_format and recognises({}, tensor_names(folder, "directory")):
         heads = _published_heads(folder, "directory")
         return heads.config, None, heads.state_dict()
-    if not (folder / "config.json").is_file() or not own:
+    if not (folder / "config.json").is_file() or not is_own_format:
         raise InputError(
             f"`directory` must hold config.json and {HEADS_FILE}, or published Medusa heads, but '{folder}' does not. "
             "Name the heads' folder."

@@ -131,7 +131,7 @@ class Medusa:
         if context.encoder is None or hidden is None:
             raise InputError("`context` must hold the last layer's features and the encoder's states for Medusa-Block.")
         rows = len(hidden)
-        pending = [[row[kept]] for row, kept in zip(hidden, context.mask, strict=True)]
+        pending = [[row[row_mask]] for row, row_mask in zip(hidden, context.mask, strict=True)]
         memory = layer.encoder_attn.pair(context.encoder.states)
         empty = memory[0].new_empty(rows, memory[0].shape[1], 0, memory[0].shape[3])
         return MedusaState(None, Block(memory, empty, empty, [0] * rows, pending), heads, shape)

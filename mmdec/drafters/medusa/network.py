@@ -117,18 +117,18 @@ class DecoderLayer(nn.Module):
         """Return self-attention's keys and values of x (B, T, H), each (B, heads, T, H / heads)."""
         return self.self_attn.pair(self.self_attn_layer_norm(x))
 
-    def forward(self, x: Tensor, own: KeyValues, memory: KeyValues, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, keys_values: KeyValues, memory: KeyValues, mask: Tensor | None) -> Tensor:
         """Apply the layer to x (B, T, H).
 
         Args:
-            own: Keys and values of the P positions so far, x included.
+            keys_values: Keys and values of the P positions so far, x included.
             memory: Keys and values of the encoder's states.
             mask: (B, 1, T, P) bool, True where x attends to a position; None: everywhere.
 
         Returns:
             (B, T, H).
         """
-        x = x + self.self_attn(self.self_attn_layer_norm(x), own, mask)
+        x = x + self.self_attn(self.self_attn_layer_norm(x), keys_values, mask)
         x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), memory, None)
         return x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
 

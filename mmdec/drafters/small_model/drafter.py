@@ -153,10 +153,10 @@ class SmallModel:
             if states is None:
                 return None  # the sound is not known here, or the small model's encoder needs other features
             inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (states,)}
-        session, own, _, _ = self._model.prefill(inputs, Needs())
+        session, context_of_small, _, _ = self._model.prefill(inputs, Needs())
         rows = len(context.tokens)
         state = SmallModelState(
-            session, [[] for _ in range(rows)], roots=[place - 1 for place in own.next_position.tolist()]
+            session, [[] for _ in range(rows)], roots=[place - 1 for place in context_of_small.next_position.tolist()]
         )
         self._commit(state, [[0] for _ in range(rows)])
         return state
@@ -211,9 +211,9 @@ class SmallModel:
             plan = replace(plan, nodes=max(depth, 0))
         if depth < 1:
             return trees_from_lists(roots, [([], [])] * len(roots))
-        drawn = plan.temperature is not None
-        threshold = 0.0 if drawn or plan.nodes > plan.depth else plan.threshold
-        trees = [GrowingTree([root], values=[1.0 if drawn else 0.0]) for root in roots.tolist()]
+        is_sampled = plan.temperature is not None
+        threshold = 0.0 if is_sampled or plan.nodes > plan.depth else plan.threshold
+        trees = [GrowingTree([root], values=[1.0 if is_sampled else 0.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
         expanded: list[list[int]] = [[] for _ in trees]
         distributions: list[Tensor] = []  # for each level: (B, L, V), the distributions of the children of its L nodes
@@ -239,7 +239,9 @@ class SmallModel:
             if not any(frontier):
                 break
         best = [tree.best(plan.nodes) for tree in trees]
-        probs = child_distributions(torch.cat(distributions, 1), columns, best, state.vocab_size) if drawn else None
+        probs = (
+            child_distributions(torch.cat(distributions, 1), columns, best, state.vocab_size) if is_sampled else None
+        )
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 
     def _ingest(self, state: SmallModelState) -> Tensor:

@@ -85,7 +85,7 @@ class OtherVocabulary:
         """Return the state of each batch row: its prompt without padding and image placeholders."""
         rows = zip(context.tokens.tolist(), context.text_mask.tolist(), strict=True)
         return OtherVocabularyState(
-            [[token for token, kept in zip(tokens, row, strict=True) if kept] for tokens, row in rows]
+            [[token for token, is_text in zip(tokens, row, strict=True) if is_text] for tokens, row in rows]
         )
 
     def update(self, state: OtherVocabularyState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
@@ -223,8 +223,10 @@ class OtherVocabulary:
             key=lambda count: abs(count - len(tail)),
         ):
             if 0 <= count < len(whole) and self._decode(self._target_tokenizer, whole[:count]) == end:
-                found = whole[count:]
-                return found[: next((at for at, token in enumerate(found) if token >= self._size), len(found))]
+                new_tokens = whole[count:]
+                return new_tokens[
+                    : next((at for at, token in enumerate(new_tokens) if token >= self._size), len(new_tokens))
+                ]
         return []
 
     @staticmethod

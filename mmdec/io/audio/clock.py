@@ -147,9 +147,9 @@ class ClockDecoder:
         if packet is not None:
             if packet.pos is not None:
                 self._position = packet.pos
-            counted = self._structure.time_at(self._position)
-            if counted is not None and packet.pts is not None:
-                self._shift = counted - float(packet.pts * packet.time_base)
+            time = self._structure.time_at(self._position)
+            if time is not None and packet.pts is not None:
+                self._shift = time - float(packet.pts * packet.time_base)
                 if self._first_shift is None:
                     self._first_shift = self._shift
             if self._is_flac_file:  # FFmpeg merges blocks before a damaged one, and gives them a later time

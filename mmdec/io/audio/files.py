@@ -540,8 +540,8 @@ def conversion(path: str, convert: str = "Convert") -> str:
     target = source.with_suffix(".wav")
     if target == source or os.path.lexists(target):
         target = source.with_name(f"{source.stem}-converted.wav")
-    given, made = (shlex.quote(_plain(str(file))) for file in (source, target))
-    return f"{convert} it with `ffmpeg -i {given} {made}`."
+    source_name, target_name = (shlex.quote(_plain(str(file))) for file in (source, target))
+    return f"{convert} it with `ffmpeg -i {source_name} {target_name}`."
 
 
 def _plain(path: str) -> str:

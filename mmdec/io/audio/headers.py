@@ -144,7 +144,8 @@ def _sound_chunk(content: Content, layout: ChunkLayout, name: bytes = b"") -> in
         name: Of another chunk to look for.
     """
     return next(
-        (at for at, found, _ in _chunks(content, layout, layout.first) if found == (name or layout.sound)), None
+        (at for at, chunk_name, _ in _chunks(content, layout, layout.first) if chunk_name == (name or layout.sound)),
+        None,
     )
 
 
@@ -206,9 +207,9 @@ def _tail(content: Content, layout: ChunkLayout, start: int) -> int:
     length = _length(content)
     since = max(start, length - MAX_TAIL)
     last = _read(content, since, length - since)
-    for found in re.finditer(b"|".join(map(re.escape, layout.tail)), last):
-        if _ends_in_chunks(content, layout, since + found.start()):
-            return since + found.start()
+    for match in re.finditer(b"|".join(map(re.escape, layout.tail)), last):
+        if _ends_in_chunks(content, layout, since + match.start()):
+            return since + match.start()
     return length
 
 

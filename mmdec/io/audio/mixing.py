@@ -136,9 +136,9 @@ class Mixer:
                 start += 1
             loud = energies.sum(axis=1) / blocks.shape[1]
             self._loudest = max(self._loudest, float(np.nan_to_num(loud).max()))
-            kept = np.einsum("ncd,nc,nd->n", shared, chosen, chosen)
+            correlations = np.einsum("ncd,nc,nd->n", shared, chosen, chosen)
             inverted = (loud > FAINT_ENERGY_SHARE * self._loudest) & (
-                _energy(shared, np.ones(len(signs))) < LOST_ENERGY_SHARE * kept
+                _energy(shared, np.ones(len(signs))) < LOST_ENERGY_SHARE * correlations
             )
             self._inverted += int(inverted.sum()) * blocks.shape[1]
         return chosen

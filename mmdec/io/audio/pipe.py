@@ -110,10 +110,10 @@ def wav_stream(head: bytes, stream: BinaryIO) -> PipedSound:
     if not 1 <= channels <= 8:
         raise _broken(f"it has {channels} channels")
     check_rate(rate, " in the wav stream")
-    known = not is_unknown_size(size)
-    if not known and not is_unknown_size(wide, wide=True):
-        known, size = True, wide
-    return PipedSound(rate, channels, encoding, size if known else None, b"", in_file=True)
+    has_size = not is_unknown_size(size)
+    if not has_size and not is_unknown_size(wide, wide=True):
+        has_size, size = True, wide
+    return PipedSound(rate, channels, encoding, size if has_size else None, b"", in_file=True)
 
 
 def _broken(reason: str) -> InputError:

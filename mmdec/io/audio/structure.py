@@ -92,13 +92,11 @@ class AudioLoss:
         """Describe the place and the length of what is missing; "" if nothing is."""
         parts = list[str]()
         if self.gaps:
-            listed = ", ".join(
-                f"{_seconds(length)} s at {_seconds(start)} s" for start, length in self.gaps[:MAX_LISTED]
-            )
+            gaps = ", ".join(f"{_seconds(length)} s at {_seconds(start)} s" for start, length in self.gaps[:MAX_LISTED])
             more = len(self.gaps) - MAX_LISTED
             if more > 0:
-                listed += f" and {more} more ({_seconds(sum(length for _, length in self.gaps))} s in all)"
-            parts.append(f"{listed} could not be read")
+                gaps += f" and {more} more ({_seconds(sum(length for _, length in self.gaps))} s in all)"
+            parts.append(f"{gaps} could not be read")
         if self.mistimed:
             parts.append("timestamps are damaged and were ignored, so that times may be wrong")
         if self.unplaced:
@@ -127,7 +125,7 @@ def structure_of(file: BinaryIO) -> FileStructure:
     file.seek(0)
     head = file.read(16)
     file.seek(0)
-    read = next((read for known, read in READERS if known(head)), None)
+    read = next((read for recognises, read in READERS if recognises(head)), None)
     try:
         if head[:3] == b"ID3":  # a FLAC may have the tag, too
             file.seek(_after_tags(file))
@@ -242,7 +240,7 @@ def _ogg_checksum(page: bytes) -> int:
 
 
 def _ogg(file: BinaryIO, size: int) -> FileStructure:
-    found, sequence = FileStructure(), dict[int, int]()
+    structure, sequence = FileStructure(), dict[int, int]()
     at = lost = tries = 0  # position; where the current damaged range begins
     while at < size:
         page = _ogg_page(file, at)
@@ -258,13 +256,13 @@ def _ogg(file: BinaryIO, size: int) -> FileStructure:
         flags, serial, number = struct.unpack("<B8xII", page[5:22])
         jumped = not flags & 2 and serial in sequence and number != sequence[serial] + 1
         if at > lost or jumped:
-            found.damaged.append((min(lost, at - 1), at))
+            structure.damaged.append((min(lost, at - 1), at))
         sequence[serial] = number
         at += len(page)
         lost = at
     # The flag "end of stream" says nothing: browsers and programs that record live streams never set it.
-    found.cut = bool(sequence) and _starts(file, lost, b"OggS")
-    return found
+    structure.cut = bool(sequence) and _starts(file, lost, b"OggS")
+    return structure
 
 
 def _ogg_page(file: BinaryIO, at: int) -> bytes | None:
@@ -292,14 +290,14 @@ def _starts(file: BinaryIO, at: int, name: bytes) -> bool:
 def _find_next(file: BinaryIO, at: int, *names: bytes) -> int | None:
     """Return the position of the first of `names`, all of four bytes, at or after `at`; None if there is none."""
     file.seek(at)
-    kept = b""
+    overlap = b""
     while piece := file.read(1 << 16):
-        whole = kept + piece
+        whole = overlap + piece
         places = [place for name in names if (place := whole.find(name)) >= 0]
         if places:
             return at + min(places)
-        kept = whole[-3:]
-        at += len(whole) - len(kept)
+        overlap = whole[-3:]
+        at += len(whole) - len(overlap)
     return None
 
 
@@ -386,9 +384,9 @@ def _mp3(file: BinaryIO, size: int) -> FileStructure:
     declared = None if count_at is None else int.from_bytes(content[count_at : count_at + 4], "big")
     if declared is not None and not 0 < declared * seconds <= MAX_SECONDS:  # it was never filled in, or is damaged
         declared = None
-    found, length, truncated = FileStructure(), 0, False
+    structure, length, truncated = FileStructure(), 0, False
     places = list[int]()  # for each damaged range, the number of frames before it
-    while at < size and len(found.damaged) < MAX_PLACES:
+    while at < size and len(structure.damaged) < MAX_PLACES:
         if content.startswith((b"ID3", b"TAG", b"APETAGEX"), at):
             at = lost = _tag(content, at)
             continue
@@ -399,19 +397,19 @@ def _mp3(file: BinaryIO, size: int) -> FileStructure:
                 break
             continue
         if at > lost:
-            found.damaged.append((lost, at))
-            places.append(len(found.positions))
+            structure.damaged.append((lost, at))
+            places.append(len(structure.positions))
         if at + frame[0] > size:
             truncated = True
             break
-        found.positions.append(at)
+        structure.positions.append(at)
         length += frame[0]
         at += frame[0]
         lost = at
-    frames = len(found.positions)
+    frames = len(structure.positions)
     # The frames in a damaged range cannot be counted. Their number follows from the bytes, and from the declared number
     # of frames, which does not count the frame that declares it.
-    counts = [max(1, round((end - start) * frames / max(length, 1))) for start, end in found.damaged]
+    counts = [max(1, round((end - start) * frames / max(length, 1))) for start, end in structure.damaged]
     if declared is not None and counts and not truncated:
         factor = max(declared + 1 - frames, 0) / sum(counts)
         counts = [round(count * factor) for count in counts] if factor > 0.5 else counts
@@ -419,12 +417,12 @@ def _mp3(file: BinaryIO, size: int) -> FileStructure:
     for index in range(frames):
         while left and left[0][0] <= index:
             missing += left.pop(0)[1]
-        found.times.append((index + missing) * seconds)
+        structure.times.append((index + missing) * seconds)
     if count_at is not None and (declared is None or declared < frames + missing - 1):  # decoders would stop there
-        found.patches[count_at] = (frames + missing - 1).to_bytes(4, "big")
-    found.cut = truncated or (declared is not None and frames + sum(counts) < declared - 1)
-    found.seconds = None if declared is None else declared * seconds
-    return found
+        structure.patches[count_at] = (frames + missing - 1).to_bytes(4, "big")
+    structure.cut = truncated or (declared is not None and frames + sum(counts) < declared - 1)
+    structure.seconds = None if declared is None else declared * seconds
+    return structure
 
 
 def _mp3_sync(content: bytes, at: int, kind: int | None) -> int:
@@ -491,27 +489,27 @@ def _xing(content: bytes, at: int) -> int | None:
 
 
 def _mp4(file: BinaryIO, size: int) -> FileStructure:
-    found, name = FileStructure(), b""
-    for name, start, end in _boxes(file, size, found):
-        found.fragmented |= name == b"moof"
+    structure, name = FileStructure(), b""
+    for name, start, end in _boxes(file, size, structure):
+        structure.fragmented |= name == b"moof"
         if name == b"moov":
             file.seek(start)
             header = file.read(min(end - start, MAX_HEADER))
-            found.seconds = _fragments_seconds(header)
+            structure.seconds = _fragments_seconds(header)
             try:
                 patches = _even_times(header)
             except (struct.error, IndexError):  # the header is damaged
                 patches = {}
-            found.patches |= {start + at: patch for at, patch in patches.items()}
-            found.mistimed |= bool(patches)
+            structure.patches |= {start + at: patch for at, patch in patches.items()}
+            structure.mistimed |= bool(patches)
         if end > size:
-            found.cut = True
+            structure.cut = True
     if name == b"moof":  # its samples are missing
-        found.cut = True
-    for start, end in found.damaged:  # the demuxer should skip them
+        structure.cut = True
+    for start, end in structure.damaged:  # the demuxer should skip them
         if 8 <= end - start < 2**32:
-            found.patches[start] = (end - start).to_bytes(4, "big") + b"free"
-    return found
+            structure.patches[start] = (end - start).to_bytes(4, "big") + b"free"
+    return structure
 
 
 def _fragments_seconds(header: bytes) -> float | None:
@@ -597,10 +595,10 @@ def _clock(header: bytes, at: int, offset: int, between: int = 0) -> tuple[int, 
     return scale, duration
 
 
-def _boxes(file: BinaryIO, size: int, found: FileStructure) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (name, start, end) of an MP4's outermost boxes. Adds to `found` the ranges that are no boxes."""
+def _boxes(file: BinaryIO, size: int, structure: FileStructure) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (name, start, end) of an MP4's outermost boxes. Adds to `structure` the ranges that are no boxes."""
     at = 0
-    while at + 8 <= size and len(found.damaged) < MAX_PLACES:
+    while at + 8 <= size and len(structure.damaged) < MAX_PLACES:
         file.seek(at)
         head = file.read(16)
         length, name = struct.unpack(">I4s", head[:8])
@@ -610,7 +608,7 @@ def _boxes(file: BinaryIO, size: int, found: FileStructure) -> Iterator[tuple[by
             return
         if length < 8 or not NAMED.fullmatch(name):
             following = _find_next(file, at + 5, b"moof", b"mdat", b"mfra")
-            found.damaged.append((at, size if following is None else following - 4))
+            structure.damaged.append((at, size if following is None else following - 4))
             if following is None:
                 return
             at = following - 4
@@ -629,27 +627,27 @@ INNER = frozenset((0xE7, 0x5854, 0xA7, 0xAB, 0xA3, 0xA0, 0xAF))
 
 
 def _matroska(file: BinaryIO, size: int) -> FileStructure:
-    found = FileStructure()
+    structure = FileStructure()
     at = 0
     ends = size  # where the open cluster ends
     inside = False
-    while at < size and len(found.damaged) < MAX_PLACES:
+    while at < size and len(structure.damaged) < MAX_PLACES:
         inside = inside and at < ends
         element = _element(file, at)
         name, start, length = element or (0, at, 0)
-        known = name in ANYWHERE or name in OUTER or name in (EBML, SEGMENT) or (inside and name in INNER)
-        if not known:
+        is_element = name in ANYWHERE or name in OUTER or name in (EBML, SEGMENT) or (inside and name in INNER)
+        if not is_element:
             if at + 12 > size and element is None:  # the rest is too short for an element
-                found.cut = True
+                structure.cut = True
                 break
             following = _find_next(file, at + 1, CLUSTER.to_bytes(4, "big"))
-            found.damaged.append((at, following or size))
+            structure.damaged.append((at, following or size))
             if following is None:
                 break
             at, inside = following, False
             continue
         if length is not None and start + length > size:
-            found.cut = True
+            structure.cut = True
         if name in (SEGMENT, CLUSTER):  # step into it
             at, inside = start, name == CLUSTER
             ends = size if length is None else start + length
@@ -657,11 +655,11 @@ def _matroska(file: BinaryIO, size: int) -> FileStructure:
         if length is None:
             break
         if inside and name in INNER and start + length > ends:  # it reaches behind its cluster
-            found.damaged.append((at, ends))
+            structure.damaged.append((at, ends))
             at, inside = ends, False
             continue
         at = start + length
-    return found
+    return structure
 
 
 def _element(file: BinaryIO, at: int) -> tuple[int, int, int | None] | None:

@@ -263,11 +263,11 @@ class SpeechWindows:
         The other blocks begin the next window.
         """
         window = SpeechWindow(self._start, torch.cat(self._blocks[:cut]))
-        spoken = sum(self._voiced[:cut]) >= MIN_VOICED_BLOCKS
+        has_voice = sum(self._voiced[:cut]) >= MIN_VOICED_BLOCKS
         self._drop(cut)
         if not any(self._voiced):
             self._drop(len(self._blocks) - LEAD)
-        return [window] if spoken else []
+        return [window] if has_voice else []
 
     def _drop(self, count: int) -> None:
         if count > 0:

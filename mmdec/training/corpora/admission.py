@@ -214,33 +214,35 @@ def _inspect(paths: Sequence[Path], kept: Path | None, what: str, measure: Measu
         return list(_measure(paths, measure))
     digest = hashlib.blake2b("\n".join(map(str, paths)).encode(errors="surrogateescape"), digest_size=8).hexdigest()
     file = kept / f".{what}-{digest}.json"
-    known = _read(file, len(paths))
+    measurements = _read(file, len(paths))
     stamps = [_stamp(path) for path in paths]
-    old = [index for index, stamp in enumerate(stamps) if known[index][:2] != stamp]
+    old = [index for index, stamp in enumerate(stamps) if measurements[index][:2] != stamp]
     if old:
         for index, value in zip(old, _measure([paths[index] for index in old], measure), strict=True):
-            known[index] = [*stamps[index], value]
-        write_atomically(file, json.dumps(known).encode())
-    return [entry[2] for entry in known]
+            measurements[index] = [*stamps[index], value]
+        write_atomically(file, json.dumps(measurements).encode())
+    return [entry[2] for entry in measurements]
 
 
 def _read(file: Path, count: int) -> list[list]:
     """Read the cached [size in bytes, modification time in ns, result] of each path, in order. Return empty lists if
     the file is damaged or does not have `count` entries."""
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
+        measurements = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        known = []
-    whole = isinstance(known, list) and all(isinstance(entry, list) and len(entry) == 3 for entry in known)
-    return known if whole and len(known) == count else [[] for _ in range(count)]
+        measurements = []
+    whole = isinstance(measurements, list) and all(
+        isinstance(entry, list) and len(entry) == 3 for entry in measurements
+    )
+    return measurements if whole and len(measurements) == count else [[] for _ in range(count)]
 
 
 def _stamp(path: Path) -> list[int]:
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return [-1, -1]
-    return [found.st_size, found.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _measure(paths: Sequence[Path], measure: Measure) -> Iterator[float | str]:

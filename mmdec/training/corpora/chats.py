@@ -69,10 +69,10 @@ def read_chats(
     else:
         rows = ((f"line {number}", row) for number, row in json_lines(path, "data"))
     names, file = admission.names(picture_folder(path, images)), quote_path(path)
-    found = [_conversation(row, f"{place} of {file}", names, False) for place, row in rows]
-    if not found:
+    chats = [_conversation(row, f"{place} of {file}", names, False) for place, row in rows]
+    if not chats:
         raise InputError(f"`data` must hold questions, but {file} holds none. Write one on each line.")
-    return found
+    return chats
 
 
 def read_conversations(
@@ -109,13 +109,13 @@ def check_listed(path: Path) -> Path:
     return path
 
 
-def picture_folder(listed: Path, images: str | Path | None) -> Path:
+def picture_folder(list_file: Path, images: str | Path | None) -> Path:
     """Return the folder that a list's image paths are relative to: `images` if given, else the folder "images" beside
     the list if there is one, else the list's own folder."""
     if images is not None:
         return Path(images)
-    adjacent = listed.parent / "images"
-    return adjacent if adjacent.is_dir() else listed.parent
+    adjacent = list_file.parent / "images"
+    return adjacent if adjacent.is_dir() else list_file.parent
 
 
 def _conversation(row: object, place: str, names: PathResolver, answered: bool) -> Conversation:
@@ -139,20 +139,22 @@ def _conversation(row: object, place: str, names: PathResolver, answered: bool) 
     named = [named] if isinstance(named, str) else named
     if not isinstance(named, list) or not all(isinstance(path, str) and path for path in named):
         raise malformed_row_error(place, "a path or a list of paths as `image`", named)
-    said = list(_read_messages(row, place))
+    messages = list(_read_messages(row, place))
     notes = {
         key: value for key, value in row.items() if key not in ("id", "image", "images", *LAYOUTS, *QUESTION_FIELDS)
     }
-    if said and said[0][0] == SYSTEM_KEY:
-        notes[SYSTEM_KEY] = said.pop(0)[1]
-    if len(said) % 2 and not answered:
-        said.append(("assistant", ""))
-    wrong = (SPEAKERS.get(role) != index % 2 for index, (role, _) in enumerate(said))
-    if len(said) % 2 or not 2 <= len(said) <= 2 * MAX_TURNS or any(wrong):
-        raise malformed_row_error(place, "questions and answers in turn, 1 to 1000 of each", [role for role, _ in said])
+    if messages and messages[0][0] == SYSTEM_KEY:
+        notes[SYSTEM_KEY] = messages.pop(0)[1]
+    if len(messages) % 2 and not answered:
+        messages.append(("assistant", ""))
+    wrong = (SPEAKERS.get(role) != index % 2 for index, (role, _) in enumerate(messages))
+    if len(messages) % 2 or not 2 <= len(messages) <= 2 * MAX_TURNS or any(wrong):
+        raise malformed_row_error(
+            place, "questions and answers in turn, 1 to 1000 of each", [role for role, _ in messages]
+        )
     turns = tuple(
         (question.replace(IMAGE, "").strip(), answer.strip())
-        for (_, question), (_, answer) in zip(said[::2], said[1::2], strict=True)
+        for (_, question), (_, answer) in zip(messages[::2], messages[1::2], strict=True)
     )
     if any(not question for question, _ in turns):
         raise malformed_row_error(place, "a text in each question", row)

@@ -133,8 +133,8 @@ def read_pairs(
 
 def no_rows(split: str, bad: BadRows) -> InputError:
     """Build the InputError for a split in which every row is bad."""
-    found = bad.report(between="; ") or "its table is empty"
-    return InputError(f"`split` must hold usable rows, but '{split}' has none ({found}). Check the paths.")
+    reasons = bad.report(between="; ") or "its table is empty"
+    return InputError(f"`split` must hold usable rows, but '{split}' has none ({reasons}). Check the paths.")
 
 
 def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> list[tuple[str, str]]:
@@ -188,8 +188,8 @@ def _check_same(first: dict[str, tuple[T, int]], name: str, value: T, table: Pat
         first: The value and line number of each name so far; a new name is added.
         table, number: The file, and the current line's number, for the message.
     """
-    known, line = first.setdefault(name, (value, number))
-    if known != value:
+    value_before, line = first.setdefault(name, (value, number))
+    if value_before != value:
         raise InputError(
             f"`corpus` must name each recording once, but line {number} of {quote_path(table)} has '{name:.80}' "
             "again, with "
@@ -265,9 +265,9 @@ def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]
     first: dict[str, tuple[tuple[str, str], int]] = {}
     for number, line in lines:
         if len(line) > max(path, sentence, speaker):
-            said = line[sentence], line[speaker]
-            _check_same(first, line[path], said, table, number)
-            sentences[line[path]] = said
+            row = line[sentence], line[speaker]
+            _check_same(first, line[path], row, table, number)
+            sentences[line[path]] = row
     return sentences
 
 

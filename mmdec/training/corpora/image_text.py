@@ -137,20 +137,20 @@ def swap_pictures(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
     return [replace(question, images=others[id(question)]) for question in questions]
 
 
-def _check_once(seen: dict[str, str], name: str, place: str) -> str:
+def _check_once(names: dict[str, str], name: str, place: str) -> str:
     """Check that a question's id is new, and return it.
 
     Args:
-        seen: Where each id was found so far; the new id is added.
+        names: Where each id was found so far; the new id is added.
         place: Where the new id is.
 
     Raises:
         InputError: If it is repeated.
     """
-    if seen.setdefault(name, place) != place:
+    if names.setdefault(name, place) != place:
         raise InputError(
-            f"`questions` must have an id for each question, but {place} has '{name:.80}' again, as {seen[name]}. Give "
-            "it another."
+            f"`questions` must have an id for each question, but {place} has '{name:.80}' again, as {names[name]}. "
+            "Give it another."
         )
     return check_text(name, "questions", place)
 
@@ -162,7 +162,7 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
         given: The pictures' folder. None: the list's own folder or, for pictures that are not there, "images" beside
             the list.
     """
-    questions, seen = [], dict[str, str]()
+    questions, names_seen = [], dict[str, str]()
     names, apart = admission.names(given or path.parent), path.parent / "images"
     names_apart = admission.names(apart) if given is None and apart.is_dir() else None
     for index, (number, row) in enumerate(json_lines(path, "questions")):
@@ -184,8 +184,8 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
         answers = [answers] if isinstance(answers, str) else answers
         if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
             raise malformed_row_error(place, "a text, or a list of texts, as `answer`", answers)
-        for said in (text, *answers):
-            check_text(said, "questions", place)
+        for text_part in (text, *answers):
+            check_text(text_part, "questions", place)
         pictures = tuple(names(name, place) for name in named)
         if names_apart is not None:
             pictures = tuple(
@@ -193,7 +193,7 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
                 for picture, name in zip(pictures, named, strict=True)
             )  # os.path.exists gives False for an impossible file name
         name = row.get("question_id", row.get("id"))
-        name = str(index) if name is None else _check_once(seen, str(name), place)
+        name = str(index) if name is None else _check_once(names_seen, str(name), place)
         kinds = ("topic", "category") if turns else ("category", "task")  # MMSpec's task is its `topic`
         task = str(row.get(kinds[0], row.get(kinds[1], "all")))
         scoring = "exact" if 0 < len(answers) < 10 else ""
@@ -219,14 +219,14 @@ def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion
 
 
 def _textvqa(rows: Sequence[Any], path: Path, folder: Path, admission: Admission) -> list[ImageQuestion]:
-    questions, names, seen = [], admission.names(folder), dict[str, str]()
+    questions, names, ids = [], admission.names(folder), dict[str, str]()
     for number, row in enumerate(rows):
         place = f"row {number} of {quote_path(path)}"
         try:
             file = f"{row['image_id']}.jpg"
             answers = tuple(str(answer) for answer in row.get("answers", ()))
             text = check_text(str(row["question"]).strip() + SHORT_ANSWER_PROMPT, "questions", place)
-            name = _check_once(seen, str(row["question_id"]), place)
+            name = _check_once(ids, str(row["question_id"]), place)
         except (KeyError, TypeError, AttributeError) as error:
             raise malformed_row_error(place, "`image_id`, `question` and `question_id`, as TextVQA's", error) from None
         questions.append(ImageQuestion(name, text, (names(file, place),), "textvqa", answers=answers))
@@ -240,7 +240,7 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
         raise InputError(f"`questions` must name its `data_subtype` in letters, but '{path}' has {subset[:80]!r}.")
     coco = subset.replace("test-dev", "test")
     notes = _annotations(path)
-    questions, seen = [], dict[str, str]()
+    questions, names = [], dict[str, str]()
     for number, row in enumerate(rows["questions"]):
         place = f"row {number} of {quote_path(path)}"
         try:
@@ -253,7 +253,7 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise malformed_row_error(place, "`question_id`, `image_id` and `question`, as VQAv2's", error) from None
-        _check_once(seen, str(name), place)
+        _check_once(names, str(name), place)
         file = (folder or path.parent / coco) / f"COCO_{coco}_{picture:012d}.jpg"
         questions.append(ImageQuestion(str(name), text, (file,), task, answers=answers))
     return questions
@@ -290,12 +290,12 @@ def _conversations(conversations: Sequence[Conversation]) -> list[ImageQuestion]
         for index, (question, answer) in enumerate(conversation.turns):
             note = notes[index] if isinstance(notes, list) and index < len(notes) else {}
             note = note if isinstance(note, dict) else {}
-            listed = note["claims"] if isinstance(note.get("claims"), list) else []
+            claim_list = note["claims"] if isinstance(note.get("claims"), list) else []
             task = str(note.get("task", "all"))
             counts[task] += 1
             if counts[task] > 2:
                 continue
-            claims = tuple(tuple(map(str, claim)) for claim in listed if isinstance(claim, list))
+            claims = tuple(tuple(map(str, claim)) for claim in claim_list if isinstance(claim, list))
             scoring = ""
             if claims:
                 scoring = "claims"

@@ -137,15 +137,15 @@ def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Ut
     """
     if split is None:
         return [row for row, _ in rows]
-    if rows and all(own is None for _, own in rows):
+    if rows and all(row_split is None for _, row_split in rows):
         return divide_by_speaker([row for row, _ in rows]).get(split, [])
-    for row, own in rows:
-        if not isinstance(own, str) or not own.strip():
+    for row, row_split in rows:
+        if not isinstance(row_split, str) or not row_split.strip():
             raise InputError(
                 f"`root` must say the split of each row, but {row.place} has no `split`. Write one in every row, train "
                 "or dev, or in none: they are then divided by speakers."
             )
-    return [row for row, own in rows if str(own).strip() == split]
+    return [row for row, row_split in rows if str(row_split).strip() == split]
 
 
 def divide_by_speaker(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:

@@ -222,20 +222,20 @@ def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> 
     Raises:
         InputError: For a name that no folder has.
     """
-    known = {
+    references = {
         f"{prefix}{pair.name}": pair.references
         for folder in folders
         for prefix in (f"{folder.resolve().name}-",)
         if any(name.startswith(prefix) for name in names)
         for pair in read_text_pairs(folder, split)
     }
-    lost = [name for name in names if name not in known]
+    lost = [name for name in names if name not in references]
     if lost:
         raise InputError(
             f"`text` must hold the sentences of the corpus, but lacks '{lost[0]}', {len(lost)} in all. Name every "
             "folder of pairs that was read aloud."
         )
-    return [known[name] for name in names]
+    return [references[name] for name in names]
 
 
 def sentence_key(text: str) -> str:

@@ -133,23 +133,23 @@ def compose(
     cut = timed and draw.random() < composition.cut
     silent = draw.random() < composition.empty
     pieces: list[np.ndarray] = []
-    spoken: list[tuple[float, float, str]] = []
+    segments: list[tuple[float, float, str]] = []
     at = 0
     for row in () if silent else window.rows:
         gap = round(np.exp(draw.uniform(*np.log(composition.pause))) * SAMPLE_RATE)
         samples = speed_perturb(utterances[row].samples().numpy(), pace)
         # the pause is shortened if the window's first utterance would not fit after it
-        gap = gap if spoken else max(0, min(gap, limit - len(samples)))
+        gap = gap if segments else max(0, min(gap, limit - len(samples)))
         left = limit - at - gap
         full = len(samples) > left
-        if full and not (cut and spoken and left > 0.3 * len(samples)):
+        if full and not (cut and segments and left > 0.3 * len(samples)):
             break
         pieces += [np.zeros(gap, np.float32), samples]
         at += gap + len(samples)
-        spoken.append(((at - len(samples)) / SAMPLE_RATE, at / SAMPLE_RATE, utterances[row].text))
+        segments.append(((at - len(samples)) / SAMPLE_RATE, at / SAMPLE_RATE, utterances[row].text))
         if full:
             break
-    if not spoken:
+    if not segments:
         sound = coloured_noise(draw, limit) * 10 ** draw.uniform(-4, -1)
         return Composed(window.rows, sound.astype(np.float32), window_tokens([], tokenizer, False, False, ""))
     sound = np.concatenate(pieces)
@@ -169,16 +169,16 @@ def compose(
     previous = ""
     if draw.random() < composition.previous:
         previous = utterances[window.rows[int(draw.integers(len(window.rows)))]].text
-    return Composed(window.rows, sound.astype(np.float32), window_tokens(spoken, tokenizer, timed, cut, previous))
+    return Composed(window.rows, sound.astype(np.float32), window_tokens(segments, tokenizer, timed, cut, previous))
 
 
 def window_tokens(
-    spoken: Sequence[tuple[float, float, str]], tokenizer: WhisperTokenizer, timed: bool, cut: bool, previous: str
+    segments: Sequence[tuple[float, float, str]], tokenizer: WhisperTokenizer, timed: bool, cut: bool, previous: str
 ) -> list[int]:
     """Build the decoder's input tokens of a window.
 
     Args:
-        spoken: (start, end, text) of each utterance, in seconds.
+        segments: (start, end, text) of each utterance, in seconds.
         timed: Whether there are timestamps.
         cut: Whether the last utterance is cut off; its text is then left out, and only its start is marked.
         previous: Text for the prompt; "": none.
@@ -188,10 +188,10 @@ def window_tokens(
     prompt = [special["<|startofprev|>"], *pieces_of(f" {previous}", tokenizer)] if previous else []
     head = [special["<|startoftranscript|>"], special["<|en|>"], special["<|transcribe|>"]]
     text: list[int] = []
-    for index, (start, stop, sentence) in enumerate(spoken):
+    for index, (start, stop, sentence) in enumerate(segments):
         if timed:
             text.append(first + round(start / 0.02))
-        if cut and index == len(spoken) - 1:
+        if cut and index == len(segments) - 1:
             break
         text += pieces_of(f" {sentence}", tokenizer)
         if timed:
@@ -236,11 +236,11 @@ def durations(rows: Sequence[Utterance], kept: Path, admission: Admission, of: s
     Raises:
         InputError: If too many are bad.
     """
-    found, bad = seconds_of([row.path for row in rows], kept), BadRows()
-    for row, value in zip(rows, found, strict=True):
+    seconds, bad = seconds_of([row.path for row in rows], kept), BadRows()
+    for row, value in zip(rows, seconds, strict=True):
         if isinstance(value, str):
             bad.add(value, f"{row.path.name} in {row.place}")
     if bad.count:
         admission.check(bad, len(rows), of, rule="hold usable recordings")
         rank_zero_info(f"{bad.count} of the {len(rows)} {of} left out: {bad.report()}")
-    return [math.nan if isinstance(value, str) else value for value in found]
+    return [math.nan if isinstance(value, str) else value for value in seconds]

@@ -137,10 +137,10 @@ def nearest_phone_errors(
     Args:
         lexicon: Lower-case word -> pronunciations.
     """
-    spoken, expected = ([phone for phone in row if phone != PAUSE_PHONE] for row in (phones, recorded))
-    own = phone_distance(spoken, expected)
-    other = closest_phone_errors(spoken, references, lexicon) if own else 0
-    return own if other is None else min(own, other)
+    phones_without_pauses, expected = ([phone for phone in row if phone != PAUSE_PHONE] for row in (phones, recorded))
+    errors = phone_distance(phones_without_pauses, expected)
+    other = closest_phone_errors(phones_without_pauses, references, lexicon) if errors else 0
+    return errors if other is None else min(errors, other)
 
 
 def count_phones(phones: Sequence[str]) -> int:
@@ -260,7 +260,7 @@ def paired_scores(
     test = extra("sacrebleu.significance").PairedTest(
         [(name, list(hypotheses)) for name, hypotheses in texts.items()], named, columns, "bs", BOOTSTRAP_SAMPLES
     )
-    signatures, found = test()
+    signatures, scores = test()
     keys = {next(key for key in named if name.lower().startswith(key)): name for name in signatures}
     return {
         system: {
@@ -268,11 +268,11 @@ def paired_scores(
                 "value": float(result.score),
                 "low": max(float(result.mean - result.ci), 0.0),
                 "high": min(float(result.mean + result.ci), 100.0),
-                "p": _chance(result, found[name][0]),
+                "p": _chance(result, scores[name][0]),
                 "signature": str(signatures[name]),
             }
             for key, name in keys.items()
-            for result in (found[name][place],)
+            for result in (scores[name][place],)
         }
         for place, system in enumerate(texts)
     }
@@ -411,10 +411,10 @@ def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
 def right_in_other_words(answer: str, expected: str) -> bool:
     """Return whether a short answer equals `expected`, or is a sentence that states it and negates nothing ("The house
     is red." for "red"). This is less strict than `right_answer`."""
-    said, wanted = plain_answer(answer), plain_answer(expected)
-    if not wanted or (_DENIAL.search(said) and not _DENIAL.search(wanted)):
+    answer_text, expected_text = plain_answer(answer), plain_answer(expected)
+    if not expected_text or (_DENIAL.search(answer_text) and not _DENIAL.search(expected_text)):
         return False
-    return re.fullmatch(_STATED + re.escape(wanted) + "(?: degrees)?", said) is not None
+    return re.fullmatch(_STATED + re.escape(expected_text) + "(?: degrees)?", answer_text) is not None
 
 
 def count_claims(answer: str, claims: Iterable[Sequence[str]]) -> int:

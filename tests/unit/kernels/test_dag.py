@@ -192,7 +192,7 @@ def test_one_sample_on_a_cpu_equals_the_log_space_pass(tokens: int, size: int, s
     last, ends = targets - 1, graphs - 1
     slow = dag.log_space_scan(*dag.mask_inputs(match, links, last, ends), last, ends)
     rubbish = torch.where(torch.ones(size, size, dtype=torch.bool).tril(), INF * torch.randn(size, size), links[0])
-    fast = dag_scan_cpu.scan(match[0], rubbish, vertices=vertices, counted=vertices)
+    fast = dag_scan_cpu.scan(match[0], rubbish, vertices=vertices, counts=vertices)
     if fast is None:
         assert scale > 1 or slow.log_prob.isinf()
         return
@@ -222,7 +222,7 @@ def test_underflow_between_two_peaks_is_scanned_again(monkeypatch: pytest.Monkey
     wide_links = torch.full((1, 16, 16), -40.0, dtype=torch.float64)
     last, ends = targets - 1, graphs + 3
     slow = dag.log_space_scan(*dag.mask_inputs(wide, wide_links, last, ends), last, ends)
-    fast = dag_scan_cpu.scan(wide[0], wide_links[0], vertices=True, counted=True)
+    fast = dag_scan_cpu.scan(wide[0], wide_links[0], vertices=True, counts=True)
     assert seen.count(1) == 2
     assert fast is not None
     assert fast.log_prob == pytest.approx(float(slow.log_prob), rel=1e-12)

@@ -187,8 +187,8 @@ class PairData(LightningDataModule):
             [np.full(len(rows), share / len(rows)) for (rows, _), share in zip(self.folders, self.shares, strict=True)]
         )
         rank, most = self.trainer.global_rank, self.batch_pieces * self.trainer.world_size
-        wanted = self.steps_per_epoch * most // 12
-        rows = draw.choice(len(pieces), min(wanted, len(pieces)), replace=False, p=weights / weights.sum())
+        sample_count = self.steps_per_epoch * most // 12
+        rows = draw.choice(len(pieces), min(sample_count, len(pieces)), replace=False, p=weights / weights.sum())
         chosen = [(int(row), int(draw.integers(len(units[row])))) for row in rows]
         sizes = [len(pieces[row]) + len(units[row][turn]) + 2 for row, turn in chosen]
         grouped = batches_by_size(sorted(range(len(chosen)), key=sizes.__getitem__), sizes, most)

@@ -132,12 +132,12 @@ class ReaderModule(RecipeModule):
             parts["ar"] = autoregressive_loss(logits, batch.units, smoothing)
             parts["loss"] = self.options.ar_weight * parts["ar"]
         if net.decoder is not None:
-            known = (net.decoder, states, batch.lengths, batch.lengths)
-            given = forced = None
+            arguments = (net.decoder, states, batch.lengths, batch.lengths)
+            revealed = forced = None
             ratio = glat_ratio(self.options, self.global_step) if self.training else 0.0
             if ratio > 0:
-                given, forced = glance(*known, batch.units, batch.unit_lengths, ratio)
-            lattice = net.decoder(*known[1:], given)
+                revealed, forced = glance(*arguments, batch.units, batch.unit_lengths, ratio)
+            lattice = net.decoder(*arguments[1:], revealed)
             graph = graph_loss(lattice, batch.units, batch.unit_lengths, forced)
             parts |= {"dag": graph.value, "invalid": graph.invalid.float()}
             parts["loss"] = parts["loss"] + graph.value

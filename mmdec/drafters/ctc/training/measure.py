@@ -92,11 +92,11 @@ def ctc_token_ids(whisper: LoadedWhisper, name: str = "", languages: Sequence[st
     Raises:
         InputError: For a language that the model does not know.
     """
-    reader, known = WindowReader(whisper), getattr(whisper.model.generation_config, "lang_to_id", None) or {}
-    unknown = [code for code in languages if f"<|{code}|>" not in known]
+    reader, language_ids = WindowReader(whisper), getattr(whisper.model.generation_config, "lang_to_id", None) or {}
+    unknown = [code for code in languages if f"<|{code}|>" not in language_ids]
     if unknown:
         raise InputError(f"`languages` must be codes that the model knows, but has {unknown[0]!r}. Leave them out.")
-    tokens = [known[f"<|{code}|>"] for code in languages]
+    tokens = [language_ids[f"<|{code}|>"] for code in languages]
     tasks: dict[str, int] = getattr(whisper.model.generation_config, "task_to_id", None) or {}
     # a translation is English: a head of other languages would draft what was said, not what is written
     refused = [tasks["translate"]] if languages and "en" not in languages and "translate" in tasks else []
@@ -159,11 +159,11 @@ def _measure(options: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) 
         with torch.inference_mode():
             logits, _ = drafter.head(states[None], torch.tensor([len(states)]))
         path = logits[0].argmax(-1).unique_consecutive().tolist()
-        heard = b"".join(drafter.pieces.bytes(piece) for piece in path if piece >= FIRST_PIECE).decode(
+        transcript = b"".join(drafter.pieces.bytes(piece) for piece in path if piece >= FIRST_PIECE).decode(
             "utf-8", "replace"
         )
         words = [token for token in text if token < reader.first_time]
-        edits.append(word_edits(str(whisper.tokenizer.decode(words, skip_special_tokens=True)), heard))
+        edits.append(word_edits(str(whisper.tokenizer.decode(words, skip_special_tokens=True)), transcript))
         each = "  ".join(f"{rows[-1].tokens / max(rows[-1].rounds, 1):5.2f}" for rows in results.values())
         print(f"{each}  {window.name}", flush=True)
     wrong = rate(edits)

@@ -154,9 +154,9 @@ class CtcModule(RecipeModule):
         loss = ctc_loss(logits, lengths, batch.pieces, batch.piece_lengths)
         self.log("dev/ctc", loss, batch_size=len(batch.rows), sync_dist=True)
         counts = batch.piece_lengths.tolist()
-        wanted = [row[:count] for row, count in zip(batch.pieces.tolist(), counts, strict=True)]
+        expected = [row[:count] for row, count in zip(batch.pieces.tolist(), counts, strict=True)]
         written = collapse(logits.argmax(-1), lengths)
-        wrong = sum(map(phone_distance, wanted, written))
+        wrong = sum(map(phone_distance, expected, written))
         self.log("dev/wrong", wrong / sum(counts), batch_size=sum(counts), sync_dist=True)
 
     def optimizer(self) -> Optimizer:

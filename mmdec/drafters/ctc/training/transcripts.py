@@ -140,8 +140,8 @@ class JoinedWindow:
                 load_audio(row.path).numpy(),
                 np.zeros(int(draw.uniform(*PAUSE_SECONDS) * SAMPLE_RATE), np.float32),
             ]
-        joined = np.concatenate(parts[:-1])
-        return torch.from_numpy(distort(joined, distortion, draw) if self.view else joined)
+        samples = np.concatenate(parts[:-1])
+        return torch.from_numpy(distort(samples, distortion, draw) if self.view else samples)
 
 
 def join_windows(rows: Sequence[Utterance], language: str, view: int, seed: int) -> list[JoinedWindow]:
@@ -153,18 +153,18 @@ def join_windows(rows: Sequence[Utterance], language: str, view: int, seed: int)
         view: 0: the recordings as they are; n: the n-th augmented version, with other random lengths.
     """
     windows: list[JoinedWindow] = []
-    taken: list[Utterance] = []
+    utterances: list[Utterance] = []
     seconds = 0.0
     draw = np.random.default_rng([seed, view])
     bound = draw.uniform(*WINDOW_SECONDS)
     for row in rows:
         length = sound_seconds(row.path)
-        if taken and seconds + length > bound:
-            windows.append(JoinedWindow(tuple(taken), language, view))
-            taken, seconds, bound = [], 0.0, draw.uniform(*WINDOW_SECONDS)
-        taken.append(row)
+        if utterances and seconds + length > bound:
+            windows.append(JoinedWindow(tuple(utterances), language, view))
+            utterances, seconds, bound = [], 0.0, draw.uniform(*WINDOW_SECONDS)
+        utterances.append(row)
         seconds += length + PAUSE_SECONDS[1]
-    return [*windows, JoinedWindow(tuple(taken), language, view)] if taken else windows
+    return [*windows, JoinedWindow(tuple(utterances), language, view)] if utterances else windows
 
 
 @dataclass(frozen=True)
@@ -235,22 +235,22 @@ class WindowReader:
             words.
         """
         model, first = self.whisper.model, self.first_time
-        known = self.whisper.tokenizer.encode(" " + window.text.replace('"', ""), add_special_tokens=False)
+        tokens = self.whisper.tokenizer.encode(" " + window.text.replace('"', ""), add_special_tokens=False)
         sound, prompt = window.sound(distortion), [*self.prompt(window.language), first]
-        known = known[: model.config.max_target_positions - len(prompt)]
+        tokens = tokens[: model.config.max_target_positions - len(prompt)]
         features = self._features(sound)
         with _half(features.device):
             states = encode(model.model.encoder, features, context_frames(features, MARGIN_SECONDS)).float()
-        ids = torch.tensor([[*prompt, *known]])
+        ids = torch.tensor([[*prompt, *tokens]])
         scores = model(encoder_outputs=(states,), decoder_input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
         scores = scores.float().log_softmax(-1)
         best, likely = scores[:, : self.end].max(-1), scores[:, first:].logsumexp(-1)
         liked, timed = best.indices.tolist(), (likely > best.values).tolist()
-        words = [(a, b) for a, b in zip(known, liked, strict=False) if not self._sign(a)]
+        words = [(a, b) for a, b in zip(tokens, liked, strict=False) if not self._sign(a)]
         if not words or sum(a == b or self._same(a, b) for a, b in words) < least * len(words):
             return None
         text = [first]
-        for token, other, ends_here in zip(known, liked, timed, strict=False):
+        for token, other, ends_here in zip(tokens, liked, timed, strict=False):
             text += [first] if ends_here and text[-1] != first else []
             signs = self._sign(token) and self._sign(other)
             text.append(other if signs or self._same(token, other) else token)
@@ -285,9 +285,9 @@ class WindowReader:
         """
         sounds = [window.sound(distortion) for window in windows]
         states = self.states(sounds, whole)
-        known = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
+        token_ids = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
         prompts, timed = [self.prompt(window.language) for window in windows], [True] * len(windows)
-        drafter = KnownText(known, self.first_time)
+        drafter = KnownText(token_ids, self.first_time)
         texts = decode_greedily(
             self.whisper.model, states, prompts, timed, MAX_TRANSCRIPT_TOKENS, drafter, KNOWN_TEXT_NODES
         )
@@ -362,7 +362,7 @@ class TranscriptData(StoredBatches, LightningDataModule):
         return self.pieces.names
 
     def _windows(self, split: str) -> list[JoinedWindow]:
-        found = []
+        windows = []
         for corpus, language in self.corpora.items():
             rows, left = [], self.hours and self.hours * 3600
             for row in read_utterances(corpus, split):
@@ -372,8 +372,8 @@ class TranscriptData(StoredBatches, LightningDataModule):
                         break
                 rows.append(row)
             views = range(1, self.views + 1) if split == "train" else (0,)
-            found += [window for view in views for window in join_windows(rows, language, view, self.seed)]
-        return found
+            windows += [window for view in views for window in join_windows(rows, language, view, self.seed)]
+        return windows
 
     def setup(self, stage: str) -> None:
         first_time = WindowReader(self.whisper).first_time
@@ -400,12 +400,12 @@ def read_pieces(path: Path) -> list[int]:
         InputError: For any other file.
     """
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"`pieces` must be a file of tokens, but '{path}' is not ({error}).") from None
-    if not isinstance(kept, list) or not all(type(token) is int for token in kept):
+    if not isinstance(content, list) or not all(type(token) is int for token in content):
         raise InputError(f"`pieces` must hold a list of tokens, but '{path}' holds another thing. Remove it.")
-    return kept
+    return content
 
 
 def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> list[int]:
@@ -415,14 +415,14 @@ def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> l
         transcript: Token ids.
         first_time: Id of the first timestamp token.
     """
-    found: list[int] = []
+    ids: list[int] = []
     for token in transcript:
         if token >= first_time:
-            if found and found[-1] != SEGMENT_END:
-                found.append(SEGMENT_END)
+            if ids and ids[-1] != SEGMENT_END:
+                ids.append(SEGMENT_END)
         else:
-            found += pieces.of_token(token)
-    return found
+            ids += pieces.of_token(token)
+    return ids
 
 
 def keep_transcripts(
@@ -454,15 +454,15 @@ def keep_transcripts(
     for number, start in enumerate(starts):
         batch = missing[start : start + DECODED_WINDOWS]
         if agreement is None:
-            found = list(
+            new_transcripts = list(
                 reader.read(
                     batch, distortion, number % WHOLE_WINDOW_INTERVAL == 0 or not all(window.view for window in batch)
                 )
             )
         else:
             none = torch.zeros(1, store.width)
-            found = [
+            new_transcripts = [
                 reader.check_known_text(window, distortion, agreement) or (window.name, none, []) for window in batch
             ]
-        store.add({name: states for name, states, _ in found})
-        transcripts.add({name: text for name, _, text in found})
+        store.add({name: states for name, states, _ in new_transcripts})
+        transcripts.add({name: text for name, _, text in new_transcripts})

@@ -122,18 +122,18 @@ class DFlashModule(DraftModule):
         alive = roots >= 0
         rows = torch.arange(len(texts), device=roots.device)[:, None].expand_as(roots)
         counts = [(roots >= 0) & (roots + step < lengths[:, None]) for step in range(self.depth)]
-        weights = token_weight(torch.stack([counted.sum() for counted in counts]))
-        for step, counted in enumerate(counts[: columns.mask.shape[1]]):
-            wanted = expected[rows[counted], roots[counted] + step]
+        weights = token_weight(torch.stack([has_target.sum() for has_target in counts]))
+        for step, has_target in enumerate(counts[: columns.mask.shape[1]]):
+            target_hidden = expected[rows[has_target], roots[has_target] + step]
             width = max(1, MAX_LOGITS // cast(DFlash, self.network).vocabulary)
-            pieces = in_pieces(self._compare_tokens, width, states[:, :, step][counted], wanted)
+            pieces = in_pieces(self._compare_tokens, width, states[:, :, step][has_target], target_hidden)
             entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
             total = total + self.options.unroll_decay**step * weights[step] * entropy.sum() / max(len(entropy), 1)
             name = str(step + 1) if step else ""
             parts |= {"right" + name: right.mean()} if len(right) else {}
             parts |= {} if step else {"tokens": entropy.detach().mean()}
             if step < ESTIMATED_CHAIN_LENGTH:
-                alive = alive & torch.zeros_like(counted).masked_scatter(counted, right > 0)
+                alive = alive & torch.zeros_like(has_target).masked_scatter(has_target, right > 0)
                 accepted = accepted + alive.sum()
         if self.depth >= ESTIMATED_CHAIN_LENGTH:
             parts["round"] = 1 + accepted / (roots >= 0).sum()
@@ -145,8 +145,8 @@ class DFlashModule(DraftModule):
         Returns:
             The cross-entropies (P,); and (P,) 1 where both have the same likeliest token, else 0.
         """
-        drafted, wanted = self.teacher.logits(hidden), self.teacher.logits(expected)
-        return token_loss(drafted, wanted), (drafted.argmax(-1) == wanted.argmax(-1)).to(drafted.dtype)
+        drafted, target_logits = self.teacher.logits(hidden), self.teacher.logits(expected)
+        return token_loss(drafted, target_logits), (drafted.argmax(-1) == target_logits.argmax(-1)).to(drafted.dtype)
 
 
 def draw_roots(lengths: Tensor, most: int) -> Tensor:
@@ -161,8 +161,8 @@ def draw_roots(lengths: Tensor, most: int) -> Tensor:
     width = int(lengths.max())
     outside = torch.arange(width, device=lengths.device) >= lengths[:, None]
     order = torch.rand(outside.shape, device=lengths.device).masked_fill(outside, 2.0).argsort(1)[:, : min(most, width)]
-    drawn = order.masked_fill(order >= lengths[:, None], width).sort(1).values
-    return drawn.masked_fill(drawn == width, -1)
+    roots = order.masked_fill(order >= lengths[:, None], width).sort(1).values
+    return roots.masked_fill(roots == width, -1)
 
 
 def block_states(network: DFlash, columns: UnrollInputs, roots: Tensor, block: Tensor) -> Tensor:
@@ -180,9 +180,9 @@ def block_states(network: DFlash, columns: UnrollInputs, roots: Tensor, block: T
     # index of the next token, so the last of these features has the root's index.
     read = torch.cat([columns.states, network.fuse(columns.embeds, columns.features)], 1)
     before = torch.cat([columns.prompt_positions, columns.positions], -1)
-    own = torch.arange(columns.mask.shape[1], device=roots.device) <= at[..., None]
+    up_to_root = torch.arange(columns.mask.shape[1], device=roots.device) <= at[..., None]
     # (B, R, M + N): which tokens of prompt and answer each block sees
-    visible = torch.cat([columns.prompt_mask[:, None].expand(-1, roots.shape[1], -1), own], 2)
+    visible = torch.cat([columns.prompt_mask[:, None].expand(-1, roots.shape[1], -1), up_to_root], 2)
     mask = additive_mask(visible, read.dtype)[:, :, None]  # (B, 1, 1, R, M + N), the same for all heads
     positions = columns.positions.gather(1, at)[..., None] + torch.arange(1, size + 1, device=roots.device)
     for index in range(network.depth):
@@ -193,14 +193,14 @@ def block_states(network: DFlash, columns: UnrollInputs, roots: Tensor, block: T
     return network.norm(block).unflatten(1, (-1, size))[:, :, -network.config.drafts :]
 
 
-def block_attention(queries: Tensor, context: KeyValues, own: KeyValues, mask: Tensor, size: int) -> Tensor:
+def block_attention(queries: Tensor, context: KeyValues, block: KeyValues, mask: Tensor, size: int) -> Tensor:
     """Compute the attention of R blocks of b tokens each: to the target's features, and within each block in both
     directions.
 
     Args:
         queries: (B, heads, R * b, d).
         context: Keys and values (B, h, S, d) of S features.
-        own: Keys and values (B, h, R * b, d) of the blocks.
+        block: Keys and values (B, h, R * b, d) of the blocks.
         mask: Additive (B, 1, 1, R, S), which features each block sees.
         size: b.
 
@@ -210,7 +210,7 @@ def block_attention(queries: Tensor, context: KeyValues, own: KeyValues, mask: T
     groups, count = context[0].shape[1], mask.shape[3]
     # queries: (B, h, heads / h, R, b, d); the blocks' keys and values: (B, h, 1, R, b, d)
     queries = queries.unflatten(1, (groups, -1)).unflatten(3, (count, size)) * queries.shape[-1] ** -0.5
-    keys, values = (part.unflatten(2, (count, size))[:, :, None] for part in own)
+    keys, values = (part.unflatten(2, (count, size))[:, :, None] for part in block)
     before = torch.einsum("bhgrqd,bhsd->bhgrqs", queries, context[0]) + mask[..., None, :]
     within = queries @ keys.transpose(-1, -2)
     weights = torch.cat([before, within.to(before.dtype)], -1).softmax(-1).to(values.dtype)

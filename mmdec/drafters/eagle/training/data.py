@@ -219,8 +219,11 @@ class DraftData(LightningDataModule):
                 "or name a `dev_split`."
             )
         # compared by name, because the same question may occur several times
-        held = {sample.name for sample in chosen[-few:]}
-        return {"train": [sample for sample in chosen[:-few] if sample.name not in held], "dev": chosen[-few:]}
+        validation_names = {sample.name for sample in chosen[-few:]}
+        return {
+            "train": [sample for sample in chosen[:-few] if sample.name not in validation_names],
+            "dev": chosen[-few:],
+        }
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
         choice = Choice(count, self.options.long_share, self.seed)
@@ -412,7 +415,7 @@ class DraftData(LightningDataModule):
             round(count * (self.ramp.share(earlier) if self.ramp else share or 0.0)) for earlier in range(epoch + 1)
         ]
         visual_indices = self._row(len(visual), sum(counts[:-1]), counts[-1], 0)
-        before = sum(count - drawn for drawn in counts[:-1])
+        before = sum(count - count_drawn for count_drawn in counts[:-1])
         text_indices = [len(visual) + index for index in self._row(len(text), before, count - counts[-1], 1)]
         draw = np.random.default_rng([MIXING_SEED, self.seed, epoch])
         chosen = np.array(visual_indices + text_indices)[draw.permutation(count)].tolist()
@@ -458,8 +461,8 @@ class DraftData(LightningDataModule):
 
     def _whole(self, sample: Sample) -> int:
         """Estimate the number of tokens in a sample's prompt and answer. A sample with pictures counts as longer."""
-        asked = len(sample.question) + sum(len(text) for _, text in sample.history)
-        return self._length(sample) + asked // CHARACTERS_PER_TOKEN
+        length = len(sample.question) + sum(len(text) for _, text in sample.history)
+        return self._length(sample) + length // CHARACTERS_PER_TOKEN
 
     def _answer(self, sample: Sample) -> list[int]:
         return self.tokens[sample.name.removesuffix("/text")]
@@ -469,15 +472,15 @@ class DraftData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.options.workers)
 
 
-def mix_splits(held: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
-    """Mix the samples of both splits: every tenth is from `held`, the development split, until it is used up.
+def mix_splits(validation: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
+    """Mix the samples of both splits: every tenth is from `validation`, the development split, until it is used up.
 
     So both splits have answers, even if time runs out before all questions are answered.
 
     Args:
         others: Samples of the training split.
     """
-    places = [(10 * number, sample) for number, sample in enumerate(held)]
+    places = [(10 * number, sample) for number, sample in enumerate(validation)]
     places += [(number + number // 9 + 1, sample) for number, sample in enumerate(others)]
     return [sample for _, sample in sorted(places, key=lambda place: place[0])]
 

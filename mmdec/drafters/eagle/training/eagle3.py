@@ -78,10 +78,10 @@ class Eagle3Module(DraftModule):
     def draft_config(self, teacher: Teacher) -> DraftConfig:
         """Return the configuration of a new network: sizes are those of the target's layers; `columns`, `draft_vocab`
         and the recipe's `network` options override them."""
-        own = {**CONVENTIONS[self.convention], "draft_vocab_size": self.draft_vocab, **self.options.network}
-        if own["draft_vocab_size"] >= teacher.config.vocab_size:
-            own["draft_vocab_size"] = 0
-        return Eagle3Config.like(teacher.config, **own)
+        settings = {**CONVENTIONS[self.convention], "draft_vocab_size": self.draft_vocab, **self.options.network}
+        if settings["draft_vocab_size"] >= teacher.config.vocab_size:
+            settings["draft_vocab_size"] = 0
+        return Eagle3Config.like(teacher.config, **settings)
 
     def first_network(self) -> DraftNetwork:
         """Return the network that training begins with: loaded from the folder `start`, or new.
@@ -97,16 +97,16 @@ class Eagle3Module(DraftModule):
                 "Leave them out."
             )
         if self.options.start is None:
-            kept = torch.arange(config.vocab_size)
+            token_ids = torch.arange(config.vocab_size)
             if config.has_draft_vocabulary:
                 data = cast(DraftData, self.trainer.datamodule)  # type: ignore[attr-defined] # not typed by Lightning
                 answers = (data.tokens[name] for name in sorted({row.name for row in data.parts["train"]}))
-                kept = frequent_tokens(answers, config.vocabulary)
-                network.get_buffer("d2t").copy_(kept - torch.arange(len(kept)))
-                network.get_buffer("t2d").zero_()[kept] = True
+                token_ids = frequent_tokens(answers, config.vocabulary)
+                network.get_buffer("d2t").copy_(token_ids - torch.arange(len(token_ids)))
+                network.get_buffer("t2d").zero_()[token_ids] = True
             head = self.teacher.head[0]
             if head.shape[1] == config.hidden_size:
-                network.lm_head.weight.data.copy_(head[kept.to(head.device)])
+                network.lm_head.weight.data.copy_(head[token_ids.to(head.device)])
         return network
 
     @property
@@ -147,18 +147,18 @@ class Eagle3Module(DraftModule):
         accepted, alive = columns.states.new_zeros(()), columns.mask
         weights = step_weights(torch.zeros_like(columns.mask).masked_scatter(columns.mask, best >= 0), self.depth)
         for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
-            counted = columns.mask[:, step:]
-            rows = number[:, step:][counted]
+            has_target = columns.mask[:, step:]
+            rows = number[:, step:][has_target]
             width = max(1, MAX_LOGITS // probs.shape[1])
-            pieces = in_pieces(self._compare_tokens, width, hidden[counted], probs[rows], best[rows])
+            pieces = in_pieces(self._compare_tokens, width, hidden[has_target], probs[rows], best[rows])
             entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
-            known = best[rows] >= 0
-            tokens = entropy.sum() / known.sum().clamp(min=1)
+            is_drafted = best[rows] >= 0
+            tokens = entropy.sum() / is_drafted.sum().clamp(min=1)
             total = total + self.options.unroll_decay**step * weights[step] * tokens
             name = str(step + 1) if step else ""
             parts |= {"right" + name: right.mean()} | ({} if step else {"tokens": tokens})
             if step < ESTIMATED_CHAIN_LENGTH:
-                hits = torch.zeros_like(counted).masked_scatter(counted, right > 0)
+                hits = torch.zeros_like(has_target).masked_scatter(has_target, right > 0)
                 alive = alive[:, : hits.shape[1]] & hits
                 accepted = accepted + alive.sum()
         if self.depth >= ESTIMATED_CHAIN_LENGTH:
@@ -190,8 +190,8 @@ class Eagle3Module(DraftModule):
 
         def restrict(states: Tensor) -> tuple[Tensor, Tensor]:
             logits = self.teacher.logits(states)
-            kept = logits[:, tokens] if network.config.has_draft_vocabulary else logits
-            return kept.softmax(-1), drafted[logits.argmax(-1)]
+            restricted = logits[:, tokens] if network.config.has_draft_vocabulary else logits
+            return restricted.softmax(-1), drafted[logits.argmax(-1)]
 
         pieces = [restrict(part) for part in expected.split(max(1, MAX_LOGITS // len(drafted)))]
         probs, best = (torch.cat(part) for part in zip(*pieces, strict=True))

@@ -250,17 +250,17 @@ def rank_texts(
     for row, text in enumerate(texts):
         tokens[row, : lengths[row]] = torch.tensor(text.answer[1:])
     tokens = tokens.to(columns.mask.device)
-    known = columns.mask
+    is_counted = columns.mask
     if drafted is not None:
         tokens = drafted[tokens]
-        known = known & (tokens >= 0)
+        is_counted = is_counted & (tokens >= 0)
         tokens = tokens.clamp(min=0)
     ranks = torch.full((rows, width, len(steps)), MAX_RANKS)
     for depth, hidden in enumerate(steps):
         scores = logits(hidden)
         own_scores = scores.gather(-1, tokens[:, depth:, None])
         step_ranks = (scores > own_scores).sum(-1).clamp(max=MAX_RANKS)  # (B, N - depth), for each root
-        ranks[:, : width - depth, depth] = step_ranks.masked_fill(~known[:, depth:], MAX_RANKS).cpu()
+        ranks[:, : width - depth, depth] = step_ranks.masked_fill(~is_counted[:, depth:], MAX_RANKS).cpu()
     return [ranks[row, :length] for row, length in enumerate(lengths)]
 
 
@@ -389,8 +389,10 @@ class DraftModule(DrafterModule):
         parts: dict[str, Tensor] = {}
         weights = step_weights(columns.mask, self.depth)
         for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
-            counted = columns.mask[:, step:]
-            step_losses = losses(hidden[counted], expected[:, step:][counted], self.teacher.logits, self.loss_weights)
+            has_target = columns.mask[:, step:]
+            step_losses = losses(
+                hidden[has_target], expected[:, step:][has_target], self.teacher.logits, self.loss_weights
+            )
             total = total + self.options.unroll_decay**step * weights[step] * step_losses["loss"]
             parts |= step_losses if step == 0 else {f"right{step + 1}": step_losses["right"]}
         return {**parts, "loss": total}
@@ -494,15 +496,15 @@ class DraftModule(DrafterModule):
         return torch.optim.AdamW(parameters, lr=options.lr, betas=options.betas)
 
 
-def step_weights(counted: Tensor, depth: int) -> Tensor:
+def step_weights(has_target: Tensor, depth: int) -> Tensor:
     """Return the factors (depth,) on the mean losses of the drafting steps, with which each token has the same weight
     in all processes.
 
     Args:
-        counted: (B, N) bool, the answer tokens that count. Step s counts only tokens from index s on; if this process's
-            answers are too short, there are none.
+        has_target: (B, N) bool, the answer tokens that count. Step s counts only tokens from index s on; if this
+            process's answers are too short, there are none.
     """
-    return token_weight(torch.stack([counted[:, step:].sum() for step in range(depth)]))
+    return token_weight(torch.stack([has_target[:, step:].sum() for step in range(depth)]))
 
 
 def target_states(texts: Sequence[TargetFeatures], size: int, layers: tuple[int, ...]) -> Tensor:

@@ -168,8 +168,8 @@ class FlashModule(DraftModule):
     def _mix_predictions(self, slots: Tensor, embeds: Tensor, share: float) -> Tensor:
         with torch.no_grad():
             slot_embeds = self.teacher.embed(self.teacher.logits(slots[:, :, :-1]).argmax(-1)).to(embeds.dtype)
-            drawn = torch.rand(embeds.shape[:-1], device=embeds.device) < share
-        return torch.where(drawn[..., None], slot_embeds, embeds)
+            is_mixed = torch.rand(embeds.shape[:-1], device=embeds.device) < share
+        return torch.where(is_mixed[..., None], slot_embeds, embeds)
 
 
 def raw_slots(network: FlashNetwork, columns: UnrollInputs) -> Tensor:

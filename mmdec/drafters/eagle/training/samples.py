@@ -52,24 +52,24 @@ class PromptBuilder:
         """
         if sample.visual:
             return self._inputs(sample)
-        said = (*sample.history, sample.question)
-        inputs = self.remembered.get(said)
+        turns = (*sample.history, sample.question)
+        inputs = self.remembered.get(turns)
         if inputs is None:
             inputs = self._inputs(sample)
             if len(self.remembered) < MAX_CACHED_PROMPTS:
-                self.remembered[said] = inputs
+                self.remembered[turns] = inputs
         return inputs
 
     def _inputs(self, sample: Sample) -> Inputs:
-        said = (*sample.history, ("user", sample.question))
+        turns = (*sample.history, ("user", sample.question))
         messages: list[dict[str, Any]]
         if self.tokenizer is not self.processor:
-            messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in said]
+            messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in turns]
             messages[-1]["content"] = [*self._picture_entries(sample), *messages[-1]["content"]]
         elif self.tokenizer.chat_template:  # a language model: a tokenizer, no processor
-            messages = [{"role": role, "content": text} for role, text in said]
+            messages = [{"role": role, "content": text} for role, text in turns]
         else:
-            return dict(self.tokenizer("\n".join(text for _, text in said), return_tensors="pt"))
+            return dict(self.tokenizer("\n".join(text for _, text in turns), return_tensors="pt"))
         return dict(
             self.processor.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
@@ -130,7 +130,7 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
         left: Pad on the left, as generation needs it, else on the right.
     """
     width = max(row["input_ids"].shape[1] for row in rows)
-    joined: Inputs = {}
+    batch: Inputs = {}
     for name in {name for row in rows for name in row}:
         parts = []
         for row in rows:
@@ -150,8 +150,8 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
             lacks = [[most - size for most, size in zip(longest, part.shape[1:], strict=True)] for part in parts]
             ends = [[number for lack in reversed(each) for number in (0, lack)] for each in lacks]
             parts = [torch.nn.functional.pad(part, end) for part, end in zip(parts, ends, strict=True)]
-        joined[name] = torch.cat(parts)
-    return joined
+        batch[name] = torch.cat(parts)
+    return batch
 
 
 SAMPLE_FORMAT = 1  # part of each sample's name (a hash); if it changes, stored answers are not found and are made again
@@ -241,11 +241,11 @@ def read_samples(
         InputError: For a bad row, or if too many questions are left out.
     """
     files = [corpus] if corpus.is_file() else [corpus / f"{split}{suffix}" for suffix in SUFFIXES]
-    listed = next((file for file in files if file.is_file()), None)
-    if listed is None:
+    list_file = next((file for file in files if file.is_file()), None)
+    if list_file is None:
         raise InputError(f"`corpus` must hold {split}.json, but '{corpus}' does not. Build or download it first.")
-    conversations = read_chats(listed, reading.images, admission)
-    choice, root = choice or Choice(), admission.names(picture_folder(listed, reading.images))
+    conversations = read_chats(list_file, reading.images, admission)
+    choice, root = choice or Choice(), admission.names(picture_folder(list_file, reading.images))
     if choice.count is None:
         questions: Iterable[Sample] = (one for row in conversations for one in _questions(row, root, reading))
     else:
@@ -256,7 +256,7 @@ def read_samples(
             for lap in (0, 1)
         )
         questions = chain.from_iterable(laps)
-    whole = _whole(choose(questions, choice), admission, kept, f"chosen questions of {quote_path(listed)}")
+    whole = _whole(choose(questions, choice), admission, kept, f"chosen questions of {quote_path(list_file)}")
     return [replace(question, name=_name(question)) for question in whole]
 
 
@@ -269,11 +269,11 @@ def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of:
         of: Name of the questions in messages.
     """
     pictures = list(dict.fromkeys(path for question in questions for path in (*question.images, *question.video)))
-    found = dict(zip(pictures, sizes_of(pictures, kept), strict=True))
+    sizes = dict(zip(pictures, sizes_of(pictures, kept), strict=True))
     whole, bad = [], BadRows()
     for question in questions:
-        looks = [(path, found[path]) for path in (*question.images, *question.video)]
-        path, reason = next(((path, found) for path, found in looks if isinstance(found, str)), (None, ""))
+        looks = [(path, sizes[path]) for path in (*question.images, *question.video)]
+        path, reason = next(((path, sizes) for path, sizes in looks if isinstance(sizes, str)), (None, ""))
         if path is None:
             whole.append(question)
         else:
@@ -334,12 +334,12 @@ def _questions(conversation: Conversation, root: PathResolver, reading: Question
     """
     video = _frames(conversation, root, reading.frames)
     system = conversation.notes.get(SYSTEM_KEY)
-    begun = () if system is None else ((SYSTEM_KEY, str(system)),)
+    system_turn = () if system is None else ((SYSTEM_KEY, str(system)),)
     for index, (question, answer) in enumerate(conversation.turns):
         before = () if conversation.images or video else conversation.turns[max(0, index - reading.history) : index]
-        said = tuple(pair for q, a in before for pair in (("user", q), ("assistant", a)))
+        history = tuple(pair for q, a in before for pair in (("user", q), ("assistant", a)))
         words = len(answer.split())
-        yield Sample("", question, conversation.images, video, words, (*begun, *said), conversation.place)
+        yield Sample("", question, conversation.images, video, words, (*system_turn, *history), conversation.place)
 
 
 def _name(sample: Sample) -> str:

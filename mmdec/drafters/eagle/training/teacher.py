@@ -139,9 +139,11 @@ class Teacher:
         for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             begin = prompt["input_ids"].shape[1]
             part = slice(-(begin + len(answer) - 1), None)
-            own = None if positions is None else positions[:, row, part]
+            row_positions = None if positions is None else positions[:, row, part]
             readings.append(
-                TargetFeatures(begin, list(answer), embeds[row, part], features[row, part], visual[row, part], own)
+                TargetFeatures(
+                    begin, list(answer), embeds[row, part], features[row, part], visual[row, part], row_positions
+                )
             )
         return readings
 

@@ -113,8 +113,8 @@ def train_drafter(
         return _train(run, on_progress, log, start)
     except InputError as error:
         message = str(error)
-        for inner, own in OPTION_ARGUMENTS.items():
-            message = message.replace(f"`{inner}`", f"`{own}`")
+        for inner, argument in OPTION_ARGUMENTS.items():
+            message = message.replace(f"`{inner}`", f"`{argument}`")
         raise InputError(message) from error
 
 
@@ -143,15 +143,15 @@ def data_options(run: DrafterRun) -> Recipe:
     base = (
         str(find_model(run.model, None)) if run.model in shipped_names(None) or Path(run.model).is_dir() else run.model
     )
-    listed, images = run.data, run.images
-    if listed.is_dir():
-        asked = ask_about(listed, run.prompt)
-        rows = [{"question": one.question, "image": one.id} for one in asked]
-        listed, images = run.output / "questions.jsonl", run.data
-        write_atomically(listed, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    data, images = run.data, run.images
+    if data.is_dir():
+        questions = ask_about(data, run.prompt)
+        rows = [{"question": one.question, "image": one.id} for one in questions]
+        data, images = run.output / "questions.jsonl", run.data
+        write_atomically(data, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
     return {
         "base": base,
-        "corpus": str(listed),
+        "corpus": str(data),
         "images": None if images is None else str(images),
         "dev_split": None,
         "samples": run.questions,

@@ -109,11 +109,11 @@ def unroll_steps(network: DraftNetwork, columns: UnrollInputs, steps: int, throu
         enter = network.follow if step else network.fuse
         states = enter(columns.embeds[:, step:], features, columns.carry)
         mask = visible[:, :, : length - step]
-        for index, own in enumerate(diagonals):
+        for index, diagonal in enumerate(diagonals):
             queries, *pair = network.project(states, columns.positions[..., step:], index=index)
             if step:
-                own.append((pair[0], pair[1]))
-                mixed = diagonal_attention(queries, context[index], own, mask)
+                diagonal.append((pair[0], pair[1]))
+                mixed = diagonal_attention(queries, context[index], diagonal, mask)
                 states = network.after_attention(states, mixed, index=index)
             else:
                 keys, values = (torch.cat(both, 2) for both in zip(context[index], pair, strict=True))
@@ -135,14 +135,15 @@ def prompt_keys(network: DraftNetwork, columns: UnrollInputs) -> list[KeyValues]
     return pairs
 
 
-def diagonal_attention(queries: Tensor, context: KeyValues, own: Sequence[KeyValues], mask: Tensor) -> Tensor:
+def diagonal_attention(queries: Tensor, context: KeyValues, diagonals: Sequence[KeyValues], mask: Tensor) -> Tensor:
     """Compute the attention of the newest drafted token of each root: to the prompt and the answer up to the root, and
     to the tokens drafted from this root, one in each step.
 
     Args:
         queries: (B, heads, n, d), of roots 0 ... n - 1.
         context: Keys and values (B, h, S, d) of prompt and answer.
-        own: [s]: keys and values (B, h, n or more, d) of the tokens drafted in step s + 1; entry r is that of root r.
+        diagonals: [s]: keys and values (B, h, n or more, d) of the tokens drafted in step s + 1; entry r is that of
+            root r.
         mask: Additive (B, 1, n, S), to which of the S tokens of prompt and answer each root attends.
 
     Returns:
@@ -153,10 +154,10 @@ def diagonal_attention(queries: Tensor, context: KeyValues, own: Sequence[KeyVal
     count = queries.shape[2]
     queries = queries.view(rows, groups, -1, count, size) * size**-0.5
     before = queries @ keys[:, :, None].transpose(-1, -2) + mask[:, :, None]  # shape (B, h, heads / h, n, S)
-    since = [(queries * step[:, :, None, :count]).sum(-1, keepdim=True) for step, _ in own]
+    since = [(queries * step[:, :, None, :count]).sum(-1, keepdim=True) for step, _ in diagonals]
     weights = torch.cat([before, *(part.to(before.dtype) for part in since)], -1).softmax(-1)
     mixed = weights[..., :width].to(values.dtype) @ values[:, :, None]
-    for index, (_, step) in enumerate(own, width):
+    for index, (_, step) in enumerate(diagonals, width):
         mixed = mixed + weights[..., index : index + 1] * step[:, :, None, :count]
     return mixed.flatten(1, 2)
 
@@ -170,8 +171,8 @@ def causal_mask(prompt_mask: Tensor, length: int) -> Tensor:
         length: N.
     """
     rows, device = len(prompt_mask), prompt_mask.device
-    own = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    return torch.cat([prompt_mask[:, None].expand(-1, length, -1), own.expand(rows, -1, -1)], 2)
+    lower = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return torch.cat([prompt_mask[:, None].expand(-1, length, -1), lower.expand(rows, -1, -1)], 2)
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -198,7 +199,7 @@ def _stack_positions(positions: Sequence[Tensor]) -> Tensor:
     Returns:
         (B, longest), or (axes, B, longest) for several axes.
     """
-    padded = pad_sequence([own.t() for own in positions], batch_first=True).permute(2, 0, 1)
+    padded = pad_sequence([row.t() for row in positions], batch_first=True).permute(2, 0, 1)
     return padded if len(padded) > 1 else padded[0]
 
 

@@ -416,10 +416,10 @@ class HeadData(LightningDataModule):
     def setup(self, stage: str) -> None:
         self.kept.mkdir(parents=True, exist_ok=True)
         for split in self.rows:
-            longest, known = (SECONDS - self.composition.pause[1]) / 1.12, self.seconds(split)
-            rows, seconds = self.rows[split], known
+            longest, durations = (SECONDS - self.composition.pause[1]) / 1.12, self.seconds(split)
+            rows, seconds = self.rows[split], durations
             if self.reads_own_text:
-                rows, seconds = split_long(rows, known, longest)
+                rows, seconds = split_long(rows, durations, longest)
             self.cut[split] = rows
             fitting = {row for row, length in enumerate(seconds) if length <= longest}
             chapters = [[row for row in chapter if row in fitting] for chapter in chapters_of(rows)]
@@ -428,10 +428,10 @@ class HeadData(LightningDataModule):
                 raise InputError(
                     f"`corpus` must hold utterances of up to 25 s, but '{self.corpus}' has none for {split}."
                 )
-            used, heard = sum(seconds[row] for row in fitting), sum(length for length in known if length > 0)
+            used, total = sum(seconds[row] for row in fitting), sum(length for length in durations if length > 0)
             rank_zero_info(
                 f"{split}: {len(fitting)} utterances, {len(rows) - len(fitting)} left out as bad or too long; "
-                f"{used:.0f} of {heard:.0f} s of sound"
+                f"{used:.0f} of {total:.0f} s of sound"
             )
             self.plans[split] = chapters, seconds
 

@@ -86,8 +86,8 @@ class _FrozenOutput(torch.autograd.Function):
     def forward(  # type: ignore[override] # torch declares it with any arguments
         ctx: Any, states: Tensor, output: Tensor, targets: Tensor, teacher: Tensor | None, weight: float, cells: int
     ) -> tuple[Tensor, Tensor]:
-        wanted = states.requires_grad
-        gradient = torch.empty_like(states) if wanted else None
+        needs_gradient = states.requires_grad
+        gradient = torch.empty_like(states) if needs_gradient else None
         ranks = torch.empty_like(targets)
         total = torch.zeros((), dtype=torch.promote_types(states.dtype, torch.float32), device=states.device)
         rows = max(1, cells // output.shape[0])
@@ -263,8 +263,11 @@ class MedusaModule(DrafterModule):
         """Return the texts of a batch with the model's decoder states, which are stored or computed now."""
         whole = None
         if batch.features is None and self.states is not None:
-            kept = [self.states.get(name) for name in batch.names]
-            texts, hidden = [text for text, _ in kept], torch.cat([states for _, states in kept]).to(self.device)
+            stored_states = [self.states.get(name) for name in batch.names]
+            texts, hidden = (
+                [text for text, _ in stored_states],
+                torch.cat([states for _, states in stored_states]).to(self.device),
+            )
         else:
             texts, hidden, whole = self.run_model(batch)
         at, targets, lengths, begin = [], [], [], 0
@@ -335,12 +338,12 @@ class MedusaModule(DrafterModule):
         losses = []
         weights = token_weight((positions.targets >= 0).sum(0))
         for index, head in enumerate(self.heads.heads):
-            asked = (positions.targets[:, index] >= 0).nonzero()[:, 0]
-            at = positions.at[asked]
+            rows = (positions.targets[:, index] >= 0).nonzero()[:, 0]
+            at = positions.at[rows]
             # The head predicts a token that the model itself predicts `index` + 1 positions later.
             teacher = positions.hidden[at + index + 1] if self.options.kl else None
-            loss, rank = head_loss(head(read[at]), output, targets[asked, index], teacher, self.options.kl)
-            ranks[asked, index] = rank.clamp(max=MAX_RANKS)
+            loss, rank = head_loss(head(read[at]), output, targets[rows, index], teacher, self.options.kl)
+            ranks[rows, index] = rank.clamp(max=MAX_RANKS)
             losses.append(loss * weights[index])
         return losses, ranks
 
@@ -362,8 +365,8 @@ class MedusaModule(DrafterModule):
         positions = self.read(batch)
         losses, ranks = self.losses(positions)
         loss = self.weighted_loss(losses)
-        asked = (positions.targets >= 0).sum(0).clamp(min=1)
-        right = ((ranks == 0).sum(0) / asked).tolist()
+        counts = (positions.targets >= 0).sum(0).clamp(min=1)
+        right = ((ranks == 0).sum(0) / counts).tolist()
         self.log("train/loss", loss.detach(), batch_size=len(positions.lengths), prog_bar=True, sync_dist=True)
         self.log_dict({f"train/head{k}": value for k, value in enumerate(right, 1)}, batch_size=len(positions.lengths))
         return loss
@@ -399,11 +402,13 @@ class MedusaModule(DrafterModule):
     def _own(self, states: Tensor, prompts: list[list[int]], batch: HeadBatch) -> list[list[int]]:
         missing = [row for row, name in enumerate(batch.names) if self.labels.get(name) is None]
         if missing:
-            nodes, asked = self.options.draft_nodes, [prompts[row] for row in missing]
+            nodes, missing_prompts = self.options.draft_nodes, [prompts[row] for row in missing]
             # The heads in training may have another dtype than the model, so a converted copy drafts.
             drafter = Medusa(copy.deepcopy(self.heads).to(self.base.dtype), self.base.proj_out) if nodes else None
             timed = [batch.timed[row] for row in missing]
-            fresh = decode_greedily(self.base, states[missing], asked, timed, self.options.max_tokens, drafter, nodes)
+            fresh = decode_greedily(
+                self.base, states[missing], missing_prompts, timed, self.options.max_tokens, drafter, nodes
+            )
             self.labels.add({batch.names[row]: text for row, text in zip(missing, fresh, strict=True)})
             self.counts.update(token for text in fresh for token in text)
         return [self.labels.tokens[name] for name in batch.names]
@@ -412,8 +417,8 @@ class MedusaModule(DrafterModule):
         if not any(LANGUAGE_PLACEHOLDER in prompt for prompt in prompts):
             return prompts
         encoded = BaseModelOutput(last_hidden_state=states)
-        heard: list[int] = self.base.detect_language(encoder_outputs=encoded).tolist()
+        languages: list[int] = self.base.detect_language(encoder_outputs=encoded).tolist()
         return [
             [language if token == LANGUAGE_PLACEHOLDER else token for token in prompt]
-            for language, prompt in zip(heard, prompts, strict=True)
+            for language, prompt in zip(languages, prompts, strict=True)
         ]

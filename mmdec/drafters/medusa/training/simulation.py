@@ -81,14 +81,14 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
     return chain.tokens_per_round, tree.tokens_per_round, chances
 
 
-def estimate(seen: Simulation) -> list[list[float]]:
+def estimate(simulation: Simulation) -> list[list[float]]:
     """Compute accuracies (K, WIDTH) from the counts of a simulation: how often rank r is right at depth k, from 0 to 1.
 
     For smoothing, the accuracies of depth k - 1 count as one more trial.
     """
     guess = default_chances(1)[0]
     chances = []
-    for hits, trials in zip(seen.hits, seen.trials, strict=True):
+    for hits, trials in zip(simulation.hits, simulation.trials, strict=True):
         guess = [(hit + before) / (trials + 1) for hit, before in zip(hits, guess, strict=True)]
         chances.append(guess)
     return chances
@@ -103,5 +103,5 @@ def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[flo
         texts: For each text the ranks (n - 1, K) of its true tokens.
         head: Its index from 0.
     """
-    seen = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
-    return [sum(rank < limit for rank in seen) / max(len(seen), 1) for limit in ranks]
+    accepted_ranks = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
+    return [sum(rank < limit for rank in accepted_ranks) / max(len(accepted_ranks), 1) for limit in ranks]
