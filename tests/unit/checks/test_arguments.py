@@ -180,10 +180,10 @@ def test_closed_and_failing_files_are_refused(tiny_model: Path, whisper: LoadedW
 def test_the_message_names_the_callers_options_alone(model: PreTrainedModel, whisper: LoadedWhisper) -> None:
     text = refused(
         lambda: mmdec.transcribe(
-            buzz(0.3), sample_rate=RATE, model=whisper, drafter=None, language="en", max_new_tokens=4000, top_k=5
+            buzz(0.3), sample_rate=RATE, model=whisper, drafter=None, language="en", repetition_penalty=-1.0, top_k=5
         ),
         "`options` must be what `model.generate` takes",
-        "(`max_new_tokens`, `top_k`)",
+        "(`repetition_penalty`, `top_k`)",
     )
     assert "temperature" not in text
     assert "`task`" not in text
