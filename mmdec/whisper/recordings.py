@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, WhisperForConditionalGeneration
 
 from mmdec.core.scheduler import Scheduler, SchedulerLimits
+from mmdec.core.steps import DecodingSteps
 from mmdec.generation.model_lock import reading
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.io.audio.voice_activity import SpeechWindow, cut_at_pauses
@@ -96,6 +97,30 @@ def transcribe_recordings(
                 report_finished()
     report.end()
     return transcripts
+
+
+def transcription_steps(
+    request: TranscriptionRequest, samples: Tensor, on_window: Callable[[float], None] | None = None
+) -> DecodingSteps:
+    """Transcribe one recording (T,) as a generator of passes, for a scheduler that decodes other requests, too.
+
+    The caller holds the locks of the model and of the drafter's networks.
+
+    Args:
+        on_window: Called before each window with the number of seconds before it.
+
+    Returns:
+        The `Transcript`.
+    """
+    level = describe_silence(samples)
+    if level:
+        return _empty_transcript(request.languages, 0, samples, level)
+    with hide_generate_warnings():
+        try:
+            decoded = yield from RecordingDecoder(request, 0, samples, on_window).steps()
+        except CallbackError as error:
+            raise error.original from None
+    return _transcript(request, decoded)
 
 
 def _pieces(request: TranscriptionRequest, recording: Tensor, at_pauses: bool) -> list[SpeechWindow]:
