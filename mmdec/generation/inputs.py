@@ -112,7 +112,7 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
         if options.get(name) is not None:
             raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
     if twice := sorted(options.keys() & named.keys()):
-        raise InputError(f"`{twice[0]}` must be given once, but is both in `inputs` and among the options. Drop one of them.")
+        raise InputError(f"`{twice[0]}` must be given once, but is both in `inputs` and among the options. Drop one.")
     for name in ("num_beams", "num_return_sequences"):  # options that multiply the number of rows
         if options.get(name) is not None:
             most = 1 if name == "num_beams" else MAX_SEQUENCES
