@@ -74,9 +74,26 @@ class ModelLock:
         try:
             yield hold
         finally:
-            with self._changed:
-                self._readers.discard(hold)
-                self._changed.notify_all()
+            self.release(hold)
+
+    def try_read(self) -> Hold | None:
+        """Take the lock for reading, if no other thread writes or waits to write.
+
+        Returns:
+            A `Hold`, to give back by `release`; None if the caller would have to wait.
+        """
+        with self._changed:
+            if self._writers or self.waiting:
+                return None
+            hold = Hold()
+            self._readers.add(hold)
+            return hold
+
+    def release(self, hold: Hold) -> None:
+        """Give back a lock for reading."""
+        with self._changed:
+            self._readers.discard(hold)
+            self._changed.notify_all()
 
     @contextmanager
     def write(self) -> Generator[Hold]:
@@ -154,6 +171,24 @@ def reading(*models: nn.Module, writing: Sequence[nn.Module] = ()) -> Generator[
     with ExitStack() as stack:
         order = sorted(locks, key=lambda lock: lock.number)
         yield [stack.enter_context(lock.write() if locks[lock] else lock.read()) for lock in order]
+
+
+def try_reading(*models: nn.Module) -> ExitStack | None:
+    """Take the locks of several models for reading, if that needs no waiting.
+
+    So a thread that decodes for many callers never waits for one model while it holds another one's lock.
+
+    Returns:
+        A context manager that holds the locks until it is closed; None if one of the models is being changed, or waits
+        to be.
+    """
+    with ExitStack() as stack:
+        for lock in {model_lock(model) for model in models}:
+            hold = lock.try_read()
+            if hold is None:
+                return None
+            stack.callback(lock.release, hold)
+        return stack.pop_all()
 
 
 def read_while(models: Sequence[nn.Module], items: Iterator[T]) -> Iterator[T]:
