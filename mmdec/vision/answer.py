@@ -3,7 +3,7 @@ answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
@@ -112,17 +112,16 @@ class DescriptionRequest:
         check_reserved(options.generate, RESERVED_HERE, "mmdec.generate")
         return cls(vlm, speculation, options.generate, options.on_text, read_calibrations(vlm.directory))
 
-    def rounds(self, inputs: Mapping[str, Any], speculation: Speculation) -> Iterator[Round]:
-        """Decode one batch, and yield each round.
+    def generate_options(self, with_text: bool) -> dict[str, Any]:
+        """Return the options of `generate`.
 
         Args:
-            inputs: The inputs of `generate`.
-            speculation: The request's decoding loop, or a copy with a wrapped drafter.
+            with_text: Whether rounds have text.
         """
         options = with_length(self.options, self.vlm.model)
-        if self.on_text or speculation.options.on_round or "stop_strings" in options:
+        if with_text or "stop_strings" in options:
             options["tokenizer"] = self.vlm.tokenizer
-        return rounds_of(self.vlm.model, inputs, speculation, options)
+        return options
 
 
 @final
@@ -149,6 +148,83 @@ class CompressionRecorder(ForwardingDrafter):
         self._rows = [self._rows[index] for index in live.tolist()]
 
 
+@final
+class AnswerBatch:
+    """Collects the rounds of a batch of questions, and makes its `Description`s.
+
+    Args:
+        request: What all questions of the call share.
+        pictures: The pictures of each question, (H, W, 3) uint8.
+        read_seconds: Seconds that it took to make the inputs.
+        earlier: For a chat: the evidence from the pictures of earlier turns.
+        count: Number of these pictures.
+    """
+
+    def __init__(
+        self,
+        request: DescriptionRequest,
+        pictures: Sequence[Sequence[np.ndarray]],
+        read_seconds: float,
+        earlier: Evidence | None = None,
+        count: int = 0,
+    ) -> None:
+        self.usage = [Usage() for _ in pictures]  # one for each question
+        self.speculation = request.speculation  # the decoding loop, which records how images were compressed
+        self._request, self._pictures, self._read_seconds = request, pictures, read_seconds
+        self._earlier, self._count = earlier, count
+        self._counts = [len(group) for group in pictures]
+        self._distances: list[list[float]] = [[] for _ in pictures]
+        drafter, self._recorder = self.speculation.drafter_for(request.vlm.model), None
+        self._drafts = drafter is not None
+        if drafter is not None and not self.speculation.networks:
+            self._recorder = CompressionRecorder(drafter, len(pictures))
+            self.speculation = Speculation(replace(self.speculation.options, drafter=self._recorder))
+        self._stopwatch = Stopwatch(request.vlm.model.device)
+
+    def add(self, round_: Round) -> None:
+        """Add a round of the batch."""
+        for index, row in enumerate(round_.rows):
+            self.usage[row].clock(round_, index, self._drafts)
+            pictures = sum(self._counts)
+            share = self._counts[row] / pictures if pictures else 1 / len(self.usage)
+            self.usage[row].seconds["vision"] += round_.vision * share
+        familiar = self._request.vlm.familiar
+        if round_.summaries is not None and familiar is not None:
+            self._distances = distances_of(familiar, round_.summaries, self._counts)
+
+    def descriptions(self) -> list[Description]:
+        """Return the `Description` of each question, once all rounds were added."""
+        vlm, recorder, options = self._request.vlm, self._recorder, self._request.options
+        parts = [{stage: entry.seconds[stage] for stage in STAGES} for entry in self.usage]
+        read_seconds = self._read_seconds / len(self.usage)
+        rest = max(self._stopwatch.lap() - sum(sum(part.values()) for part in parts), 0.0) / len(self.usage)
+        descriptions = list[Description]()
+        for row, (entry, seconds) in enumerate(zip(self.usage, parts, strict=True)):
+            evidence = token_evidence(entry.logprobs) | picture_evidence(
+                self._pictures[row], self._distances[row], self._earlier, self._count
+            )
+            confidence = estimate_confidence(evidence, self._request.calibrations, ANSWER)
+            descriptions.append(
+                Description(
+                    text=vlm.tokenizer.decode(entry.tokens, skip_special_tokens=True).strip(),
+                    tokens=entry.tokens,
+                    rounds=entry.rounds,
+                    tokens_per_round=entry.tokens_per_round,
+                    timings={"read": read_seconds, **seconds, "total": read_seconds + sum(seconds.values()) + rest},
+                    drafted=entry.drafted,
+                    accepted=entry.accepted,
+                    lossless=self.speculation.options.lossless,
+                    confidence=entry.limit_confidence(confidence, sets_length(options)),
+                    finish_reason=entry.finish_reason,
+                    note=entry.note,
+                    evidence=evidence,
+                    compressor=None if recorder is None else recorder.compressor[row],
+                    kept=None if recorder is None else _as_list(recorder.kept[row]),
+                )
+            )
+        return descriptions
+
+
 def describe_batch(
     request: DescriptionRequest,
     inputs: Mapping[str, Any],
@@ -172,53 +248,18 @@ def describe_batch(
     Returns:
         A `Description` of each question.
     """
-    vlm, speculation = request.vlm, request.speculation
-    on_round = renumber_rounds(speculation.options.on_round, range(len(pictures)) if indices is None else indices)
-    usage = [Usage() for _ in pictures]
-    counts = [len(group) for group in pictures]
-    distances: list[list[float]] = [[] for _ in pictures]
-    drafter, recorder = speculation.drafter_for(vlm.model), None
-    if drafter is not None and not speculation.networks:
-        recorder = CompressionRecorder(drafter, len(pictures))
-        speculation = Speculation(replace(speculation.options, drafter=recorder))
-    stopwatch, writer = Stopwatch(vlm.model.device), None if request.on_text is None else _TextWriter(request.on_text)
-    for round_ in request.rounds(inputs, speculation):
-        for index, row in enumerate(round_.rows):
-            usage[row].clock(round_, index, drafter is not None)
-            share = counts[row] / sum(counts) if sum(counts) else 1 / len(usage)
-            usage[row].seconds["vision"] += round_.vision * share
-        if round_.summaries is not None and vlm.familiar is not None:
-            distances = distances_of(vlm.familiar, round_.summaries, counts)
+    batch = AnswerBatch(request, pictures, read_seconds, earlier, count)
+    asked = request.speculation.options.on_round
+    on_round = renumber_rounds(asked, range(len(pictures)) if indices is None else indices)
+    writer = None if request.on_text is None else _TextWriter(request.on_text)
+    options = request.generate_options(with_text=writer is not None or on_round is not None)
+    for round_ in rounds_of(request.vlm.model, inputs, batch.speculation, options):
+        batch.add(round_)
         if writer is not None:
             writer.add(round_.text[0])
         if on_round is not None:
             on_round(round_)
-    read_seconds /= len(usage)
-    seconds = [{stage: entry.seconds[stage] for stage in STAGES} for entry in usage]
-    rest = max(stopwatch.lap() - sum(sum(parts.values()) for parts in seconds), 0.0) / len(usage)
-    descriptions: list[Description] = []
-    for row, (entry, parts) in enumerate(zip(usage, seconds, strict=True)):
-        evidence = token_evidence(entry.logprobs) | picture_evidence(pictures[row], distances[row], earlier, count)
-        confidence = estimate_confidence(evidence, request.calibrations, ANSWER)
-        descriptions.append(
-            Description(
-                text=vlm.tokenizer.decode(entry.tokens, skip_special_tokens=True).strip(),
-                tokens=entry.tokens,
-                rounds=entry.rounds,
-                tokens_per_round=entry.tokens_per_round,
-                timings={"read": read_seconds, **parts, "total": read_seconds + sum(parts.values()) + rest},
-                drafted=entry.drafted,
-                accepted=entry.accepted,
-                lossless=speculation.options.lossless,
-                confidence=entry.limit_confidence(confidence, sets_length(request.options)),
-                finish_reason=entry.finish_reason,
-                note=entry.note,
-                evidence=evidence,
-                compressor=None if recorder is None else recorder.compressor[row],
-                kept=None if recorder is None else _as_list(recorder.kept[row]),
-            )
-        )
-    return descriptions
+    return batch.descriptions()
 
 
 def _as_list(weights: Tensor | None) -> list[float] | None:
