@@ -14,10 +14,11 @@ from mmdec.hub.find import find_model, model_kind
 
 if TYPE_CHECKING:
     from mmdec.daspeech.translator import SpeechTranslator
+    from mmdec.pretrained.language_model import LoadedLanguageModel
     from mmdec.pretrained.vlm import LoadedVlm
     from mmdec.whisper.transcribe import LoadedTranscriber
 
-    Loaded = SpeechTranslator | LoadedTranscriber | LoadedVlm
+    Loaded = SpeechTranslator | LoadedTranscriber | LoadedVlm | LoadedLanguageModel
 
 TRANSLATES = "daspeech"
 DEFAULT = "daspeech-everyday"
@@ -30,10 +31,10 @@ def load(
     vocoder: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> Loaded:
-    """Load a model for `translate_speech`, `transcribe` or `describe`.
+    """Load a model for `translate_speech`, `transcribe`, `describe` or `generate`.
 
-    These calls also accept a model's name. A model is loaded once for each folder, device and dtype; later calls return
-    the same object.
+    The first three also accept a model's name. A model is loaded once for each folder, device and dtype; later calls
+    return the same object.
 
     Args:
         model: A shipped name, a directory or a hub id.
@@ -42,8 +43,9 @@ def load(
         dtype: Precision of the weights. Default None: float32.
 
     Returns:
-        A `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`, model and processor (for `transcribe`), or
-        A `LoadedVlm`, model and processor (for `describe`). The folder's config.json decides which.
+        A `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`, model and processor (for `transcribe`), a
+        `LoadedVlm`, model and processor (for `describe`), or a `LoadedLanguageModel`, model and tokenizer (for
+        `generate`). The folder's config.json decides which.
 
     Raises:
         InputError: If the model is not found (the message says how to get it); if a file is damaged, lies outside the
@@ -70,6 +72,9 @@ def load(
 
     if system == WHISPER_KIND or audio_family(directory):
         return load_transcriber(model, device, dtype)
-    from mmdec.pretrained.vlm import load_vlm
+    from mmdec.pretrained.language_model import is_language_model, load_language_model_once
+    from mmdec.pretrained.vlm import is_vision_language_model, load_vlm
 
+    if is_language_model(directory) and not is_vision_language_model(directory):
+        return load_language_model_once(model, device, check_dtype(dtype))
     return load_vlm(model, device, check_dtype(dtype))

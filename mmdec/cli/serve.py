@@ -36,21 +36,25 @@ def serve(
             help="A web page that may call the server from a browser, as https://example.org; * is all. Repeatable.",
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="Requests decoded together.")] = 8,
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=256, metavar="N", help="Requests decoded at the same time; the others wait.")
+    ] = 8,
+    cache_tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Tokens of these requests, prompts and answers together.")
+    ] = 32_768,
     requests: Annotated[int, typer.Option(min=1, metavar="N", help="Open requests; more are answered 429.")] = 64,
     sessions: Annotated[int, typer.Option(min=0, metavar="N", help="Open live transcriptions.")] = 8,
     megabytes: Annotated[float, typer.Option(min=0.001, help="Size of a request.")] = 25.0,
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="Length of a recording.")] = 900.0,
     tokens: Annotated[int, typer.Option(min=1, help="New tokens of an answer.")] = 1024,
     wait: Annotated[float, typer.Option(min=1, help="Seconds until a request must be answered.")] = 300.0,
-    decoders: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Batches decoded at the same time.")] = 1,
     device: Device = None,
     dtype: Dtype = None,
     threads: Threads = None,
 ) -> None:
-    """Serve models at OpenAI's endpoints: transcriptions, translations, speech, chats with pictures, live sound.
+    """Serve models at OpenAI's endpoints: chats (with pictures, too), texts, transcriptions, translations, live sound.
 
-    Requests that wait become one batch. SIGTERM or Ctrl-C ends the server after the requests that were begun.
+    A request joins the running ones at any round. SIGTERM or Ctrl-C ends the server after the requests that were begun.
     """
     secret = os.environ.get(TOKEN) or None
     if token is not None:
@@ -69,10 +73,10 @@ def serve(
     from mmdec.serving.app import listening_sockets, make_server
     from mmdec.serving.server import ServerLimits
 
-    limits = ServerLimits(requests, sessions, megabytes, seconds, tokens, wait, decoders=decoders)
+    limits = ServerLimits(requests, sessions, megabytes, seconds, tokens, wait, rows=batch_size, cache=cache_tokens)
     precision = dtype_or_quick(dtype, device, integers=True)
     with listening_sockets(host, port) as sockets:
-        server, names = make_server(models or [], secret, limits, batch_size, threads, device, precision, origins)
+        server, names = make_server(models or [], secret, limits, threads, device, precision, origins)
         print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)
         server.run(sockets)
 

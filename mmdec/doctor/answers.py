@@ -36,7 +36,7 @@ from mmdec.pretrained.language_model import (
     is_language_model,
     load_language_model,
 )
-from mmdec.pretrained.vlm import LoadedVlm, load_vlm, reads_images
+from mmdec.pretrained.vlm import LoadedVlm, is_vision_language_model, load_vlm
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.ropes import max_positions
 from mmdec.training.corpora.chats import SYSTEM_KEY, read_chats
@@ -357,10 +357,6 @@ class DoctorPrompt:
     images: tuple[Path, ...] = ()
 
 
-# names of processors' files; if a folder of a model that reads images has none, the model is loaded for text alone
-PROCESSORS = ("processor_config.json", "preprocessor_config.json")
-
-
 def load_target(
     model: str | os.PathLike[str], device: str | torch.device | None = None, dtype: torch.dtype = torch.float32
 ) -> Model:
@@ -370,8 +366,7 @@ def load_target(
         model: Name, folder or hub id.
     """
     folder = find_model(model, None, LANGUAGE_MODEL_FILES)
-    sees = reads_images(folder) and any((folder / name).is_file() for name in PROCESSORS)
-    if is_language_model(folder) and not sees:
+    if is_language_model(folder) and not is_vision_language_model(folder):
         return load_language_model(model, device, dtype)
     return load_vlm(model, device, dtype)
 

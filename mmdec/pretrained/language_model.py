@@ -7,12 +7,15 @@ and remote code are rejected.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast, final
 
 import torch
+from jinja2 import TemplateError
+from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -23,11 +26,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from mmdec.checks.arguments import show
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import REJECTED_SETTINGS, check_generation, load_pretrained, read_settings, report_damage
 from mmdec.drafters.registry import auto_names
 from mmdec.errors import InputError
+from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import find_model, model_kind
+from mmdec.pretrained.plain_text import PlainText
 
 GENERATION_FILE = "generation_config.json"
 LANGUAGE_MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "model.safetensors", "model-*.safetensors")
@@ -47,6 +53,60 @@ class LoadedLanguageModel:
     model: PreTrainedModel
     tokenizer: Any
     directory: Path
+
+    @cached_property
+    def plain(self) -> PlainText:
+        """Return what keeps special tokens in texts of callers apart from those of the chat template."""
+        return PlainText(self.tokenizer)
+
+    def chat_inputs(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Tensor]:
+        """Make the inputs of `generate` of a dialogue, as the model's chat template writes it. The model continues it.
+
+        Args:
+            messages: The `role` and the `content` of each, the oldest first. Special tokens in them are text.
+
+        Returns:
+            Token ids and mask (1, P).
+
+        Raises:
+            InputError: If there is no chat template, or it refuses the messages or leaves one out.
+        """
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise InputError(
+                f"`model` must have a chat template, which writes messages as it reads them, but that in "
+                f"'{self.directory}' has none. Use a model that was tuned to answer, or let this one complete a text."
+            )
+        texts = self.plain.hide([message["content"] for message in messages], "messages")
+        hidden = [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
+        try:
+            text: str = self.tokenizer.apply_chat_template(hidden, add_generation_prompt=True, tokenize=False)
+        except TemplateError as error:
+            raise InputError(
+                f"`messages` must be what the model's chat template takes, but it says: {error}."
+            ) from error
+        lost = next((each for each in texts if each.strip() not in text), None)
+        if lost is not None:
+            dropped = show(self.plain.restore(lost))
+            raise InputError(f"`messages` must be what the model's chat template writes, but it drops {dropped}.")
+        reader = self.plain.reader if self.plain.hides([text]) else self.tokenizer
+        return self._inputs(reader([text], add_special_tokens=False, return_tensors="pt"))
+
+    def text_inputs(self, text: str) -> dict[str, Tensor]:
+        """Make the inputs of `generate` of a text, as the tokenizer reads it: special tokens in it are special.
+
+        Returns:
+            Token ids and mask (1, P).
+
+        Raises:
+            InputError: If it has no tokens.
+        """
+        read = self.tokenizer(text, return_tensors="pt")
+        if not read["input_ids"].shape[1]:
+            raise InputError("`prompt` must have at least one token, but is empty. Write the beginning of a text.")
+        return self._inputs(read)
+
+    def _inputs(self, read: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: read[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
 
 
 def load_language_model(
@@ -77,6 +137,22 @@ def load_language_model(
         )
     network: Any = read_language_model(directory)
     return LoadedLanguageModel(network.to(torch_device, dtype), tokenizer, directory)
+
+
+_models = LoadedModels[LoadedLanguageModel]()
+
+
+def load_language_model_once(
+    model: str | os.PathLike[str], device: str | torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> LoadedLanguageModel:
+    """Load a language model as `load_language_model` does, but once for each folder, device and dtype.
+
+    All callers share the object, and none may change its weights.
+    """
+    directory = find_model(model, None, LANGUAGE_MODEL_FILES)
+    torch_device = check_device(device)
+    key = path_version(directory), str(torch_device), str(dtype)
+    return _models.get(key, lambda: load_language_model(directory, torch_device, dtype))
 
 
 def is_language_model(directory: Path) -> bool:

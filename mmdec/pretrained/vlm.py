@@ -40,6 +40,7 @@ PACKAGES = ("torchvision", "num2words")  # packages that some processors need
 # processors that need their video processor even if they only read pictures
 NEED_VIDEO = ("Gemma4Processor", "SmolVLMProcessor", "VideoLlavaProcessor")
 SHIPPED_MODEL_TYPE = "llava"  # transformers' model_type of the shipped model
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 VLM_FILES = (
     "*.json",
     "*.txt",
@@ -171,6 +172,14 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
         )
     config_type = cast(type[PreTrainedConfig], config_class(directory))
     return config_type, cast(type[PreTrainedModel], MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_type])
+
+
+def is_vision_language_model(directory: Path) -> bool:
+    """Return whether a directory holds a model that reads images, with a processor.
+
+    Without a processor such a model is a language model.
+    """
+    return reads_images(directory) and any((directory / name).is_file() for name in PROCESSOR_FILES)
 
 
 def reads_images(directory: Path) -> bool:

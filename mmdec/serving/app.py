@@ -23,7 +23,7 @@ except ImportError as error:
     raise MmdecError(f"The server needs {error.name}, which is not installed. pip install 'mmdec[serve]'") from error
 
 from mmdec.loading import DEFAULT as TRANSLATES
-from mmdec.serving import chat, realtime, speech
+from mmdec.serving import chat, completions, realtime, speech
 from mmdec.serving.engines import AnyEngine, EngineOptions, load_engine
 from mmdec.serving.server import EXPOSED_HEADERS, AccessMiddleware, ApiError, Server, ServerLimits, server_of
 from mmdec.vision.describe import DEFAULT_MODEL as ANSWERS
@@ -45,7 +45,7 @@ def build(server: Server, origins: Sequence[str] = ()) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        server.worker.close()
+        server.scheduler.close()
 
     app = FastAPI(title="mmdec", version=mmdec.__version__, lifespan=lifespan)
     app.state.server = server
@@ -58,7 +58,7 @@ def build(server: Server, origins: Sequence[str] = ()) -> FastAPI:
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    for module in (speech, chat, realtime):
+    for module in (speech, chat, completions, realtime):
         app.include_router(module.router)
     routes = {"/v1/models": models, "/v1/models/{name:path}": model, "/health": health, "/metrics": metrics}
     for path, function in routes.items():
@@ -95,20 +95,26 @@ def _row(server: Server, name: str) -> dict[str, Any]:
 
 
 async def health(request: Request) -> JSONResponse:
-    """Return status 200 once requests are answered, and the numbers of waiting and decoding jobs."""
-    waiting, decoding = server_of(request).worker.waiting()
+    """Return status 200 once requests are answered, and the numbers of waiting and decoding requests."""
+    loads = server_of(request).load().values()
+    waiting, decoding = sum(load.waiting for load in loads), sum(load.rows for load in loads)
     return JSONResponse({"status": "ok", "waiting": waiting, "decoding": decoding})
 
 
 async def metrics(request: Request) -> PlainTextResponse:
     """Return the counters in Prometheus' text format."""
     server = server_of(request)
-    waiting, decoding = server.worker.waiting()
+    loads = server.load()
     gauges = {
-        "jobs_waiting": ("Jobs that wait for the models.", float(waiting)),
-        "jobs_decoding": ("Jobs in the batch that is being decoded.", float(decoding)),
-        "requests_open": ("Requests that are not answered yet.", float(server.open)),
-        "live_sessions": ("Open sessions of live transcription.", float(server.sessions)),
+        "requests_waiting": ("Requests that wait for room.", {name: load.waiting for name, load in loads.items()}),
+        "rows_running": ("Rows that are decoded now.", {name: load.rows for name, load in loads.items()}),
+        "cache_tokens": (
+            "Tokens that the caches of running rows may come to hold.",
+            {name: load.tokens for name, load in loads.items()},
+        ),
+        "cache_tokens_limit": ("Maximum of cache_tokens over all models.", {"": server.limits.cache}),
+        "requests_open": ("Requests that are not answered yet.", {"": server.open}),
+        "live_sessions": ("Open sessions of live transcription.", {"": server.sessions}),
     }
     return PlainTextResponse(server.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
@@ -164,7 +170,6 @@ def make_server(
     names: Sequence[str],
     token: str | None = None,
     limits: ServerLimits | None = None,
-    rows: int = 8,
     threads: int | None = None,
     device: str | None = None,
     dtype: Any = None,
@@ -179,7 +184,6 @@ def make_server(
         names: Names, folders or hub ids of models; empty: the shipped models.
         token: The access token that clients must send; None: all clients are accepted.
         limits: Limits on requests; None: the defaults.
-        rows: Maximum batch size.
         threads: torch's CPU threads for decoding.
         device, dtype: Those of the models.
         origins: Web pages that may call the server from a browser, such as "https://example.org"; "*": all.
@@ -191,13 +195,13 @@ def make_server(
         InputError: For a model that cannot be loaded, or two models of the same name.
     """
     config = uvicorn.Config("", timeout_graceful_shutdown=SHUTDOWN_SECONDS, log_level="warning")
-    options = EngineOptions(rows, threads, mmdec.DecodingStatistics())
+    options = EngineOptions(threads, mmdec.DecodingStatistics())
     engines = dict[str, AnyEngine]()
     for model in names or MODELS:
         name, engine = load_engine(model, options, device, dtype)
         if name in engines:
             raise InputError(f"`models` must differ in their names, but two are called {name!r}. Rename a folder.")
         engines[name] = engine
-    server = Server(engines, limits or ServerLimits(), token)
+    server = Server(engines, limits or ServerLimits(), token, threads)
     config.app = build(server, origins)
     return uvicorn.Server(config), list(engines)

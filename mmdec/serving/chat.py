@@ -1,27 +1,23 @@
-"""`/v1/chat/completions`: answers dialogues with pictures, in one response or as a stream while tokens are accepted."""
+"""`/v1/chat/completions`: continues dialogues, with pictures if the model reads them, whole or as a stream."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
-import time
-import uuid
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, final
 from urllib.parse import unquote, unquote_to_bytes
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
 
-import mmdec
-from mmdec.serving.dialogue import Dialogue
-from mmdec.serving.engines import AnswerEngine
-from mmdec.serving.queue import Job
-from mmdec.serving.server import ApiError, EventStream, Server, api_note, confidence_warning, server_of
-from mmdec.tasks.confidence import CUT_CONFIDENCE
+from mmdec.serving.answers import INCOMPLETE, Answer, Piece
+from mmdec.serving.completions import AnswerWriter, CompletionRequest
+from mmdec.serving.engines import AnswerEngine, AnsweringEngine, TextEngine
+from mmdec.serving.server import ApiError, server_of
 
 router = APIRouter(prefix="/v1/chat")
 MAX_PICTURES = 16
@@ -36,7 +32,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "function_call": (("none", "auto"), "no model here calls functions"),
     "functions": (([],), "no model here calls functions"),
     "logit_bias": (({},), "tokens are not favoured"),
-    "logprobs": ((False,), "log-probabilities are not returned"),
     "modalities": (([], ["text"]), "answers are text"),
     "moderation": (({},), "nothing is moderated"),
     "n": ((1,), "a request has one answer"),
@@ -45,7 +40,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "response_format": (({}, {"type": "text"}), "answers are plain text"),
     "tool_choice": (("none", "auto"), "no model here calls tools"),
     "tools": (([],), "no model here calls tools"),
-    "top_logprobs": ((0,), "log-probabilities are not returned"),
+    "top_logprobs": ((0,), "only the log-probabilities of the answer's own tokens are returned"),
     "verbosity": (("medium",), "the length of an answer is the model's choice"),
     "web_search_options": (({},), "the server searches nothing"),
 }
@@ -81,90 +76,29 @@ class Message(BaseModel):
     audio: None = None
 
 
-class StreamOptions(BaseModel):
-    include_usage: bool | None = None
-
-
-class ChatRequest(BaseModel):
-    """The body of a request.
-
-    Null is the same as a field that is left out. Other fields than these are refused, because they might change the
-    answer.
-    """
-
-    model_config = ConfigDict(extra="forbid")
+class ChatRequest(CompletionRequest):
+    """The body of a request."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=256)]
-    model: str | None = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
-    max_tokens: Annotated[int | None, Field(ge=1)] = None
-    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
-    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    # fields that do not change the answer: about accounts, storage, caches and speed
-    metadata: Any = None
+    logprobs: bool | None = None
+    # fields that do not change the answer
     parallel_tool_calls: Any = None
-    prediction: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
-    store: Any = None
-    user: Any = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral_fields(cls, body: Any) -> Any:
-        """Drop fields that ask for nothing.
-
-        Raises:
-            ApiError: For a field that asks for something that is not supported.
-        """
-        if not isinstance(body, dict):
-            return body
-        given = {name: value for name, value in body.items() if value is not None}
-        for name, (neutral, lack) in UNSUPPORTED.items():
-            value = given.pop(name, neutral[0])
-            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral):
-                raise ApiError(400, f"`{name}` must be left out: {lack}.", code="unsupported_parameter", param=name)
-        return given
+    unsupported = UNSUPPORTED
 
 
 @router.post("/completions", response_model=None)
 async def completions(request: Request, body: ChatRequest) -> Response:
     """Generate the next message of a dialogue."""
     server = server_of(request)
-    engine = server.engine(body.model or None, AnswerEngine)
-    name = next(name for name, model in server.models.items() if model is engine)
+    engine: AnsweringEngine = server.engine(body.model or None, AnswerEngine, TextEngine)
     messages, pictures = _read(body.messages)
-    dialogue = await server.read(partial(Dialogue.of, engine.vlm, messages, pictures))
-    stops = tuple(filter(None, [body.stop] if isinstance(body.stop, str) else body.stop or ()))
-    limit = server.limits.tokens
+    dialogue = await server.read(partial(engine.read_dialogue, messages, pictures))
     wanted = body.max_completion_tokens or body.max_tokens
-    if body.top_p == 0:  # the most likely token alone
-        sampled = False
-    elif body.temperature is not None:
-        sampled = body.temperature > 0
-    else:  # no temperature given: the settings of the model decide whether to sample
-        sampled = True if body.top_p is not None and body.top_p < 1 else None
-    job = engine.job(
-        dialogue,
-        max_new_tokens=min(wanted or limit, limit),
-        do_sample=sampled,
-        temperature=body.temperature or None,
-        top_p=None if sampled is False else body.top_p,
-        seed=None if sampled is False or body.seed is None else body.seed % 2**63,
-        stop_strings=stops or None,
-    )
-    answer = _Answer(name, stops, engine, dialogue.tokens, limit, wanted)
-    if body.stream:
-        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return await EventStream.of(answer.chunks(server, request, job, usage))
-    return JSONResponse(answer.whole(await server.result(request, job)))
+    job = engine.job(dialogue, **body.options(server, wanted))
+    answer = ChatAnswer(server, engine, dialogue.tokens, wanted, "max_completion_tokens", bool(body.logprobs))
+    return await answer.response(request, job, body)
 
 
 def _read(messages: list[Message]) -> tuple[list[dict[str, Any]], list[bytes]]:
@@ -225,75 +159,36 @@ def _picture(url: str) -> bytes:
         raise ApiError(400, f"`image_url` must be valid base64, but is not: {error}.", param="messages") from None
 
 
-class _Answer:
-    """Converts one request's results to responses in OpenAI's format. Holds what all responses of the request share.
+@final
+class ChatAnswer(AnswerWriter):
+    """Converts an answer to responses of this endpoint."""
 
-    Args:
-        model: The model's name.
-        stops: Strings at which the text ends.
-        engine: Of the model.
-        prompt: Number of prompt tokens.
-        limit: The server's maximum of new tokens.
-        wanted: The client's; None: it set none.
-    """
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(
-        self, model: str, stops: tuple[str, ...], engine: AnswerEngine, prompt: int, limit: int, wanted: int | None
-    ) -> None:
-        self._by_client = wanted is not None and wanted <= limit
-        self._remedy = "; set max_completion_tokens" if (wanted or limit) < limit else ", the server's maximum"
-        self._stops, self._engine, self._prompt = stops, engine, prompt
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-
-    def whole(self, result: mmdec.Description) -> dict[str, Any]:
-        """Make the complete response to a request that does not ask for a stream."""
+    def choice(self, result: Answer) -> dict[str, Any]:
         message = {"role": "assistant", "content": result.text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason(result)}
-        content = {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage(result)}
-        return content | self._confidence_fields(result)
+        return {"message": message, "logprobs": self.logprobs(result.tokens, result.logprobs)}
 
-    async def chunks(self, server: Server, request: Request, job: Job, usage: bool) -> AsyncIterator[dict[str, Any]]:
-        """Yield the chunks of a streamed response, each as a dict.
+    def first_piece(self) -> dict[str, Any] | None:
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
-        Args:
-            usage: Whether a last chunk with the token counts follows.
-        """
-        job.streams, begun = True, False
-        async for kind, value in server.events(request, job):
-            if not begun:
-                yield self._chunk({"role": "assistant", "content": ""})
-                begun = True
-            if kind == "text":
-                yield self._chunk({"content": value})
-            else:
-                yield self._chunk({}, self._reason(value)) | self._confidence_fields(value)
-                if usage:
-                    chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
-                    yield chunk | {"usage": self._usage(value)}
+    def piece(self, piece: Piece) -> dict[str, Any]:
+        return {"delta": {"content": piece.text}, "logprobs": self.logprobs(piece.tokens, piece.logprobs)}
 
-    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+    def last_piece(self) -> dict[str, Any]:
+        return {"delta": {}, "logprobs": None}
 
-    def _reason(self, result: mmdec.Description) -> str:
-        """Return the result's finish reason, but "stop" for a text whose last token completes a stop string."""
-        # the text of the result was cut before the stop string
-        decode = self._engine.vlm.tokenizer.decode
-        written = [decode(result.tokens, skip_special_tokens=skips) for skips in (True, False)]
-        return "stop" if any(stop in text for stop in self._stops for text in written) else result.finish_reason
-
-    def _confidence_fields(self, result: mmdec.Description) -> dict[str, Any]:
-        """Return the fields about an answer's confidence, and its note."""
-        sure, note = result.confidence, {}
-        if self._reason(result) == "length":
-            note = {"note": api_note(result.note, self._remedy)}
-            sure = sure if self._by_client else min(sure, CUT_CONFIDENCE)
-        return {"confidence": sure} | note | confidence_warning(sure, self._engine.calibrated)
-
-    def _usage(self, result: mmdec.Description) -> dict[str, int]:
-        written = len(result.tokens)
-        return {
-            "prompt_tokens": self._prompt,
-            "completion_tokens": written,
-            "total_tokens": self._prompt + written,
-        }
+    def logprobs(self, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any] | None:
+        """Return the log-probabilities of text tokens, if the client asked for them."""
+        if not self.wants_logprobs:
+            return None
+        content = [
+            {
+                "token": text,
+                "logprob": logprob,
+                "bytes": None if INCOMPLETE in text else list(text.encode()),
+                "top_logprobs": [],
+            }
+            for text, logprob in self.token_texts(tokens, logprobs)
+        ]
+        return {"content": content, "refusal": None}

@@ -1,4 +1,4 @@
-"""Dialogues of clients, whole in each request: read, checked, and answered in batches by a vision-language model."""
+"""Dialogues of clients, whole in each request: read and checked, so that a model can continue them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import Any, final
 
 from jinja2 import TemplateError
 
-from mmdec.checks.arguments import show, suggesting_options
+from mmdec.checks.arguments import show
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.io.images import ImageSource, read_image
 from mmdec.pretrained.vlm import LoadedVlm
-from mmdec.tasks.options import option_names
-from mmdec.tasks.threads import with_threads
-from mmdec.vision.answer import Description, DescriptionRequest, describe_batch
 from mmdec.vision.describe import (
     Message,
     Question,
@@ -24,7 +21,6 @@ from mmdec.vision.describe import (
     prompt_errors,
     render_chat,
 )
-from mmdec.vision.options import DescribeOptions
 
 # maximum pixels of a picture from an untrusted client; a larger JPEG is decoded at a smaller size
 MAX_PIXELS = 8_000_000
@@ -33,10 +29,12 @@ MAX_PIXELS = 8_000_000
 @final
 @dataclass(frozen=True)
 class Dialogue:
-    """A dialogue that was read and checked, so that the model can continue it."""
+    """A dialogue about pictures that was read and checked, so that the model can continue it."""
 
     question: Question  # the whole dialogue as text, with all of its pictures
+    inputs: Mapping[str, Any]  # the inputs of `generate`
     tokens: int  # number of prompt tokens, image tokens included
+    seconds: float  # that reading took
 
     @classmethod
     def of(cls, vlm: LoadedVlm, messages: Sequence[Message], images: Sequence[ImageSource] = ()) -> Dialogue:
@@ -49,6 +47,7 @@ class Dialogue:
         Raises:
             InputError: If the template or the processor rejects the dialogue, or it exceeds the model's maximum length.
         """
+        stopwatch = Stopwatch(vlm.model.device)
         pictures = tuple(read_image(image, max_pixels=MAX_PIXELS) for image in images)
         question = Question("", pictures, _render_dialogue(vlm, messages))
         try:
@@ -58,7 +57,7 @@ class Dialogue:
             raise
         for error in prompt_errors(vlm, inputs, "Shorten it, or send fewer or smaller pictures.").values():
             raise error
-        return cls(question, int(inputs["attention_mask"].sum()))
+        return cls(question, inputs, int(inputs["attention_mask"].sum()), stopwatch.lap())
 
 
 def _render_dialogue(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
@@ -77,27 +76,3 @@ def _render_dialogue(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
     if lost is not None:
         raise InputError(f"`messages` must be what the model's chat template writes, but it drops {show(lost)}.")
     return text
-
-
-def answer_dialogues(vlm: LoadedVlm, dialogues: Sequence[Dialogue], **options: Any) -> list[Description]:
-    """Continue several dialogues as one batch.
-
-    The answers equal those of `model.generate`.
-
-    Args:
-        options: drafter, rule, num_speculative_tokens, seed, statistics, threads and on_round as for `describe`, and
-            arguments of `generate`.
-
-    Returns:
-        A `Description` for each dialogue, in order.
-
-    Raises:
-        InputError: If an option is rejected.
-    """
-    chosen = DescribeOptions.of(options)
-    request = DescriptionRequest.of(vlm, chosen)
-    with with_threads(chosen.threads, vlm.model), suggesting_options(option_names(DescribeOptions)):
-        stopwatch = Stopwatch(vlm.model.device)
-        questions = [dialogue.question for dialogue in dialogues]
-        inputs: Mapping[str, Any] = model_inputs(vlm, [question.text for question in questions], questions)
-        return describe_batch(request, inputs, [question.pictures for question in questions], stopwatch.lap())

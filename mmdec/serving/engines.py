@@ -1,35 +1,48 @@
-"""Engines: each decodes the jobs of one task (transcription, speech translation, questions about pictures) with one
-model.
+"""Engines: each makes the jobs of one task (transcription, speech translation, answers) with one model.
 
-A batch of jobs is decoded by one call of `mmdec.transcribe`, `mmdec.translate_speech`, or the function behind
-`mmdec.describe`. So the server's results equal those of the library.
+A job's steps are those of the library's own calls, so the server's results equal those of the library. Answers to all
+requests share the passes of their model. Recordings are computed one after another.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
+
+from torch import Tensor, nn
 
 import mmdec
+from mmdec.checks.arguments import suggesting_options
+from mmdec.core.loop import Round
+from mmdec.core.steps import Compute, DecodingSteps, watch
 from mmdec.daspeech.translator import SpeechTranslator
+from mmdec.errors import InputError
+from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.generation.speculation import prepare
 from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.serving.dialogue import Dialogue, answer_dialogues
-from mmdec.serving.queue import DecodingStopped, DisconnectCriterion, Job
+from mmdec.pretrained.language_model import LoadedLanguageModel
+from mmdec.serving.answers import AnswerText, TextDeltas
+from mmdec.serving.dialogue import Dialogue
+from mmdec.serving.job import Job
+from mmdec.targets.ropes import max_positions
 from mmdec.tasks.confidence import read_calibrations
+from mmdec.tasks.generate_options import length_errors
 from mmdec.tasks.inputs import describe_silence
-from mmdec.vision.answer import ANSWER
+from mmdec.tasks.options import option_names
+from mmdec.tasks.scheduler_thread import DecodingStopped, Priority
+from mmdec.tasks.usage import Usage
+from mmdec.vision.answer import ANSWER, AnswerBatch, DescriptionRequest
 from mmdec.vision.options import DescribeOptions
-from mmdec.whisper.live import LiveTranscriber
+from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.request import can_translate
 from mmdec.whisper.transcribe import LoadedTranscriber
 
-# characters that are not sent while they end the text so far: further tokens may still change them
-WITHHELD_CHARACTERS = " \t\r\n\ufffd"
 RATE = 16_000  # sample rate in Hz of the audio that jobs hold
 
 
@@ -38,62 +51,20 @@ RATE = 16_000  # sample rate in Hz of the audio that jobs hold
 class EngineOptions:
     """Decoding options that all models of a server share."""
 
-    rows: int = 8  # maximum batch size
     threads: int | None = None  # number of CPU threads of torch
     # measured times and acceptance rates, shared by all requests; None: `mmdec.default_statistics()`
     statistics: mmdec.DecodingStatistics | None = None
 
 
 @final
-class TextDeltas:
-    """Divides a growing text into pieces for streaming.
-
-    Holds how much of the text was sent; text that was sent never changes.
-
-    Args:
-        stops: Strings at which the text ends. The first of them, and what follows it, is not sent.
-    """
-
-    def __init__(self, stops: Sequence[str] = ()) -> None:
-        self._stops, self._sent = stops, 0
-
-    def until_stop(self, text: str) -> str:
-        """Return the text up to the first stop string."""
-        return text[: min((text.find(stop) for stop in self._stops if stop in text), default=len(text))]
-
-    def next_delta(self, text: str) -> str:
-        """Return the part of the text that can be sent now and was not sent before.
-
-        Not yet sent: trailing spaces, an incomplete character, and an end that may be the beginning of a stop string.
-
-        Args:
-            text: The whole text so far.
-        """
-        text = self.until_stop(text.lstrip())
-        ends = [n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
-        return self._new(text[: len(text) - max(ends, default=0)].rstrip(WITHHELD_CHARACTERS))
-
-    def end(self, text: str) -> str:
-        """Return the part of the final text that was not sent before.
-
-        Args:
-            text: The whole text.
-        """
-        return self._new(text)
-
-    def _new(self, text: str) -> str:
-        new, self._sent = text[self._sent :], max(self._sent, len(text))
-        return new
-
-
-@final
 class TranscriptionEngine:
-    """The engine for transcription. A job holds samples (T,); its key holds the options of `mmdec.transcribe`."""
+    """The engine for transcription."""
 
     task = "transcription"
 
     def __init__(self, loaded: LoadedTranscriber, options: EngineOptions) -> None:
         self.loaded, self._options = loaded, options
+        self.models: Sequence[nn.Module] = ()  # `transcribe` takes its locks itself; for times of words it writes
 
     @property
     def translates(self) -> bool:
@@ -114,11 +85,8 @@ class TranscriptionEngine:
         chosen = TranscribeOptions.of(given).changed()
         if isinstance(self.loaded, LoadedAudioLm):  # without `do_sample`, the model's settings would decide it
             chosen["do_sample"] = "temperature" in chosen
-        extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
-        long = windows and len(samples) // extractor.hop_length > extractor.nb_max_frames
-        kind = "silent" if describe_silence(samples) else "long" if long else "short"
-        rows = self._options.rows if kind == "short" else 1
-        return Job(self, (kind, *sorted(chosen.items())), samples, rows, len(samples) / RATE)
+        steps = partial(self._steps, samples=samples, options=chosen)
+        return Job(self, steps, priority=Priority.JOB, seconds=len(samples) / RATE)
 
     def live(self, **options: Any) -> LiveTranscriber:
         """Make a live transcriber.
@@ -132,150 +100,270 @@ class TranscriptionEngine:
         shared = self._options
         return LiveTranscriber(model=self.loaded, threads=shared.threads, statistics=shared.statistics, **options)
 
-    def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Transcribe the jobs as one batch.
+    def _steps(self, job: Job, samples: Any, options: Mapping[str, Any]) -> DecodingSteps:
+        """Transcribe a recording: the only place of the server that says how.
 
-        Returns:
-            For each job a `Transcript` or an exception.
+        It is one computation, between whose rounds nothing else is decoded.
         """
-        kind, *given = jobs[0].key  # type: ignore[misc] # `job` makes such keys
-        options: dict[str, Any] = dict(given)
+        result = yield Compute(self.loaded.model.device, partial(self._transcribe, job, samples, options))
+        assert result is not None
+        return result.value
+
+    def _transcribe(self, job: Job, samples: Any, options: Mapping[str, Any]) -> mmdec.Transcript:
         # Text is streamed only if it cannot change later. It can change in two cases: windows of a long recording may
         # be decoded again from the last timestamp; the output of Qwen3-ASR begins with the name of the language.
-        grows = kind == "short" and not hasattr(self.loaded.processor, "parse_output")
-        tokens: list[list[int]] = [[] for _ in jobs]
-        deltas = [TextDeltas() for _ in jobs]
+        extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
+        long = windows and len(samples) // extractor.hop_length > extractor.nb_max_frames
+        grows = not (long or describe_silence(samples) or hasattr(self.loaded.processor, "parse_output"))
+        tokens, deltas = list[int](), TextDeltas()
 
-        def hear(round_: Any) -> None:
-            if all(job.disconnected for job in jobs):
-                raise DecodingStopped
-            for row, new in zip(round_.rows, round_.tokens, strict=True):
-                if jobs[row].streams and grows:
-                    tokens[row] += new
-                    text = self.loaded.tokenizer.decode(tokens[row], skip_special_tokens=True)
-                    if piece := deltas[row].next_delta(text):
-                        jobs[row].put_event("text", piece)
+        def hear(round_: Round) -> None:
+            if job.is_cancelled:
+                raise DecodingStopped("the client has gone")
+            if job.streams and grows:
+                tokens.extend(round_.tokens[0])
+                text = self.loaded.tokenizer.decode(tokens, skip_special_tokens=True)
+                if piece := deltas.next_delta(text):
+                    job.put_event("text", piece)
 
-        def call() -> Any:
-            return mmdec.transcribe(
-                [job.payload for job in jobs],
-                sample_rate=RATE,
-                model=self.loaded,
-                threads=self._options.threads,
-                statistics=self._options.statistics,
-                batch_size=len(jobs),
-                on_round=hear,
-                stopping_criteria=[DisconnectCriterion(jobs)],
-                **options,
-            )
+        result = mmdec.transcribe(
+            samples,
+            sample_rate=RATE,
+            model=self.loaded,
+            threads=self._options.threads,
+            statistics=self._options.statistics,
+            on_round=hear,
+            **options,
+        )
+        if job.streams and (rest := deltas.end(result.text)):
+            job.put_event("text", rest)
+        return result
 
-        results = _results(call)
-        for job, result, delta in zip(jobs, results, deltas, strict=True):
-            if job.streams and isinstance(result, mmdec.Transcript) and (rest := delta.end(result.text)):
-                job.put_event("text", rest)
-        return results
+
+@final
+class LiveEngine:
+    """The engine of a session of live transcription."""
+
+    task = "live transcription"
+
+    def __init__(self, transcriber: TranscriptionEngine) -> None:
+        self.models: Sequence[nn.Module] = ()  # a transcriber takes its locks itself
+        self._device = transcriber.loaded.model.device
+
+    def job(self, work: Any, count: Any) -> Job:
+        """Make a job that sends each update of a transcriber as an event.
+
+        Args:
+            work: Function that returns an iterator of updates.
+            count: Called with each update.
+        """
+        return Job(self, partial(self._steps, work=work, count=count), priority=Priority.REALTIME)
+
+    def _steps(self, job: Job, work: Any, count: Any) -> DecodingSteps:
+        """Compute the updates one after another; between two of them, other requests are decoded."""
+        with closing(work()) as updates:
+            while True:
+                result = yield Compute(self._device, partial(next, updates, None))
+                update: StreamUpdate | None = None if result is None else result.value
+                if update is None:
+                    return
+                count(update)
+                job.put_event("text", update)
 
 
 @final
 class TranslationEngine:
-    """The engine for speech translation. A job holds samples (T,). On a CPU, each recording is translated by itself."""
+    """The engine for speech translation."""
 
     task = "translation"
 
     def __init__(self, translator: SpeechTranslator, options: EngineOptions) -> None:
         self.translator, self._options = translator, options
-        self._rows = 1 if translator.device.type == "cpu" else options.rows
+        self.models: Sequence[nn.Module] = ()  # `translate_speech` takes its locks itself
 
     def job(self, samples: Any) -> Job:
         """Make a job of 16 kHz samples (T,) of French speech."""
-        return Job(self, (), samples, self._rows, len(samples) / RATE)
+        steps = partial(self._steps, samples=samples)
+        return Job(self, steps, priority=Priority.JOB, seconds=len(samples) / RATE)
 
-    def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Translate the jobs.
-
-        On a GPU they are one batch; on a CPU there is only one job.
-
-        Returns:
-            For each job a `Translation` or an exception.
-        """
-
+    def _steps(self, job: Job, samples: Any) -> DecodingSteps:
         def check_connection(_: Any) -> None:
-            if jobs[0].disconnected:
-                raise DecodingStopped
+            if job.is_cancelled:
+                raise DecodingStopped("the client has gone")
 
-        call = partial(mmdec.translate_speech, sample_rate=RATE, model=self.translator, threads=self._options.threads)
-        if len(jobs) == 1:
-            return _results(lambda: [call(jobs[0].payload, on_pass=check_connection)])
-        return _results(lambda: call([job.payload for job in jobs]))
+        options: dict[str, Any] = {"sample_rate": RATE, "model": self.translator, "threads": self._options.threads}
+        call = partial(mmdec.translate_speech, samples, on_pass=check_connection, **options)
+        result = yield Compute(self.translator.device, call)
+        assert result is not None
+        return result.value
+
+
+class AnsweringEngine(Protocol):
+    """Makes the jobs of a model that continues dialogues."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether its answers have calibrated confidences."""
+        ...
+
+    def read_dialogue(self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[bytes]) -> Any:
+        """Read and check a dialogue, with attribute `tokens`, the number of its tokens.
+
+        Args:
+            messages: In the format of chat templates, the content of each as a list of parts.
+            pictures: Files' bytes, in the order of the image parts.
+        """
+        ...
+
+    def job(self, prompt: Any, **options: Any) -> Job:
+        """Make a job that continues a prompt. Its result is an `Answer`.
+
+        Args:
+            options: Arguments of `generate`, `seed` among them; an option that is None is left out.
+
+        Raises:
+            InputError: For a wrong option.
+        """
+        ...
 
 
 @final
 class AnswerEngine:
-    """The engine for questions about pictures.
-
-    A job holds a `Dialogue`; its key holds the options of `mmdec.describe`.
-    """
+    """The engine for questions about pictures."""
 
     task = "answer"
 
     def __init__(self, vlm: Any, options: EngineOptions) -> None:
         self.vlm, self._options = vlm, options
+        self.models: Sequence[nn.Module] = (vlm.model,)
         # whether confidences are calibrated for this model
         self.calibrated = ANSWER in read_calibrations(vlm.directory)
 
-    def job(self, dialogue: Dialogue, **options: Any) -> Job:
-        """Make a job that continues a dialogue.
+    @property
+    def tokenizer(self) -> Any:
+        return self.vlm.tokenizer
 
-        Args:
-            options: For `mmdec.describe`; an option that is None is left out.
+    def read_dialogue(self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[bytes]) -> Dialogue:
+        return Dialogue.of(self.vlm, [dict(message) for message in messages], pictures)
 
-        Raises:
-            InputError: For a wrong option.
-        """
+    def job(self, prompt: Dialogue, **options: Any) -> Job:
         given = {name: value for name, value in options.items() if value is not None}
-        chosen = DescribeOptions.of(given).changed()
-        # random numbers depend on the row's index in the batch, so only a batch of one row gives the same answer for a
-        # seed
-        rows = 1 if "seed" in chosen else self._options.rows
-        return Job(self, tuple(sorted(chosen.items())), dialogue, rows)
+        stops = given.pop("stop_strings", ())
+        given |= {"stop_strings": list(stops)} if stops else {}
+        chosen = DescribeOptions.of(given | {"statistics": self._options.statistics})
+        steps = partial(self._steps, dialogue=prompt, options=chosen, stops=stops)
+        return Job(self, steps, _cache_tokens(self.vlm.model, prompt.tokens, given))
 
-    def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Answer the jobs as one batch.
+    def _steps(self, job: Job, dialogue: Dialogue, options: DescribeOptions, stops: Sequence[str]) -> DecodingSteps:
+        with suggesting_options(option_names(DescribeOptions)):
+            request = DescriptionRequest.of(self.vlm, options)
+            batch = AnswerBatch(request, [dialogue.question.pictures], dialogue.seconds)
+            generate = request.generate_options(with_text=False)
+            run = prepare(self.vlm.model, dialogue.inputs, batch.speculation, generate)
+        text = AnswerText(job, batch.usage[0], self.tokenizer, stops, strips=True)
 
-        Returns:
-            For each job a `Description`, whose text ends before the first stop string, or an exception.
-        """
-        options: dict[str, Any] = dict(jobs[0].key)  # type: ignore[call-overload] # `job` makes such keys
-        stops = options.pop("stop_strings", ())
-        options |= {"stop_strings": list(stops)} if stops else {}
-        texts, deltas = [""] * len(jobs), [TextDeltas(stops) for _ in jobs]
+        def hear(round_: Round) -> None:
+            batch.add(round_)
+            text.send()
 
-        def hear(round_: Any) -> None:
-            if all(job.disconnected for job in jobs):
-                raise DecodingStopped
-            for row, piece in zip(round_.rows, round_.text, strict=True):
-                texts[row] += piece
-                if jobs[row].streams and (new := deltas[row].next_delta(texts[row])):
-                    jobs[row].put_event("text", new)
-
-        dialogues = [job.payload for job in jobs]
-        options |= {
-            "on_round": hear,
-            "stopping_criteria": [DisconnectCriterion(jobs)],
-            "statistics": self._options.statistics,
-        }
-        results = [*_results(lambda: answer_dialogues(self.vlm, dialogues, threads=self._options.threads, **options))]
-        for index, (job, delta) in enumerate(zip(jobs, deltas, strict=True)):
-            result = results[index]
-            if stops and isinstance(result, mmdec.Description):
-                whole = self.vlm.tokenizer.decode(result.tokens, skip_special_tokens=True)
-                result = results[index] = replace(result, text=delta.until_stop(whole).strip())
-            if job.streams and isinstance(result, mmdec.Description) and (rest := delta.end(result.text)):
-                job.put_event("text", rest)
-        return results
+        yield from watch(run.steps, hear)
+        (description,) = batch.descriptions()
+        return text.finish(description.timings, confidence=description.confidence)
 
 
-AnyEngine = TranscriptionEngine | TranslationEngine | AnswerEngine
+@final
+@dataclass(frozen=True)
+class TextInputs:
+    """A prompt of text that was read and checked."""
+
+    inputs: Mapping[str, Tensor]  # token ids and mask (1, P)
+    strips: bool  # whether spaces at both ends of the answer are dropped
+
+    @property
+    def tokens(self) -> int:
+        """The number of its tokens."""
+        return int(self.inputs["input_ids"].shape[1])
+
+
+@final
+class TextEngine:
+    """The engine of a language model: it continues dialogues and texts."""
+
+    task = "text"
+    calibrated = False
+
+    def __init__(self, loaded: LoadedLanguageModel, options: EngineOptions) -> None:
+        self.loaded = loaded
+        self.models: Sequence[nn.Module] = (loaded.model,)
+        self._speculation = Speculation(DecodingOptions(statistics=options.statistics))
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.loaded.tokenizer
+
+    def read_dialogue(self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[bytes]) -> TextInputs:
+        if pictures:
+            raise InputError("`messages` must have no pictures for this model, which reads text. Leave them out.")
+        turns = [
+            {"role": message["role"], "content": "".join(part["text"] for part in message["content"])}
+            for message in messages
+        ]
+        return self._checked(self.loaded.chat_inputs(turns), strips=True)
+
+    def read_text(self, text: str) -> TextInputs:
+        """Read and check a text to complete."""
+        return self._checked(self.loaded.text_inputs(text), strips=False)
+
+    def _checked(self, inputs: Mapping[str, Tensor], strips: bool) -> TextInputs:
+        rule = "`prompt` must take at most the model's {most} positions, the chat template included"
+        for error in length_errors(self.loaded.model, inputs, rule, "Shorten it.").values():
+            raise error
+        return TextInputs(inputs, strips)
+
+    def job(self, prompt: TextInputs, **options: Any) -> Job:
+        given = {name: value for name, value in options.items() if value is not None}
+        speculation = self._speculation.with_seed(given.pop("seed", None))
+        stops = given.pop("stop_strings", ())
+        given |= {"stop_strings": list(stops), "tokenizer": self.tokenizer} if stops else {}
+        steps = partial(self._steps, prompt=prompt, speculation=speculation, options=given, stops=stops)
+        return Job(self, steps, _cache_tokens(self.loaded.model, prompt.tokens, given))
+
+    def _steps(
+        self,
+        job: Job,
+        prompt: TextInputs,
+        speculation: Speculation,
+        options: Mapping[str, Any],
+        stops: Sequence[str],
+    ) -> DecodingSteps:
+        run = prepare(self.loaded.model, prompt.inputs, speculation, options)
+        usage = Usage()
+        text = AnswerText(job, usage, self.tokenizer, stops, prompt.strips)
+
+        def hear(round_: Round) -> None:
+            usage.clock(round_, 0, drafts=True)
+            text.send()
+
+        yield from watch(run.steps, hear)
+        return text.finish(usage.seconds)
+
+
+def _cache_tokens(model: Any, prompt: int, options: Mapping[str, Any]) -> int:
+    """Return how many tokens the cache of an answer may come to hold.
+
+    Args:
+        prompt: Number of the prompt's tokens.
+        options: Those of the answer; `max_new_tokens` is one of them.
+    """
+    most = max_positions(model.config.get_text_config(decoder=True))
+    longest = prompt + int(options["max_new_tokens"])
+    return longest if most is None else min(longest, max(most, prompt))
+
+
+AnyEngine = TranscriptionEngine | TranslationEngine | AnswerEngine | TextEngine
 
 
 def load_engine(model: str, options: EngineOptions, device: str | None, dtype: Any) -> tuple[str, AnyEngine]:
@@ -296,15 +384,6 @@ def load_engine(model: str, options: EngineOptions, device: str | None, dtype: A
         return name, TranscriptionEngine(loaded, options)
     if isinstance(loaded, SpeechTranslator):
         return name, TranslationEngine(loaded, options)
+    if isinstance(loaded, LoadedLanguageModel):
+        return name, TextEngine(loaded, options)
     return name, AnswerEngine(loaded, options)
-
-
-def _results(call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-    """Call `call`, which decodes a batch, and return a result for each input.
-
-    An input that was rejected has its exception as result.
-    """
-    try:
-        return call()
-    except mmdec.BatchError as error:
-        return [error.errors.get(index, result) for index, result in enumerate(error.results)]

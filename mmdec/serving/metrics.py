@@ -14,7 +14,7 @@ from typing import Any, final
 PREFIX = "mmdec_"
 COUNTERS = {
     "requests_total": "Requests by endpoint and status.",
-    "stage_seconds_total": "Seconds of decoding by task and stage; a batch's seconds are shared by its rows.",
+    "stage_seconds_total": "Seconds of decoding by model and stage; a batch's seconds are shared by its rows.",
     "sound_seconds_total": "Seconds of sound that were decoded.",
     "tokens_total": "Tokens that were written; divided by rounds, the tokens a round.",
     "rounds_total": "Rounds that the rows took part in: a draft and one pass of the model.",
@@ -25,7 +25,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
         "Seconds from a request's first byte to its answer's last.",
         (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
     ),
-    "batch_rows": ("Requests that were decoded together.", (1, 2, 4, 8, 16, 32, 64)),
+    "batch_rows": ("Rows that ran at the same time, at each step.", (1, 2, 4, 8, 16, 32, 64)),
 }
 Labels = tuple[tuple[str, str], ...]
 
@@ -65,26 +65,38 @@ class Metrics:
             row[-2] += 1
             row[-1] += value
 
-    def count_result(self, task: str, result: Any, seconds: float) -> None:
-        """Count one result of `transcribe`, `describe` or `translate_speech`.
+    def count_rows(self, rows: Mapping[str, int]) -> None:
+        """Count the rows that run at one step of the scheduler.
+
+        Args:
+            rows: Model -> number of its rows.
+        """
+        for model, count in rows.items():
+            if count:
+                self.observe("batch_rows", count, model=model)
+
+    def count_result(self, task: str, result: Any, seconds: float, model: str) -> None:
+        """Count the result of one request.
 
         Args:
             task: Label of the counters.
             seconds: Duration of the audio.
+            model: The model's name, another label.
         """
+        labels = {"task": task, "model": model}
         for stage, spent in result.timings.items():
             if stage != "total":
-                self.add("stage_seconds_total", spent, task=task, stage=stage)
-        self.add("sound_seconds_total", seconds, task=task)
+                self.add("stage_seconds_total", spent, stage=stage, **labels)
+        self.add("sound_seconds_total", seconds, **labels)
         written = getattr(result, "tokens", None)
-        self.add("tokens_total", len(result.units if written is None else written), task=task)
-        self.add("rounds_total", result.passes if written is None else result.rounds, task=task)
+        self.add("tokens_total", len(result.units if written is None else written), **labels)
+        self.add("rounds_total", result.passes if written is None else result.rounds, **labels)
 
-    def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
+    def text(self, gauges: Mapping[str, tuple[str, Mapping[str, float]]]) -> str:
         """Write all counters in Prometheus' text format.
 
         Args:
-            gauges: Further values, name -> (description, current value).
+            gauges: Further values, name -> (description, model -> current value); the model "" stands for the server.
         """
         lines: list[str] = []
         with self._lock:
@@ -103,8 +115,10 @@ class Metrics:
                             lines.append(f"{PREFIX}{name}_bucket{_labels((*labels, ('le', str(bound))))} {count:g}")
                         lines.append(f"{PREFIX}{name}_sum{_labels(labels)} {row[-1]:g}")
                         lines.append(f"{PREFIX}{name}_count{_labels(labels)} {row[-2]:g}")
-        for name, (help_text, value) in gauges.items():
-            lines += [f"# HELP {PREFIX}{name} {help_text}", f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name} {value:g}"]
+        for name, (help_text, values) in gauges.items():
+            lines += [f"# HELP {PREFIX}{name} {help_text}", f"# TYPE {PREFIX}{name} gauge"]
+            for model, value in values.items():
+                lines.append(f"{PREFIX}{name}{_labels((('model', model),) if model else ())} {value:g}")
         return "\n".join(lines) + "\n"
 
 

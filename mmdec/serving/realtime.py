@@ -11,15 +11,14 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, final
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from mmdec import InputError
-from mmdec.serving.engines import TranscriptionEngine
-from mmdec.serving.queue import DecodingStopped, Job
+from mmdec.serving.engines import LiveEngine, TranscriptionEngine
 from mmdec.serving.server import ApiError, Server, server_of
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 
@@ -31,21 +30,6 @@ TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
 @final
-class LiveEngine:
-    """The engine of live sessions.
-
-    Its jobs are functions that feed audio to a transcriber; they run in the server's decoding threads.
-    """
-
-    task = "live transcription"
-
-    def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Run the function in the only job. It feeds audio to the transcriber."""
-        (job,) = jobs
-        return [job.payload()]
-
-
-@final
 class LiveSession:
     """One client's live transcription over a WebSocket.
 
@@ -53,7 +37,7 @@ class LiveSession:
     """
 
     def __init__(self, socket: WebSocket, server: Server) -> None:
-        self._socket, self._server, self._feeding = socket, server, LiveEngine()
+        self._socket, self._server = socket, server
         self._options: dict[str, Any] = {"sample_rate": RATE}
         self._engine = server.engine(socket.query_params.get("model"), TranscriptionEngine)
         self._live: LiveTranscriber | None = None
@@ -171,23 +155,19 @@ class LiveSession:
                 self._live, self._commits = None, False
                 self._changed.notify_all()
 
-    async def _run(self, work: Callable[[], Iterable[StreamUpdate]]) -> None:
-        """Run `work` in a decoding thread and send each update to the client at once.
+    async def _run(self, work: Callable[[], Iterator[StreamUpdate]]) -> None:
+        """Have `work` done, and send each update to the client at once.
 
         Args:
-            work: A function that returns an iterable of updates.
+            work: A function that returns an iterator of updates.
         """
-        job: Job
+        model, feeding = self._server.name_of(self._engine), LiveEngine(self._engine)
 
-        def decode() -> None:
-            for update in work():
-                if job.disconnected:
-                    raise DecodingStopped
-                self._server.metrics.count_result(self._feeding.task, update.transcript, update.transcript.seconds)
-                job.put_event("text", update)
+        def count(update: StreamUpdate) -> None:
+            self._server.metrics.count_result(feeding.task, update.transcript, update.transcript.seconds, model)
 
-        job = Job(self._feeding, (), decode)
-        self._server.worker.submit(job)
+        job = feeding.job(work, count)
+        self._server.submit(job, model)
         try:
             while True:
                 kind, value = await job.events.get()
@@ -198,7 +178,8 @@ class LiveSession:
                 else:
                     return
         finally:
-            self._server.worker.drop(job)
+            if job.decoding is not None:
+                job.decoding.cancel()
 
     async def _send_update(self, update: StreamUpdate) -> None:
         item = f"item_{self._items}"

@@ -10,6 +10,7 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
@@ -19,11 +20,13 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmdec import InputError
+from mmdec.core.scheduler import SchedulerLimits
 from mmdec.core.summary import RAISE_LENGTH
 from mmdec.serving.engines import AnyEngine
+from mmdec.serving.job import Job
 from mmdec.serving.metrics import Metrics
-from mmdec.serving.queue import DecodingStopped, DecodingWorker, Job
 from mmdec.tasks.confidence import LIKELY_WRONG
+from mmdec.tasks.scheduler_thread import DecodingStopped, Load, SchedulerThread
 
 log = logging.getLogger(__name__)
 UNCACHED = {"Cache-Control": "no-store"}
@@ -44,7 +47,8 @@ class ServerLimits:
     tokens: int = 1024  # maximum number of new tokens in an answer
     wait: float = 300.0  # maximum seconds from a request to its answer
     upload: float = 60.0  # maximum seconds in which a request's body must arrive
-    decoders: int = 1  # number of batches that are decoded at the same time
+    rows: int = 8  # maximum number of requests that are decoded at the same time
+    cache: int = 32_768  # maximum number of tokens in the caches of these requests
 
 
 @final
@@ -70,6 +74,8 @@ class ApiError(Exception):
         """Convert an exception of a job or a handler to the error that the client gets."""
         if isinstance(error, ApiError):
             return error
+        if isinstance(error, DecodingStopped):
+            return cls(503, f"The request was not answered: {error}.", "server_error", "stopped")
         if isinstance(error, InputError):
             named = re.match(r"`(\w+)`", str(error))
             return cls(400, str(error), param=named and named[1])
@@ -83,19 +89,28 @@ class ApiError(Exception):
 
 @final
 class Server:
-    """The state that all requests share: models by name, the worker that decodes, limits and counters.
+    """The state that all requests share: models by name, the thread that decodes, limits and counters.
 
     Args:
         models: The engines by model name.
         limits: What is accepted.
         token: Clients must send it in the header `Authorization: Bearer`; None: all clients are accepted.
+        threads: torch's CPU threads for decoding.
     """
 
-    def __init__(self, models: Mapping[str, AnyEngine], limits: ServerLimits, token: str | None = None) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, AnyEngine],
+        limits: ServerLimits,
+        token: str | None = None,
+        threads: int | None = None,
+    ) -> None:
         self.models, self.limits, self.metrics = models, limits, Metrics()
-        self.worker = DecodingWorker(self.metrics, limits.decoders)
+        running = SchedulerLimits(limits.rows, limits.cache)
+        self.scheduler = SchedulerThread(running, threads, self.metrics.count_rows)
         self.began = int(time.time())
         self.open = self.sessions = 0
+        self._seconds = 0.0  # exponential moving average of the seconds from a job's submission to its end
         self._token = None if token is None else f"Bearer {token}".encode()
         self._reading = asyncio.Semaphore(MAX_UPLOAD_READERS)
 
@@ -127,6 +142,43 @@ class Server:
         async with self._reading:
             return await asyncio.to_thread(function)
 
+    def submit(self, job: Job, model: str) -> None:
+        """Have a job decoded. Its events arrive in its queue.
+
+        Args:
+            model: The model's name, for the metrics.
+
+        Raises:
+            InputError: If it could never fit into the limits.
+        """
+
+        def end(future: Future[Any]) -> None:
+            error, task = future.exception(), job.engine.task
+            self._seconds += 0.2 * (time.monotonic() - job.began - self._seconds)
+            if job.is_cancelled:
+                self.metrics.add("stopped_total", task=task)
+            elif error is None and future.result() is not None:
+                self.metrics.count_result(task, future.result(), job.seconds, model)
+            job.put_event("result" if error is None else "error", future.result() if error is None else error)
+
+        job.decoding = self.scheduler.submit(
+            job.steps(job),
+            job.engine.models,
+            tokens=job.tokens,
+            priority=job.priority,
+            label=model,
+            on_round=lambda _: None,  # the steps themselves send what is new
+        )
+        job.decoding.future.add_done_callback(end)
+
+    def load(self) -> dict[str, Load]:
+        """Return what each model's requests take up now."""
+        return dict.fromkeys(self.models, Load()) | self.scheduler.load()
+
+    def name_of(self, engine: object) -> str:
+        """Return the name of the model that an engine runs."""
+        return next(name for name, model in self.models.items() if model is engine)
+
     async def events(self, request: Request, job: Job) -> AsyncIterator[tuple[str, Any]]:
         """Submit a job.
 
@@ -139,8 +191,8 @@ class Server:
         """
         gone = asyncio.ensure_future(_wait_for_disconnect(request))
         end = time.monotonic() + self.limits.wait
-        self.worker.submit(job)
         try:
+            self.submit(job, self.name_of(job.engine))
             while True:
                 event = asyncio.ensure_future(job.events.get())
                 await asyncio.wait((event, gone), timeout=end - time.monotonic(), return_when="FIRST_COMPLETED")
@@ -153,16 +205,13 @@ class Server:
                     raise ApiError(504, "The answer took too long.", "timeout", "timeout", headers=headers)
                 kind, value = event.result()
                 if kind == "error":
-                    raise (
-                        ApiError(499, "The client has gone.")
-                        if isinstance(value, DecodingStopped)
-                        else ApiError.of(value)
-                    )
+                    raise ApiError.of(value)
                 yield kind, value
                 if kind == "result":
                     return
         finally:
-            self.worker.drop(job)
+            if job.decoding is not None:
+                job.decoding.cancel()
             gone.cancel()
 
     async def result(self, request: Request, job: Job) -> Any:
@@ -178,7 +227,7 @@ class Server:
 
     def busy(self) -> ApiError:
         """Make the error with status 429 for a request that arrives while too many requests are open."""
-        after = {"Retry-After": str(min(max(math.ceil(self.worker.delay()), 1), 60))}
+        after = {"Retry-After": str(min(max(math.ceil(self._seconds), 1), 60))}
         return ApiError(429, "Too many requests wait. Come again later.", "rate_limit_error", "busy", headers=after)
 
 

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field
 import mmdec
 from mmdec.io import audio
 from mmdec.serving.engines import TranscriptionEngine, TranslationEngine
-from mmdec.serving.queue import Job
+from mmdec.serving.job import Job
 from mmdec.serving.server import ApiError, EventStream, Server, api_note, confidence_warning, server_of
 from mmdec.tasks.inputs import read_recording, with_note
 from mmdec.tasks.options import option_help

@@ -102,7 +102,7 @@ class Decoding:
         return self.future.result(timeout)
 
     def cancel(self) -> None:
-        """End the decoding. Its rows leave before the next pass."""
+        """End the decoding: at once if it waits, else before the next pass."""
         self.thread.cancel(self)
 
 
@@ -176,10 +176,13 @@ class SchedulerThread:
         return decoding
 
     def cancel(self, decoding: Decoding) -> None:
-        """End a decoding. Its rows leave before the next pass."""
+        """End a decoding: at once if it waits, else before the next pass."""
         with self._changed:
             decoding.is_cancelled = True
+            waits = decoding in self._waiting
             self._wake()
+        if waits:
+            self._end(decoding, _cancelled_error())
 
     def load(self) -> dict[str, Load]:
         """Return for each label what its decodings take up now; labels without decodings are left out."""
@@ -242,22 +245,23 @@ class SchedulerThread:
         with self._changed:
             waiting, started = sorted(self._waiting, key=lambda one: one.order), list(self._started)
             closed = self._is_closed
-        for decoding in (*waiting, *started):
+        if closed:
+            return False
+        for decoding in started:
             if decoding.is_cancelled:
-                self._end(decoding, DecodingStopped("the decoding was cancelled"))
+                self._end(decoding, _cancelled_error())
         for decoding in waiting:
-            if not decoding.done and not closed:
-                self._start(decoding)
-        if closed or not self._started:
+            self._start(decoding)
+        if not self._started:
             return False
         self._scheduler.step()
         running = Counter[str]()
         for decoding in list(self._started):
             task = decoding.task
-            if task is None or task.done:
-                self._end(decoding, None if task is None else task.error)
-            else:
-                running[decoding.label] += decoding.rows * (task.request is not None)
+            assert task is not None
+            running[decoding.label] += decoding.rows * (task.done or task.request is not None)
+            if task.done:
+                self._end(decoding, task.error)
         if self._on_step is not None:
             self._on_step(running)
         return True
@@ -267,27 +271,35 @@ class SchedulerThread:
         locks = try_reading(*decoding.models)
         if locks is None:
             return
-        decoding.locks = locks
-        rows, tokens, (priority, _) = decoding.rows, decoding.tokens, decoding.order
-        decoding.task = self._scheduler.add(decoding.steps, rows, tokens, priority, decoding.on_round)
         with self._changed:
+            if decoding.is_cancelled:
+                locks.close()
+                return
             self._waiting.remove(decoding)
             self._started.append(decoding)
+            decoding.locks = locks
+            rows, tokens, (priority, _) = decoding.rows, decoding.tokens, decoding.order
+            decoding.task = self._scheduler.add(decoding.steps, rows, tokens, priority, decoding.on_round)
 
     def _end(self, decoding: Decoding, error: BaseException | None) -> None:
+        with self._changed:
+            decodings = self._waiting if decoding in self._waiting else self._started
+            if decoding not in decodings:  # another thread has ended it
+                return
+            decodings.remove(decoding)
         if decoding.task is None:
             decoding.steps.close()
         else:
             self._scheduler.cancel(decoding.task)
         decoding.locks.close()
-        with self._changed:
-            for decodings in (self._waiting, self._started):
-                if decoding in decodings:
-                    decodings.remove(decoding)
         if error is None:
             decoding.future.set_result(None if decoding.task is None else decoding.task.result)
         else:
             decoding.future.set_exception(error)
+
+
+def _cancelled_error() -> DecodingStopped:
+    return DecodingStopped("the decoding was cancelled")
 
 
 def _closed_error() -> DecodingStopped:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import mmdec
-from mmdec.serving.engines import TextDeltas
+from mmdec.serving.answers import TextDeltas
 from mmdec.serving.server import ServerLimits
 from tests.support.pictures import QUESTION, pixels
 from tests.support.running_servers import events, picture, served
@@ -126,7 +126,7 @@ def test_a_stop_ends_the_text_before_it(client: httpx.Client) -> None:
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
         {"messages": [{"role": "user", "content": "x"}], "n": 2},
-        {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
+        {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
         {"messages": [{"role": "user", "content": "x"}], "temperature": -1},
         {"messages": [{"role": "user", "content": "x"}], "max_tokens": 0},
         {"messages": [{"role": "user", "content": "word " * 20000}]},
@@ -204,7 +204,7 @@ def test_truncated_text_is_noted(client: httpx.Client, stream: bool) -> None:
 def test_the_note_on_a_text_that_was_cut(
     engines: dict[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmdec.serving.chat.CUT_CONFIDENCE", 0.0)
+    monkeypatch.setattr("mmdec.serving.completions.CUT_CONFIDENCE", 0.0)
 
     def answer(**options: Any) -> dict[str, Any]:
         response = ask(client, text(QUESTION), stream=stream, **options)

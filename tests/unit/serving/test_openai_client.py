@@ -44,7 +44,6 @@ HARMFUL: dict[str, Any] = {
     "function_call": {"name": "f"},
     "functions": [{"name": "f"}],
     "logit_bias": {"5": 1},
-    "logprobs": True,
     "modalities": ["text", "audio"],
     "moderation": {"model": "m"},
     "n": 2,

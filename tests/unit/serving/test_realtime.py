@@ -39,7 +39,7 @@ def session(
         await client.close()
 
     finished(run())
-    server.worker.close()
+    server.scheduler.close()
     return server
 
 
@@ -162,7 +162,7 @@ def test_an_early_disconnect_frees_its_place(engines: dict[str, Any]) -> None:
 
     finished(run())
     assert server.sessions == 0
-    server.worker.close()
+    server.scheduler.close()
 
 
 def test_a_session_uses_the_servers_options(folder: Path) -> None:
@@ -255,4 +255,4 @@ def test_a_web_page_opens_a_socket_only_if_it_is_allowed(
         await client.close()
 
     finished(run())
-    server.worker.close()
+    server.scheduler.close()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import shutil
 import socket
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,22 +13,18 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
 from mmdec.serving.app import listening_sockets, make_server
-from mmdec.serving.dialogue import Dialogue
 from mmdec.serving.engines import EngineOptions, load_engine
-from mmdec.serving.metrics import Metrics
-from mmdec.serving.queue import DecodingStopped, DecodingWorker, DisconnectCriterion, Job
-from mmdec.serving.server import ServerLimits
+from mmdec.serving.server import Server, ServerLimits
 from tests.support.measurements import measurements
 from tests.support.pictures import QUESTION, pixels
-from tests.support.running_servers import finished, served, until, wav
+from tests.support.running_servers import picture, served, until, wav
 
-TRANSCRIBE = "/v1/audio/transcriptions"
+TRANSCRIBE, CHAT = "/v1/audio/transcriptions", "/v1/chat/completions"
 
 
 def post(client: httpx.Client, sound: bytes, **form: Any) -> httpx.Response:
@@ -41,6 +35,11 @@ def counted(client: httpx.Client, name: str) -> float:
     """A counter, over all labels."""
     rows = re.findall(rf"^mmdec_{name}(?:{{.*}})? (\S+)$", client.get("/metrics").text, re.MULTILINE)
     return sum(map(float, rows))
+
+
+def busy(server: Server) -> int:
+    """The number of requests that wait or are decoded."""
+    return sum(load.waiting + load.rows for load in server.load().values())
 
 
 def test_the_api_key_is_required(engines: dict[str, Any]) -> None:
@@ -119,9 +118,9 @@ def test_a_request_whose_client_left_is_not_decoded(engines: dict[str, Any], fol
     with served(engines) as (client, server), ThreadPoolExecutor(1) as pool:
         with lock.write():
             left = [hanging(client, wav(0.6, seed)) for seed in range(2)]
-            until(lambda: sum(server.worker.waiting()) == 2)
+            until(lambda: busy(server) == 2)
             stays = pool.submit(post, client, wav(0.7, 7))
-            until(lambda: sum(server.worker.waiting()) == 3)
+            until(lambda: busy(server) == 3)
             for connection in left:
                 connection.close()
             until(lambda: server.open == 1)
@@ -135,9 +134,9 @@ def test_a_waiting_request_whose_client_left_is_dropped(engines: dict[str, Any])
     with served(engines) as (client, server), ThreadPoolExecutor(1) as pool:
         with lock.write():
             stays = pool.submit(post, client, wav(0.7, 7))
-            until(lambda: server.worker.waiting() == (0, 1))
+            until(lambda: busy(server) == 1)
             left = hanging(client, wav(0.6))
-            until(lambda: server.worker.waiting() == (1, 1))
+            until(lambda: busy(server) == 2)
             left.close()
             until(lambda: server.open == 1)
             assert client.get("/health").json() == {"status": "ok", "waiting": 0, "decoding": 1}
@@ -154,40 +153,21 @@ def hanging(client: httpx.Client, sound: bytes) -> socket.socket:
     return connection
 
 
-def test_a_row_ends_within_a_round_when_its_client_leaves(engines: dict[str, Any]) -> None:
+def test_a_row_ends_within_a_round_when_its_client_leaves(engines: dict[str, Any], folder: Path) -> None:
     """The other row of its batch is decoded as if alone."""
-    answering = engines["pictures"]
-    turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}]
-    dialogues = [Dialogue.of(answering.vlm, turns, [pixels(seed)]) for seed in (6, 7)]
-
-    async def decoded() -> Sequence[Any]:
-        jobs = [answering.job(dialogue, max_new_tokens=48, do_sample=False) for dialogue in dialogues]
-        alone = [answering.decode([job])[0] for job in jobs]
-
-        def goes(kind: str, value: Any) -> None:
-            jobs[0].disconnected = True
-
-        jobs[0].streams, jobs[0].put_event = True, goes  # type: ignore[method-assign] # it goes at its first text
-        return *alone, *answering.decode(jobs)
-
-    long, other, cut, whole = finished(decoded())
-    assert whole.tokens == other.tokens
-    assert cut.tokens == long.tokens[: len(cut.tokens)]
-    assert len(cut.tokens) < len(long.tokens)
-
-
-def test_rows_that_are_read_again_end_together() -> None:
-    class Waits:
-        disconnected = False
-
-    jobs = [Waits(), Waits(), Waits()]
-    ends = DisconnectCriterion(jobs)  # type: ignore[arg-type] # of a job, it reads this alone
-    jobs[1].disconnected = True
-    assert ends(torch.zeros(3, 5), None).tolist() == [False, True, False]
-    assert ends(torch.zeros(1, 5), None).tolist() == [False]
-    jobs[0].disconnected = jobs[2].disconnected = True
-    assert ends(torch.zeros(2, 5), None).tolist() == [True, True]
-    assert copy.deepcopy(ends) is ends
+    bodies = [
+        {"messages": [{"role": "user", "content": [picture(pixels(seed)), {"type": "text", "text": QUESTION}]}]}
+        for seed in (6, 7)
+    ]
+    bodies = [{**body, "max_tokens": 48, "temperature": 0} for body in bodies]
+    with served(engines) as (client, server), ThreadPoolExecutor(1) as pool:
+        with client.stream("POST", CHAT, json={**bodies[0], "stream": True}) as answer:
+            next(answer.iter_bytes())
+            stays = pool.submit(client.post, CHAT, json=bodies[1])
+            until(lambda: server.load()["pictures"].rows == 2 or stays.done() or server.open == 1)
+        wanted = mmdec.describe(pixels(7), QUESTION, model=folder / "pictures", max_new_tokens=48).text
+        assert stays.result().json()["choices"][0]["message"]["content"] == wanted
+        until(lambda: server.load()["pictures"].rows == 0)
 
 
 def test_shutdown_finishes_running_and_waiting_requests(engines: dict[str, Any], folder: Path) -> None:
@@ -197,106 +177,11 @@ def test_shutdown_finishes_running_and_waiting_requests(engines: dict[str, Any],
         with served(engines) as (client, server):
             held.enter_context(mmdec.model_lock(engines["whisper"].loaded.model).write())
             answers = [pool.submit(post, client, sound) for sound in sounds]
-            until(lambda: sum(server.worker.waiting()) == 3)
+            until(lambda: busy(server) == 3)
             threading.Timer(1.0, held.close).start()
         assert all(answer.result().status_code == 200 for answer in answers)
     wanted = [mmdec.transcribe(sound, model=folder / "whisper").text for sound in sounds]
     assert [answer.result().json()["text"] for answer in answers] == wanted
-
-
-def test_the_worker_groups_requests_with_equal_options() -> None:
-    batches: list[list[int]] = []
-
-    class Engine:
-        task = "counting"
-
-        def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-            batches.append([job.payload for job in jobs])
-            if "bad" in str(jobs[0].key):
-                raise ValueError("bad")
-            return [DecodingStopped() if job.payload == 3 else mmdec.InputError("no") for job in jobs]
-
-    async def run() -> list[Any]:
-        worker, engine, other = DecodingWorker(Metrics()), Engine(), Engine()
-        with worker._changed:  # nothing begins before all of them wait
-            jobs = [Job(engine, "a", 0, 3), Job(engine, "bad", 1, 3), Job(engine, "a", 2, 3), Job(other, "a", 3, 3)]
-            jobs += [Job(engine, "a", number, 3) for number in (4, 5)]
-            for job in jobs:
-                worker.submit(job)
-        found = [await job.events.get() for job in jobs]
-        worker.close()
-        with pytest.raises(RuntimeError):
-            worker.submit(jobs[0])
-        return found
-
-    found = finished(run())
-    assert batches == [[0, 2, 4], [1], [3], [5]]
-    assert [type(error) for _, error in found] == [
-        mmdec.InputError,
-        ValueError,
-        mmdec.InputError,
-        DecodingStopped,
-        mmdec.InputError,
-        mmdec.InputError,
-    ]
-
-
-def test_two_threads_divide_a_batch() -> None:
-    together, batches = threading.Barrier(2, timeout=60), list[list[int]]()
-
-    class Engine:
-        task = "counting"
-
-        def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-            together.wait()  # both are at work
-            batches.append([job.payload for job in jobs])
-            return [None for _ in jobs]
-
-    async def run() -> None:
-        worker, engine = DecodingWorker(Metrics(), decoders=2), Engine()
-        with worker._changed:
-            jobs = [Job(engine, "a", number, 8) for number in range(6)]
-            for job in jobs:
-                worker.submit(job)
-        for job in jobs:
-            await job.events.get()
-        worker.close()
-        assert worker.waiting() == (0, 0)
-
-    finished(run())
-    assert sorted(given for batch in batches for given in batch) == list(range(6))
-
-
-def test_a_thread_takes_only_its_share() -> None:
-    """After a first request, the second thread must not take all of seven more."""
-    began, both, batches = threading.Event(), threading.Barrier(3, timeout=60), list[int]()
-
-    class Engine:
-        task = "counting"
-
-        def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-            batches.append(len(jobs))
-            began.set()
-            if len(batches) < 3:
-                both.wait()
-            return [None for _ in jobs]
-
-    async def run() -> None:
-        worker, engine = DecodingWorker(Metrics(), decoders=2), Engine()
-        jobs = [Job(engine, "a", number, 8) for number in range(8)]
-        worker.submit(jobs[0])
-        began.wait(60)
-        with worker._changed:
-            for job in jobs[1:]:
-                worker.submit(job)
-        both.wait()
-        for job in jobs:
-            await job.events.get()
-        worker.close()
-
-    finished(run())
-    assert batches[:2] == [1, 4]
-    assert sum(batches) == 8
 
 
 def test_counters_are_exported(engines: dict[str, Any]) -> None:
@@ -309,8 +194,10 @@ def test_counters_are_exported(engines: dict[str, Any]) -> None:
         assert counted(client, "sound_seconds_total") == pytest.approx(0.5)
         assert counted(client, "tokens_total") >= counted(client, "rounds_total") - 1 > 0
         assert f'mmdec_request_seconds_count{{endpoint="{TRANSCRIBE}"}} 2' in text
-        assert 'mmdec_batch_rows_bucket{task="transcription",le="1"} 1' in text
-        assert "mmdec_jobs_waiting 0" in text
+        assert 'mmdec_batch_rows_bucket{model="whisper",le="1"} ' in text
+        for name in ("requests_waiting", "rows_running", "cache_tokens"):
+            assert f'mmdec_{name}{{model="whisper"}} 0' in text
+        assert "mmdec_cache_tokens_limit 32768" in text
 
 
 def test_two_models_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:

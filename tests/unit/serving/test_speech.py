@@ -16,6 +16,7 @@ import soundfile
 import torch
 
 import mmdec
+from mmdec.core.scheduler import Scheduler
 from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.serving.engines import EngineOptions, TranscriptionEngine
 from mmdec.serving.server import confidence_warning
@@ -127,8 +128,10 @@ def test_a_temperature_samples_where_a_language_model_hears(tmp_path: Path) -> N
 
     async def heard(**asked: Any) -> list[int]:
         torch.manual_seed(1)
-        (result,) = engine.decode([engine.job(samples, max_new_tokens=12, **asked)])
-        return result.tokens
+        job, scheduler = engine.job(samples, max_new_tokens=12, **asked), Scheduler()
+        task = scheduler.add(job.steps(job))
+        scheduler.run()
+        return task.result.tokens
 
     assert finished(heard(temperature=1.0)) == wanted
     assert finished(heard()) == mmdec.transcribe(samples, do_sample=False, **options).tokens != wanted
