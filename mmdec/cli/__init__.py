@@ -19,7 +19,7 @@ import typer
 from mmdec import MmdecError, __version__, check_transformers
 from mmdec.checks.extras import missing_extra
 from mmdec.checks.files import error_reason, printable
-from mmdec.cli import bench, convert, describe, doctor, evaluate, export, serve, train, transcribe, translate
+from mmdec.cli import bench, chat, convert, describe, doctor, evaluate, export, serve, train, transcribe, translate
 from mmdec.cli.options import AsJson, VerbGroup, as_verb
 from mmdec.errors import EXIT_CODE_REFUSED
 
@@ -37,7 +37,7 @@ app = typer.Typer(
     name="mmdec",
     cls=VerbGroup,
     help="Parallel decoding for speech and pictures: translate French speech into English speech, transcribe speech, "
-    "describe pictures.",
+    "describe pictures, talk to language models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     epilog=EPILOG,
@@ -69,6 +69,7 @@ def info(as_json: AsJson = False) -> None:
 app.command(**as_verb("translate data/samples/*.wav --output out"))(translate.translate)
 app.command(**as_verb("transcribe data/samples/english/*.flac"))(transcribe.transcribe)
 app.command(**as_verb('describe data/samples/images/menu.png --prompt "How much is BURGER?"'))(describe.describe)
+app.command(**as_verb("chat HuggingFaceTB/SmolLM2-135M-Instruct"))(chat.chat)
 app.command(**as_verb("demo --port 7860"))(serve.demo)
 app.command(**as_verb("serve --port 8000"))(serve.serve)
 app.add_typer(train.app, name="train")

@@ -94,7 +94,7 @@ async def completions(request: Request, body: ChatRequest) -> Response:
     server = server_of(request)
     engine: AnsweringEngine = server.engine(body.model or None, AnswerEngine, TextEngine)
     messages, pictures = _read(body.messages)
-    dialogue = await server.read(partial(engine.read_dialogue, messages, pictures))
+    dialogue: Any = await server.read(partial(engine.read_dialogue, messages, pictures))
     wanted = body.max_completion_tokens or body.max_tokens
     job = engine.job(dialogue, **body.options(server, wanted))
     answer = ChatAnswer(server, engine, dialogue.tokens, wanted, "max_completion_tokens", bool(body.logprobs))

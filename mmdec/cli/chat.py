@@ -1,0 +1,115 @@
+"""`mmdec chat`: a dialogue with a language model in the terminal, or turn by turn from a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmdec import InputError
+from mmdec.cli.options import Device, Dtype, Threads, dtype_or_quick, in_cli_syntax, log, silence_transformers
+from mmdec.cli.progress import loading
+from mmdec.core.summary import pluralise, rounds_line
+
+if TYPE_CHECKING:
+    from mmdec.tasks.text_chat import TextChat
+
+EXIT = "/exit"
+PROMPT = "> "
+
+
+def chat(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A language model: a directory or a Hugging Face id.")],
+    drafter: Annotated[
+        str,
+        typer.Option(
+            "--drafter",
+            "-d",
+            help="lookup, recycling, a directory or hub id of a drafter or of a smaller model; none (no drafts); or "
+            "auto: the model's own, else lookup.",
+        ),
+    ] = "auto",
+    system: Annotated[str | None, typer.Option(help="How the model should answer: the first message.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Maximum length of an answer. Default: the model's.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=100, help="0 is greedy decoding. Default: the model's settings.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the random numbers, for sampling.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
+) -> None:
+    """Talk to a language model. Answers are printed as they are accepted, and earlier turns are remembered.
+
+    Ctrl-C stops an answer; /exit or the end of the input ends the chat. If the input is a file or a pipe, each line is
+    a turn.
+    """
+    with loading(model):
+        import mmdec
+        from mmdec.generation.run import DecodingOptions
+        from mmdec.pretrained.language_model import LoadedLanguageModel
+        from mmdec.tasks.loading import load_speculation
+        from mmdec.tasks.text_chat import TextChat
+        from mmdec.tasks.threads import with_threads
+
+        silence_transformers()
+        loaded = mmdec.load(model, device, dtype=dtype_or_quick(dtype, device))
+        if not isinstance(loaded, LoadedLanguageModel):
+            raise InputError(
+                f"`model` must be a language model, but '{model}' is none. Use `mmdec describe` for pictures, "
+                "`mmdec transcribe` for speech."
+            )
+        decoding = DecodingOptions(None if drafter == "none" else drafter, seed=seed)
+        speculation = load_speculation(decoding, loaded.model)
+    sampled = None if temperature is None else temperature > 0
+    options = {"max_new_tokens": max_new_tokens, "do_sample": sampled, "temperature": temperature or None}
+    talk, failed = TextChat(loaded, speculation, options, system), False
+    for line in _turns():
+        try:
+            with with_threads(threads, loaded.model):
+                _print_answer(talk, line)
+        except InputError as error:
+            log(f"error: {in_cli_syntax(str(error))}")
+            failed = True
+    if failed:
+        raise typer.Exit(1)
+
+
+def _print_answer(talk: TextChat, line: str) -> None:
+    """Print the answer to a line, and what it cost on stderr. Ctrl-C ends it."""
+    stopped = ""
+    try:
+        for piece in talk.answer(line):
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        stopped = "; stopped"
+    print(flush=True)
+    usage = talk.usage
+    note = f"; {in_cli_syntax(usage.note)}" if usage.note else stopped
+    counts = rounds_line(usage.rounds, usage.tokens_per_round, lossless=True)
+    log(f"[{pluralise(len(usage.tokens), 'token')} in {counts}{note}]")
+
+
+def _turns() -> Iterator[str]:
+    """Yield what the user types, line by line, until the end of the input or `/exit`."""
+    while True:
+        if sys.stdin.isatty():
+            with suppress(ImportError):  # Windows has none
+                import readline  # noqa: F401 # lets `input` edit lines
+            try:
+                line = input(PROMPT)
+            except EOFError:
+                return
+        else:
+            line = sys.stdin.readline()
+            if not line:
+                return
+        if line.strip() == EXIT:
+            return
+        if line.strip():
+            yield line.rstrip("\n")
