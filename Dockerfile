@@ -10,5 +10,5 @@ USER server
 WORKDIR /home/server
 EXPOSE 8000
 ENTRYPOINT ["mmdec", "serve"]
-CMD ["--host", "0.0.0.0", "--statistics", "/home/server/statistics.json"]
+CMD ["--host", "0.0.0.0"]
 HEALTHCHECK CMD python -c "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health')"
