@@ -7,7 +7,6 @@ batches are decoded by transformers' loop, with a warning; with it, they are dra
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -46,13 +45,14 @@ from tests.exactness.user_processors import (
     distinct,
     options_of,
 )
+from tests.support.grid import WHOLE
 from tests.support.tiny_text import language_model, prompts
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
 from tests.support.tiny_whisper import write
 from tests.support.whisper_calls import MODELS, MODES, assert_same, call
 
 MODEL: Any = language_model("llama")
-BATCHES = 25 if os.environ.get("MMDEC_ALL") else 2
+BATCHES = 25 if WHOLE else 2
 LONG = MODES["long"]
 WARNING = "transformers' own loop decodes, without drafts"
 

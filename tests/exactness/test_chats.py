@@ -7,7 +7,6 @@ A pairwise cover of the cases; all with MMDEC_ALL=1.
 from __future__ import annotations
 
 import copy
-import os
 import random
 from functools import cache
 from typing import Any
@@ -23,6 +22,7 @@ from mmdec.errors import InputError
 from mmdec.targets.probe import PROBE_VOCABULARY
 from tests.exactness.pairwise import cover
 from tests.support.families import model_of
+from tests.support.grid import WHOLE
 from tests.support.random_drafter import Wild
 
 PAD, EOS = 0, 2
@@ -79,9 +79,7 @@ def say(
     return out.sequences, out[CACHE_ARGUMENT]
 
 
-@pytest.mark.parametrize(
-    "case", cover(GRID, bool(os.environ.get("MMDEC_ALL"))), ids=lambda case: "-".join(map(str, case.values()))
-)
+@pytest.mark.parametrize("case", cover(GRID, WHOLE), ids=lambda case: "-".join(map(str, case.values())))
 def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
     network, rng = model(case["family"]), random.Random(str(case))
     batch = case["batch"]

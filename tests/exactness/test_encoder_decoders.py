@@ -1,6 +1,5 @@
 """Tests transformers' encoder-decoders end to end: with any draft, the tokens equal those of `generate`."""
 
-import os
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from mmdec.targets.registry import target_of
 from mmdec.types import Needs
 from tests.exactness.pairwise import cover
 from tests.support.encoder_decoders import BART, CLASSES, VOCABULARY, attentions, encoder_decoder, sources
+from tests.support.grid import WHOLE
 from tests.support.random_drafter import Wild
 
 ENDS = [2, 5, 9]  # texts of different lengths
@@ -50,9 +50,7 @@ def both(
     return wanted, model.generate(**inputs, **options, custom_generate=plug)
 
 
-@pytest.mark.parametrize(
-    "case", cover(GRID, bool(os.environ.get("MMDEC_ALL"))), ids=lambda case: "-".join(map(str, case.values()))
-)
+@pytest.mark.parametrize("case", cover(GRID, WHOLE), ids=lambda case: "-".join(map(str, case.values())))
 def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     for attention in attentions(case["family"]):
         model = encoder_decoder(case["family"], attention)

@@ -3,7 +3,6 @@ as in docs/reference/classes.md. A share of the classes; all with MMDEC_ALL=1 (`
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from pathlib import Path
@@ -12,8 +11,8 @@ import pytest
 
 import mmdec
 from tests.support.every_class import CLASSES, outcome_of, recorded
+from tests.support.grid import WHOLE
 
-WHOLE = bool(os.environ.get("MMDEC_ALL"))
 TRIED = CLASSES if WHOLE else sorted({"Gemma2ForCausalLM", *random.Random(2).sample(CLASSES, 2)})
 
 

@@ -4,7 +4,6 @@ A pairwise cover of target x drafter x nodes x batch x processors; the whole gri
 """
 
 import copy
-import os
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from mmdec.generation.run import default_statistics
 from tests.exactness.pairwise import cover
 from tests.exactness.text_models import MODELS, SMALL, Wrong
 from tests.support.draft_networks import tree_growing
+from tests.support.grid import WHOLE
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 
 PROCESSORS: dict[str, dict[str, Any]] = {
@@ -55,9 +55,7 @@ def drafter(name: str, target: str) -> Any:
     return {"small": SMALL, "self": MODELS[target], "wrong": Wrong()}.get(name, name)
 
 
-@pytest.mark.parametrize(
-    "case", cover(GRID, bool(os.environ.get("MMDEC_ALL"))), ids=lambda case: "-".join(map(str, case.values()))
-)
+@pytest.mark.parametrize("case", cover(GRID, WHOLE), ids=lambda case: "-".join(map(str, case.values())))
 def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
     network = MODELS[case["target"]]
     network.set_attn_implementation(case["attention"])

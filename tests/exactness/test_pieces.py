@@ -3,7 +3,6 @@ by one."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from itertools import pairwise
@@ -17,6 +16,7 @@ import mmdec
 from mmdec.io.audio.voice_activity import cut_at_pauses
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.target import WhisperTarget
+from tests.support.grid import WHOLE
 from tests.support.live_sound import RATE, noise, talk
 
 WINDOW = 30 * RATE
@@ -55,7 +55,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", WAYS)
 def test_pieces_in_a_batch_equal_one_after_another(whisper: LoadedWhisper, name: str) -> None:
     options = {**WAYS[name], "sample_rate": RATE, "model": whisper}
-    sounds = [*SOUNDS, CUT] if name == "heads" or os.environ.get("MMDEC_ALL") else SOUNDS
+    sounds = [*SOUNDS, CUT] if name == "heads" or WHOLE else SOUNDS
     together = mmdec.transcribe(sounds, cut_at_pauses=True, batch_size=4, **options)
     assert max(map(len, map(pieces, sounds))) > 1
     for sound, found in zip(sounds, together, strict=True):

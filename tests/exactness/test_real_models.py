@@ -26,10 +26,10 @@ from mmdec.hub.find import model_kind
 from mmdec.io.audio import SAMPLE_RATE, load_audio
 from mmdec.types import Context, Draft, Drafter, Needs, Plan, Scores, Target, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
+from tests.support.grid import WHOLE
 from tests.support.random_drafter import Wild
 
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
-WHOLE = bool(os.environ.get("MMDEC_ALL"))
 SHORT = 15.0  # seconds of the recordings that are decoded by default, at most
 BATCH = 4
 NOISE = 0.003  # of full scale

@@ -20,8 +20,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import mmdec
 from mmdec.hub.find import model_kind
+from tests.support.grid import WHOLE
 
-WHOLE = bool(os.environ.get("MMDEC_ALL"))
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "language_models.md"
 LENGTHS = (6, 100, 500, 512, 530, 1100, 3000) if WHOLE else (6, 530)
 NEW = 40

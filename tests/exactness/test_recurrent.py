@@ -3,7 +3,6 @@ in batches of different lengths; and a pass over a chain gives the scores of sin
 
 from __future__ import annotations
 
-import os
 import random
 from typing import Any
 
@@ -23,6 +22,7 @@ from mmdec.targets.text import text_scorer
 from mmdec.types import Draft, Needs, Verdict
 from tests.exactness.pairwise import cover
 from tests.exactness.quantised import weights_alone
+from tests.support.grid import WHOLE
 from tests.support.random_drafter import Wild
 from tests.support.recurrent import OWN, recurrent_config, recurrent_model
 
@@ -34,7 +34,7 @@ GRID = {"family": TRIED, "drafter": ["lookup", "recycling", "wild"], "batch": [1
 
 def cases() -> list[tuple[Any, ...]]:
     """A pairwise cover; the whole grid with MMDEC_ALL=1."""
-    return [tuple(case.values()) for case in cover(GRID, bool(os.environ.get("MMDEC_ALL")))]
+    return [tuple(case.values()) for case in cover(GRID, WHOLE)]
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ new images; it is compared with the whole chat without a cache.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from tests.exactness.pairwise import cover
+from tests.support.grid import WHOLE
 from tests.support.tiny_vlm import (
     AXES,
     KINDS,
@@ -55,7 +55,7 @@ GRID = {
 
 def cases() -> list[dict[str, Any]]:
     """A pairwise cover; or all, with one way of going on and one door for each."""
-    if not os.environ.get("MMDEC_ALL"):
+    if not WHOLE:
         return cover(GRID)
     rng, chosen = random.Random(0), list[dict[str, Any]]()
     for case in cover({**GRID, "door": [""], "turn": ["first", "second"]}, True):

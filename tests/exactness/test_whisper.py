@@ -1,7 +1,6 @@
 """Tests Whisper with drafts in float32: tokens equal those of `generate`. A pairwise cover; all with MMDEC_ALL=1."""
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from mmdec.errors import InputError
 from mmdec.generation.run import default_statistics
 from mmdec.targets.registry import target_of
 from tests.exactness.pairwise import cover
+from tests.support.grid import WHOLE
 from tests.support.tiny_whisper import (
     EOT,
     TIMESTAMPS,
@@ -81,9 +81,7 @@ def drafter(case: dict[str, Any]) -> Any:
     return name
 
 
-@pytest.mark.parametrize(
-    "case", cover(GRID, bool(os.environ.get("MMDEC_ALL"))), ids=lambda case: "-".join(map(str, case.values()))
-)
+@pytest.mark.parametrize("case", cover(GRID, WHOLE), ids=lambda case: "-".join(map(str, case.values())))
 def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     network = MODELS[case["mels"]]
     network.set_attn_implementation(case["attention"])

@@ -6,7 +6,6 @@ sampling, drafters, budgets and calls. All tokens must equal those of plain deco
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -14,10 +13,11 @@ import pytest
 import mmdec
 from mmdec.targets.families import FAMILIES
 from tests.fuzz.adversary import Report, attack, attacks
+from tests.support.grid import WHOLE
 
 CHUNK = 1_000
 STEP = 7  # families from one chunk's first to the next one's
-CHUNKS = 100 if os.environ.get("MMDEC_ALL") else 1
+CHUNKS = 100 if WHOLE else 1
 
 
 def battle(seed: int, rounds: int) -> Report:

@@ -6,7 +6,6 @@ and each must give the same result twice. All 1,500 cases with MMDEC_ALL=1, else
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
@@ -32,11 +31,12 @@ from mmdec.errors import MmdecError
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import RATE, buzz
 from tests.fuzz.odd_values import FRESH, PLAIN, WORDS
+from tests.support.grid import WHOLE
 from tests.support.tiny_english import write_english
 from tests.support.tiny_text import language_model
 from tests.support.tiny_whisper import write
 
-CALLS, GROUPS = (1500, 15) if os.environ.get("MMDEC_ALL") else (80, 4)
+CALLS, GROUPS = (1500, 15) if WHOLE else (80, 4)
 SECONDS, HANGS = 20, 300  # of the processor, and on a clock, after which a call counts as never ending
 UNSEEDED = ("typical", "residual")  # their texts depend on the drafts, and these on what passes cost
 Good = Callable[[], Mapping[str, Any]]

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.grid import WHOLE
+
 ALL, SHARE = 3000, 40
 PART = 500  # files in a process
-WHOLE = bool(os.environ.get("MMDEC_ALL"))
 POISONS = (0x35, 0xCA)  # what glibc writes into memory that it hands out; elsewhere only the other recording does
 FIRST = list(range(0, ALL, PART)) if WHOLE else [0]
 

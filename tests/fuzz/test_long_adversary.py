@@ -6,7 +6,6 @@ with windows, and every family with recurrent or convolutional states.
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -15,10 +14,11 @@ import mmdec
 from mmdec.targets.families import RECURRENT_FAMILIES
 from tests.fuzz.adversary import Report, attack, attacks
 from tests.support.every_class import windowed
+from tests.support.grid import WHOLE
 
 KINDS = {"windows": windowed(), "states": [f"{name}ForCausalLM" for name in RECURRENT_FAMILIES.split()]}
 CHUNK = 200
-CHUNKS = 50 if os.environ.get("MMDEC_ALL") else 1
+CHUNKS = 50 if WHOLE else 1
 STEP = 7  # families from one chunk's first to the next one's
 LONGEST = 5  # windows of a prompt
 

@@ -6,13 +6,12 @@ drafters, budgets, calls and malformed inputs. No token may differ, and all erro
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.fuzz.media_adversary import CHUNK, Report, attack
+from tests.support.grid import WHOLE
 
-SIZE, CHUNKS = (CHUNK, 50) if os.environ.get("MMDEC_ALL") else (50, 1)
+SIZE, CHUNKS = (CHUNK, 50) if WHOLE else (50, 1)
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns of options and shapes that are tried here

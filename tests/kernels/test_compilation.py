@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.grid import WHOLE
+
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.skipif(not os.environ.get("MMDEC_ALL"), reason="takes a minute: MMDEC_ALL")
+@pytest.mark.skipif(not WHOLE, reason="takes a minute: MMDEC_ALL")
 @pytest.mark.parametrize("capability", ["80", "90"])
 def test_all_kernels_compile(capability: str, tmp_path: Path) -> None:
     """In a process of its own, without Triton's interpreter and its cache."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.training.__main__ import main
 from tests.recipes.small_recipes import MARKS, write_voice
 from tests.recipes.tiny_squares import write_squares, write_target
+from tests.support.grid import sample
 from tests.support.tiny_corpus import write_corpus
 from tests.support.tiny_english import write_english
 from tests.support.tiny_sentences import SIZES as HEAD
@@ -142,7 +142,6 @@ RECIPES: dict[str, Callable[[Path], tuple[Options, Options]]] = {
 }
 QUICK = ("daspeech/phrasebook/units", "ctc/french")
 SIZE = {"batch_size", "batch_states", "batch_pieces", "batch_seconds"}  # of a process's batch
-ALL = bool(os.environ.get("MMDEC_ALL"))
 
 
 def arguments(recipe: str, model: Options, data: Options, processes: int) -> list[str]:
@@ -171,7 +170,7 @@ def losses(folder: Path) -> dict[int, float]:
     return {int(row["step"]): float(row[named]) for row in rows if row[named]}
 
 
-@pytest.mark.parametrize("recipe", RECIPES if ALL else QUICK)
+@pytest.mark.parametrize("recipe", sample(RECIPES, QUICK))
 def test_two_processes_give_the_losses_of_one_with_twice_the_batch(
     recipe: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

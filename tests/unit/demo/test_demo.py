@@ -18,9 +18,9 @@ import pytest
 import mmdec
 from mmdec.demo import samples
 from tests.support.demo_server import true_english
+from tests.support.grid import WHOLE
 
 ROOT = Path(__file__).parents[3]
-WHOLE = bool(os.environ.get("MMDEC_ALL"))
 FILES = 500 if WHOLE else 12  # of either kind
 
 CHILD = """

@@ -20,10 +20,10 @@ import mmdec
 from mmdec.jobs.many import ROWS_PER_PART
 from tests.conftest import RATE, buzz
 from tests.support import tiny_whisper
+from tests.support.grid import WHOLE
 from tests.support.many_rows import check_once, table
 from tests.support.running_servers import ROOT
 
-WHOLE = bool(os.environ.get("MMDEC_ALL"))
 COUNT = 2000 if WHOLE else 6 * ROWS_PER_PART
 PATIENCE = 1200.0  # seconds; Ray starts slowly on a busy machine
 pytest.importorskip("ray")

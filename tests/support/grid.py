@@ -1,0 +1,30 @@
+"""What `make test` runs of a grid of cases. `make test-all` sets MMDEC_ALL=1 and runs each grid whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from typing import TypeVar
+
+WHOLE = bool(os.environ.get("MMDEC_ALL"))
+Case = TypeVar("Case")
+
+
+def sample(cases: Iterable[Case], keep: Collection[Case] | slice) -> list[Case]:
+    """Choose the cases to run: those to keep, or all of them with MMDEC_ALL=1.
+
+    A grid that repeats one check over many cases costs minutes, and a few cases that differ most show nearly as much:
+    name the ones that reach each branch.
+
+    Args:
+        cases: The whole grid, in order.
+        keep: The cases for `make test`, each of them in `cases`; or a slice of `cases`.
+
+    Returns:
+        The chosen cases, in the order of `cases`.
+    """
+    every = list(cases)
+    kept = every[keep] if isinstance(keep, slice) else list(keep)
+    assert kept, "a grid must keep a case"
+    assert all(case in every for case in kept), f"{kept} must be among {every}"
+    return every if WHOLE else [case for case in every if case in kept]
