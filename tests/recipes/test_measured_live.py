@@ -55,7 +55,7 @@ def test_words_are_matched_in_order() -> None:
 def test_the_simulated_clock_waits_for_sound_and_for_work(whisper: LoadedWhisper) -> None:
     """With work that takes no time the texts are those of pieces of half a second; with slow work pieces wait together,
     and final texts are the same."""
-    sound = talk([1.0, ("austen", None), 2.0])
+    sound = talk([1.0, ("austen", 4.0), 2.0])
     options = {"model": whisper, "language": "en", "timestamps": "word"}
     quick = hear(LiveTranscriber(**options), sound, lambda: 0.0)
     direct = LiveTranscriber(**options)

@@ -263,7 +263,9 @@ def test_what_is_scored_and_timed_is_the_public_call(
     }
     assert report["decoding"]["medusa"]["rounds"] == 4 * 8
     calls.clear()
-    bench_asr.bench_asr(sorted(corpus.rglob("own/ann/1/*.wav"))[:1], model=whisper, repeats=2, batch=2, threads=1)
+    bench_asr.bench_asr(
+        sorted(corpus.rglob("own/ann/1/*.wav"))[:1], model=whisper, repeats=2, batch=2, max_new_tokens=6, threads=1
+    )
     # The gate once, then each repeat: alone, and in a batch.
     assert [one["batch_size"] for one in calls] == [1, 1, 1, 2, 2, 2]
 
