@@ -14,6 +14,7 @@ from torch import Tensor
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.media import MediaTarget
 from mmdec.types import Draft, Needs
+from tests.support.grid import sample
 from tests.support.tiny_vlm import AXES, IMAGE, KINDS, VIDEO, Picture, Row, batch_of, row_of, vision_model
 from tests.support.trees import random_draft, verdict_of, way
 
@@ -48,8 +49,11 @@ def furthest(model: Any, kind: str, rows: list[Row], texts: list[list[int]], dra
     return worst
 
 
-@pytest.mark.parametrize("attention", list(BOUND))
-@pytest.mark.parametrize("kind", KINDS)
+WAYS = [(kind, attention) for kind in KINDS for attention in BOUND]
+EACH = [*zip(KINDS, ("eager", TREE_ATTENTION, "sdpa", "eager", TREE_ATTENTION), strict=True), ("qwen3_vl", "sdpa")]
+
+
+@pytest.mark.parametrize(("kind", "attention"), sample(WAYS, EACH))
 @torch.inference_mode()
 def test_each_node_is_scored_as_the_end_of_its_path(kind: str, attention: str) -> None:
     model, rng = in_float64(kind, attention), random.Random(kind)

@@ -18,6 +18,7 @@ from tests.kernels.interpreter import DEVICE  # noqa: F401 # before the kernels
 
 from mmdec.kernels import tree_attention_triton  # isort: skip
 from tests.kernels import dag_cases, kv_gather_cases, log_softmax_gather_cases, tree_attention_cases
+from tests.support.grid import sample
 
 Seen = Callable[[ModuleType], bool]
 
@@ -92,7 +93,21 @@ def mutant(module: ModuleType, old: str, new: str, folder: Path) -> ModuleType:
     return made
 
 
-@pytest.mark.parametrize(("module", "old", "new", "passes"), [m[1:] for m in MUTATIONS], ids=[m[0] for m in MUTATIONS])
+# for each comparison one mistake or two
+FEW = (
+    "the tree is lost",
+    "ancestors one bit off",
+    "a window of one more in the tree",
+    "a column too few",
+    "beta's last vertex is lost",
+    "a token's share counted once",
+    "the first block alone",
+)
+PLANTED = {name: rest for name, *rest in MUTATIONS}
+NAMES = sample(PLANTED, FEW)
+
+
+@pytest.mark.parametrize(("module", "old", "new", "passes"), [PLANTED[name] for name in NAMES], ids=NAMES)
 def test_a_planted_mistake_is_caught(module: ModuleType, old: str, new: str, passes: Seen, tmp_path: Path) -> None:
     try:
         seen = not passes(mutant(module, old, new, tmp_path))

@@ -21,6 +21,7 @@ from mmdec.pretrained.drafters import save_network
 from mmdec.pretrained.language_model import load_language_model
 from tests.support.bench_reports import check_form
 from tests.support.draft_networks import draft_network
+from tests.support.grid import sample
 from tests.support.tiny_text_folder import OTHER, write
 from tests.support.tiny_vlm_folder import TEXTS
 
@@ -37,7 +38,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("model", "draft"), [("large", None), ("large", "same"), ("large", "other"), ("chat", "same")])
+PAIRS = [("large", None), ("large", "same"), ("large", "other"), ("chat", "same")]
+
+
+@pytest.mark.parametrize(("model", "draft"), sample(PAIRS, [("large", None), ("large", "other"), ("chat", "same")]))
 def test_all_methods_are_compared_and_timed(home: Path, model: str, draft: str | None) -> None:
     report = bench_language(home / model, None if draft is None else home / draft, **OPTIONS)
     check_form(report)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmdec.errors import InputError
 from mmdec.kernels.dag_decode import LatticePath, LatticeStrategy, decode_lattice
+from tests.support.grid import WHOLE
 from tests.support.naive_dag import all_paths
 
 STRATEGIES: list[LatticeStrategy] = ["greedy", "lookahead", "viterbi", "joint-viterbi"]
@@ -69,7 +70,7 @@ def brute_force(
     return path if top > -inf else (0, size - 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 if WHOLE else 20, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 8), min_size=1, max_size=4),
     seed=st.integers(0, 10**6),
@@ -184,7 +185,7 @@ def collapsed(path: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return kept
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 if WHOLE else 20, deadline=None)
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4), seed=st.integers(0, 10**6))
 def test_collapse_keeps_one_vertex_of_each_run(lengths: list[int], seed: int) -> None:
     emissions, links, graph_lengths = random_lattice(lengths, vocabulary=3, seed=seed)

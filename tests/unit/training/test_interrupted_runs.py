@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from mmdec.errors import InputError, MmdecError
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.processes import EXIT_CODE_TERMINATED, lock_folder
+from tests.support.grid import sample
 from tests.support.lightning_warnings import LIGHTNING
 from tests.unit.training.tiny_run import fit, recipe
 
@@ -39,8 +40,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("data", ["Numbers", "WholeBatches"])
-@pytest.mark.parametrize(("hook", "ends"), [("batch", 4), ("batch", 6), ("validation", 8)])
+ENDS = (("batch", 4), ("batch", 6), ("validation", 8))
+RUNS = [(*end, data) for end in ENDS for data in ("Numbers", "WholeBatches")]
+TELLING = (("batch", 4, "Numbers"), ("batch", 6, "WholeBatches"), ("validation", 8, "Numbers"))
+
+
+@pytest.mark.parametrize(("hook", "ends", "data"), sample(RUNS, TELLING))
 def test_a_terminated_run_resumes_at_its_next_step(hook: str, ends: int, data: str, whole: Path, tmp_path: Path):
     path, handler = recipe(tmp_path, data=data), signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:

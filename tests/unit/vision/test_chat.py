@@ -12,6 +12,7 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
+from tests.support.grid import sample
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import llava, qwen
 
@@ -32,8 +33,10 @@ def whole_text(chat: mmdec.Chat, processor: Any) -> str:
     return processor.tokenizer.decode(chat.tokens)
 
 
-@pytest.mark.parametrize("drafter", ["recycling", "lookup", None])
-@pytest.mark.parametrize("length", [None, 6])
+WAYS = [(drafter, length) for length in (None, 6) for drafter in ("recycling", "lookup", None)]
+
+
+@pytest.mark.parametrize(("drafter", "length"), sample(WAYS, [("recycling", None), ("lookup", 6), (None, 6)]))
 def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | None, length: int | None) -> None:
     """length: an answer's limit; some answers end by themselves, some are cut."""
     model, processor = loaded
