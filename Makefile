@@ -40,10 +40,10 @@ help:  ## this list
 translate: .venv/ready  ## translate the sample recordings into out/
 	$(BIN)/python -m mmdec translate data/samples/*.wav --output out
 
-test: .venv-dev/ready  ## every test, files spread over WORKERS=2 processes
+test: .venv-dev/ready  ## the tests, with a share of the large grids, files spread over WORKERS=2 processes
 	OMP_NUM_THREADS=1 $(DEV)/python -m pytest -n $(WORKERS) --dist loadfile
 
-test-all: .venv-dev/ready  ## every test, and grids whole where `test` covers their pairs
+test-all: .venv-dev/ready  ## the tests, every grid whole: hours
 	MMDEC_ALL=1 OMP_NUM_THREADS=1 $(DEV)/python -m pytest -n $(WORKERS) --dist load
 	$(if $(and $(MODELS),$(SOUNDS)),$(MAKE) real-tables)
 
