@@ -119,7 +119,7 @@ class PiecesToUnits(nn.Module):
         """The autoregressive decoder."""
         return self.ar
 
-    def read(self, pieces: Tensor, lengths: Tensor) -> Tensor:
+    def encode(self, pieces: Tensor, lengths: Tensor) -> Tensor:
         """Encode text.
 
         Args:

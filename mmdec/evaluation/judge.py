@@ -92,7 +92,7 @@ class Cascade:
     """A recogniser, a text translator and a voice, one after the other. Call it with a French recording."""
 
     hear: Callable[[Path], str]  # French speech to French text
-    read: Callable[[str], str]  # French text to English text
+    translate_text: Callable[[str], str]  # French text to English text
     speak: Callable[[str], np.ndarray]  # English text to samples (T,) of 16 kHz
 
     def __call__(self, recording: Path) -> SystemOutput:
@@ -100,7 +100,7 @@ class Cascade:
         with clock.stage("recogniser"):
             french = self.hear(recording)
         with clock.stage("text"):
-            english = self.read(french) if french else ""
+            english = self.translate_text(french) if french else ""
         with clock.stage("voice"):
             sound = self.speak(english)
         return SystemOutput(english, sound, timings=dict(clock.seconds))
@@ -140,7 +140,7 @@ def translate_text(parts: PieceTranslatorParts, text: str) -> str:
     network = parts.model
     device = next(network.parameters()).device
     pieces, lengths = torch.tensor([ids], device=device), torch.tensor([len(ids)], device=device)
-    (units,) = network.ar.generate(network.read(pieces, lengths), lengths, unit_limits(lengths)[0])
+    (units,) = network.ar.generate(network.encode(pieces, lengths), lengths, unit_limits(lengths)[0])
     return parts.english.decode([unit for unit in units if unit >= NUM_SPECIAL_UNITS])
 
 

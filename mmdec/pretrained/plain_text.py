@@ -42,7 +42,8 @@ class PlainText:
 
     def __init__(self, tokenizer: Any, processor: Any = None) -> None:
         self._tokenizer, self._processor = tokenizer, processor
-        self._reader: Any = None  # made at the first text with a special token, because large tokenizers take seconds
+        # made at the first text with a special token, because large tokenizers take seconds
+        self._hidden_tokenizer: Any = None
         self._spelt: dict[str, bool] = {}  # special token -> whether text cannot have it
         chance = random.SystemRandom()  # nobody can guess the aliases, and write them into a text
         special = sorted(_special(tokenizer, processor), key=len, reverse=True)
@@ -104,9 +105,9 @@ class PlainText:
     @property
     def reader(self) -> Any:
         """Return a tokenizer for prompts with hidden special tokens."""
-        if self._reader is None:
-            self._reader = _Reader(self._tokenizer, self._aliases, self.restore, self._special)
-        return self._reader
+        if self._hidden_tokenizer is None:
+            self._hidden_tokenizer = _HiddenTokenizer(self._tokenizer, self._aliases, self.restore, self._special)
+        return self._hidden_tokenizer
 
     @property
     def processor(self) -> Any:
@@ -139,7 +140,7 @@ def _special(tokenizer: Any, processor: Any) -> set[str]:
 
 
 @final
-class _Reader:
+class _HiddenTokenizer:
     """A tokenizer that reads prompts with hidden special tokens; for everything else it is the model's own."""
 
     def __init__(

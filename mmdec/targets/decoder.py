@@ -32,8 +32,8 @@ from mmdec.targets.hf_target import FIRST_LAYER_INPUTS, HfTarget, check_layers, 
 from mmdec.targets.kv_cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
 from mmdec.targets.recurrent_cache import (
     STATE_CACHE,
-    DraftReader,
     RecurrentCache,
+    StepwiseModel,
     attention_layers,
     cached_length,
     copy_inference_states,
@@ -204,7 +204,7 @@ class DecoderSession:
     layers: tuple[int, ...]  # layers whose hidden states the drafter reads
     offsets: Tensor | None = None  # (3, B): position on each M-RoPE axis minus index in the text; None: one axis
     gaps: Gaps | None = None  # padding between a batch row's tokens, which sliding windows count; None: there is none
-    reader: DraftReader | None = None  # the model copy that reads drafts if layers are recurrent; None: no layer is
+    stepwise: StepwiseModel | None = None  # the model copy that reads drafts if layers are recurrent; None: no layer is
     shareable: bool = False  # whether the rows may move to a `SharedBatch`: nobody else reads the cache
     batch: SharedBatch | None = None  # the batch that holds the rows; None: `cache` and `store` hold them
     slots: list[int] = field(default_factory=list[int])  # [row]: the row's slot in `batch`
@@ -360,16 +360,16 @@ class DecoderTarget(HfTarget):
             raise InputError("`memory` must be False for a text model, but is True. It has no encoder to read.")
         prompt = self._read(inputs)
         text, cache = prompt.text, prompt.text.run_cache(self.model.config)
-        reader = DraftReader(self.model) if self.needs_chains else None
-        if reader is not None and text.past and text.has_inner_padding:
+        stepwise = StepwiseModel(self.model) if self.needs_chains else None
+        if stepwise is not None and text.past and text.has_inner_padding:
             raise InputError(
                 f"`attention_mask` must be 1 after a row's first token with `{CACHE_ARGUMENT}` of a model with "
                 "recurrent layers, but is 0 at some: padding cannot be removed from states. Pass the whole text, "
                 "padded only on the left, without the cache."
             )
-        target = self if reader is None else self._with(reader.model_after(cache))
+        target = self if stepwise is None else self._with(stepwise.model_after(cache))
         layers = _recorded_layers(needs)
-        fresh, whole = text.new_ids.shape[1], reader is not None or prompt.extra or text.has_inner_padding
+        fresh, whole = text.new_ids.shape[1], stepwise is not None or prompt.extra or text.has_inner_padding
         piece = fresh if size is None or whole else size
         features = dict[int, list[Tensor]]()
         logits = torch.empty(0)
@@ -398,7 +398,7 @@ class DecoderTarget(HfTarget):
         )
         gaps = Gaps.of(text.mask) if text.has_inner_padding and self.windows is not None else None
         with torch.no_grad():
-            store = KVPool(cache) if reader is None else RecurrentCache(cache, len(text.ids), reader.steps)
+            store = KVPool(cache) if stepwise is None else RecurrentCache(cache, len(text.ids), stepwise.steps)
         session = DecoderSession(
             cache,
             store,
@@ -406,7 +406,7 @@ class DecoderTarget(HfTarget):
             needs.layers,
             prompt.offsets,
             gaps,
-            reader,
+            stepwise,
             shareable=not text.past and not getattr(text.cache, "_is_user_defined", False),
         )
         if text.has_inner_padding:
@@ -419,7 +419,7 @@ class DecoderTarget(HfTarget):
         yield session, context, root_only(text.ids[:, -1]), Scores(scores.logits, last)
 
     @torch.no_grad()
-    def read(self, inputs: Mapping[str, Any], needs: Needs) -> Context:
+    def run_texts(self, inputs: Mapping[str, Any], needs: Needs) -> Context:
         """Run the model over whole texts, without a cache, to train drafters.
 
         Args:
@@ -468,9 +468,9 @@ class DecoderTarget(HfTarget):
         return self._tree(session, draft)
 
     def _chain(self, session: DecoderSession, draft: Draft) -> Scores:
-        reader = cast(DraftReader, session.reader)
-        reader.set_chunk_size(draft.tokens.shape[1])
-        return self._with(reader.model)._tree(session, draft)
+        stepwise = cast(StepwiseModel, session.stepwise)
+        stepwise.set_chunk_size(draft.tokens.shape[1])
+        return self._with(stepwise.model)._tree(session, draft)
 
     def _with(self, model: PreTrainedModel) -> Self:
         """Return a copy of this target that calls another model object, which shares the model's weights."""
@@ -583,7 +583,7 @@ class DecoderTarget(HfTarget):
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones(len(mask), new - 1)], 1)
         positions = torch.cat([prompt.positions, more], 2)
-        target = self._with(DraftReader(self.model).model_after(cache)) if self.needs_chains else self
+        target = self._with(StepwiseModel(self.model).model_after(cache)) if self.needs_chains else self
         target._run(sequences[:, :-1][:, -missing:], mask, positions, cache, (), prompt.extra, last=True)
 
     def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, missing: int) -> None:
@@ -599,7 +599,7 @@ class DecoderTarget(HfTarget):
         positions = torch.arange(last + new - missing, last + new, device=sequences.device)[None, None]
         if mask is not None:
             mask = None if bool(mask.all()) else torch.cat([mask, mask.new_ones(1, new - 1)], 1)
-        target = self._with(DraftReader(self.model).model_after(cache))
+        target = self._with(StepwiseModel(self.model).model_after(cache))
         target._run(sequences[:, :-1][:, -missing:], mask, positions, cache, (), {}, last=True)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -154,7 +154,7 @@ def test_decoding_accepts_what_the_log_reports(base: Path, corpus: Path, kind: s
     batch = next(iter(data.val_dataloader()))
     assert batch.features is not None
     assert set(batch.timed) == {False, True}
-    places = module.read(batch)
+    places = module.text_positions(batch)
     optimizer = torch.optim.Adam(module.heads.parameters(), 0.02)
     for _ in range(100):
         optimizer.zero_grad()
@@ -196,7 +196,7 @@ def test_labels_are_the_models_own_or_the_truth(base: Path, corpus: Path):
         assert isinstance(module, MedusaModule)
         assert isinstance(data, HeadData)
         batch = next(iter(data.val_dataloader()))
-        places = module.read(batch)
+        places = module.text_positions(batch)
         ends[labels] = [row.tolist() for row in places.targets.split(places.lengths)]
         if labels == "truth":
             for text, row in zip(batch.truth, ends[labels], strict=True):

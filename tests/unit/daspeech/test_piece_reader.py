@@ -26,9 +26,9 @@ def network() -> PiecesToUnits:
 def test_a_row_alone_equals_a_row_beside_longer_ones(network: PiecesToUnits) -> None:
     pieces, lengths = torch.randint(1, 11, (3, 7)), torch.tensor([7, 2, 4])
     with torch.no_grad():
-        states = network.read(pieces, lengths)
+        states = network.encode(pieces, lengths)
         for row, length in enumerate(lengths.tolist()):
-            alone = network.read(pieces[row : row + 1, :length], lengths[row : row + 1])
+            alone = network.encode(pieces[row : row + 1, :length], lengths[row : row + 1])
             torch.testing.assert_close(states[row, :length], alone[0])
 
 
@@ -39,7 +39,7 @@ def test_a_doubtful_place_is_the_expected_embedding(network: PiecesToUnits) -> N
     with torch.no_grad():
         doubtful = reader(pieces, weights, lengths)
         reader.embed_pieces.weight[7], reader.embed_pieces.weight[8] = mixed[0], mixed[1]
-        torch.testing.assert_close(doubtful, network.read(torch.tensor([[7, 8]]), lengths))
+        torch.testing.assert_close(doubtful, network.encode(torch.tensor([[7, 8]]), lengths))
 
 
 def test_states_of_zeros_equal_no_states(network: PiecesToUnits) -> None:
@@ -55,5 +55,5 @@ def test_the_graph_has_eight_vertices_a_piece(network: PiecesToUnits) -> None:
     pieces, lengths = torch.randint(1, 11, (2, 5)), torch.tensor([5, 2])
     assert network.decoder is not None
     with torch.no_grad():
-        lattice = network.decoder(network.read(pieces, lengths), lengths, lengths)
+        lattice = network.decoder(network.encode(pieces, lengths), lengths, lengths)
     assert lattice.lengths.tolist() == [40, 24]

@@ -53,7 +53,7 @@ class SpeechEncoder(Protocol):
         """Return the number of channels of an encoder state."""
         ...
 
-    def read(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
+    def encode(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
         """Encode recordings.
 
         Args:
@@ -67,10 +67,10 @@ class SpeechEncoder(Protocol):
 
 
 @dataclass(frozen=True)
-class WhisperReader:
+class WhisperSpeechEncoder:
     """The encoder of a Whisper, without its last `top` layers.
 
-    If `top` is not 0, `read` ignores `tail` and returns the states of all silence after a recording. These states are
+    If `top` is not 0, `encode` ignores `tail` and returns the states of all silence after a recording. These states are
     input of the last layers, which are trained later and attend to all of them.
     """
 
@@ -82,12 +82,12 @@ class WhisperReader:
         return self.encoder.config.d_model
 
     @torch.inference_mode()
-    def read(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
+    def encode(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
         return read_states(self.encoder, sounds, tail=None if self.top else tail, top=self.top)
 
 
 @dataclass(frozen=True)
-class TransformersReader:
+class TransformersSpeechEncoder:
     """A speech encoder of the library transformers with its feature extractor: wav2vec 2.0, HuBERT, w2v-BERT 2.0 or
     similar.
 
@@ -102,7 +102,7 @@ class TransformersReader:
         return self.model.config.hidden_size
 
     @torch.inference_mode()
-    def read(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
+    def encode(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
         rows = []
         for sound in sounds:
             samples = F.pad(sound, (0, round(tail * SAMPLE_RATE))).numpy()
@@ -124,7 +124,7 @@ def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
     """
     folder = find_model(model, WHISPER_KIND, ENCODER_FILES)
     if model_kind(folder) in ENCODER_KINDS:
-        return WhisperReader(load_encoder(folder), top)
+        return WhisperSpeechEncoder(load_encoder(folder), top)
     if top:
         raise InputError(f"`top` must be 0 for encoders other than Whisper, but is {top} for '{model}'. Leave it out.")
     from transformers import AutoFeatureExtractor, AutoModel
@@ -140,7 +140,7 @@ def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
         ) from None
     if not isinstance(width, int) or getattr(extractor, "sampling_rate", None) != SAMPLE_RATE:
         raise InputError(f"`encoder` must read {SAMPLE_RATE} Hz sound, but '{model}' does not. Name another.")
-    return TransformersReader(network.eval().requires_grad_(False), extractor)
+    return TransformersSpeechEncoder(network.eval().requires_grad_(False), extractor)
 
 
 ENCODER_BATCH = 16  # number of recordings in a batch of the encoder
@@ -234,7 +234,7 @@ def keep_states(
         sounds.sort(key=lambda item: len(item[1]))
         for begin in range(0, len(sounds), ENCODER_BATCH):
             batch = sounds[begin : begin + ENCODER_BATCH]
-            states, counts = encoder.read([sound for _, sound in batch], STATES_TAIL)
+            states, counts = encoder.encode([sound for _, sound in batch], STATES_TAIL)
             store.add({name: states[at, : counts[at]] for at, (name, _) in enumerate(batch)})
     return store
 

@@ -27,7 +27,7 @@ from mmdec.drafters.ctc.drafter import Ctc
 from mmdec.drafters.ctc.tokens import FIRST_PIECE, TokenPieces
 from mmdec.drafters.ctc.training.data import NO_DISTORTION
 from mmdec.drafters.ctc.training.module import load_module
-from mmdec.drafters.ctc.training.transcripts import JoinedWindow, WindowReader, keep_transcripts, read_pieces
+from mmdec.drafters.ctc.training.transcripts import JoinedWindow, WindowTranscriber, keep_transcripts, read_pieces
 from mmdec.errors import InputError, MmdecError
 from mmdec.training.checkpoints import newest_checkpoints
 from mmdec.training.corpora.librispeech import read_utterances
@@ -92,7 +92,10 @@ def ctc_token_ids(whisper: LoadedWhisper, name: str = "", languages: Sequence[st
     Raises:
         InputError: For a language that the model does not know.
     """
-    reader, language_ids = WindowReader(whisper), getattr(whisper.model.generation_config, "lang_to_id", None) or {}
+    transcriber, language_ids = (
+        WindowTranscriber(whisper),
+        getattr(whisper.model.generation_config, "lang_to_id", None) or {},
+    )
     unknown = [code for code in languages if f"<|{code}|>" not in language_ids]
     if unknown:
         raise InputError(f"`languages` must be codes that the model knows, but has {unknown[0]!r}. Leave them out.")
@@ -100,7 +103,7 @@ def ctc_token_ids(whisper: LoadedWhisper, name: str = "", languages: Sequence[st
     tasks: dict[str, int] = getattr(whisper.model.generation_config, "task_to_id", None) or {}
     # a translation is English: a head of other languages would draft what was said, not what is written
     refused = [tasks["translate"]] if languages and "en" not in languages and "translate" in tasks else []
-    return CtcTokenIds(reader.first_time, reader.end, whisper.model.config.vocab_size, name, tokens, refused)
+    return CtcTokenIds(transcriber.first_time, transcriber.end, whisper.model.config.vocab_size, name, tokens, refused)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) -> None:
-    reader, folder = WindowReader(whisper), options.states
+    transcriber, folder = WindowTranscriber(whisper), options.states
     store = FrameStore(folder / "states", whisper.model.config.d_model)
     transcripts = TokenStore(folder / "transcripts")
     windows = [JoinedWindow((row,), options.language, 0) for row in read_utterances(options.corpus, options.split)]
@@ -155,14 +158,14 @@ def _measure(options: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) 
             continue
         for size, rows in results.items():
             plan = Plan(size, size, threshold=options.threshold)
-            rows.append(rounds_of(drafter, states, reader.prompt(options.language), text, plan))
+            rows.append(rounds_of(drafter, states, transcriber.prompt(options.language), text, plan))
         with torch.inference_mode():
             logits, _ = drafter.head(states[None], torch.tensor([len(states)]))
         path = logits[0].argmax(-1).unique_consecutive().tolist()
         transcript = b"".join(drafter.pieces.bytes(piece) for piece in path if piece >= FIRST_PIECE).decode(
             "utf-8", "replace"
         )
-        words = [token for token in text if token < reader.first_time]
+        words = [token for token in text if token < transcriber.first_time]
         edits.append(word_edits(str(whisper.tokenizer.decode(words, skip_special_tokens=True)), transcript))
         each = "  ".join(f"{rows[-1].tokens / max(rows[-1].rounds, 1):5.2f}" for rows in results.values())
         print(f"{each}  {window.name}", flush=True)

@@ -19,7 +19,7 @@ from mmdec.drafters.ctc.training.data import (
     STATES_PER_SECOND,
     CtcBatch,
     SpeechEncoder,
-    WhisperReader,
+    WhisperSpeechEncoder,
     load_speech_encoder,
 )
 from mmdec.errors import InputError
@@ -190,7 +190,7 @@ class CtcRecogniser:
 
     @torch.inference_mode()
     def __call__(self, path: Path) -> tuple[Tensor, Tensor]:
-        return self.head(*self.encoder.read([load_audio(path)], STATES_TAIL))
+        return self.head(*self.encoder.encode([load_audio(path)], STATES_TAIL))
 
 
 def load_ctc_recogniser(checkpoint: Path, encoder: str) -> CtcRecogniser:
@@ -209,6 +209,6 @@ def load_ctc_recogniser(checkpoint: Path, encoder: str) -> CtcRecogniser:
     module, _ = load_module([checkpoint])
     if module.top is not None:
         # a checkpoint has trained encoder layers only if the encoder is a Whisper
-        assert isinstance(ears, WhisperReader)
-        ears = WhisperReader(module.top.give(ears.encoder))
+        assert isinstance(ears, WhisperSpeechEncoder)
+        ears = WhisperSpeechEncoder(module.top.give(ears.encoder))
     return CtcRecogniser(module.head, ears)

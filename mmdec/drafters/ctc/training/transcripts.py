@@ -168,7 +168,7 @@ def join_windows(rows: Sequence[Utterance], language: str, view: int, seed: int)
 
 
 @dataclass(frozen=True)
-class WindowReader:
+class WindowTranscriber:
     """Runs a Whisper on windows of sound, to compute encoder states and greedy transcripts."""
 
     whisper: LoadedWhisper
@@ -267,7 +267,7 @@ class WindowReader:
         return not any(letter.isalnum() for letter in self.whisper.tokenizer.decode([token]))
 
     @torch.inference_mode()
-    def read(
+    def transcribe(
         self, windows: Sequence[JoinedWindow], distortion: Distortion, whole: bool = True
     ) -> Iterable[tuple[str, Tensor, list[int]]]:
         """Encode and decode windows.
@@ -376,7 +376,7 @@ class TranscriptData(StoredBatches, LightningDataModule):
         return windows
 
     def setup(self, stage: str) -> None:
-        first_time = WindowReader(self.whisper).first_time
+        first_time = WindowTranscriber(self.whisper).first_time
         texts = {
             split: {
                 window.name: labels(self.transcripts.get(window.name) or [], self.pieces, first_time)
@@ -448,21 +448,22 @@ def keep_transcripts(
     missing.sort(key=lambda window: window.seconds)
     if missing:
         rank_zero_info(f"states and transcripts of {len(missing)} windows go to {store.lines.folder.parent}")
-    reader = WindowReader(whisper)
+    transcriber = WindowTranscriber(whisper)
     # in random order, so that windows of all lengths are stored if the process is killed
     starts = np.random.default_rng(len(missing)).permutation(range(0, len(missing), DECODED_WINDOWS)).tolist()
     for number, start in enumerate(starts):
         batch = missing[start : start + DECODED_WINDOWS]
         if agreement is None:
             new_transcripts = list(
-                reader.read(
+                transcriber.transcribe(
                     batch, distortion, number % WHOLE_WINDOW_INTERVAL == 0 or not all(window.view for window in batch)
                 )
             )
         else:
             none = torch.zeros(1, store.width)
             new_transcripts = [
-                reader.check_known_text(window, distortion, agreement) or (window.name, none, []) for window in batch
+                transcriber.check_known_text(window, distortion, agreement) or (window.name, none, [])
+                for window in batch
             ]
         store.add({name: states for name, states, _ in new_transcripts})
         transcripts.add({name: text for name, _, text in new_transcripts})

@@ -333,7 +333,9 @@ class DraftData(LightningDataModule):
         missing.sort(key=self._length)
         for batch in _batches(missing, self.options.answer_batch, "the target has read {} of {} answers"):
             names = [sample.name for sample in batch]
-            store.read(names, [self.prompting(sample) for sample in batch], [self._answer(sample) for sample in batch])
+            store.load_or_compute(
+                names, [self.prompting(sample) for sample in batch], [self._answer(sample) for sample in batch]
+            )
         return len(missing)
 
     def prepare_data(self) -> None:

@@ -333,13 +333,15 @@ class DraftModule(DrafterModule):
         torch.manual_seed(self.options.seed)
         return kind(replace(self.draft_config(self.teacher), **self.names))
 
-    def read(self, batch: DraftBatch) -> list[TargetFeatures]:
+    def target_features(self, batch: DraftBatch) -> list[TargetFeatures]:
         """Return the target's features of each text of a batch. They are read from disk or computed now."""
         if self.store is not None:
-            readings = self.store.read(batch.rows, batch.prompts, batch.answers)
+            readings = self.store.load_or_compute(batch.rows, batch.prompts, batch.answers)
         else:
             assert batch.prompts is not None
-            readings = self.teacher.read(batch.prompts, batch.answers, self.needs, self.options.half_teacher)
+            readings = self.teacher.compute_features(
+                batch.prompts, batch.answers, self.needs, self.options.half_teacher
+            )
         return [reading.to(self.device) for reading in readings]
 
     def columns(self, texts: Sequence[TargetFeatures], noise: float = 0.0) -> UnrollInputs:
@@ -408,7 +410,7 @@ class DraftModule(DrafterModule):
         return self.options.chain
 
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
-        texts = self.read(batch)
+        texts = self.target_features(batch)
         parts = self.loss(texts, self.options.noise)
         for name, value in parts.items():
             # other values are not averaged over processes, because some processes may not have them
@@ -417,7 +419,7 @@ class DraftModule(DrafterModule):
         return parts["loss"]
 
     def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
-        texts = self.read(batch)
+        texts = self.target_features(batch)
         self.add_validation(self.rank(texts), float(self.loss(texts)["loss"]))
 
     def score(self, texts: list[Tensor]) -> dict[str, float]:

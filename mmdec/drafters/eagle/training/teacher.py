@@ -109,7 +109,7 @@ class Teacher:
         return torch.isin(ids, torch.tensor(self.marks, device=ids.device, dtype=ids.dtype))
 
     @torch.no_grad()
-    def read(
+    def compute_features(
         self, prompts: Sequence[Inputs], answers: Sequence[Sequence[int]], needs: Needs, half: bool = False
     ) -> list[TargetFeatures]:
         """Compute the features of a batch of texts in one pass.
@@ -130,7 +130,7 @@ class Teacher:
         batch = self.to_device(join(rows, self.pad, left=True))
         half = half and has_fast_bfloat16(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            context = self.target.read(batch, needs)
+            context = self.target.run_texts(batch, needs)
         features = torch.cat([context.features[layer] for layer in needs.layers], -1)
         embeds = self.embed(batch["input_ids"]) if context.embeds is None else context.embeds
         visual = context.visual
@@ -275,7 +275,7 @@ class FeatureStore:
         self.features.add({name: (tokens, reading.features) for name, (tokens, reading) in readings.items()})
         return rounded
 
-    def read(
+    def load_or_compute(
         self, names: Sequence[str], prompts: Sequence[Inputs] | None, answers: Sequence[Sequence[int]]
     ) -> list[TargetFeatures]:
         """Return the features of each sample of a batch, on the CPU.
@@ -288,7 +288,7 @@ class FeatureStore:
             answers: Token ids of each answer.
         """
         if prompts is not None:
-            readings = self.teacher.read(prompts, answers, self.needs, self.half)
+            readings = self.teacher.compute_features(prompts, answers, self.needs, self.half)
             fresh = {}
             for name, prompt, answer, reading in zip(names, prompts, answers, readings, strict=True):
                 if name not in self:

@@ -259,7 +259,7 @@ class MedusaModule(DrafterModule):
             folder = data.kept / f"states-{self.options.labels}-{options}"
             self.states = data.stored = HiddenStateStore(folder, model.config.d_model, self.global_rank)
 
-    def read(self, batch: HeadBatch) -> TextPositions:
+    def text_positions(self, batch: HeadBatch) -> TextPositions:
         """Return the texts of a batch with the model's decoder states, which are stored or computed now."""
         whole = None
         if batch.features is None and self.states is not None:
@@ -362,7 +362,7 @@ class MedusaModule(DrafterModule):
         return sum((w * loss for w, loss in zip(self.weights, losses, strict=True)), losses[0] * 0) / sum(self.weights)
 
     def training_step(self, batch: HeadBatch, batch_idx: int) -> Tensor:
-        positions = self.read(batch)
+        positions = self.text_positions(batch)
         losses, ranks = self.losses(positions)
         loss = self.weighted_loss(losses)
         counts = (positions.targets >= 0).sum(0).clamp(min=1)
@@ -372,7 +372,7 @@ class MedusaModule(DrafterModule):
         return loss
 
     def validation_step(self, batch: HeadBatch, batch_idx: int) -> None:
-        positions = self.read(batch)
+        positions = self.text_positions(batch)
         losses, ranks = self.losses(positions)
         self.add_validation(ranks.cpu().split(positions.lengths), float(self.weighted_loss(losses)))
 

@@ -32,12 +32,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_batched_states_equal_single_ones(models: Path, name: str, width: int) -> None:
     encoder = load_speech_encoder(str(models / name))
     assert encoder.width == width
-    states, lengths = encoder.read(SOUNDS, 0.2)
+    states, lengths = encoder.encode(SOUNDS, 0.2)
     assert states.shape == (2, int(lengths.max()), width)
     for row, sound in enumerate(SOUNDS):
         wanted = (len(sound) / 16_000 + 0.2) * 50
         assert abs(int(lengths[row]) - wanted) <= 1
-        alone, count = encoder.read([sound], 0.2)
+        alone, count = encoder.encode([sound], 0.2)
         assert count[0] == lengths[row]
         torch.testing.assert_close(alone[0], states[row, : count[0]], rtol=1e-4, atol=1e-4)
 

@@ -21,7 +21,7 @@ from mmdec.drafters.ctc.training.module import CtcModule
 from mmdec.drafters.ctc.training.transcripts import (
     JoinedWindow,
     TranscriptData,
-    WindowReader,
+    WindowTranscriber,
     join_windows,
     keep_transcripts,
     labels,
@@ -58,11 +58,11 @@ def data(folder: Path) -> TranscriptData:
 
 
 def test_a_transcript_is_what_plain_decoding_gives(folder: Path, data: TranscriptData) -> None:
-    reader = WindowReader(data.whisper)
+    transcriber = WindowTranscriber(data.whisper)
     for window in data.windows["dev"]:
-        _, states, text = next(iter(reader.read([window], NO_DISTORTION)))
-        whole = reader.states([window.sound(NO_DISTORTION)])
-        plain = decode_greedily(data.whisper.model, whole, [reader.prompt("en")], [True], 220)
+        _, states, text = next(iter(transcriber.transcribe([window], NO_DISTORTION)))
+        whole = transcriber.states([window.sound(NO_DISTORTION)])
+        plain = decode_greedily(data.whisper.model, whole, [transcriber.prompt("en")], [True], 220)
         assert data.transcripts.get(window.name) == text == plain[0]
         torch.testing.assert_close(data.store.get(window.name), whole[0, : len(states)], rtol=2e-2, atol=2e-2)
 
@@ -72,9 +72,9 @@ def test_most_augmented_windows_end_with_little_silence(folder: Path, data: Tran
     rows = read_utterances(folder / "manifest.tsv", "train")
     windows = [JoinedWindow((row,), "en", view) for row in rows for view in (1, 2, 3)]
     asked = list[bool]()
-    read = WindowReader.read
+    transcribe = WindowTranscriber.transcribe
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WindowReader, "read", lambda *given: asked.append(given[-1]) or read(*given))
+        patch.setattr(WindowTranscriber, "transcribe", lambda *given: asked.append(given[-1]) or transcribe(*given))
         store, transcripts = FrameStore(tmp_path / "states", data.store.width), TokenStore(tmp_path / "transcripts")
         keep_transcripts(windows, data.whisper, store, transcripts, NO_DISTORTION)
     assert asked == [True, False, False, False, True]
@@ -82,27 +82,29 @@ def test_most_augmented_windows_end_with_little_silence(folder: Path, data: Tran
 
 
 def test_a_transcript_without_an_end_is_empty(data: TranscriptData, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, window = WindowReader(data.whisper), data.windows["dev"][0]
+    transcriber, window = WindowTranscriber(data.whisper), data.windows["dev"][0]
     monkeypatch.setattr("mmdec.drafters.ctc.training.transcripts.MAX_TRANSCRIPT_TOKENS", 2)
-    assert next(iter(reader.read([window], NO_DISTORTION)))[2] == []
+    assert next(iter(transcriber.transcribe([window], NO_DISTORTION)))[2] == []
 
 
 def test_a_known_text_is_taken_where_the_model_agrees(folder: Path, data: TranscriptData) -> None:
     """Tokens with letters are the known text's; where fewer agree than are asked for there is no transcript."""
-    reader, window = WindowReader(data.whisper), data.windows["dev"][0]
-    found = reader.check_known_text(window, NO_DISTORTION, 0.0)
+    transcriber, window = WindowTranscriber(data.whisper), data.windows["dev"][0]
+    found = transcriber.check_known_text(window, NO_DISTORTION, 0.0)
     assert found is not None
     name, states, text = found
-    whole = reader.states([window.sound(NO_DISTORTION)])[0, : len(states)]
+    whole = transcriber.states([window.sound(NO_DISTORTION)])[0, : len(states)]
     assert name == window.name
     assert 0 < len(states) <= 1500
     assert states.shape[1] == whole.shape[1]
     decode = data.whisper.tokenizer.decode
     known = data.whisper.tokenizer.encode(" " + window.text, add_special_tokens=False)
-    spoken = [[t for t in row if t < reader.first_time and any(map(str.isalnum, decode([t])))] for row in (text, known)]
+    spoken = [
+        [t for t in row if t < transcriber.first_time and any(map(str.isalnum, decode([t])))] for row in (text, known)
+    ]
     assert spoken[0] == spoken[1][: len(spoken[0])]
     assert len(spoken[0]) > 2
-    assert reader.check_known_text(window, NO_DISTORTION, 1.01) is None
+    assert transcriber.check_known_text(window, NO_DISTORTION, 1.01) is None
 
 
 def test_windows_join_short_recordings(folder: Path) -> None:
@@ -114,24 +116,24 @@ def test_windows_join_short_recordings(folder: Path) -> None:
 
 
 def test_labels_have_a_mark_between_segments(data: TranscriptData) -> None:
-    first = WindowReader(data.whisper).first_time
+    first = WindowTranscriber(data.whisper).first_time
     tokens = data.pieces.kept[-2:]
     one, two = (data.pieces.of_token(token)[0] for token in tokens)
-    text = [first, tokens[0], first + 4, first + 4, tokens[1], first + 9, WindowReader(data.whisper).end]
+    text = [first, tokens[0], first + 4, first + 4, tokens[1], first + 9, WindowTranscriber(data.whisper).end]
     assert labels(text, data.pieces, first) == [one, SEGMENT_END, two, SEGMENT_END]
 
 
 def test_rounds_are_those_of_decoding(data: TranscriptData) -> None:
     """Tokens and rounds that are counted without decoding are those of the loop, for an untrained head."""
     torch.manual_seed(1)
-    whisper, reader = data.whisper, WindowReader(data.whisper)
+    whisper, transcriber = data.whisper, WindowTranscriber(data.whisper)
     sizes = CtcHeadConfig(whisper.model.config.d_model, len(data.pieces), 1, 16, 1, 3)
     head = CtcHead(sizes)
     torch.nn.init.normal_(head.output.weight)
     tokens = drafts.ctc_token_ids(whisper)
     drafter = Ctc(head, data.pieces, tokens.first_time, tokens.end)
     window = data.windows["dev"][0]
-    states, prompt = reader.states([window.sound(NO_DISTORTION)]), reader.prompt("en")
+    states, prompt = transcriber.states([window.sound(NO_DISTORTION)]), transcriber.prompt("en")
     text = decode_greedily(whisper.model, states, [prompt], [True], 30)[0]
     counted = drafts.rounds_of(drafter, states[0], prompt, text, Plan(4, 4))
     ids = torch.tensor([prompt])
@@ -164,7 +166,7 @@ def test_the_command_counts_and_writes_a_drafter(
     head, pieces, tokens = read_ctc(tmp_path / "ctc")
     assert head.config.d_states == width
     assert pieces.kept == data.pieces.kept
-    assert tokens.end == WindowReader(data.whisper).end
+    assert tokens.end == WindowTranscriber(data.whisper).end
     assert list(tokens.languages) == data.whisper.tokenizer.convert_tokens_to_ids(["<|en|>"])
     assert drafts.main([*given[:-1], "elvish"]) == 2
     start = str(tmp_path / "ctc")  # training may go on from the folder

@@ -60,7 +60,7 @@ def test_states_are_stored_once_and_new_ones_added(folder: Path, tmp_path: Path)
     keep_states([(row, 0) for row in rows[:3]], encoder, tmp_path, NO_DISTORTION)
     size = (tmp_path / "0.f16").stat().st_size
     store = keep_states([(row, 0) for row in rows], encoder, tmp_path, NO_DISTORTION)
-    wanted, lengths = encoder.read([load_audio(rows[1].path)], 1.0)
+    wanted, lengths = encoder.encode([load_audio(rows[1].path)], 1.0)
     kept = store.get(state_name(rows[1], 0))
     assert len(kept) == -(-(4400 + 3200) // 320)
     torch.testing.assert_close(kept, wanted[0, : len(kept)], rtol=2e-3, atol=2e-3)

@@ -44,7 +44,7 @@ def texts_of(module: DFlashModule) -> list[TargetFeatures]:
     prompts = [{"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row), dtype=torch.long)}
                for row in ([5, 6, 7, 8], [11, 12], [30, 31, 32])]  # fmt: skip
     answers = module.teacher.answer(prompts[:2], 7)
-    return module.teacher.read(prompts, [*answers, [9, 3, 40, 21]], module.needs)
+    return module.teacher.compute_features(prompts, [*answers, [9, 3, 40, 21]], module.needs)
 
 
 def naive(module: DFlashModule, texts: list[TargetFeatures]) -> tuple[float, float]:
@@ -134,7 +134,7 @@ def test_simulated_chains_equal_decoding() -> None:
     inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
     module = trainer_of(drafting(), chain=3)
     answer = module.teacher.answer([inputs], 30)[0]
-    readings = module.teacher.read([inputs], [answer], module.needs)
+    readings = module.teacher.compute_features([inputs], [answer], module.needs)
     optimizer = torch.optim.Adam(module.network.parameters(), lr=1e-2)
     for _ in range(40):
         optimizer.zero_grad()

@@ -48,7 +48,7 @@ def texts_of(module: Eagle3Module) -> list[TargetFeatures]:
     prompts = [{"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row), dtype=torch.long)}
                for row in ([5, 6, 7, 8], [11, 12], [30, 31, 32])]  # fmt: skip
     answers = module.teacher.answer(prompts[:2], 7)
-    return module.teacher.read(prompts, [*answers, [9, 3, 40, 21]], module.needs)
+    return module.teacher.compute_features(prompts, [*answers, [9, 3, 40, 21]], module.needs)
 
 
 def naive(module: Eagle3Module, texts: list[TargetFeatures], steps: list[Tensor]) -> tuple[float, float]:
@@ -123,7 +123,7 @@ def test_simulated_chains_equal_decoding() -> None:
     decoded = generate(MODEL, inputs, drafter, num_speculative_tokens=depth, max_new_tokens=30, do_sample=False)
     answer = decoded.sequences[0, 2:].tolist()
     assert answer == whole[0, 2:].tolist()
-    ranks = module.rank(module.teacher.read([inputs], [answer], module.needs))
+    ranks = module.rank(module.teacher.compute_features([inputs], [answer], module.needs))
     chain, _, _ = measure(ranks, depth, 0)
     rounds = len(decoded.rounds) - 1
     assert chain == pytest.approx((len(answer) - 1) / rounds)

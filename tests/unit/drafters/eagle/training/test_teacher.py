@@ -40,9 +40,9 @@ def test_a_batch_equals_its_rows_alone(kind: str) -> None:
     model = vision_model(kind)
     teacher = Teacher(model)
     asked = prompts(kind)
-    batch = teacher.read(asked, ANSWERS, BOTH)
+    batch = teacher.compute_features(asked, ANSWERS, BOTH)
     for prompt, answer, found in zip(asked, ANSWERS, batch, strict=True):
-        (alone,) = teacher.read([prompt], [answer], BOTH)
+        (alone,) = teacher.compute_features([prompt], [answer], BOTH)
         assert found.prompt == prompt["input_ids"].shape[1]
         assert len(found.features) == found.prompt + len(answer) - 1
         torch.testing.assert_close(found.features, alone.features, atol=1e-4, rtol=1e-4)
@@ -76,7 +76,7 @@ def test_training_reads_the_layers_of_decoding(kind: str) -> None:
     model = vision_model(kind)
     teacher, target, needs = Teacher(model), MediaTarget(model), Needs(layers=(0, 1, 2, -1))
     for prompt, answer in zip(prompts(kind), ANSWERS, strict=True):
-        (found,) = teacher.read([prompt], [answer], needs)
+        (found,) = teacher.compute_features([prompt], [answer], needs)
         whole = append(prompt, answer[:-1])
         _, context, _, _ = target.prefill(whole, needs)
         wanted = torch.cat([context.features[layer][0] for layer in needs.layers], -1)
@@ -106,7 +106,7 @@ def test_training_columns_equal_decoding(convention: dict[str, Any], stored: boo
     network = draft_network("eagle3", model, **convention)
     drafter = NetworkDrafter(network, model.get_input_embeddings(), model.get_output_embeddings())
     teacher, prompt = Teacher(model), prompts("qwen2_5_vl")[2]
-    (text,) = teacher.read([prompt], [ANSWERS[2]], drafter.needs)
+    (text,) = teacher.compute_features([prompt], [ANSWERS[2]], drafter.needs)
     if stored:
         store = FeatureStore(tmp_path, teacher, drafter.needs, False)
         ids = append(prompt, ANSWERS[2][:-1])["input_ids"][0].tolist()
@@ -130,7 +130,7 @@ def test_stored_readings_equal_fresh_ones(tmp_path) -> None:
     teacher = Teacher(vision_model("llava"))
     asked = prompts("llava")
     store = FeatureStore(tmp_path, teacher, LAST, False)
-    found = teacher.read(asked, ANSWERS, LAST)
+    found = teacher.compute_features(asked, ANSWERS, LAST)
     tokens = [
         torch.cat([prompt["input_ids"][0], torch.tensor(answer[:-1])]).tolist()
         for prompt, answer in zip(asked, ANSWERS, strict=True)
@@ -163,7 +163,7 @@ def test_simulated_chains_equal_decoding(system: str) -> None:
         begin = prompt["input_ids"].shape[1]
         decoded = generate(model, prompt, drafter, num_speculative_tokens=depth, max_new_tokens=40)
         answer = decoded.sequences[0, begin:].tolist()
-        texts = teacher.read([prompt], [answer], LAST)
+        texts = teacher.compute_features([prompt], [answer], LAST)
         columns = unroll_inputs(network, texts)
         ranks = rank_texts(columns, unroll_steps(network, columns, depth), teacher.logits, texts)
         assert ranks[0].shape == (len(answer) - 1, depth)
