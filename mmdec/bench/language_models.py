@@ -227,9 +227,8 @@ def _encode_prompts(
             encoded.append(EncodedPrompt(prompt.task, ids.to(language.model.device), room))
     if not encoded:
         raise InputError(
-            f"`data` must hold prompts that leave {MIN_NEW_TOKENS} of the model's {positions} positions for an "
-            "answer, but has "
-            "none. Shorten them."
+            f"`data` must hold prompts that leave {MIN_NEW_TOKENS} of the model's {positions} positions for an answer, "
+            "but has none. Shorten them."
         )
     return encoded, len(prompts) - len(encoded)
 

@@ -60,8 +60,7 @@ def check_dtype(dtype: object, integers: bool = False) -> torch.dtype:
         text = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
         raise InputError(
             f"`dtype` must be float32, bfloat16, float16{', int8' if integers else ''} or float64, but is {text}. "
-            "Choose one, "
-            "or leave it out."
+            "Choose one, or leave it out."
         )
     return result
 

@@ -112,8 +112,7 @@ def weight_files(folder: Path, argument: str = "model", prefixes: tuple[str, ...
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise InputError(
             f"`{argument}` must name a file for each tensor in the `weight_map` of {WEIGHTS_INDEX}, but "
-            f"'{folder / WEIGHTS_INDEX}' "
-            "does not. Download it again."
+            f"'{folder / WEIGHTS_INDEX}' does not. Download it again."
         )
     return [
         weight_file(folder, name, argument)

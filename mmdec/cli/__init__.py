@@ -24,11 +24,10 @@ from mmdec.cli.options import AsJson, VerbGroup, as_verb
 from mmdec.errors import EXIT_CODE_REFUSED
 
 EPILOG = (
-    "Exit codes: 0 done; 1 some inputs failed, or a benchmark was left out, or standard output took no more; "
-    "2 wrong arguments, a missing or damaged "
-    "model, or an output that differs where it must not; 130 interrupted; 143 terminated. Results are on stdout, "
-    "progress and errors on stderr. MMDEC_LOG=info (debug, warning, error) says more or less. "
-    "Example: mmdec transcribe data/samples/english/*.flac"
+    "Exit codes: 0 done; 1 some inputs failed, or a benchmark was left out, or standard output took no more; 2 wrong "
+    "arguments, a missing or damaged model, or an output that differs where it must not; 130 interrupted; 143 "
+    "terminated. Results are on stdout, progress and errors on stderr. MMDEC_LOG=info (debug, warning, error) says "
+    "more or less. Example: mmdec transcribe data/samples/english/*.flac"
 )
 INTERRUPTED, UNWRITTEN = 130, 1
 # the errors of a full disk, a closed pipe, and other places that take no more output

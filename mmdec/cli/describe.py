@@ -73,7 +73,7 @@ def describe(
     If a picture fails, the others are still answered. Failed pictures are listed, and the exit code is 1.
     """
     if stream and (as_json or output is not None):
-        raise InputError("`--stream` must be left out with `--json` and `--output`, but is given. Drop one of them.")
+        raise InputError("`--stream` cannot be combined with `--json` or `--output`. Drop one of them.")
     suffix = ".json" if as_json or (output is not None and output.suffix.lower() == ".json") else ".txt"
     drafter = options.drafter
     generate = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}

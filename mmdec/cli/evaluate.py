@@ -249,9 +249,8 @@ def _speech_notes(report: dict[str, Any]) -> list[str]:
     if "recordings" in report:
         recordings = report["recordings"]
         notes.append(
-            f"reference recordings: ASR-BLEU {recordings['asr_bleu']:.1f}, "
-            f"word errors of the recogniser {100 * recordings['judge_word_error_rate']:.1f} %; "
-            f"noise {report['asr_bleu_noise']:.1f}"
+            f"reference recordings: ASR-BLEU {recordings['asr_bleu']:.1f}, word errors of the recogniser "
+            f"{100 * recordings['judge_word_error_rate']:.1f} %; noise {report['asr_bleu_noise']:.1f}"
         )
     return [*notes, hardware_line(report["hardware"])]
 

@@ -94,9 +94,8 @@ Questions = Annotated[
     Path | None,
     typer.Option(
         help="What is asked: a .jsonl with image, question and optionally answer; a table like samples.tsv of "
-        "data/samples/images; the file of TextVQA, VQAv2, "
-        "LLaVA-Bench or MMSpec; or conversations. Default: about the sample pictures; with --images "
-        "alone --prompt about each of them.",
+        "data/samples/images; the file of TextVQA, VQAv2, LLaVA-Bench or MMSpec; or conversations. Default: about the "
+        "sample pictures; with --images alone --prompt about each of them.",
         show_default=False,
     ),
 ]

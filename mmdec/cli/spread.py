@@ -84,7 +84,7 @@ class SpreadOptions:
         """
         for name, value in without.items():
             if value:
-                raise InputError(f"`{name}` must be left out for a list and its like, but is given. Leave it out.")
+                raise InputError(f"`{name}` cannot be combined with a list of inputs. Leave it out.")
         if output is None or (os.path.lexists(output) and not os.path.isdir(output)):
             raise InputError(f"`output` must be a folder for many inputs, but is {show(output)}. Name one.")
         shard, run = self._shard(), self._engine()

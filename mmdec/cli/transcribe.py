@@ -355,7 +355,7 @@ def check_live(inputs: list[str], of_files: Mapping[str, object], of_live: Mappi
         remedy = (
             "Redirect the output, for instance with > talk.srt." if "`--output`" in keywords else "Name a file for it."
         )
-        raise InputError(f"{keywords[0]} must be left out for standard input, but is given. {remedy}")
+        raise InputError(f"{keywords[0]} cannot be combined with standard input. {remedy}")
     return True
 
 

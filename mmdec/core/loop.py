@@ -1,4 +1,4 @@
-"""Speculative decoding, on one screen: draft, one pass of the target, verify, commit.
+"""Speculative decoding in one function, `decode_steps`: draft, one pass of the target, verify, commit.
 
 The loop knows no models, tokenizers or kinds of drafters. `mmdec.types` describes targets and drafters, `verify.py`
 decides which tokens are accepted, `budget.py` chooses draft sizes, and `drafter_runner.py` handles drafters that fail.

@@ -181,7 +181,9 @@ def register_drafter(
                 '"package.module:Class".'
             )
     if auto and loader is None:
-        raise InputError("`auto` must be left out for a drafter without weights, but is given. Pass a `loader`, too.")
+        raise InputError(
+            "`auto` needs a drafter with weights, but there is no `loader`. Pass one, or leave `auto` out."
+        )
     if not _is_text(note):
         raise InputError(f"`note` must be text, but is {show(note)}. Say in one line how it drafts.")
     _registered[name] = DrafterEntry(factory, loader=loader, auto=bool(auto), note=note)

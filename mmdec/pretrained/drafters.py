@@ -90,8 +90,7 @@ def _loader(folder: Path, argument: str) -> Loader:
     if not (folder / CONFIG_FILE).is_file():
         raise InputError(
             f"`{argument}` must be a folder with a drafter's {CONFIG_FILE} and weights, but '{folder}' has no "
-            f"{CONFIG_FILE}. "
-            "Name the drafter's folder."
+            f"{CONFIG_FILE}. Name the drafter's folder."
         )
     settings = read_settings(folder / CONFIG_FILE, argument)
     name = str(settings.get("system") or "")
@@ -191,8 +190,7 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
     if not file.is_file():
         raise InputError(
             f"`directory` must hold a draft network's {CONFIG_FILE} and {WEIGHTS_FILE}, but '{folder}' has no "
-            f"{CONFIG_FILE}. Name the "
-            "drafter's folder."
+            f"{CONFIG_FILE}. Name the drafter's folder."
         )
     if file.stat().st_size > MAX_CONFIG_BYTES:
         raise InputError(

@@ -131,9 +131,8 @@ def load_language_model(
     tokenizer = folder_tokenizer(directory)
     if tokenizer is None:
         raise InputError(
-            f"`model` must have a tokenizer, but '{directory}' holds none of {', '.join(TOKENIZER_MARKERS)}. "
-            "Download it again, "
-            "or save the tokenizer there."
+            f"`model` must have a tokenizer, but '{directory}' holds none of {', '.join(TOKENIZER_MARKERS)}. Download "
+            "it again, or save the tokenizer there."
         )
     network: Any = read_language_model(directory)
     return LoadedLanguageModel(network.to(torch_device, dtype), tokenizer, directory)
@@ -170,9 +169,8 @@ def read_language_model(directory: Path, argument: str = "model") -> PreTrainedM
     config_type = config_class(directory)
     if config_type is None or config_type not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise InputError(
-            f"`{argument}` must be a language model, but '{directory}' is "
-            f"{model_kind(directory) or 'no model'!r}. Name a "
-            "Llama, a Qwen2 or another decoder-only model."
+            f"`{argument}` must be a language model, but '{directory}' is {model_kind(directory) or 'no model'!r}. "
+            "Name a Llama, a Qwen2 or another decoder-only model."
         )
     return read_network(directory, config_type, MODEL_FOR_CAUSAL_LM_MAPPING[config_type], "language model", argument)
 

@@ -166,9 +166,8 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
     """Return transformers' classes of the configuration and the model in a directory. Remote code is not considered."""
     if not reads_images(directory):
         raise InputError(
-            f"`model` must be a vision-language model, but '{directory}' is "
-            f"{model_kind(directory) or 'no model'!r}. Name "
-            "a LLaVA or a Qwen-VL."
+            f"`model` must be a vision-language model, but '{directory}' is {model_kind(directory) or 'no model'!r}. "
+            "Name a LLaVA or a Qwen-VL."
         )
     config_type = cast(type[PreTrainedConfig], config_class(directory))
     return config_type, cast(type[PreTrainedModel], MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_type])

@@ -49,7 +49,7 @@ class HfTarget(Target, ABC):
     refused_outputs: ClassVar[tuple[str, ...]] = ()
     # Classes of logits processors that read the whole batch, but leave the logits as they are.
     batch_processors: ClassVar[tuple[type, ...]] = ()
-    # whether the model's attention takes a token's cache index as its position, so that sibling nodes share no position
+    # whether the model's attention takes a token's cache index as its position, so that sibling nodes cannot share one
     nodes_take_positions: bool = False
     needs_chains: bool = False  # whether drafts must be chains, because the model has recurrent or convolutional states
     positions: int | None  # the model's maximum number of positions; None: unlimited

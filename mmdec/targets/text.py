@@ -52,8 +52,7 @@ class TextTarget(DecoderTarget):
         if media_names:
             raise InputError(
                 f"`{media_names[0]}` must be left out, because mmdec does not support pictures and sound of "
-                f"{type(self.model).__name__}. Call `model.generate` without mmdec to use them. "
-                f"{list_media_families()}"
+                f"{type(self.model).__name__}. Call `model.generate` without mmdec to use them. {list_media_families()}"
             )
         text = TextPrompt.of(inputs)
         return Prompt(text, text.positions[None, :, -text.new_ids.shape[1] :])

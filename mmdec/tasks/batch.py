@@ -64,7 +64,7 @@ class InputBatch(Generic[Input]):
         """
         check_callable(name, function, rule)
         if function is not None and not self.single:
-            raise InputError(f"`{name}` must be None for a list of {self.what}, but is given. {remedy}")
+            raise InputError(f"`{name}` cannot be combined with a list of {self.what}. {remedy}")
 
     def read(self, read: Callable[[Input], ReadInput]) -> dict[int, ReadInput]:
         """Call the function `read` for each input.

@@ -74,7 +74,7 @@ def as_loaded(loader: TaskLoader[Loaded], options: ModelOptions) -> Loaded:
     dtype = check_dtype(options.dtype, loader.integers)
     if isinstance(model, (str, bytes, os.PathLike)):
         if processor is not None:
-            raise InputError("`processor` must be left out for a `model` that is named, which has one, but is given.")
+            raise InputError("`processor` must be left out if `model` is a name, because the named model has its own.")
         return loader.load(model, options.device, dtype)
     loaded: Any = model
     if not isinstance(model, loader.loaded):  # type: ignore[arg-type] # it is a class

@@ -364,7 +364,7 @@ def load_averaged(build: Callable[..., M], checkpoints: Sequence[Path]) -> tuple
     """
     last = read_checkpoint(checkpoints[-1])
     try:
-        # Lightning stores data of its own under names with a leading underscore. They are no options of the module.
+        # Lightning stores data of its own under names with a leading underscore. They are not options of the module.
         options = {name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")}
         module = build(**{name: value for name, value in options.items() if name != "start"})
         step = int(last["global_step"])
@@ -372,9 +372,8 @@ def load_averaged(build: Callable[..., M], checkpoints: Sequence[Path]) -> tuple
         if isinstance(error, MmdecError):
             raise
         raise InputError(
-            f"`checkpoints` must be of this kind of training, but '{checkpoints[-1]}' is not "
-            f"({error_line(error)}). Name "
-            "others."
+            f"`checkpoints` must be of this kind of training, but '{checkpoints[-1]}' is not ({error_line(error)}). "
+            "Name others."
         ) from error
     shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     read = ((path, last if path == checkpoints[-1] else read_checkpoint(path)) for path in checkpoints)

@@ -62,7 +62,7 @@ class Chat:
     def __init__(self, **options: Any) -> None:
         for name in UNSUPPORTED_OPTIONS:
             if name in options:
-                raise InputError(f"`{name}` must be left out, but is given: a chat asks one question at a time.")
+                raise InputError(f"`{name}` must be left out, because a chat asks one question at a time.")
         chosen = DescribeOptions.of(options)
         self._threads, self._min_confidence = chosen.threads, chosen.min_confidence
         vlm = as_loaded(VLM, chosen)

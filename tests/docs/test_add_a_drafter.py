@@ -197,7 +197,7 @@ def test_names_are_checked_when_they_are_registered() -> None:
     refused("must be letters, digits", mmdec.register_drafter, "my/toy", ToyDrafter)
     refused("`factory` must be given", mmdec.register_drafter, "empty")
     refused("must be a function or a dotted path", mmdec.register_drafter, "odd", 3)
-    refused("`auto` must be left out for a drafter without", mmdec.register_drafter, "odd", ToyDrafter, auto=True)
+    refused("`auto` needs a drafter with weights", mmdec.register_drafter, "odd", ToyDrafter, auto=True)
     refused("`note` must be text", mmdec.register_drafter, "odd", ToyDrafter, note=3)
 
 

@@ -43,8 +43,8 @@ def test_unit_tests_mirror_the_package() -> None:
     """Folder by folder; tests/unit/data is for the scripts of data/build."""
     unit = ROOT / "tests" / "unit"
     tested = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")} - {Path("data")}
-    rooms = {path.parent.relative_to(PACKAGE) for path in MODULES if path.stem != "__init__"}
-    assert tested == rooms
+    folders = {path.parent.relative_to(PACKAGE) for path in MODULES if path.stem != "__init__"}
+    assert tested == folders
 
 
 def test_tests_import_only_support_modules() -> None:

@@ -11,7 +11,7 @@ the tokens that the slots before it drafted.
 
 Two things differ from the published code. There, refiner i reads the token one position later in decoding than in
 training; here both read the tokens of slots 0 .. i - 1, which are t + 2 .. t + 1 + i. The published code computes the
-whole text anew in each round; here keys and values of slot 0 are cached, because later positions see no other slot.
+whole text again in each round; here keys and values of slot 0 are cached, because later positions see no other slot.
 
 Letters in shapes: B rows, L tokens, k slots, H channels, m latents.
 """

@@ -596,7 +596,7 @@ def _clock(header: bytes, at: int, offset: int, between: int = 0) -> tuple[int, 
 
 
 def _boxes(file: BinaryIO, size: int, structure: FileStructure) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (name, start, end) of an MP4's outermost boxes. Adds to `structure` the ranges that are no boxes."""
+    """Yield (name, start, end) of an MP4's outermost boxes. Adds to `structure` the ranges outside of boxes."""
     at = 0
     while at + 8 <= size and len(structure.damaged) < MAX_PLACES:
         file.seek(at)

@@ -144,8 +144,7 @@ class PathResolver:
     def _refuse(self, place: str, problem: str, remedy: str) -> InputError:
         return InputError(
             f"{place[0].upper()}{place[1:]} must have a name inside the folder {quote_path(self.folder)}, but "
-            f"{problem}. "
-            f"{remedy}"
+            f"{problem}. {remedy}"
         )
 
 

@@ -191,9 +191,8 @@ def _check_same(first: dict[str, tuple[T, int]], name: str, value: T, table: Pat
     value_before, line = first.setdefault(name, (value, number))
     if value_before != value:
         raise InputError(
-            f"`corpus` must name each recording once, but line {number} of {quote_path(table)} has '{name:.80}' "
-            "again, with "
-            f"something else than line {line}. Remove one of them."
+            f"`corpus` must name each recording once, but line {number} of {quote_path(table)} has '{name:.80}' again, "
+            f"with something else than line {line}. Remove one of them."
         )
 
 

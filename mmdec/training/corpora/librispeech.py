@@ -69,9 +69,8 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
     if not any(row.path.is_file() for row in utterances):
         first = utterances[0]
         raise InputError(
-            f"`root` must name existing sound files, but none of {len(utterances)} is there: "
-            f"{quote_path(first.path)} of "
-            f"{first.place} does not exist. Check the path of the corpus."
+            f"`root` must name existing sound files, but none of {len(utterances)} is there: {quote_path(first.path)} "
+            f"of {first.place} does not exist. Check the path of the corpus."
         )
     return utterances
 
