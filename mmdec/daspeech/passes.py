@@ -32,7 +32,7 @@ class Pass:
     It makes units final, except for the strategy "verified", in which the graph's pass only drafts units.
     """
 
-    piece: int  # index of the recording's segment; long recordings are cut into segments at pauses
+    segment: int  # index of the recording's segment; long recordings are cut into segments at pauses
     units: list[str]  # names of the units that this pass made final, in order
     tokens: int  # number of units that this pass made final, special ones such as </s> included
     seconds: float  # seconds since decoding of the segment began, without the time spent in `on_pass`
@@ -49,8 +49,10 @@ class PassListener:
     Without a callback it does nothing.
     """
 
-    def __init__(self, on_pass: OnPass | None, piece: int, units: Sequence[str], device: torch.device) -> None:
-        self._on_pass, self._piece, self._units = on_pass, piece, list(units)
+    def __init__(self, on_pass: OnPass | None, segment: int, units: Sequence[str], device: torch.device) -> None:
+        self._on_pass = on_pass
+        self._segment = segment
+        self._units = list(units)
         self._stopwatch, self._seconds = Stopwatch(device), 0.0
         self.limit: int | None = None  # maximum number of units to report, because a decoder may run one step more
         # Whether the text has ended. On a GPU the decoder checks this only now and then, so it may report a few more
@@ -70,7 +72,7 @@ class PassListener:
             tokens = tokens[: self.limit]
             self.limit -= len(tokens)
         units = [self._units[token] for token in tokens if token >= NUM_SPECIAL_UNITS]
-        self._on_pass(Pass(self._piece, units, len(tokens), self._seconds, graph))
+        self._on_pass(Pass(self._segment, units, len(tokens), self._seconds, graph))
         self._stopwatch.lap()
 
     def step(self, tokens: Tensor) -> None:

@@ -36,7 +36,7 @@ from mmdec.tasks.threads import with_threads
 
 __all__ = ["TranslateOptions", "Translation", "translate_speech"]
 
-PAUSE_SECONDS = 0.3  # seconds of silence that are put between two translated pieces of a recording
+PAUSE_SECONDS = 0.3  # seconds of silence that are put between two translated segments of a recording
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Translation:
     # stage -> seconds; the time of a padded batch (on a GPU) is divided equally among its recordings
     timings: dict[str, float] = field(repr=False)
     seconds_source: float = 0.0  # duration of the French recording in seconds
-    passes: int = 1  # number of passes of the decoder that writes units, summed over all pieces
+    passes: int = 1  # number of passes of the decoder that writes units, summed over all segments
     confidence: float = 0.0  # in [0, 1]: expected share of right words, see `mmdec.tasks.confidence`
     note: str = ""  # what of the French recording's file could not be read
 
@@ -228,22 +228,22 @@ def resolve_strategy(strategy: str | None, verify: bool) -> str | None:
 def _translate(
     translator: SpeechTranslator, recordings: list[Tensor], strategy: str | None, on_pass: OnPass | None
 ) -> list[Translation]:
-    """Translate 16 kHz recordings (T,) of any length: cut each at pauses, translate the pieces, join the results.
+    """Translate 16 kHz recordings (T,) of any length: cut each at pauses, translate the segments, join the results.
 
     Args:
         strategy: None: the model's own.
         on_pass: Called after each decoder pass.
     """
-    pieces: list[Tensor] = []
+    segments: list[Tensor] = []
     owners: list[int] = []
     for owner, samples in enumerate(recordings):
         parts = [sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples)]
-        # silent pieces are left out, because the model would invent words for them
+        # silent segments are left out, because the model would invent words for them
         least = SILENCE if peak(samples) >= SILENCE else INAUDIBLE
         audible = [part for part in parts if peak(part) >= least]
-        pieces += audible
+        segments += audible
         owners += [owner] * len(audible)
-    results = translator.translate(pieces, strategy, on_pass)
+    results = translator.translate(segments, strategy, on_pass)
     translations = []
     for owner in range(len(recordings)):
         mine = [result for result, source in zip(results, owners, strict=True) if source == owner]
@@ -265,7 +265,7 @@ def _translate(
     return translations
 
 
-def _mean_confidence(pieces: Sequence[SpokenTranslation]) -> float:
-    """Average the confidence of one recording's pieces, weighted by their numbers of units."""
-    units = sum(len(piece.units) for piece in pieces)
-    return sum(piece.confidence * len(piece.units) for piece in pieces) / units if units else 0.0
+def _mean_confidence(segments: Sequence[SpokenTranslation]) -> float:
+    """Average the confidence of one recording's segments, weighted by their numbers of units."""
+    units = sum(len(segment.units) for segment in segments)
+    return sum(segment.confidence * len(segment.units) for segment in segments) / units if units else 0.0

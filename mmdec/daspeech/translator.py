@@ -194,7 +194,7 @@ class SpeechTranslator:
 
     @torch.inference_mode()
     def translate_batch(
-        self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None = None, piece: int = 0
+        self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None = None, segment: int = 0
     ) -> list[SpokenTranslation]:
         """Translate one padded batch (on a CPU a single utterance). The caller must hold the model's lock.
 
@@ -204,7 +204,7 @@ class SpeechTranslator:
             samples: 16 kHz samples (T,) of each utterance.
             strategy: The decoding strategy.
             on_pass: Only for a batch of one utterance.
-            piece: Index of this utterance, which `on_pass` gets.
+            segment: Index of this utterance, which `on_pass` gets.
         """
         clock = Stopwatch(self.device)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
@@ -215,7 +215,7 @@ class SpeechTranslator:
             rows: list[int] = source.lengths.nonzero()[:, 0].tolist()  # those with a transcript
             if len(rows) < len(samples):
                 source = source.select(rows)
-            listener = PassListener(on_pass, piece, self.units, self.device)
+            listener = PassListener(on_pass, segment, self.units, self.device)
             translations = self._decode_and_speak(source, strategy, listener, clock) if rows else []
         timings = {stage: clock.seconds.get(stage, 0.0) / len(samples) for stage in STAGES}
         results = [SpokenTranslation("", [], torch.zeros(0), dict(timings), passes=0) for _ in samples]

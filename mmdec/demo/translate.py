@@ -94,10 +94,10 @@ def steps(passes: Sequence[Pass]) -> list[Step]:
     """
     timeline: list[Step] = []
     before, last = 0.0, 0.0
-    piece = 0
+    segment = 0
     for pass_ in passes:
-        if pass_.piece != piece:
-            piece, before = pass_.piece, before + last
+        if pass_.segment != segment:
+            segment, before = pass_.segment, before + last
         last = pass_.seconds
         # the end token is counted, but has no text
         silent = 0 if pass_.graph is not None else pass_.tokens - len(pass_.units)
@@ -218,7 +218,7 @@ def show_translation(tell: Tell, samples: Tensor, way: str, french: str = "") ->
     runs = {way: [run for _, run in outcomes] for way, outcomes in results.items()}
     by_graph = passes if chosen == "reranked" else runs[alone][0]
     graph = next(pass_.graph for pass_ in by_graph if pass_.graph is not None)
-    several = " The first part of this long recording is drawn." if by_graph[-1].piece else ""
+    several = " The first part of this long recording is drawn." if by_graph[-1].segment else ""
     tell(
         status=status(f"Done. {result.text}", "done"),
         race=race_html(lanes(runs), "pieces", start=START),
