@@ -12,10 +12,10 @@ from mmdec.core.sampling import Dice, Processor
 from tests.support.toy_target import Toy
 
 T = TypeVar("T")
-Law = dict[tuple[int, ...], float]  # text -> probability
+Distribution = dict[tuple[int, ...], float]  # text -> probability
 
 
-class Oracle:
+class EnumeratedChoices:
     """Runs a random procedure once for each outcome. Each run takes the next branch at the last draw that has one."""
 
     def __init__(self) -> None:
@@ -49,27 +49,27 @@ class Oracle:
                 return
 
 
-class Thrown(Dice):
-    """Dice whose results the oracle chooses."""
+class EnumeratedDice(Dice):
+    """Dice whose results the choices chooses."""
 
-    def __init__(self, oracle: Oracle) -> None:
-        self.oracle = oracle
+    def __init__(self, choices: EnumeratedChoices) -> None:
+        self.choices = choices
 
     def happens(self, chance: float) -> bool:
-        return self.oracle.draw([max(1.0 - chance, 0.0), min(max(chance, 0.0), 1.0)]) == 1
+        return self.choices.draw([max(1.0 - chance, 0.0), min(max(chance, 0.0), 1.0)]) == 1
 
     def draw(self, weights: Tensor) -> int:
-        return self.oracle.draw(weights.tolist())
+        return self.choices.draw(weights.tolist())
 
 
-def plain_law(
+def plain_distribution(
     target: Toy, prefix: list[int], length: int, eos: frozenset[int] = frozenset(), processors: Sequence[Processor] = ()
-) -> Law:
+) -> Distribution:
     """Compute the distribution of autoregressive sampling: of `length` tokens after `prefix`, or up to an end token."""
-    law: Law = {(): 1.0}
+    distribution: Distribution = {(): 1.0}
     for _ in range(length):
-        longer: Law = {}
-        for tokens, chance in law.items():
+        longer: Distribution = {}
+        for tokens, chance in distribution.items():
             if tokens and tokens[-1] in eos:
                 longer[tokens] = chance
                 continue
@@ -80,5 +80,5 @@ def plain_law(
             for token, p in enumerate(scores[0].double().softmax(-1).tolist()):
                 if p > 0:
                     longer[*tokens, token] = chance * p
-        law = longer
-    return law
+        distribution = longer
+    return distribution

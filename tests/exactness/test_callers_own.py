@@ -57,10 +57,12 @@ LONG = MODES["long"]
 WARNING = "transformers' own loop decodes, without drafts"
 
 
-def both(given: dict[str, Tensor], door: str, options: dict[str, Any], drafter: Any = MODEL) -> tuple[Tensor, float]:
+def both(
+    given: dict[str, Tensor], entry_point: str, options: dict[str, Any], drafter: Any = MODEL
+) -> tuple[Tensor, float]:
     """The sequences, and the tokens for each row and round after the prompt's."""
     rounds: list[Round] = []
-    if door == "generate":
+    if entry_point == "generate":
         found = mmdec.generate(MODEL, given, drafter, num_speculative_tokens=6, **options)
         sequences, rounds = found.sequences, found.rounds
     else:
@@ -79,14 +81,14 @@ def stock(given: dict[str, Tensor], options: dict[str, Any]) -> Tensor:
 @pytest.mark.parametrize("index", range(BATCHES))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_is_generates_own(kind: str, index: int) -> None:
-    rows, door = 2 + index % 3, ("generate", "speculate")[index % 2]
+    rows, entry_point = 2 + index % 3, ("generate", "speculate")[index % 2]
     common: dict[str, Any] = {"max_new_tokens": 24, "do_sample": kind in COUPLED and index % 5 == 1}
     given = prompts(rows, index)
     torch.manual_seed(index)
     wanted = stock(given, {**common, **options_of(kind, rows)})
     torch.manual_seed(index)
     with nullcontext() if kind in ROW_WISE else pytest.warns(RuntimeWarning, match=WARNING):
-        found, rate = both(given, door, {**common, **options_of(kind, rows, declared)})
+        found, rate = both(given, entry_point, {**common, **options_of(kind, rows, declared)})
     assert torch.equal(found, wanted)
     assert rate > 1 if kind in ROW_WISE else rate <= 1
 

@@ -37,7 +37,7 @@ GRID = {
     "family": ["LlamaForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM", "OPTForCausalLM", "Qwen2ForCausalLM"],
     "batch": [1, 2, 3, 4],
     "padded": [False, True],
-    "door": ["generate", "stream", "custom", "output"],
+    "entry_point": ["generate", "stream", "custom", "output"],
     "drafter": [None, "lookup", "recycling", "small", "wild"],
     "ends": ["attended", "masked"],  # what a row's padding after its end is for the next turn
     "ids": ["whole", "new"],
@@ -55,14 +55,14 @@ def fresh() -> None:
 
 
 def say(
-    network: PreTrainedModel, inputs: dict[str, Tensor], door: str, drafter: Any, cache: DynamicCache | None
+    network: PreTrainedModel, inputs: dict[str, Tensor], entry_point: str, drafter: Any, cache: DynamicCache | None
 ) -> tuple[Tensor, Any]:
-    """One turn through a door: the sequences and the cache for the next."""
+    """One turn through an entry point: the sequences and the cache for the next."""
     given: Any = {**OPTIONS, CACHE_ARGUMENT: cache}
     plug = mmdec.speculate(drafter, num_speculative_tokens=(5, 3))
-    if door == "generate":
+    if entry_point == "generate":
         return mmdec.generate(network, inputs, drafter, num_speculative_tokens=(5, 3), **given).sequences, cache
-    if door == "stream":
+    if entry_point == "stream":
         rows: list[list[int]] = [[] for _ in inputs["input_ids"]]
         for one in mmdec.stream(network, inputs, drafter, num_speculative_tokens=4, **given):
             for row, tokens in zip(one.rows, one.tokens, strict=True):
@@ -70,7 +70,7 @@ def say(
         longest = max(map(len, rows))
         text = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
         return torch.cat([inputs["input_ids"], text], 1), cache
-    if door == "custom":
+    if entry_point == "custom":
         return network.generate(**inputs, **given, custom_generate=plug), cache  # type: ignore[operator]
     # The first turn's cache is `generate`'s own, which comes back with the output.
     out: Any = network.generate(  # type: ignore[operator]
@@ -94,7 +94,7 @@ def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
     for row in range(batch) if case["padded"] else ():
         mask[row, : (3 * row + 2) % 7] = 0
     text = text * mask
-    mine = None if case["door"] == "output" else DynamicCache(config=network.config)
+    mine = None if case["entry_point"] == "output" else DynamicCache(config=network.config)
     theirs = DynamicCache(config=network.config)
     for turn in range(3):
         wanted = network.generate(text, attention_mask=mask, **OPTIONS)
@@ -109,7 +109,7 @@ def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
             "small": model(case["family"], 1),
             "wild": Wild(turn, wanted.tolist() if not new else ()),
         }.get(case["drafter"], case["drafter"])
-        found, mine = say(network, inputs, case["door"], drafter, mine)
+        found, mine = say(network, inputs, case["entry_point"], drafter, mine)
         assert torch.equal(found[:, shown.shape[1] :], wanted[:, text.shape[1] :])
         after = torch.ones_like(wanted)
         after[:, : mask.shape[1]] = mask

@@ -18,7 +18,7 @@ from mmdec.core.budget import Budget
 from mmdec.core.sampling import Dice, KeyedSample, Stop
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState
 from mmdec.types import Draft, Plan
-from tests.exactness.enumeration import plain_law
+from tests.exactness.enumeration import plain_distribution
 from tests.support.toy_target import AlwaysAccept, Memory, Scripted, Toy, run
 
 K = TypeVar("K", bound=Hashable)
@@ -151,7 +151,7 @@ def joint(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
     """Four tokens one after the other of a vocabulary of 4: 256 texts, 1500 draws, each by all before."""
     target, racing = Toy(4, seed=1, scale=1.0), Racing(Toy(4, seed=2, scale=1.0), width, depth)
     said = texts(target, racing, rule(racing), 1500, 4)
-    return chi_square(Counter(map(tuple, said)), plain_law(target, [1], 4))
+    return chi_square(Counter(map(tuple, said)), plain_distribution(target, [1], 4))
 
 
 @pytest.mark.parametrize("experiment", [wide, narrow, joint])

@@ -81,7 +81,7 @@ def test_a_tree_is_scored_like_its_paths(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["T5ForConditionalGeneration", "BartForConditionalGeneration", "MarianMTModel"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_both_doors_give_the_same(family: str, batch: int) -> None:
+def test_generate_and_custom_generate_agree(family: str, batch: int) -> None:
     model = encoder_decoder(family)
     inputs = sources(model, batch)
     options: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": ENDS}
@@ -189,7 +189,7 @@ def test_a_text_that_copies_its_source_takes_few_rounds() -> None:
     assert 2 * len(found.rounds) <= len(rounds)  # `model.generate` does not tell a loop the source
 
 
-def test_what_cannot_work_is_refused_by_name() -> None:
+def test_unsupported_options_raise_an_input_error() -> None:
     switch = transformers.SwitchTransformersConfig(
         vocab_size=VOCABULARY, d_model=16, d_ff=16, num_layers=2, num_heads=2
     )

@@ -196,7 +196,7 @@ def test_the_stream_holds_the_text_and_can_be_left() -> None:
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     ],
 )
-def test_what_cannot_work_is_refused(options: dict[str, Any], match: str) -> None:
+def test_unsupported_options_raise_an_input_error(options: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
         mmdec.generate(MODELS["llama"], prompts(1), max_new_tokens=5, **options)
 

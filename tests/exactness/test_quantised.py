@@ -34,14 +34,14 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
 WARNING = "its activations are quantised"
 
 
-def by(door: str, model: Any, inputs: dict[str, Tensor], drafter: Any = "recycling") -> list[list[int]]:
+def by(entry_point: str, model: Any, inputs: dict[str, Tensor], drafter: Any = "recycling") -> list[list[int]]:
     """Each row's new tokens."""
     start = inputs["input_ids"].shape[1]
-    if door == "stock":
+    if entry_point == "stock":
         return model.generate(**inputs, **OPTIONS)[:, start:].tolist()
-    if door == "speculate":
+    if entry_point == "speculate":
         return model.generate(**inputs, **OPTIONS, custom_generate=mmdec.speculate(drafter))[:, start:].tolist()
-    if door == "generate":
+    if entry_point == "generate":
         return mmdec.generate(model, inputs, drafter, **OPTIONS).sequences[:, start:].tolist()
     texts: list[list[int]] = [[] for _ in inputs["input_ids"]]
     for one in mmdec.stream(model, inputs, drafter, **OPTIONS):
@@ -54,14 +54,14 @@ def by(door: str, model: Any, inputs: dict[str, Tensor], drafter: Any = "recycli
 
 @pytest.mark.parametrize("drafter", [None, "recycling"])
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("door", ["generate", "stream", "speculate"])
-def test_quantised_language_models_keep_their_texts(door: str, batch: int, drafter: str | None) -> None:
+@pytest.mark.parametrize("entry_point", ["generate", "stream", "speculate"])
+def test_quantised_language_models_keep_their_texts(entry_point: str, batch: int, drafter: str | None) -> None:
     model = dynamic(LLAMA)
     for seed in range(2):
         told = batch > 1 or drafter is not None  # else nothing stands beside a token
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            found = by(door, model, prompts(batch, seed), drafter)
+            found = by(entry_point, model, prompts(batch, seed), drafter)
         assert [WARNING in str(one.message) for one in heard] == [True] * (told and seed == 0)
         assert found == by("stock", model, prompts(batch, seed))
 

@@ -15,7 +15,7 @@ from mmdec.core.sampling import Processor, Sequences, Stop
 from mmdec.core.tree import trees_from_lists
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState, TypicalRule, verify
 from mmdec.types import Draft, Plan, Scores
-from tests.exactness.enumeration import Law, Oracle, Thrown, plain_law
+from tests.exactness.enumeration import Distribution, EnumeratedChoices, EnumeratedDice, plain_distribution
 from tests.support.toy_target import AlwaysAccept, Memory, Scripted, Session, Toy, padded, run
 
 Shape = list[int]  # parents of nodes 1, 2, ...
@@ -26,22 +26,22 @@ BRANCHED: Shape = [0, 1, 1]
 STREAM = SamplingState(0)
 
 
-def sampled(oracle: Oracle) -> Rule:
-    return MatchRule(lambda scores, text, row: oracle.draw(scores[0].double().softmax(-1).tolist()), "sampled")
+def sampled(choices: EnumeratedChoices) -> Rule:
+    return MatchRule(lambda scores, text, row: choices.draw(scores[0].double().softmax(-1).tolist()), "sampled")
 
 
-def residual(oracle: Oracle) -> Rule:
-    return ResidualRule(STREAM, dice=lambda *key: Thrown(oracle))
+def residual(choices: EnumeratedChoices) -> Rule:
+    return ResidualRule(STREAM, dice=lambda *key: EnumeratedDice(choices))
 
 
-def typical(oracle: Oracle) -> Rule:
-    rule = sampled(oracle)
+def typical(choices: EnumeratedChoices) -> Rule:
+    rule = sampled(choices)
     assert isinstance(rule, MatchRule)
     return TypicalRule(rule.choice)
 
 
-def always(oracle: Oracle) -> Rule:
-    rule = sampled(oracle)
+def always(choices: EnumeratedChoices) -> Rule:
+    rule = sampled(choices)
     assert isinstance(rule, MatchRule)
     return AlwaysAccept(rule.choice)
 
@@ -55,14 +55,14 @@ def warm_and_cut(ids: Tensor, scores: Tensor) -> Tensor:
     return scores
 
 
-Drafting = Callable[[Toy, Oracle, list[int], Shape], Draft]
+Drafting = Callable[[Toy, EnumeratedChoices, list[int], Shape], Draft]
 
 
 def drawn(replacement: bool = False, holes: bool = False, low: bool = False) -> Drafting:
     """Children drawn from the drafter's distribution; with replacement there are twins. `holes`: some tokens are never
     drafted. `low`: in single precision and not quite normalised, as real drafters have it."""
 
-    def draft(drafter: Toy, oracle: Oracle, prefix: list[int], shape: Shape) -> Draft:
+    def draft(drafter: Toy, choices: EnumeratedChoices, prefix: list[int], shape: Shape) -> Draft:
         size = len(shape) + 1
         probs = torch.zeros(1, size, drafter.vocab_size, dtype=torch.float32 if low else torch.float64)
         tokens = [prefix[-1]]
@@ -75,7 +75,7 @@ def drawn(replacement: bool = False, holes: bool = False, low: bool = False) -> 
                     q = torch.where(q < q.max() / 4, 0.0, q)
                 probs[0, parent] = q * (1.001 if low else 1.0)
                 left[parent] = probs[0, parent].double()
-            token = oracle.draw(left[parent].tolist())
+            token = choices.draw(left[parent].tolist())
             if not replacement and (left[parent] > 0).sum() > 1:
                 left[parent] = left[parent].index_fill(0, torch.tensor([token]), 0.0)
             tokens.append(token)
@@ -88,7 +88,7 @@ def drawn(replacement: bool = False, holes: bool = False, low: bool = False) -> 
 def fixed(twins: bool = False, probs: bool = False) -> Drafting:
     """The drafter's best tokens, or one of them twice. `probs`: they pretend to be drawn, a known mistake."""
 
-    def draft(drafter: Toy, oracle: Oracle, prefix: list[int], shape: Shape) -> Draft:
+    def draft(drafter: Toy, choices: EnumeratedChoices, prefix: list[int], shape: Shape) -> Draft:
         tokens: list[int] = []
         texts, used = [prefix], [0] * (len(shape) + 1)
         q = torch.zeros(1, len(shape) + 1, drafter.vocab_size, dtype=torch.float64)
@@ -105,25 +105,25 @@ def fixed(twins: bool = False, probs: bool = False) -> Drafting:
 
 
 def drafted_law(
-    rule: Callable[[Oracle], Rule],
+    rule: Callable[[EnumeratedChoices], Rule],
     target: Toy,
-    draft: Callable[[Oracle, list[int]], Draft],
+    draft: Callable[[EnumeratedChoices, list[int]], Draft],
     prefix: list[int],
     length: int,
     eos: frozenset[int] = frozenset(),
     processors: list[Processor] | None = None,
-) -> Law:
+) -> Distribution:
     """Rounds of drafting and verifying, until `length` tokens or an end."""
-    known: dict[tuple[int, ...], Law] = {}
+    known: dict[tuple[int, ...], Distribution] = {}
 
-    def rounds(text: list[int]) -> Law:
+    def rounds(text: list[int]) -> Distribution:
         room = len(prefix) + length - len(text)
         if room == 0 or (len(text) > len(prefix) and text[-1] in eos):
             return {(): 1.0}
         if tuple(text) in known:
             return known[tuple(text)]
-        drafting, verifying = Oracle(), Oracle()
-        law: Law = defaultdict(float)
+        drafting, verifying = EnumeratedChoices(), EnumeratedChoices()
+        distribution: Distribution = defaultdict(float)
         for drafted, trees in drafting.outcomes(lambda: draft(drafting, text)):
             scores = target.score(Session([text[:-1]]), trees)
 
@@ -134,14 +134,14 @@ def drafted_law(
 
             for chance, tokens in verifying.outcomes(one):
                 for rest, p in rounds([*text, *tokens]).items():
-                    law[(*tokens, *rest)] += drafted * chance * p
-        known[tuple(text)] = law
-        return law
+                    distribution[(*tokens, *rest)] += drafted * chance * p
+        known[tuple(text)] = distribution
+        return distribution
 
     return rounds(prefix)
 
 
-def difference(one: Law, other: Law) -> float:
+def difference(one: Distribution, other: Distribution) -> float:
     assert abs(sum(one.values()) - 1) < 1e-9
     return max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other})
 
@@ -164,10 +164,14 @@ def difference(one: Law, other: Law) -> float:
 )
 @pytest.mark.parametrize("eos", [frozenset(), frozenset({2})], ids=["endless", "ending"])
 def test_several_rounds_have_the_targets_distribution(
-    rule: Callable[[Oracle], Rule], drafting: Drafting, shape: Shape, processors: list[Processor], eos: frozenset[int]
+    rule: Callable[[EnumeratedChoices], Rule],
+    drafting: Drafting,
+    shape: Shape,
+    processors: list[Processor],
+    eos: frozenset[int],
 ) -> None:
     target, drafter = Toy(3, seed=1, scale=1.0), Toy(3, seed=2, scale=1.0)
-    wanted = plain_law(target, [1, 0], 4, eos, processors)
+    wanted = plain_distribution(target, [1, 0], 4, eos, processors)
     got = drafted_law(rule, target, lambda o, text: drafting(drafter, o, text, shape), [1, 0], 4, eos, processors)
     assert difference(got, wanted) < 1e-9
 
@@ -184,26 +188,26 @@ def test_several_rounds_have_the_targets_distribution(
     ],
 )
 def test_one_round_of_a_larger_draft_has_the_targets_distribution(
-    rule: Callable[[Oracle], Rule], drafting: Drafting, shape: Shape, vocab: int
+    rule: Callable[[EnumeratedChoices], Rule], drafting: Drafting, shape: Shape, vocab: int
 ) -> None:
     target, drafter = Toy(vocab, seed=3, scale=1.0), Toy(vocab, seed=4, scale=0.7)
     calls = 0
 
-    def draft(oracle: Oracle, text: list[int]) -> Draft:
+    def draft(choices: EnumeratedChoices, text: list[int]) -> Draft:
         nonlocal calls
         calls += 1
-        return drafting(drafter, oracle, text, shape if len(text) == 2 else [])  # later rounds are plain
+        return drafting(drafter, choices, text, shape if len(text) == 2 else [])  # later rounds are plain
 
     length = 2 if vocab > 4 else 3
     got = drafted_law(rule, target, draft, [0, 0], length)
-    assert difference(got, plain_law(target, [0, 0], length, frozenset(), [])) < 1e-9
+    assert difference(got, plain_distribution(target, [0, 0], length, frozenset(), [])) < 1e-9
     assert calls > 1 or vocab == 1
 
 
 def test_a_drafter_equal_to_the_target_is_always_accepted() -> None:
     target = Toy(3, seed=5)
     got = drafted_law(residual, target, lambda o, text: drawn()(target, o, text, CHAIN), [0], 3)
-    assert difference(got, plain_law(target, [0], 3, frozenset(), [])) < 1e-9
+    assert difference(got, plain_distribution(target, [0], 3, frozenset(), [])) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -212,23 +216,23 @@ def test_a_drafter_equal_to_the_target_is_always_accepted() -> None:
     ids=["typical", "typical, drawn", "always", "always, drawn", "best tokens that pretend to be drawn"],
 )
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-def test_lossy_rules_are_caught(rule: Callable[[Oracle], Rule], drafting: Drafting, shape: Shape) -> None:
+def test_lossy_rules_are_caught(rule: Callable[[EnumeratedChoices], Rule], drafting: Drafting, shape: Shape) -> None:
     target, drafter = Toy(3, seed=1, scale=1.0), Toy(3, seed=2, scale=1.0)
     got = drafted_law(rule, target, lambda o, text: drafting(drafter, o, text, shape), [1, 0], 3)
-    assert difference(got, plain_law(target, [1, 0], 3, frozenset(), [])) > 1e-2
+    assert difference(got, plain_distribution(target, [1, 0], 3, frozenset(), [])) > 1e-2
 
 
 @pytest.mark.parametrize(("rule", "drafting"), [(sampled, fixed()), (residual, drawn())])
 def test_the_whole_loop_with_two_rows_has_the_targets_distribution(
-    rule: Callable[[Oracle], Rule], drafting: Drafting
+    rule: Callable[[EnumeratedChoices], Rule], drafting: Drafting
 ) -> None:
-    """The loop itself, prompt's round, guard and leaving rows included: rows are independent and each has its law."""
+    """The loop itself, prompt's round, guard and leaving rows included: rows are independent and each has its distribution."""
     target, drafter = Toy(2, seed=6, scale=1.0), Toy(2, seed=7, scale=1.0)
-    prompts, eos, oracle = [[1, 0], [1]], frozenset({1}), Oracle()
+    prompts, eos, choices = [[1, 0], [1]], frozenset({1}), EnumeratedChoices()
 
     class Drawing(Scripted):
         def propose(self, state: Memory, roots: Tensor, plan: Plan) -> Draft:
-            drafts = [drafting(drafter, oracle, row, [0]) for row in state.rows]
+            drafts = [drafting(drafter, choices, row, [0]) for row in state.rows]
             probs = [one.probs for one in drafts if one.probs is not None]
             return Draft(
                 torch.cat([one.tokens for one in drafts]),
@@ -239,13 +243,13 @@ def test_the_whole_loop_with_two_rows_has_the_targets_distribution(
 
     def one() -> tuple[tuple[int, ...], ...]:
         stop = Stop(padded(prompts)["input_ids"].shape[1] + 3, eos)
-        text, _ = run(target, prompts, stop, rule(oracle), Drawing(lambda *_: ([], [])), Budget.fixed(1))
+        text, _ = run(target, prompts, stop, rule(choices), Drawing(lambda *_: ([], [])), Budget.fixed(1))
         return tuple(map(tuple, text.tokens))
 
     got: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
-    for chance, tokens in oracle.outcomes(one):
+    for chance, tokens in choices.outcomes(one):
         got[tokens] += chance
-    laws = [plain_law(target, prompt, 3, eos, []) for prompt in prompts]
-    assert set(got) == set(product(*laws))
+    distributions = [plain_distribution(target, prompt, 3, eos, []) for prompt in prompts]
+    assert set(got) == set(product(*distributions))
     for tokens, chance in got.items():
-        assert abs(chance - laws[0][tokens[0]] * laws[1][tokens[1]]) < 1e-9
+        assert abs(chance - distributions[0][tokens[0]] * distributions[1][tokens[1]]) < 1e-9

@@ -48,7 +48,7 @@ def same(whisper: LoadedWhisper, inputs: dict[str, Any], nodes: Any, **options: 
     drafter = auto_drafter(model, whisper.directory)
     counts = []
     results = []
-    for door in (None, mmdec.speculate(drafter, num_speculative_tokens=nodes)):
+    for entry_point in (None, mmdec.speculate(drafter, num_speculative_tokens=nodes)):
         calls = 0
 
         def count(*_: Any) -> None:
@@ -58,7 +58,7 @@ def same(whisper: LoadedWhisper, inputs: dict[str, Any], nodes: Any, **options: 
         handle = model.model.decoder.layers[0].self_attn.register_forward_pre_hook(count)  # type: ignore[union-attr, operator]
         try:
             torch.manual_seed(0)
-            more = {} if door is None else {"custom_generate": door}
+            more = {} if entry_point is None else {"custom_generate": entry_point}
             results.append(model.generate(**inputs, **options, **more))
         finally:
             handle.remove()

@@ -46,7 +46,7 @@ GRID = {
     "content": ["none", "one", "three", "video"],
     # The second: over its cache; ids and images of the whole chat, its ids and the new images, or what is new alone.
     "turn": ["first", "whole", "images", "new"],
-    "door": ["generate", "stream", "custom"],
+    "entry_point": ["generate", "stream", "custom"],
     "shape": list(NODES),
     "choice": list(CHOICE),
     "batch": [1, 4],
@@ -54,13 +54,13 @@ GRID = {
 
 
 def cases() -> list[dict[str, Any]]:
-    """A pairwise cover; or all, with one way of going on and one door for each."""
+    """A pairwise cover; or all, with one way of going on and one entry point for each."""
     if not WHOLE:
         return cover(GRID)
     rng, chosen = random.Random(0), list[dict[str, Any]]()
-    for case in cover({**GRID, "door": [""], "turn": ["first", "second"]}, True):
+    for case in cover({**GRID, "entry_point": [""], "turn": ["first", "second"]}, True):
         turn = rng.choice(GRID["turn"][1:]) if case["turn"] == "second" else "first"
-        chosen.append({**case, "turn": turn, "door": rng.choice(GRID["door"])})
+        chosen.append({**case, "turn": turn, "entry_point": rng.choice(GRID["entry_point"])})
     return chosen
 
 
@@ -109,14 +109,14 @@ def drawn(
 
 
 def say(case: dict[str, Any], model: Any, inputs: dict[str, Tensor], drafter: Any, held: DynamicCache) -> Tensor:
-    """The sequences, through the case's door."""
+    """The sequences, through the case's entry point."""
     options: dict[str, Any] = {**options_of(model, case["choice"]), CACHE_ARGUMENT: held}
     seed = 5 if case["choice"] == "sampled" and case["batch"] > 1 else None
     nodes: Any = NODES[case["shape"]]
     torch.manual_seed(3)
-    if case["door"] == "generate":
+    if case["entry_point"] == "generate":
         return mmdec.generate(model, inputs, drafter, num_speculative_tokens=nodes, seed=seed, **options).sequences
-    if case["door"] == "custom":
+    if case["entry_point"] == "custom":
         plug = mmdec.speculate(drafter, num_speculative_tokens=nodes, seed=seed)
         return model.generate(**inputs, **options, custom_generate=plug)
     rows: list[list[int]] = [[] for _ in inputs["input_ids"]]
@@ -151,7 +151,7 @@ def test_texts_equal_plain_decoding(case: dict[str, Any]) -> None:
     shown, past = whole, 0
     # `generate` itself knows no positions for new text without the text and the images before it, if there are images.
     names = ("input_ids", "attention_mask", "mm_token_type_ids")
-    alone = case["door"] != "custom" or kind not in AXES or not set(whole) - set(names)
+    alone = case["entry_point"] != "custom" or kind not in AXES or not set(whole) - set(names)
     if case["turn"] == "images" and alone:
         shown = {name: whole[name] if name in names else value for name, value in new.items()}
     if case["turn"] == "new" and alone:

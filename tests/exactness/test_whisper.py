@@ -244,7 +244,7 @@ def test_outputs_are_those_of_generate(batch: int, attention: str) -> None:
         ({"cache_implementation": "static"}, "cache"),
     ],
 )
-def test_what_cannot_work_is_refused(options: dict[str, Any], match: str) -> None:
+def test_unsupported_options_raise_an_input_error(options: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
         call(MODELS[80], MODES["short"], 1, custom_generate=mmdec.speculate("lookup"), **options)
 

@@ -28,7 +28,11 @@ from tests.support.random_drafter import Wild
 PAD = 0
 SINGLE = {"XGLMForCausalLM"}  # families that do not support float64
 SMALL = ("LlamaForCausalLM", "GPT2LMHeadModel", "Qwen2ForCausalLM", "OPTForCausalLM")
-DOORS = ("generate", "stream", "custom")  # calls: `mmdec.generate`, `mmdec.stream`, `custom_generate` of transformers
+ENTRY_POINTS = (
+    "generate",
+    "stream",
+    "custom",
+)  # calls: `mmdec.generate`, `mmdec.stream`, `custom_generate` of transformers
 
 
 @dataclass
@@ -172,7 +176,7 @@ def _run(
     """Decode with drafts. Returns the sequences, the number of rounds, and a description of the call."""
     drafter, name = _drafter(rng, wanted, double)
     nodes: Any = rng.choice((None, 0, 1, rng.randint(2, 24), (rng.randint(2, 24), rng.randint(1, 6))))
-    door = rng.choice(DOORS)
+    entry_point = rng.choice(ENTRY_POINTS)
     given = dict(options)
     seed = given.pop("seed", None)
     speculation: dict[str, Any] = {"num_speculative_tokens": nodes}
@@ -188,12 +192,12 @@ def _run(
         del inputs["attention_mask"]
     if cache is not None:
         inputs[CACHE_ARGUMENT] = cache
-    said = f"{name} {nodes} {door} cached={past} new={shown is not text} masked={'attention_mask' in inputs}"
-    if door == "custom":
+    said = f"{name} {nodes} {entry_point} cached={past} new={shown is not text} masked={'attention_mask' in inputs}"
+    if entry_point == "custom":
         rounds: list[Any] = []
         plug = mmdec.speculate(drafter, on_round=rounds.append, **speculation)
         found, count = model.generate(**inputs, **given, custom_generate=plug), lambda: len(rounds)
-    elif door == "generate":
+    elif entry_point == "generate":
         out = mmdec.generate(model, inputs, drafter, **speculation, **given)
         found, count = out.sequences, lambda: len(out.rounds)
     else:

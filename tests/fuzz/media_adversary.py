@@ -49,7 +49,7 @@ BROKEN = ("Llama4",) if transformers_release() == (5, 24) else ()  # transformer
 MEDIA = [name for name in f"{VISION_FAMILIES} {AUDIO_FAMILIES}".split() if name not in (*OTHERS, *BROKEN)]
 HELD = [0, *range(56, 64)]  # tokens that answers must not have: padding, placeholders and their marks
 NETWORKS = ("eagle", "eagle3", "msd", "small")
-DOORS = ("generate", "stream", "custom")
+ENTRY_POINTS = ("generate", "stream", "custom")
 
 
 @dataclass
@@ -102,8 +102,8 @@ def sees(rng: random.Random, report: Report, said: str) -> None:
         wanted = _stock(model, given[0], options)
         drafter = Wild(rng.random(), wanted.tolist(), rng.choice((0.0, 0.5, 0.9, 1.0))) if name == "wild" else None
         drafter = drafter or DRAFTERS[name](model, wanted.tolist())
-        door = "generate" if turns else None  # a cache is continued by one call alone
-        _compare(rng, model, given[1], options, drafter, wanted, report, f"{said} {name} {turn=}", door)
+        entry_point = "generate" if turns else None  # a cache is continued by one call alone
+        _compare(rng, model, given[1], options, drafter, wanted, report, f"{said} {name} {turn=}", entry_point)
         report.counts["second turns"] += turn
         ids = torch.cat([wanted, torch.tensor([[7, 9, 8, 7, 9][: rng.randint(1, 5)]] * batch)], 1)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -146,19 +146,19 @@ def _compare(
     wanted: Tensor,
     report: Report,
     said: str,
-    door: str | None,
+    entry_point: str | None,
 ) -> None:
-    """Decode with drafts, by one of the calls in `DOORS`, and compare with `wanted`. said: describes the case."""
-    given, door = dict(options), door or rng.choice(DOORS)
+    """Decode with drafts, by one of the calls in `ENTRY_POINTS`, and compare with `wanted`. said: describes the case."""
+    given, entry_point = dict(options), entry_point or rng.choice(ENTRY_POINTS)
     seed = given.pop("seed", None)
     nodes: Any = rng.choice((None, 0, 1, rng.randint(2, 24), (rng.randint(2, 24), rng.randint(1, 6))))
     speculation: dict[str, Any] = {"num_speculative_tokens": nodes}
     if seed is not None and len(wanted) > 1:
         speculation["seed"] = seed
     torch.manual_seed(seed or 0)
-    if door == "custom":
+    if entry_point == "custom":
         found = model.generate(**inputs, **given, custom_generate=mmdec.speculate(drafter, **speculation))
-    elif door == "generate":
+    elif entry_point == "generate":
         found = mmdec.generate(model, inputs, drafter, **speculation, **given).sequences
     else:
         rows: list[list[int]] = [[] for _ in wanted]
@@ -171,7 +171,7 @@ def _compare(
             found[row, start : start + len(tokens)] = torch.tensor(tokens)
     report.counts["tokens"] += wanted.numel()
     if not torch.equal(found, wanted):
-        report.wrong.append(f"{said} {nodes} {door}")
+        report.wrong.append(f"{said} {nodes} {entry_point}")
 
 
 BREAKS: tuple[Callable[[random.Random, Any], Any], ...] = (

@@ -31,7 +31,7 @@ def battle(seed: int, rounds: int) -> Report:
 
 
 @pytest.mark.parametrize("seed", range(CHUNKS))
-def test_no_token_differs(seed: int) -> None:
+def test_random_calls_give_the_tokens_of_transformers(seed: int) -> None:
     mmdec.default_statistics().clear()
     report = battle(seed, CHUNK)
     assert report.wrong == []

@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def doors(folder: Path) -> dict[str, Door]:
+def entry_points(folder: Path) -> dict[str, Door]:
     model, small, whisper = language_model(), language_model(seed=1), load_whisper(folder / "whisper", "cpu")
     translator = load(folder / "translator", "cpu")
     ids, sound = torch.tensor([[1, 2, 3, 1, 2, 3]]), buzz(0.5)
@@ -166,18 +166,20 @@ REFUSED: dict[str, tuple[tuple[str, str], ...]] = dict.fromkeys(
 }
 
 
-def drawn(seed: str, doors: dict[str, Door]) -> tuple[Callable[[], Any], str, bool]:
+def drawn(seed: str, entry_points: dict[str, Door]) -> tuple[Callable[[], Any], str, bool]:
     """One call with odd arguments, in words too, and whether its text is its own."""
     dice = random.Random(seed)
     if dice.random() < 0.25:
         return command(dice)
-    name = dice.choice(sorted(doors))
-    door = doors[name]
-    given = dict(door.good())
+    name = dice.choice(sorted(entry_points))
+    entry_point = entry_points[name]
+    given = dict(entry_point.good())
     if name == "speculate":
         del given["model"], given["inputs"]
-    for parameter in dice.sample([*given, *door.more], min(dice.choice((1, 1, 2, 3)), len(given) + len(door.more))):
-        apt = (door.apt or {}).get(parameter, ())
+    for parameter in dice.sample(
+        [*given, *entry_point.more], min(dice.choice((1, 1, 2, 3)), len(given) + len(entry_point.more))
+    ):
+        apt = (entry_point.apt or {}).get(parameter, ())
         if apt and dice.random() < 0.4:
             given[parameter] = dice.choice(apt)
         else:
@@ -186,7 +188,7 @@ def drawn(seed: str, doors: dict[str, Door]) -> tuple[Callable[[], Any], str, bo
         given["max_new_tokens"] = 4
     own = not (isinstance(given.get("rule"), str) and given["rule"] in UNSEEDED)
     return (
-        lambda: door.call(**given),
+        lambda: entry_point.call(**given),
         f"{name}({', '.join(f'{key}={kind(value)}' for key, value in given.items())})",
         own,
     )
@@ -281,14 +283,14 @@ def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
 
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_odd_arguments_are_taken_or_refused_clearly(
-    group: int, doors: dict[str, Door], elsewhere: Callable[[str], None]
+    group: int, entry_points: dict[str, Door], elsewhere: Callable[[str], None]
 ) -> None:
     faults, different = list[str](), list[str]()
     for number in range(group, CALLS, GROUPS):
         seed, found = f"arguments {number}", []
         for turn in range(2):
             elsewhere(f"{number}-{turn}")
-            call, words, own = drawn(seed, doors)
+            call, words, own = drawn(seed, entry_points)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # transformers warns of options that do nothing

@@ -16,7 +16,7 @@ SIZE, CHUNKS = (CHUNK, 50) if WHOLE else (50, 1)
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns of options and shapes that are tried here
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_no_token_differs(chunk: int) -> None:
+def test_random_prompts_with_media_give_the_tokens_of_transformers(chunk: int) -> None:
     report = Report()
     for seed in range(CHUNK * chunk, CHUNK * chunk + SIZE):
         attack(seed, report)

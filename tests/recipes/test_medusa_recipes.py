@@ -121,10 +121,10 @@ class Door:
 
     def __init__(self, drafter: Any, nodes: int) -> None:
         self.rounds: list[Any] = []
-        self.door = speculate(drafter, num_speculative_tokens=nodes, on_round=self.rounds.append)
+        self.entry_point = speculate(drafter, num_speculative_tokens=nodes, on_round=self.rounds.append)
 
     def __call__(self, model: Any, input_ids: Any, **options: Any) -> Any:
-        self.sequences = self.door(model, input_ids, **options)[:, input_ids.shape[1] :].tolist()
+        self.sequences = self.entry_point(model, input_ids, **options)[:, input_ids.shape[1] :].tolist()
         raise Stopped
 
 
@@ -171,14 +171,14 @@ def test_decoding_accepts_what_the_log_reports(base: Path, corpus: Path, kind: s
     tokens = rounds = 0
     for timed in (False, True):
         rows = [row for row, flag in enumerate(batch.timed) if flag == timed]
-        door = Door(load_heads("runs/tiny/heads", model), 3)
+        entry_point = Door(load_heads("runs/tiny/heads", model), 3)
         with pytest.raises(Stopped):
-            model.generate(batch.features[rows], language="en", return_timestamps=timed, custom_generate=door)
-        for row, text in zip(rows, door.sequences, strict=True):
+            model.generate(batch.features[rows], language="en", return_timestamps=timed, custom_generate=entry_point)
+        for row, text in zip(rows, entry_point.sequences, strict=True):
             assert module.labels.tokens[batch.names[row]] == text[:12]
         # Only what validation has seen is counted: a round that begins among a text's first 12 tokens.
-        written = [len(new) for new in door.rounds[0].tokens]
-        for one in door.rounds[1:]:
+        written = [len(new) for new in entry_point.rounds[0].tokens]
+        for one in entry_point.rounds[1:]:
             for row, new in zip(one.rows, one.tokens, strict=True):
                 gained = min(len(new), 12 - written[row])
                 written[row] += gained

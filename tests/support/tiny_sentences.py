@@ -31,7 +31,7 @@ def write(root: Path) -> Path:
 def write_pairs(root: Path) -> Path:
     """Write sentence pairs first/{train,dev}.tsv and second/{train,dev}.tsv: 8 and 80 French training sentences, some
     with two translations."""
-    nouns = {"gare": "station", "porte": "door", "ville": "town", "plage": "beach"}
+    nouns = {"gare": "station", "porte": "entry_point", "ville": "town", "plage": "beach"}
     frames = (("Où est la {} ?", "Where is the {}?"), ("La {} est là.", "The {} is there."))
     for name, times in (("first", 1), ("second", 10)):
         rows = []

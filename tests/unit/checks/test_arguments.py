@@ -53,10 +53,10 @@ def refused(call: Callable[[], Any], start: str, *parts: str) -> str:
     return text
 
 
-DOORS: tuple[Callable[..., Any], ...] = (mmdec.generate, mmdec.stream)
+ENTRY_POINTS: tuple[Callable[..., Any], ...] = (mmdec.generate, mmdec.stream)
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
 @pytest.mark.parametrize(
     ("inputs", "part"),
     [
@@ -74,14 +74,16 @@ DOORS: tuple[Callable[..., Any], ...] = (mmdec.generate, mmdec.stream)
         (IDS - 2, "between 0 and 59"),
     ],
 )
-def test_wrong_inputs_are_refused(model: PreTrainedModel, door: Callable[..., Any], inputs: Any, part: str) -> None:
-    refused(lambda: door(model, inputs), "`input", part)
+def test_wrong_inputs_are_refused(
+    model: PreTrainedModel, entry_point: Callable[..., Any], inputs: Any, part: str
+) -> None:
+    refused(lambda: entry_point(model, inputs), "`input", part)
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
 @pytest.mark.parametrize("wrong", ["gpt2", None, 3, LlamaForCausalLM, torch.nn.Linear(2, 2), {}])
-def test_objects_that_are_not_models_are_refused(door: Callable[..., Any], wrong: Any) -> None:
-    refused(lambda: door(wrong, IDS), "`model` must be a loaded model of transformers", show(wrong))
+def test_objects_that_are_not_models_are_refused(entry_point: Callable[..., Any], wrong: Any) -> None:
+    refused(lambda: entry_point(wrong, IDS), "`model` must be a loaded model of transformers", show(wrong))
 
 
 @pytest.mark.parametrize("wrong", [None, 3, b"x", "", LlamaForCausalLM, [], np.zeros(3)])

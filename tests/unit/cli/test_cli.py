@@ -54,7 +54,7 @@ def recordings(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_many_files(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:
+def test_each_recording_gets_its_own_output(recordings: list[Path], tmp_path: Path, tiny_model: Path) -> None:
     out = tmp_path / "out"
     result = run("translate", *recordings, "-o", out, "--model", tiny_model, "--device", "cpu")
     assert result.exit_code == 0, result.output

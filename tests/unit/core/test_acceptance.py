@@ -18,7 +18,7 @@ def test_acceptance_counts_what_was_offered() -> None:
     assert third == second  # never offered
 
 
-def test_a_drafter_that_knows_its_chances_is_believed_at_first_and_no_longer() -> None:
+def test_measured_acceptance_replaces_the_drafters_own_chances() -> None:
     hopeful, plain = Acceptance([0.9, 0.8, 0.7]), Acceptance()
     assert hopeful.chain()[:4] == pytest.approx([0.9, 0.8, 0.7, 0.0])
     assert plain.chain()[0] == pytest.approx(0.6)
@@ -59,7 +59,7 @@ def test_a_tree_misses_as_often_as_one_node_over_the_root_of_its_width(nodes: in
     assert expected_in_tree(nodes, depth, [0.5] * 9) == pytest.approx(expected)
 
 
-def test_a_tree_is_known_by_its_own_rounds_and_others_by_how_far_guesses_held() -> None:
+def test_acceptance_of_a_tree_is_measured_or_estimated_from_other_trees() -> None:
     known = Acceptance([0.5] * 4)
     chances = known.chain()
     before = known.tree(8, 2, chances), known.tree(4, 1, chances)

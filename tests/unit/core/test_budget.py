@@ -27,7 +27,7 @@ def _forget() -> Iterator[None]:
 @pytest.mark.parametrize("price", [0.0, 0.02, 0.3, 3.0])
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("prior", [(), (0.9,) * 8])
-def test_an_adversary_costs_little(target: Seconds, price: float, trees: bool, prior: tuple[float, ...]) -> None:
+def test_a_useless_drafter_costs_little(target: Seconds, price: float, trees: bool, prior: tuple[float, ...]) -> None:
     quiet = Run(target, price, trees=trees, noise=0.0, prior=prior)
     assert quiet.speed() > (0.9 if prior else 0.92)  # cold
     assert Run(target, price, trees=trees, noise=0.0, prior=prior).speed() > 0.92  # and warm
@@ -115,7 +115,7 @@ def test_a_batch_pays_for_all_its_rows() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_one_slow_pass_decides_nothing(first: int) -> None:
+def test_one_slow_pass_does_not_stop_drafting(first: int) -> None:
     """This holds even when that draft happened to be wrong."""
     budget = planner()
     asked = 0
@@ -129,7 +129,7 @@ def test_one_slow_pass_decides_nothing(first: int) -> None:
     assert asked > 12  # a drafter that does not know how sure it is waits until the loss is made up
 
 
-def test_experience_outlives_the_run() -> None:
+def test_later_calls_reuse_measurements() -> None:
     Run(tiny, 0.005, 0.9, noise=0.0).speed(200)
     run = Run(tiny, 0.005, 0.9, noise=0.0)
     run.speed(20)
@@ -139,7 +139,7 @@ def test_experience_outlives_the_run() -> None:
     assert planner().plan(8).nodes == 0  # nor what 8 rows take
 
 
-def test_an_old_loss_is_tried_again() -> None:
+def test_drafting_resumes_when_the_text_becomes_predictable() -> None:
     """The text becomes one that the drafter knows."""
     budget, asked = planner(), []
     for step in range(400):

@@ -50,7 +50,7 @@ def test_between_the_points_and_beyond_them_the_curve_is_straight() -> None:
     assert curve_of((4, 4.0), origin=True).at(2) == pytest.approx(2)  # nothing takes no time
 
 
-def test_a_slow_timing_in_four_decides_nothing() -> None:
+def test_one_slow_timing_in_four_does_not_change_the_cost() -> None:
     assert curve_of((1, 1.0), (1, 1.0), (1, 1.0), (1, 40.0)).at(1) == 1.0
 
 

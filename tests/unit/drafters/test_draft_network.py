@@ -87,7 +87,7 @@ def test_a_step_equals_eagle_written_out() -> None:
     torch.testing.assert_close(rows(net, embeds, features)[0], wanted, atol=1e-6, rtol=1e-6)
 
 
-def test_columns_at_once_equal_one_after_another() -> None:
+def test_batched_columns_equal_sequential_columns() -> None:
     net = network(fc_norm=True)
     embeds, features = inputs()
     whole = rows(net, embeds, features)

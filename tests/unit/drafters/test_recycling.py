@@ -148,7 +148,7 @@ def test_rejected_nodes_teach_and_accepted_ones_prevail() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 30), st.integers(0, 6), st.integers(2, 12), st.integers(1, 4), st.integers(0, 999))
-def test_drafts_are_well_formed(nodes: int, depth: int, vocab: int, rows: int, seed: int) -> None:
+def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, vocab: int, rows: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     drafter, plan = Recycling(), Plan(nodes, depth)
     state = drafter.start(context(torch.randint(vocab, (rows, 5), generator=generator).tolist()))

@@ -186,8 +186,8 @@ def test_a_failed_generator_releases_its_lock() -> None:
     assert free(model)
 
 
-@pytest.mark.parametrize("door", ["generate", "custom_generate", "transcribe", "translate_speech"])
-def test_every_call_reads_its_model_and_its_drafters(door: str, tiny_model: Path) -> None:
+@pytest.mark.parametrize("entry_point", ["generate", "custom_generate", "transcribe", "translate_speech"])
+def test_every_call_reads_its_model_and_its_drafters(entry_point: str, tiny_model: Path) -> None:
     """No model is changed between two rounds of any call."""
     seen: list[list[bool]] = []
 
@@ -199,13 +199,13 @@ def test_every_call_reads_its_model_and_its_drafters(door: str, tiny_model: Path
                 seen.append([free(model) for model in models])
 
     models: list[Any]
-    if door == "transcribe":
+    if entry_point == "transcribe":
         whole = processor()
         whisper = LoadedWhisper(network(whole.tokenizer), whole)  # type: ignore[attr-defined]
         models = [whisper.model]
         handle = whisper.model.model.decoder.register_forward_hook(Watching())
         mmdec.transcribe(buzz(0.5), sample_rate=RATE, model=whisper, drafter="lookup", max_new_tokens=4)
-    elif door == "translate_speech":
+    elif entry_point == "translate_speech":
         translator = mmdec.load(tiny_model, "cpu")
         models = [translator.model, translator.vocoder]
         handle = translator.model.encoder.register_forward_hook(Watching())
@@ -214,7 +214,7 @@ def test_every_call_reads_its_model_and_its_drafters(door: str, tiny_model: Path
         model, small = llama(), llama(1)
         models = [model, small]
         handle = model.register_forward_hook(Watching())
-        if door == "generate":
+        if entry_point == "generate":
             mmdec.generate(model, IDS, small, **OPTIONS)
         else:
             plug = mmdec.speculate(small, on_round=lambda _: Watching()())

@@ -69,9 +69,9 @@ def test_a_dtype_is_the_loaded_models_own() -> None:
     options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False}
     wanted = model.generate(ids, **options)  # type: ignore[operator]
     assert torch.equal(mmdec.generate(model, ids, dtype="float32", **options).sequences, wanted)
-    for door in (mmdec.generate, mmdec.stream):
+    for entry_point in (mmdec.generate, mmdec.stream):
         with pytest.raises(InputError, match=r"`dtype` must be that of .*float32, but is bfloat16"):
-            door(model, ids, dtype="bfloat16", **options)
+            entry_point(model, ids, dtype="bfloat16", **options)
 
 
 def test_other_objects_are_refused_as_models() -> None:

@@ -73,14 +73,14 @@ def test_a_foreign_class_decodes_text_and_refuses_pictures(name: str) -> None:
 
 def test_every_public_call_refuses_its_pictures() -> None:
     model, inputs = own_vlm(), {"input_ids": IDS, "pixel_values": torch.randn(1, 12)}
-    doors: list[Any] = [
+    entry_points: list[Any] = [
         lambda: mmdec.generate(model, inputs, **OPTIONS),
         lambda: list(mmdec.stream(model, inputs, **OPTIONS)),
         lambda: model.generate(**inputs, **OPTIONS, custom_generate=mmdec.speculate()),  # type: ignore[operator]
     ]
-    for door in doors:
+    for entry_point in entry_points:
         with pytest.raises(InputError, match="`pixel_values` must be left out"):
-            door()
+            entry_point()
 
 
 def test_chameleon_is_refused_for_its_pictures() -> None:

@@ -65,7 +65,7 @@ def test_replacing_forward_waits_for_other_readers(loose: LoadedWhisper) -> None
     plain.start()
     assert begun.wait(20)
     timed.start()
-    until(lambda: model_lock(whisper.model).waiting == 1)  # it has come to the door
+    until(lambda: model_lock(whisper.model).waiting == 1)  # it has come to the entry point
     assert timed.is_alive()
     assert order == []
     assert whisper.model.config._attn_implementation == "sdpa"

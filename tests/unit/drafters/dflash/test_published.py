@@ -184,7 +184,7 @@ def test_transformers_own_class_drafts_the_same_tokens_and_text(tmp_path: Path) 
         assert [root, *tokens] == other[: 1 + len(tokens)]  # ours end where the text must end
 
 
-def test_windows_are_refused(tmp_path: Path) -> None:
+def test_sliding_windows_raise_an_input_error(tmp_path: Path) -> None:
     config = {
         "model_type": "muse_glimmer_assistant",
         "block_size": 4,

@@ -70,7 +70,7 @@ def test_ragged_rows_are_drafted_as_alone(plan: Plan) -> None:
 
 @pytest.mark.parametrize("temperature", [None, 0.7])
 @pytest.mark.parametrize(("nodes", "depth"), [(0, 0), (1, 1), (4, 4), (5, 9), (7, 2), (12, 3), (60, 7)])
-def test_drafts_are_well_formed(nodes: int, depth: int, temperature: float | None) -> None:
+def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, temperature: float | None) -> None:
     model = language_model()
     drafter, roots = tree_growing("eagle", model, width=4), torch.tensor([6, 14, 21])
     generator = torch.Generator().manual_seed(5)

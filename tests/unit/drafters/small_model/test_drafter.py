@@ -154,7 +154,7 @@ def test_trees_equal_eagles() -> None:
 
 @pytest.mark.parametrize("temperature", [None, 0.7])
 @pytest.mark.parametrize(("nodes", "depth"), [(0, 0), (1, 1), (4, 4), (5, 9), (7, 2), (12, 3), (40, 2)])
-def test_drafts_are_well_formed(nodes: int, depth: int, temperature: float | None) -> None:
+def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, temperature: float | None) -> None:
     drafter = SmallModel(Toy(6, seed=4), width=4)
     memory = start(drafter, [[1, 2], [3, 4], [5, 0]], [0, 1, 2], 6)
     generator = torch.Generator().manual_seed(5)

@@ -66,7 +66,7 @@ def test_a_delayed_opposite_channel_is_inverted() -> None:
         assert np.std(mixed) > 0.8 * np.std(VOICE)
 
 
-def test_two_voices_of_which_one_cancels_are_both_there() -> None:
+def test_downmix_keeps_a_voice_in_opposite_phase() -> None:
     for channels in ([OTHER, VOICE, -VOICE], [OTHER, -OTHER, VOICE, -VOICE]):
         mixed, _ = mix(np.stack(channels, 1), RATE)
         part = np.linalg.lstsq(np.stack([VOICE, OTHER], 1), mixed, rcond=None)[0]

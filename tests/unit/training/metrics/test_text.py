@@ -188,7 +188,7 @@ def test_rates_carry_their_spread() -> None:
     assert Rate(5, 5).interval[1] == pytest.approx(1.0)
 
 
-def test_speed_figures() -> None:
+def test_real_time_factor_and_percentiles_equal_values_by_hand() -> None:
     assert metrics.real_time_factor([0.1, 0.3], [2.0, 2.0]) == pytest.approx(0.1)
     assert metrics.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert metrics.percentile([0.0, 10.0], 0.9) == pytest.approx(9.0)
