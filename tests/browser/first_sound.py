@@ -69,12 +69,12 @@ def request(server: Server) -> float:
     with Visitor(server.address) as visitor:
         start = time.perf_counter()
         visitor.press(samples.french()[0].text)
-        found = 0.0
+        result = 0.0
         for message in visitor.messages():
-            if message["msg"] == "process_generating" and not found and (path := wav(message["output"])):
+            if message["msg"] == "process_generating" and not result and (path := wav(message["output"])):
                 assert len(visitor.client.get(f"gradio_api/file={path}").content) > 1000
-                found = 1e3 * (time.perf_counter() - start)
-        return found
+                result = 1e3 * (time.perf_counter() - start)
+        return result
 
 
 def wav(output: Any) -> str:

@@ -46,7 +46,7 @@ def test_all_text_and_icons_have_contrast(browser: Any, server: Server, scheme: 
         page.wait_for_timeout(500)  # colours change slowly below the mouse
         after = page.evaluate(FAINT)
         looked += before["looked"] + after["looked"]
-        wrong += [f"{tab}: {found}" for found in (*before["wrong"], *after["wrong"])]
+        wrong += [f"{tab}: {result}" for result in (*before["wrong"], *after["wrong"])]
     page.context.close()
     assert wrong == []
     assert looked > 500

@@ -52,10 +52,10 @@ def plain(target: PairTarget, row: list[int]) -> list[int]:
 
 
 def test_the_target_decodes_as_by_hand(target: PairTarget, prompt: Tensor) -> None:
-    wanted = [plain(target, row) for row in prompt.tolist()]
-    assert run(target, prompt, MatchRule(), None, Budget.fixed(0))[0] == wanted
+    expected = [plain(target, row) for row in prompt.tolist()]
+    assert run(target, prompt, MatchRule(), None, Budget.fixed(0))[0] == expected
     drafted, rounds = run(target, prompt, MatchRule(), ToyDrafter(), Budget.fixed(5))
-    assert drafted == wanted
+    assert drafted == expected
     assert sum(sum(one.accepted) for one in rounds) > 0
 
 
@@ -63,8 +63,8 @@ def test_the_target_decodes_as_by_hand(target: PairTarget, prompt: Tensor) -> No
 def test_the_target_scores_trees_of_any_shape(target: PairTarget, prompt: Tensor, seed: int) -> None:
     """Branches, twins, empty drafts; rows that end before others."""
     guesses = forest(Toy(VOCABULARY, seed))
-    wanted = [plain(target, row) for row in prompt.tolist()]
-    assert run(target, prompt, MatchRule(), Scripted(guesses, seed), Budget.fixed(6, 3))[0] == wanted
+    expected = [plain(target, row) for row in prompt.tolist()]
+    assert run(target, prompt, MatchRule(), Scripted(guesses, seed), Budget.fixed(6, 3))[0] == expected
 
 
 def test_the_rule_with_k_1_is_greedy(prompt: Tensor) -> None:

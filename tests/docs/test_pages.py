@@ -196,17 +196,17 @@ def option_names(module: str, name: str) -> set[str]:
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     if name not in classes:
         return option_names(sources[name], name) if name in sources else set()
-    found: set[str] = set()
+    result: set[str] = set()
     inherited = {base.id for base in classes[name].bases if isinstance(base, ast.Name)}
     for node in classes[name].body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and name.endswith("Options"):
-            found.add(node.target.id)
+            result.add(node.target.id)
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            found |= {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
+            result |= {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
             inherited |= {
                 part.id for part in ast.walk(node) if isinstance(part, ast.Name) and part.id.endswith("Options")
             }
-    return found.union(*(option_names(module, other) for other in inherited))
+    return result.union(*(option_names(module, other) for other in inherited))
 
 
 def test_option_names_are_read() -> None:
@@ -283,8 +283,8 @@ def test_named_files_exist(name: str) -> None:
 def links(path: Path) -> list[str]:
     """Targets of a page's links and pictures, those that lead out of the site left out."""
     text = FENCED.sub("", path.read_text(encoding="utf-8"))
-    found = re.findall(r"\]\(([^)\s]+)\)", text)
-    return [link for link in found if not re.match(r"[a-z]+://|mailto:", link)]
+    result = re.findall(r"\]\(([^)\s]+)\)", text)
+    return [link for link in result if not re.match(r"[a-z]+://|mailto:", link)]
 
 
 def anchors(path: Path) -> set[str]:

@@ -65,13 +65,13 @@ def text_of(page: Path) -> str:
 def asked(page: Path) -> set[tuple[str, str]]:
     """(picture, question) of a page, about the sample pictures. Questions to other models are theirs."""
     text = re.sub(r"\\\n *", "", "\n".join(line for line in text_of(page).splitlines() if "model=llava" not in line))
-    found = set()
+    result = set()
     for pattern in ASKED:
         for groups in pattern.findall(text):
             picture, question = groups[-1:] + groups[1:2] if len(groups) == 3 else groups
             if picture in DESCRIBED:
-                found.add((picture, question))
-    return found
+                result.add((picture, question))
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +124,10 @@ def test_questions_of_pages_have_a_true_answer_here(page: Path) -> None:
 
 
 def test_questions_of_pages_are_found() -> None:
-    found = set().union(*(asked(page) for page in PAGES))
+    result = set().union(*(asked(page) for page in PAGES))
     assert {
         ("menu", "How much is BURGER?"),
         ("timetable", "At what time is DUBLIN?"),
         ("room", "What is this?"),
-    } <= found
-    assert {("street", "What do you see?"), ("map", "What is this?")} <= found
+    } <= result
+    assert {("street", "What do you see?"), ("map", "What is this?")} <= result

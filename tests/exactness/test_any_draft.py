@@ -88,17 +88,17 @@ def test_any_tree_leaves_the_text_unchanged(
         prompts = [[0, *prompt] for prompt in prompts]
         stop = replace(stop, max_length=stop.max_length + 1)
     tree = {"truth": truth(target), "wrong": wrong(target), "forest": forest(target, sorted(stop.eos))}[kind]
-    wanted, _ = references(target, prompts, stop, list, criteria)
+    expected, _ = references(target, prompts, stop, list, criteria)
     asked = replace(stop, criteria=criteria)
     text, rounds = run(target, prompts, asked, GREEDY, Scripted(tree, seed), Changing(Random(seed)))
-    assert text.tokens == wanted
+    assert text.tokens == expected
     said: list[list[int]] = [[] for _ in prompts]
     for one in rounds:
         for row, tokens, done in zip(one.rows, one.tokens, one.done, strict=True):
             assert tokens
             said[row] += tokens
-            assert done == (said[row] == wanted[row])
-    assert said == wanted
+            assert done == (said[row] == expected[row])
+    assert said == expected
 
 
 @RUNS
@@ -107,12 +107,12 @@ def test_processors_see_what_plain_decoding_shows_them(case: tuple[Toy, list[lis
     """Called for exactly the visited nodes, in autoregressive order, on exactly the row of the plain loop."""
     target, prompts, stop, seed = case
     recorder = Recorder()
-    wanted, used = references(target, prompts, stop, lambda: [penalty, Recorder()])
+    expected, used = references(target, prompts, stop, lambda: [penalty, Recorder()])
     tree = truth(target) if kind == "truth" else forest(target, sorted(stop.eos))
     text, _ = run(
         target, prompts, stop, GREEDY, Scripted(tree, seed), Changing(Random(seed)), processors=[penalty, recorder]
     )
-    assert text.tokens == wanted
+    assert text.tokens == expected
     assert text.processors is not None
     assert text.processors[0][1] is recorder  # at batch 1 the caller's own
     for mine, plains in zip(text.processors, used, strict=True):
@@ -134,10 +134,10 @@ def test_criteria_are_asked_once_for_each_token() -> None:
             return torch.tensor([len(self.asked) >= 9])
 
     target, patience, other = Toy(5), Patience(), Patience()
-    (wanted,), _ = references(target, [[1, 2]], Stop(40), list, [other])
+    (expected,), _ = references(target, [[1, 2]], Stop(40), list, [other])
     text, rounds = run(target, [[1, 2]], Stop(40, criteria=[patience]), GREEDY, Scripted(truth(target)))
-    assert text.tokens == [wanted]
-    assert len(wanted) == 9
+    assert text.tokens == [expected]
+    assert len(expected) == 9
     assert len(rounds) == 3  # the prompt's, five tokens, and three of five
     assert patience.asked == other.asked
 
@@ -247,12 +247,12 @@ def test_faulty_drafters_are_left_out_with_one_warning(fault: str, batch: int) -
     target = Toy(5, seed=3)
     prompts = [[1, 2, 3], [4], [2, 2]][:batch]
     stop = Stop(30, frozenset({0}) if fault == "select raises" else frozenset())
-    wanted, _ = references(target, prompts, stop, list)
+    expected, _ = references(target, prompts, stop, list)
     drafter = Faulty(target, fault)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         text, rounds = run(target, prompts, stop, GREEDY, drafter)
-    assert text.tokens == wanted
+    assert text.tokens == expected
     assert [one.category for one in caught] == [RuntimeWarning] * (batch > 1 or fault != "select raises")
     if caught:
         assert str(caught[0].message).startswith("drafter 'scripted' failed")

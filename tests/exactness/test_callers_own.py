@@ -63,8 +63,8 @@ def both(
     """The sequences, and the tokens for each row and round after the prompt's."""
     rounds: list[Round] = []
     if entry_point == "generate":
-        found = mmdec.generate(MODEL, given, drafter, num_speculative_tokens=6, **options)
-        sequences, rounds = found.sequences, found.rounds
+        result = mmdec.generate(MODEL, given, drafter, num_speculative_tokens=6, **options)
+        sequences, rounds = result.sequences, result.rounds
     else:
         plug = mmdec.speculate(drafter, num_speculative_tokens=6, on_round=rounds.append)
         out = MODEL.generate(**given, **options, custom_generate=plug)
@@ -85,21 +85,21 @@ def test_a_batch_is_generates_own(kind: str, index: int) -> None:
     common: dict[str, Any] = {"max_new_tokens": 24, "do_sample": kind in COUPLED and index % 5 == 1}
     given = prompts(rows, index)
     torch.manual_seed(index)
-    wanted = stock(given, {**common, **options_of(kind, rows)})
+    expected = stock(given, {**common, **options_of(kind, rows)})
     torch.manual_seed(index)
     with nullcontext() if kind in ROW_WISE else pytest.warns(RuntimeWarning, match=WARNING):
-        found, rate = both(given, entry_point, {**common, **options_of(kind, rows, declared)})
-    assert torch.equal(found, wanted)
+        result, rate = both(given, entry_point, {**common, **options_of(kind, rows, declared)})
+    assert torch.equal(result, expected)
     assert rate > 1 if kind in ROW_WISE else rate <= 1
 
 
 @pytest.mark.parametrize("kind", ROW_WISE)
 def test_processors_not_marked_row_wise_go_to_the_stock_loop(kind: str) -> None:
     common, given = {"max_new_tokens": 12, "do_sample": False}, prompts(2, 3)
-    wanted = stock(given, {**common, **options_of(kind, 2)})
+    expected = stock(given, {**common, **options_of(kind, 2)})
     with pytest.warns(RuntimeWarning, match="mmdec_row_wise = True"):
-        found, rate = both(given, "generate", {**common, **options_of(kind, 2)})
-    assert torch.equal(found, wanted)
+        result, rate = both(given, "generate", {**common, **options_of(kind, 2)})
+    assert torch.equal(result, expected)
     assert rate <= 1
 
 
@@ -107,36 +107,36 @@ def test_processors_not_marked_row_wise_go_to_the_stock_loop(kind: str) -> None:
 def test_a_single_row_is_drafted_with_any_processor(kind: str) -> None:
     """The walk visits each position once, in order, as the stock loop does."""
     common, given = {"max_new_tokens": 24, "do_sample": False}, prompts(1, 4)
-    found, rate = both(given, "speculate", {**common, **options_of(kind, 1)})
-    assert torch.equal(found, stock(given, {**common, **options_of(kind, 1)}))
+    result, rate = both(given, "speculate", {**common, **options_of(kind, 1)})
+    assert torch.equal(result, stock(given, {**common, **options_of(kind, 1)}))
     assert rate > 1
 
 
 def test_one_warning_serves_many_runs() -> None:
     plug = mmdec.speculate("lookup")
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "custom_generate": plug}
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         for seed in range(3):
             MODEL.generate(**prompts(2, seed), **options, logits_processor=[Grammar()])
-    assert len(told) == 1
-    assert str(told[0].message).startswith("Grammar may read other rows")
+    assert len(message) == 1
+    assert str(message[0].message).startswith("Grammar may read other rows")
 
 
 def test_the_output_object_is_the_stock_loops() -> None:
     options = {"max_new_tokens": 9, "do_sample": False, "output_logits": True, **options_of("unsure", 3)}
-    wanted = MODEL.generate(**prompts(3), **options)
+    expected = MODEL.generate(**prompts(3), **options)
     with pytest.warns(RuntimeWarning, match="Unsure"):
-        found = MODEL.generate(**prompts(3), **options, custom_generate=mmdec.speculate("lookup"))
+        result = MODEL.generate(**prompts(3), **options, custom_generate=mmdec.speculate("lookup"))
     for name in ("scores", "logits"):
-        assert all(map(torch.equal, found[name], wanted[name]))
+        assert all(map(torch.equal, result[name], expected[name]))
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_rounds_of_the_stock_loop_are_its_steps(sampled: bool) -> None:
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": sampled, "logits_processor": [Grammar()]}
     with pytest.warns(RuntimeWarning, match="Grammar"):
-        found = mmdec.generate(MODEL, prompts(3), seed=5, **options)
+        result = mmdec.generate(MODEL, prompts(3), seed=5, **options)
     with pytest.warns(RuntimeWarning, match="Grammar"):
         rounds = list(mmdec.stream(MODEL, prompts(3), seed=5, **options))
     texts: list[list[int]] = [[], [], []]
@@ -146,7 +146,7 @@ def test_rounds_of_the_stock_loop_are_its_steps(sampled: bool) -> None:
         for row, tokens in zip(one.rows, one.tokens, strict=True):
             texts[row] += tokens
     for row, text in enumerate(texts):
-        assert found.sequences[row, 14:].tolist() == text + [0] * (found.sequences.shape[1] - 14 - len(text))
+        assert result.sequences[row, 14:].tolist() == text + [0] * (result.sequences.shape[1] - 14 - len(text))
     assert sum(map(sum, (one.done for one in rounds))) == 3
 
 
@@ -154,9 +154,9 @@ def test_without_an_end_token_rows_go_on_after_a_criterion() -> None:
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
     own = {**options, **options_of("occurrences", 2, declared)}
     with pytest.warns(RuntimeWarning, match="`eos_token_id` is None"):
-        found = mmdec.generate(MODEL, prompts(2, 1), **own)
-    assert torch.equal(found.sequences, stock(prompts(2, 1), {**options, **options_of("occurrences", 2)}))
-    assert [len(one.rows) for one in found.rounds] == [2] * len(found.rounds)
+        result = mmdec.generate(MODEL, prompts(2, 1), **own)
+    assert torch.equal(result.sequences, stock(prompts(2, 1), {**options, **options_of("occurrences", 2)}))
+    assert [len(one.rows) for one in result.rounds] == [2] * len(result.rounds)
 
 
 @pytest.mark.parametrize(
@@ -171,11 +171,11 @@ def test_without_an_end_token_rows_go_on_after_a_criterion() -> None:
 )
 def test_whisper_is_generates_own(make: Callable[[], dict[str, Any]], batch: int, drafted: bool) -> None:
     rounds: list[Round] = []
-    wanted = call(MODELS[80], LONG, batch, **make())
+    expected = call(MODELS[80], LONG, batch, **make())
     plug = mmdec.speculate("recycling", num_speculative_tokens=(12, 4), on_round=rounds.append)
     with nullcontext() if drafted else pytest.warns(RuntimeWarning, match=WARNING):
-        found = call(MODELS[80], LONG, batch, **make(), custom_generate=plug)
-    assert_same(found, wanted)
+        result = call(MODELS[80], LONG, batch, **make(), custom_generate=plug)
+    assert_same(result, expected)
     assert any(sum(one.drafted) for one in rounds) == drafted
 
 
@@ -184,12 +184,12 @@ def test_a_list_of_recordings_is_transcribed_as_generate_does(tmp_path: Path) ->
     whisper = load_whisper(write(tmp_path / "tiny"), "cpu")
     sounds = [buzz(0.9), buzz(0.9, 1)]
     options: dict[str, Any] = {"model": whisper, "sample_rate": 16_000, "max_new_tokens": 9}
-    with pytest.warns(RuntimeWarning, match=WARNING) as told:
-        found = mmdec.transcribe(sounds, drafter="lookup", stopping_criteria=[Patience()], **options)
-    assert len(told) == 1
+    with pytest.warns(RuntimeWarning, match=WARNING) as message:
+        result = mmdec.transcribe(sounds, drafter="lookup", stopping_criteria=[Patience()], **options)
+    assert len(message) == 1
     plain = [mmdec.transcribe(one, drafter=None, stopping_criteria=[Patience()], **options) for one in sounds]
-    assert [one.tokens for one in found] == [one.tokens for one in plain]
-    assert [one.evidence for one in found] == [pytest.approx(one.evidence, rel=1e-4) for one in plain]
+    assert [one.tokens for one in result] == [one.tokens for one in plain]
+    assert [one.evidence for one in result] == [pytest.approx(one.evidence, rel=1e-4) for one in plain]
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
@@ -197,11 +197,11 @@ def test_the_stock_loop_gets_images_unchanged(kind: str) -> None:
     model = vision_model(kind)
     inputs = batch_of(kind, [[[8, 9, 8], Picture.random(1), [8, 9]], [[8, 10], Picture.random(2), [11]]])
     options = {"max_new_tokens": 12, "do_sample": False}
-    wanted = model.generate(**inputs, **options, logits_processor=[Grammar()])
-    with pytest.warns(RuntimeWarning, match=WARNING) as told:
-        found = mmdec.generate(model, inputs, **options, logits_processor=[Grammar()])
-    assert len(told) == 1
-    assert torch.equal(found.sequences, wanted)
+    expected = model.generate(**inputs, **options, logits_processor=[Grammar()])
+    with pytest.warns(RuntimeWarning, match=WARNING) as message:
+        result = mmdec.generate(model, inputs, **options, logits_processor=[Grammar()])
+    assert len(message) == 1
+    assert torch.equal(result.sequences, expected)
 
 
 @pytest.mark.parametrize(

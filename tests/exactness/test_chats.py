@@ -97,9 +97,9 @@ def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
     mine = None if case["entry_point"] == "output" else DynamicCache(config=network.config)
     theirs = DynamicCache(config=network.config)
     for turn in range(3):
-        wanted = network.generate(text, attention_mask=mask, **OPTIONS)
+        expected = network.generate(text, attention_mask=mask, **OPTIONS)
         again = network.generate(text, attention_mask=mask, **OPTIONS, **{CACHE_ARGUMENT: theirs})
-        assert torch.equal(again, wanted)  # the stock chat itself
+        assert torch.equal(again, expected)  # the stock chat itself
         new = case["ids"] == "new" and turn > 0
         shown = text[:, mine.get_seq_length() :] if new and mine is not None else text
         inputs = {"input_ids": shown, "attention_mask": mask}
@@ -107,27 +107,27 @@ def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
             del inputs["attention_mask"]
         drafter = {
             "small": model(case["family"], 1),
-            "wild": Wild(turn, wanted.tolist() if not new else ()),
+            "wild": Wild(turn, expected.tolist() if not new else ()),
         }.get(case["drafter"], case["drafter"])
-        found, mine = say(network, inputs, case["entry_point"], drafter, mine)
-        assert torch.equal(found[:, shown.shape[1] :], wanted[:, text.shape[1] :])
-        after = torch.ones_like(wanted)
+        result, mine = say(network, inputs, case["entry_point"], drafter, mine)
+        assert torch.equal(result[:, shown.shape[1] :], expected[:, text.shape[1] :])
+        after = torch.ones_like(expected)
         after[:, : mask.shape[1]] = mask
         assert_alike(mine, theirs, after[:, :-1].bool())
         if case["ends"] == "masked":
-            after[:, mask.shape[1] :] = (wanted[:, mask.shape[1] :] != PAD).long()
+            after[:, mask.shape[1] :] = (expected[:, mask.shape[1] :] != PAD).long()
         more = words(4)
-        text, mask = torch.cat([wanted, more], 1), torch.cat([after, torch.ones_like(more)], 1)
+        text, mask = torch.cat([expected, more], 1), torch.cat([after, torch.ones_like(more)], 1)
 
 
 def assert_alike(mine: Any, theirs: DynamicCache, seen: Tensor) -> None:
     """The same columns, wherever there is a token."""
     assert mine.get_seq_length() == theirs.get_seq_length() == seen.shape[1]
     for one, other in zip(mine.layers, theirs.layers, strict=True):
-        for held, wanted in ((one.keys, other.keys), (one.values, other.values)):
-            assert held.shape == wanted.shape
+        for held, expected in ((one.keys, other.keys), (one.values, other.values)):
+            assert held.shape == expected.shape
             keep = seen[:, None, :, None]
-            torch.testing.assert_close(held * keep, wanted * keep, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(held * keep, expected * keep, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -138,9 +138,9 @@ def test_stock_code_goes_on_from_the_cache(batch: int) -> None:
     text = torch.cat([text, ids[:, :3]], 1)
     mask = torch.ones_like(text)
     before = copy.deepcopy(mine)
-    wanted = network.generate(text, attention_mask=mask, **OPTIONS)
+    expected = network.generate(text, attention_mask=mask, **OPTIONS)
     for held in (mine, before):
-        assert torch.equal(network.generate(text, attention_mask=mask, **{CACHE_ARGUMENT: held}, **OPTIONS), wanted)
+        assert torch.equal(network.generate(text, attention_mask=mask, **{CACHE_ARGUMENT: held}, **OPTIONS), expected)
 
 
 def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
@@ -188,5 +188,5 @@ def test_a_stream_that_is_left_keeps_the_text_so_far() -> None:
         if one.index == 2:
             break
     mask = torch.ones_like(text)
-    wanted = network.generate(text, attention_mask=mask, **OPTIONS)
-    assert torch.equal(mmdec.generate(network, text, None, **{CACHE_ARGUMENT: held}, **OPTIONS).sequences, wanted)
+    expected = network.generate(text, attention_mask=mask, **OPTIONS)
+    assert torch.equal(mmdec.generate(network, text, None, **{CACHE_ARGUMENT: held}, **OPTIONS).sequences, expected)

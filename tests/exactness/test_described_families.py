@@ -65,17 +65,17 @@ def test_answers_are_those_of_generate(vlm: Any, pictures: list[np.ndarray]) -> 
     """One question, and three together with one, two and no pictures; the model is found by its folder."""
     groups, prompts = [[pictures[0]], pictures[1:], []], ["What is this?", "Where is the red star?", "It is 09:30."]
     texts = [vlm.tokenizer.bos_token + asked(vlm, *question) for question in zip(groups, prompts, strict=True)]
-    wanted = []
+    expected = []
     for chosen in ([0], [0, 1, 2]):
         inputs = inputs_of(vlm, [groups[index] for index in chosen], [texts[index] for index in chosen])
         made = vlm.model.generate(**inputs, max_new_tokens=12, do_sample=False)[:, inputs["input_ids"].shape[1] :]
-        wanted.append([ended(vlm, row) for row in made.tolist()])
-    alone = mmdec.describe(pictures[0], prompts[0], model=vlm.directory, **OPTIONS)
+        expected.append([ended(vlm, row) for row in made.tolist()])
+    single = mmdec.describe(pictures[0], prompts[0], model=vlm.directory, **OPTIONS)
     together = mmdec.describe([tuple(group) for group in groups], prompts, model=vlm.directory, **OPTIONS)
-    assert alone.tokens == wanted[0][0]
-    assert [answer.tokens for answer in together] == wanted[1]
+    assert single.tokens == expected[0][0]
+    assert [answer.tokens for answer in together] == expected[1]
     assert len({tuple(answer.tokens) for answer in together}) > 1
-    assert alone.timings["vision"] > 0
+    assert single.timings["vision"] > 0
 
 
 @pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")

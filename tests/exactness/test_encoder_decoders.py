@@ -28,8 +28,8 @@ GRID = {
 }
 
 
-def drafter(name: str, wanted: Tensor, nodes: Any) -> Any:
-    return Wild(0.3, wanted.tolist(), 0.9) if name == "wild" else name
+def drafter(name: str, expected: Tensor, nodes: Any) -> Any:
+    return Wild(0.3, expected.tolist(), 0.9) if name == "wild" else name
 
 
 def both(
@@ -40,14 +40,14 @@ def both(
     batch, seed = len(inputs["attention_mask"]), 3 if sampled else None
     if sampled and batch > 1:  # draws for each row, as with no drafter
         plain = mmdec.speculate(None, seed=seed)
-        wanted = model.generate(**inputs, **options, custom_generate=plain)
-        plug = mmdec.speculate(drafter(name, wanted, nodes), num_speculative_tokens=nodes, seed=seed)
-        return wanted, model.generate(**inputs, **options, custom_generate=plug)
+        expected = model.generate(**inputs, **options, custom_generate=plain)
+        plug = mmdec.speculate(drafter(name, expected, nodes), num_speculative_tokens=nodes, seed=seed)
+        return expected, model.generate(**inputs, **options, custom_generate=plug)
     torch.manual_seed(7)
-    wanted = model.generate(**inputs, **options)
+    expected = model.generate(**inputs, **options)
     torch.manual_seed(7)
-    plug = mmdec.speculate(drafter(name, wanted, nodes), num_speculative_tokens=nodes)
-    return wanted, model.generate(**inputs, **options, custom_generate=plug)
+    plug = mmdec.speculate(drafter(name, expected, nodes), num_speculative_tokens=nodes)
+    return expected, model.generate(**inputs, **options, custom_generate=plug)
 
 
 @pytest.mark.parametrize("case", cover(GRID, WHOLE), ids=lambda case: "-".join(map(str, case.values())))
@@ -55,8 +55,8 @@ def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     for attention in attentions(case["family"]):
         model = encoder_decoder(case["family"], attention)
         inputs = sources(model, case["batch"])
-        wanted, found = both(model, inputs, case["drafter"], case["nodes"], case["sampled"])
-        assert torch.equal(found, wanted)
+        expected, result = both(model, inputs, case["drafter"], case["nodes"], case["sampled"])
+        assert torch.equal(result, expected)
 
 
 def test_every_family_is_in_the_grid() -> None:
@@ -72,9 +72,9 @@ def test_a_tree_is_scored_like_its_paths(family: str) -> None:
     plug = mmdec.speculate(Wild(0.5, wanted.tolist(), 0.7), num_speculative_tokens=(20, 5))
     options: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": ENDS, "output_logits": True}
     expected = model.generate(**inputs, **options, return_dict_in_generate=True)
-    found = model.generate(**inputs, **options, return_dict_in_generate=True, custom_generate=plug)
-    assert torch.equal(found.sequences, expected.sequences)
-    for own, others in zip(found.logits, expected.logits, strict=True):
+    result = model.generate(**inputs, **options, return_dict_in_generate=True, custom_generate=plug)
+    assert torch.equal(result.sequences, expected.sequences)
+    for own, others in zip(result.logits, expected.logits, strict=True):
         live = own.abs().amax(1) > 0  # zeros after a row's end
         assert (own[live] - others[live]).abs().max() < 1e-6 * others.abs().max()
 
@@ -85,22 +85,22 @@ def test_generate_and_custom_generate_agree(family: str, batch: int) -> None:
     model = encoder_decoder(family)
     inputs = sources(model, batch)
     options: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": ENDS}
-    wanted = model.generate(**inputs, **options)
-    found = mmdec.generate(model, inputs, "lookup", num_speculative_tokens=6, **options)
-    assert torch.equal(found.sequences, wanted)
+    expected = model.generate(**inputs, **options)
+    result = mmdec.generate(model, inputs, "lookup", num_speculative_tokens=6, **options)
+    assert torch.equal(result.sequences, expected)
     rows: list[list[int]] = [[] for _ in range(batch)]
     for one in mmdec.stream(model, inputs, "recycling", num_speculative_tokens=(8, 3), **options):
         for row, tokens in zip(one.rows, one.tokens, strict=True):
             rows[row] += tokens
-    assert all(wanted[row, 1 : 1 + len(tokens)].tolist() == tokens for row, tokens in enumerate(rows))
+    assert all(expected[row, 1 : 1 + len(tokens)].tolist() == tokens for row, tokens in enumerate(rows))
 
 
 def test_sound_goes_through_the_call() -> None:
     model = encoder_decoder("MoonshineForConditionalGeneration")
     inputs = sources(model, 3)
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": ENDS}
-    found = mmdec.generate(model, inputs, "recycling", num_speculative_tokens=5, **options)
-    assert torch.equal(found.sequences, model.generate(**inputs, **options))
+    result = mmdec.generate(model, inputs, "recycling", num_speculative_tokens=5, **options)
+    assert torch.equal(result.sequences, model.generate(**inputs, **options))
     with pytest.raises(InputError, match="input_values"):
         mmdec.generate(model, {"input_ids": torch.ones(1, 3, dtype=torch.long)})
     with pytest.raises(InputError, match="must hold the sound"):
@@ -113,13 +113,13 @@ def test_the_output_object_is_the_models_own(batch: int) -> None:
     options: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None}
     options |= {"return_dict_in_generate": True, "output_attentions": True, "output_hidden_states": True}
     inputs = sources(model, batch)
-    wanted = model.generate(**inputs, **options)
-    found = model.generate(**inputs, **options, custom_generate=mmdec.speculate("lookup", num_speculative_tokens=4))
-    assert torch.equal(found.sequences, wanted.sequences)
+    expected = model.generate(**inputs, **options)
+    result = model.generate(**inputs, **options, custom_generate=mmdec.speculate("lookup", num_speculative_tokens=4))
+    assert torch.equal(result.sequences, expected.sequences)
     for name in ("decoder_attentions", "cross_attentions", "decoder_hidden_states"):
-        for own, others in zip(found[name], wanted[name], strict=True):
+        for own, others in zip(result[name], expected[name], strict=True):
             assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(own, others, strict=True))
-    assert found[CACHE_ARGUMENT].get_seq_length() == wanted[CACHE_ARGUMENT].get_seq_length()
+    assert result[CACHE_ARGUMENT].get_seq_length() == expected[CACHE_ARGUMENT].get_seq_length()
 
 
 def test_a_prompt_of_the_decoder_may_be_padded() -> None:
@@ -127,8 +127,8 @@ def test_a_prompt_of_the_decoder_may_be_padded() -> None:
         model = encoder_decoder(family)
         prompt = torch.tensor([[7, 8, 9, 7], [0, 0, 5, 6], [0, 4, 4, 4]])
         inputs = {**sources(model, 3), "decoder_input_ids": prompt, "decoder_attention_mask": (prompt > 0).long()}
-        wanted, found = both(model, inputs, "wild", (12, 4), False)
-        assert torch.equal(found, wanted), family
+        expected, result = both(model, inputs, "wild", (12, 4), False)
+        assert torch.equal(result, expected), family
     inputs["decoder_attention_mask"] = torch.tensor([[1, 1, 1, 0]] * 3)
     with pytest.raises(InputError, match="1 at the end of every row"):
         both(model, inputs, "lookup", 4, False)
@@ -179,14 +179,14 @@ def test_a_text_that_copies_its_source_takes_few_rounds() -> None:
     model, ids = copier(), torch.randint(3, 16, (4, 8), generator=torch.Generator().manual_seed(1))
     ids[:, -1] = 1
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
-    wanted = model.generate(ids, **options)
-    assert (wanted[:, 1:9] == ids).float().mean() > 0.9
+    expected = model.generate(ids, **options)
+    assert (expected[:, 1:9] == ids).float().mean() > 0.9
     rounds: list[Any] = []
     plug = mmdec.speculate("lookup", num_speculative_tokens=8, on_round=rounds.append)
-    assert torch.equal(model.generate(ids, **options, custom_generate=plug), wanted)
-    found = mmdec.generate(model, ids, "lookup", num_speculative_tokens=8, **options)
-    assert torch.equal(found.sequences, wanted)
-    assert 2 * len(found.rounds) <= len(rounds)  # `model.generate` does not tell a loop the source
+    assert torch.equal(model.generate(ids, **options, custom_generate=plug), expected)
+    result = mmdec.generate(model, ids, "lookup", num_speculative_tokens=8, **options)
+    assert torch.equal(result.sequences, expected)
+    assert 2 * len(result.rounds) <= len(rounds)  # `model.generate` does not tell a loop the source
 
 
 def test_unsupported_options_raise_an_input_error() -> None:

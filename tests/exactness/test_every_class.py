@@ -33,6 +33,6 @@ def test_no_model_class_is_named_in_the_core(room: str) -> None:
 
 @pytest.mark.parametrize("name", TRIED)
 def test_a_classs_texts_equal_stock(name: str) -> None:
-    found, known = outcome_of(name), recorded()[name]
+    result, known = outcome_of(name), recorded()[name]
     allowed = {known} if known == "exact" else {"exact", "refused", "excluded"}
-    assert found.outcome in allowed, found
+    assert result.outcome in allowed, result

@@ -60,10 +60,10 @@ def test_a_familys_texts_equal_stock_and_its_trees_equal_their_paths(family: str
             mask[row, : 4 * row - 1] = 0
         inputs = {"input_ids": ids, "attention_mask": mask}
         options: dict[str, Any] = {"max_new_tokens": 18, "do_sample": False, "pad_token_id": 0, "eos_token_id": 2}
-        wanted = model.generate(**inputs, **options)  # type: ignore[operator]
-        for drafter in ("lookup", "recycling", Wild(rng.random(), [wanted[row].tolist() for row in range(batch)])):
-            found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(7, 3), **options)
-            assert torch.equal(found.sequences, wanted)
+        expected = model.generate(**inputs, **options)  # type: ignore[operator]
+        for drafter in ("lookup", "recycling", Wild(rng.random(), [expected[row].tolist() for row in range(batch)])):
+            result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(7, 3), **options)
+            assert torch.equal(result.sequences, expected)
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
@@ -77,10 +77,10 @@ def test_a_table_by_column_holds_a_tree(drafter: str) -> None:
     ids = torch.tensor([[5, 6, 7, 8] * 4])
     more = 8 if drafter == "recycling" else 20
     options: dict[str, Any] = {"max_new_tokens": more, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    wanted = large.generate(ids, **options)  # type: ignore[operator]
+    expected = large.generate(ids, **options)  # type: ignore[operator]
     given = small if drafter == "small" else drafter
-    found = mmdec.generate(large, ids, given, num_speculative_tokens=(12, 3), **options)
-    assert torch.equal(found.sequences, wanted)
+    result = mmdec.generate(large, ids, given, num_speculative_tokens=(12, 3), **options)
+    assert torch.equal(result.sequences, expected)
 
 
 def test_a_window_that_no_check_knows_is_found() -> None:
@@ -168,10 +168,10 @@ def test_a_probe_leaves_random_numbers_and_the_model_alone() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     shape = model.config.to_dict()
     torch.manual_seed(7)
-    wanted = torch.rand(3)
+    expected = torch.rand(3)
     torch.manual_seed(7)
     TextTarget(model)
-    assert torch.equal(torch.rand(3), wanted)
+    assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model.config.to_dict() == shape
 

@@ -61,13 +61,13 @@ def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
     network.set_attn_implementation(case["attention"])
     inputs = prompts(case["batch"])
     options = {"max_new_tokens": 26, "do_sample": False, **PROCESSORS[case["processors"]]}
-    wanted = network.generate(**inputs, **options)
-    found = mmdec.generate(
+    expected = network.generate(**inputs, **options)
+    result = mmdec.generate(
         network, inputs, drafter(case["drafter"], case["target"]), num_speculative_tokens=case["nodes"], **options
     )
-    assert torch.equal(found.sequences, wanted)
+    assert torch.equal(result.sequences, expected)
     if case["drafter"] == "self" and case["nodes"] == 5 and case["processors"] == "none" and case["batch"] == 1:
-        assert found.tokens_per_round > 3
+        assert result.tokens_per_round > 3
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -79,10 +79,10 @@ def test_sampling_at_batch_one_is_the_models_own(name: str, attention: str) -> N
     for seed in range(4):
         inputs = prompts(1, seed)
         torch.manual_seed(seed)
-        wanted = network.generate(**inputs, **options)
+        expected = network.generate(**inputs, **options)
         torch.manual_seed(seed)
-        found = mmdec.generate(network, inputs, drafter(name, "llama"), num_speculative_tokens=6, **options)
-        assert torch.equal(found.sequences, wanted)
+        result = mmdec.generate(network, inputs, drafter(name, "llama"), num_speculative_tokens=6, **options)
+        assert torch.equal(result.sequences, expected)
 
 
 @pytest.mark.parametrize("name", ["lookup", "recycling", "small", "wrong"])
@@ -97,29 +97,29 @@ def test_keyed_sampling_knows_no_drafter(name: str, batch: int) -> None:
         "top_k": 30,
         "seed": 7,
     }
-    wanted = mmdec.generate(network, inputs, None, **options).sequences
+    expected = mmdec.generate(network, inputs, None, **options).sequences
     for nodes in (1, 4, 13, None):
-        found = mmdec.generate(network, inputs, drafter(name, "qwen2"), num_speculative_tokens=nodes, **options)
-        assert torch.equal(found.sequences, wanted)
+        result = mmdec.generate(network, inputs, drafter(name, "qwen2"), num_speculative_tokens=nodes, **options)
+        assert torch.equal(result.sequences, expected)
 
 
 def test_rows_that_start_alike_differ() -> None:
     inputs = {name: value[:1].repeat(6, 1) for name, value in prompts(1).items()}
-    found = mmdec.generate(MODELS["llama"], inputs, "recycling", rule="sampled", seed=1, max_new_tokens=20).sequences
-    assert len({tuple(row) for row in found.tolist()}) == 6
+    result = mmdec.generate(MODELS["llama"], inputs, "recycling", rule="sampled", seed=1, max_new_tokens=20).sequences
+    assert len({tuple(row) for row in result.tolist()}) == 6
 
 
 def test_the_drop_in_gives_what_generate_gives() -> None:
     network, inputs, rounds = MODELS["llama"], prompts(3), []
-    wanted = network.generate(**inputs, max_new_tokens=30, do_sample=False)
+    expected = network.generate(**inputs, max_new_tokens=30, do_sample=False)
     plug = mmdec.speculate("lookup", num_speculative_tokens=5, on_round=rounds.append)
-    assert torch.equal(network.generate(**inputs, max_new_tokens=30, do_sample=False, custom_generate=plug), wanted)
+    assert torch.equal(network.generate(**inputs, max_new_tokens=30, do_sample=False, custom_generate=plug), expected)
     assert 1 < len(rounds) <= 31
     out = network.generate(
         **inputs, max_new_tokens=30, do_sample=False, custom_generate=plug, return_dict_in_generate=True
     )
     assert isinstance(out, GenerateDecoderOnlyOutput)
-    assert torch.equal(out.sequences, wanted)
+    assert torch.equal(out.sequences, expected)
 
 
 def test_the_returned_cache_can_be_continued() -> None:
@@ -138,9 +138,9 @@ def test_the_returned_cache_can_be_continued() -> None:
 
 def test_several_samples_of_one_prompt() -> None:
     options: dict[str, Any] = {"do_sample": True, "num_return_sequences": 4, "max_new_tokens": 12}
-    found = mmdec.generate(MODELS["llama"], prompts(1), "lookup", seed=3, **options).sequences
-    assert found.shape[0] == 4
-    assert len({tuple(row) for row in found.tolist()}) == 4
+    result = mmdec.generate(MODELS["llama"], prompts(1), "lookup", seed=3, **options).sequences
+    assert result.shape[0] == 4
+    assert len({tuple(row) for row in result.tolist()}) == 4
 
 
 def test_residual_needs_sampling_and_finishes() -> None:
@@ -158,21 +158,21 @@ def test_unknown_rule_is_refused() -> None:
 
 
 def test_typical_acceptance_says_that_it_is_lossy() -> None:
-    found = mmdec.generate(
+    result = mmdec.generate(
         MODELS["llama"], prompts(2), "recycling", rule="typical", num_speculative_tokens=8, max_new_tokens=20
     )
-    assert not found.lossless
+    assert not result.lossless
 
 
 def test_the_stream_holds_the_text_and_can_be_left() -> None:
     network, inputs = MODELS["llama"], prompts(2)
-    wanted = network.generate(**inputs, max_new_tokens=30, do_sample=False)
+    expected = network.generate(**inputs, max_new_tokens=30, do_sample=False)
     tokens: list[list[int]] = [[], []]
     for one in mmdec.stream(network, inputs, "lookup", num_speculative_tokens=4, max_new_tokens=30, do_sample=False):
         for row, new in zip(one.rows, one.tokens, strict=True):
             tokens[row] += new
     for row in (0, 1):
-        assert tokens[row] == wanted[row, 14 : 14 + len(tokens[row])].tolist()
+        assert tokens[row] == expected[row, 14 : 14 + len(tokens[row])].tolist()
     running = mmdec.stream(network, inputs, "lookup", max_new_tokens=200)
     assert next(running).index == 0
     running.close()  # type: ignore[attr-defined]
@@ -229,21 +229,23 @@ def test_in_bfloat16_only_near_ties_differ(name: str) -> None:
     parted = 0
     for seed in range(6):
         inputs = prompts(1, seed)
-        wanted = network.generate(**inputs, max_new_tokens=40, do_sample=False)[0].tolist()
+        expected = network.generate(**inputs, max_new_tokens=40, do_sample=False)[0].tolist()
         proposing = copy.deepcopy(SMALL).to(torch.bfloat16) if name == "small" else drafter(name, "llama")
-        found = (
+        result = (
             mmdec.generate(network, inputs, proposing, num_speculative_tokens=6, max_new_tokens=40, do_sample=False)
             .sequences[0]
             .tolist()
         )
-        first = next((place for place, pair in enumerate(zip(wanted, found, strict=False)) if pair[0] != pair[1]), None)
+        first = next(
+            (place for place, pair in enumerate(zip(expected, result, strict=False)) if pair[0] != pair[1]), None
+        )
         if first is None:
-            assert wanted == found
+            assert expected == result
             continue
         parted += 1
         with torch.no_grad():
-            scores = network(torch.tensor([wanted[:first]])).logits[0, -1].float()
+            scores = network(torch.tensor([expected[:first]])).logits[0, -1].float()
         best, second = scores.topk(2).values.tolist()
         assert best - second <= BF16_TOLERANCE * max(abs(best), 1.0)
-        assert {wanted[first], found[first]} <= set(scores.topk(3).indices.tolist())
+        assert {expected[first], result[first]} <= set(scores.topk(3).indices.tolist())
     assert parted < 6  # in bfloat16 too most texts agree

@@ -49,13 +49,13 @@ def model_of(kind: str, family: str = "LlamaForCausalLM") -> Any:
 def check(model: Any, inputs: dict[str, Any], drafted: bool, **options: Any) -> None:
     """Each call has a copy of its own: a "dynamic" rope keeps the frequencies of the longest text so far."""
     options = {"max_new_tokens": 16, "eos_token_id": None, "pad_token_id": 0, "do_sample": False, **options}
-    wanted = copy.deepcopy(model).generate(**inputs, **options)
-    for drafter in ("lookup", Wild(0.4, wanted.tolist(), 0.9)):
+    expected = copy.deepcopy(model).generate(**inputs, **options)
+    for drafter in ("lookup", Wild(0.4, expected.tolist(), 0.9)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = mmdec.generate(copy.deepcopy(model), inputs, drafter, num_speculative_tokens=(9, 5), **options)
-        assert torch.equal(found.sequences, wanted)
-        assert any(sum(round_.drafted) for round_ in found.rounds) == drafted
+            result = mmdec.generate(copy.deepcopy(model), inputs, drafter, num_speculative_tokens=(9, 5), **options)
+        assert torch.equal(result.sequences, expected)
+        assert any(sum(round_.drafted) for round_ in result.rounds) == drafted
         assert ("which the text may reach" in "".join(str(each.message) for each in caught)) is not drafted
 
 

@@ -81,29 +81,29 @@ def ended(heard: LoadedAudioLm, tokens: list[int]) -> list[int]:
 
 def test_texts_are_those_of_generate(heard: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
     """One recording, and four of other lengths together; the model is found by its folder."""
-    alone = mmdec.transcribe(sounds[0], model=heard.directory or "", drafter="lookup", **OPTIONS)
-    assert alone.tokens == stock(heard, sounds[:1])[0]
+    single = mmdec.transcribe(sounds[0], model=heard.directory or "", drafter="lookup", **OPTIONS)
+    assert single.tokens == stock(heard, sounds[:1])[0]
     together = mmdec.transcribe(sounds, model=heard, drafter="lookup", prompt=ASKED, **OPTIONS)
     assert [text.tokens for text in together] == stock(heard, sounds, ASKED)
     assert len({tuple(text.tokens) for text in together}) > 1
     assert [text.seconds for text in together] == [length / RATE for length in LENGTHS]
-    assert alone.timings["encoder"] > 0
-    assert 0 < alone.confidence < 1
+    assert single.timings["encoder"] > 0
+    assert 0 < single.confidence < 1
 
 
 @pytest.mark.parametrize("name", ["recycling", "small", "eagle", "eagle3", "msd"])
 def test_drafters_change_no_text(heard: LoadedAudioLm, sounds: list[np.ndarray], name: str) -> None:
     """Networks that read the states, and a small language model that reads text alone."""
-    wanted = stock(heard, sounds[:3])
-    drafter: Any = DRAFTERS[name](heard.model, wanted)
-    found = mmdec.transcribe(sounds[:3], model=heard, drafter=drafter, **OPTIONS)
-    assert [text.tokens for text in found] == wanted
+    expected = stock(heard, sounds[:3])
+    drafter: Any = DRAFTERS[name](heard.model, expected)
+    result = mmdec.transcribe(sounds[:3], model=heard, drafter=drafter, **OPTIONS)
+    assert [text.tokens for text in result] == expected
 
 
 def test_options_of_generate_keep_their_meaning(heard: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
     options = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
-    found = mmdec.transcribe(sounds[:2], model=heard, drafter="lookup", **{**OPTIONS, **options})
-    assert [text.tokens for text in found] == stock(heard, sounds[:2], **options)
+    result = mmdec.transcribe(sounds[:2], model=heard, drafter="lookup", **{**OPTIONS, **options})
+    assert [text.tokens for text in result] == stock(heard, sounds[:2], **options)
     torch.manual_seed(3)
     sampled = mmdec.transcribe(sounds[0], model=heard, drafter="lookup", do_sample=True, **OPTIONS)
     torch.manual_seed(3)
@@ -111,24 +111,24 @@ def test_options_of_generate_keep_their_meaning(heard: LoadedAudioLm, sounds: li
 
 
 def test_listeners_are_called_for_every_recording(heard: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
-    rounds, told, done = list[Round](), list[int](), list[tuple[float, float]]()
+    rounds, message, done = list[Round](), list[int](), list[tuple[float, float]]()
     silent = np.zeros(RATE, np.float32)
-    found = mmdec.transcribe(
+    result = mmdec.transcribe(
         [sounds[0], silent, *sounds[1:3]],
         model=heard,
         drafter="lookup",
         batch_size=2,
         on_round=rounds.append,
-        on_transcript=lambda index, _: told.append(index),
+        on_transcript=lambda index, _: message.append(index),
         progress=lambda now, total: done.append((now, total)),
         **OPTIONS,
     )
-    assert told == [0, 1, 2, 3]
-    assert found[1].text == ""
-    assert "silent" in found[1].note
+    assert message == [0, 1, 2, 3]
+    assert result[1].text == ""
+    assert "silent" in result[1].note
     for row in (0, 2, 3):
         parts = [new for one in rounds for each, new in zip(one.rows, one.tokens, strict=True) if each == row]
-        assert [token for part in parts for token in part] == found[row].tokens
+        assert [token for part in parts for token in part] == result[row].tokens
     assert done[-1][0] <= done[-1][1]
 
 
@@ -173,11 +173,11 @@ def test_recordings_the_processor_would_truncate_are_refused(
 def test_a_language_is_the_processors(tmp_path: Path, sounds: list[np.ndarray]) -> None:
     heard = load_audio_lm(write("Qwen3ASR", tmp_path / "asr"))
     processor: Any = heard.processor
-    found = mmdec.transcribe(sounds[:2], model=heard, language=["de", "English"], drafter="lookup", **OPTIONS)
+    result = mmdec.transcribe(sounds[:2], model=heard, language=["de", "English"], drafter="lookup", **OPTIONS)
     inputs = processor.apply_transcription_request(sounds[:2], language=["de", "English"])
     made = stock_generate(heard)(**inputs, max_new_tokens=14, do_sample=False)[:, inputs["input_ids"].shape[1] :]
-    assert [text.tokens for text in found] == [ended(heard, row) for row in made.tolist()]
-    assert [text.language for text in found] == ["de", "en"]
+    assert [text.tokens for text in result] == [ended(heard, row) for row in made.tolist()]
+    assert [text.language for text in result] == ["de", "en"]
 
 
 def test_the_public_load_takes_the_folder(tmp_path: Path) -> None:
@@ -193,10 +193,10 @@ def test_the_verb_takes_the_folder(tmp_path: Path, sounds: list[np.ndarray]) -> 
     for index, sound in enumerate(sounds[:2]):
         paths.append(str(save_audio(tmp_path / f"{index}.wav", sound, RATE)))
     given = ["--model", str(folder), "--drafter", "lookup", "--device", "cpu"]
-    told = CliRunner().invoke(cli.app, ["transcribe", *paths, *given, "--json"])
-    assert told.exit_code == 0, told.output
-    found = mmdec.transcribe(paths, model=folder, drafter=None, device="cpu")
-    assert [json.loads(line)["tokens"] for line in told.stdout.splitlines()] == [text.tokens for text in found]
+    message = CliRunner().invoke(cli.app, ["transcribe", *paths, *given, "--json"])
+    assert message.exit_code == 0, message.output
+    result = mmdec.transcribe(paths, model=folder, drafter=None, device="cpu")
+    assert [json.loads(line)["tokens"] for line in message.stdout.splitlines()] == [text.tokens for text in result]
     refused = CliRunner().invoke(cli.app, ["transcribe", paths[0], *given, "--timestamps", "word"])
     assert refused.exit_code != 0
     assert "`--timestamps` must be None for GraniteSpeech" in str(refused.exception or refused.output)
@@ -213,11 +213,11 @@ def test_voxtral_has_its_makers_tokenizer(tmp_path: Path, sounds: list[np.ndarra
     heard = load_audio_lm(voxtral(tmp_path))
     processor: Any = heard.processor
     for language in (None, "fr"):
-        found = mmdec.transcribe(sounds, model=heard, drafter="lookup", language=language, **OPTIONS)
+        result = mmdec.transcribe(sounds, model=heard, drafter="lookup", language=language, **OPTIONS)
         asked = {"model_id": "", "format": ["wav"] * len(sounds), "sampling_rate": RATE, "language": language}
         inputs = processor.apply_transcription_request(sounds, **asked)
         made = stock_generate(heard)(**inputs, max_new_tokens=14, do_sample=False)[:, inputs["input_ids"].shape[1] :]
-        assert [text.tokens for text in found] == [ended(heard, row) for row in made.tolist()]
+        assert [text.tokens for text in result] == [ended(heard, row) for row in made.tolist()]
     wrongs: list[dict[str, Any]] = [{"prompt": ASKED}, {"language": "klingon"}]
     for wrong in wrongs:
         with pytest.raises(InputError, match=next(iter(wrong))):

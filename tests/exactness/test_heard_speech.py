@@ -69,9 +69,9 @@ def test_reranked_is_the_graphs_text_that_both_decoders_find_likeliest(seed: int
     (row,) = model.translate([sound], "reranked")
     assert read == [len(texts)]  # its confidence needs no pass of its own
     with torch.inference_mode():
-        (alone,) = score_texts(model.model.ar, [texts[worth.index(max(worth))]], source)
-    told = autoregressive_evidence(alone)
-    assert {name: row.evidence[name] for name in told} == pytest.approx(told, abs=1e-4)
+        (single,) = score_texts(model.model.ar, [texts[worth.index(max(worth))]], source)
+    message = autoregressive_evidence(single)
+    assert {name: row.evidence[name] for name in message} == pytest.approx(message, abs=1e-4)
     assert row.units == [model.units[token] for token in texts[worth.index(max(worth))]]
     assert row.passes == 2
     assert max(worth) > worth[0] or seed not in (0, 3)  # not the search's own first in some
@@ -84,11 +84,11 @@ def test_a_padded_batch_has_the_units_of_its_rows_alone(strategy: str, seed: int
     sounds = [torch.from_numpy(buzz(seconds, seed)) for seconds in (1.3, 0.5, 2.2)]
     together = model.translate_batch(sounds, strategy)
     for row, sound in zip(together, sounds, strict=True):
-        (alone,) = model.translate([sound], strategy)
-        assert row.units == alone.units
-        assert row.text == alone.text
-        assert row.confidence == pytest.approx(alone.confidence, abs=1e-3)
-        assert row.evidence == pytest.approx(alone.evidence, abs=1e-2)
+        (single,) = model.translate([sound], strategy)
+        assert row.units == single.units
+        assert row.text == single.text
+        assert row.confidence == pytest.approx(single.confidence, abs=1e-3)
+        assert row.evidence == pytest.approx(single.evidence, abs=1e-2)
 
 
 def test_a_silent_row_does_not_change_its_neighbours(tmp_path: Path) -> None:
@@ -106,20 +106,20 @@ def test_a_silent_row_does_not_change_its_neighbours(tmp_path: Path) -> None:
 
         model.model.hear = hear  # type: ignore[method-assign]
         for strategy in ("lookahead", "verified"):
-            found = model.translate_batch([sounds[0], sounds[1], sounds[1]], strategy)
-            assert (found[1].text, found[1].units, found[1].passes, len(found[1].samples)) == ("", [], 0, 0)
-            assert found[1].confidence == 0.0
+            result = model.translate_batch([sounds[0], sounds[1], sounds[1]], strategy)
+            assert (result[1].text, result[1].units, result[1].passes, len(result[1].samples)) == ("", [], 0, 0)
+            assert result[1].confidence == 0.0
             for row, sound in ((0, sounds[0]), (2, sounds[1])):
-                assert found[row].units == model.translate([sound], strategy)[0].units
-                assert found[row].timings["encoder"] == found[1].timings["encoder"]
+                assert result[row].units == model.translate([sound], strategy)[0].units
+                assert result[row].timings["encoder"] == result[1].timings["encoder"]
 
 
 def test_the_decoders_text_carries_the_graphs_confidence(tmp_path: Path) -> None:
     model = translator(2, tmp_path)
     sound = torch.from_numpy(buzz(1.1, 2))
-    verified, graph, alone = (
+    verified, graph, single = (
         model.translate([sound], strategy)[0] for strategy in ("verified", "lookahead", "autoregressive")
     )
     assert verified.evidence["graph"] == graph.evidence["graph"]
-    assert alone.evidence["graph"] == graph.evidence["graph"]
-    assert alone.units == verified.units
+    assert single.evidence["graph"] == graph.evidence["graph"]
+    assert single.units == verified.units

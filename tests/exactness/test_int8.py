@@ -41,25 +41,25 @@ def heard(whisper: LoadedWhisper, sound: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("drafter", ["ctc", "lookup", "recycling"])
-def test_drafts_change_nothing(whisper: LoadedWhisper, alone: list[mmdec.Transcript], drafter: str) -> None:
+def test_drafts_change_nothing(whisper: LoadedWhisper, single: list[mmdec.Transcript], drafter: str) -> None:
     for nodes in (5, (7, 3)):
-        found = [heard(whisper, sound, drafter=drafter, num_speculative_tokens=nodes) for sound in SOUNDS]
-        assert [one.tokens for one in found] == [one.tokens for one in alone]
-        assert drafter != "ctc" or any(one.tokens_per_round > 1.5 for one in found)
+        result = [heard(whisper, sound, drafter=drafter, num_speculative_tokens=nodes) for sound in SOUNDS]
+        assert [one.tokens for one in result] == [one.tokens for one in single]
+        assert drafter != "ctc" or any(one.tokens_per_round > 1.5 for one in result)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("drafter", [None, "ctc"])
 def test_batches_change_nothing(
-    whisper: LoadedWhisper, alone: list[mmdec.Transcript], drafter: str | None, size: int
+    whisper: LoadedWhisper, single: list[mmdec.Transcript], drafter: str | None, size: int
 ) -> None:
-    found = heard(whisper, SOUNDS, drafter=drafter, batch_size=size)
-    assert [one.tokens for one in found] == [one.tokens for one in alone]
+    result = heard(whisper, SOUNDS, drafter=drafter, batch_size=size)
+    assert [one.tokens for one in result] == [one.tokens for one in single]
 
 
-def test_the_text_is_nearly_that_of_float32(alone: list[mmdec.Transcript]) -> None:
-    wanted = [heard(load_whisper("whisper-tiny.en", "cpu"), sound, drafter=None) for sound in SOUNDS]
-    assert rate([word_edits(one.text, other.text) for one, other in zip(wanted, alone, strict=True)])["value"] < 0.05
+def test_the_text_is_nearly_that_of_float32(single: list[mmdec.Transcript]) -> None:
+    expected = [heard(load_whisper("whisper-tiny.en", "cpu"), sound, drafter=None) for sound in SOUNDS]
+    assert rate([word_edits(one.text, other.text) for one, other in zip(expected, single, strict=True)])["value"] < 0.05
 
 
 def test_a_row_has_the_same_bits_beside_any_others() -> None:

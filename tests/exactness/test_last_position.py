@@ -62,22 +62,22 @@ TABLES = [(family, lengths, size) for family in FAMILIES for lengths in LENGTHS 
 def test_a_batch_writes_its_last_token(family: str, lengths: tuple[int, ...], size: Any) -> None:
     model, inputs = language_model(family), prompts(lengths)
     options = {**OPTIONS, "max_length": TABLE + 1}
-    wanted = model.generate(**inputs, **options)
-    for drafter in ("lookup", "recycling", *(Wild(seed, wanted.tolist(), 0.8) for seed in range(4))):
-        found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=size, **options)
-        assert torch.equal(found.sequences, wanted)
+    expected = model.generate(**inputs, **options)
+    for drafter in ("lookup", "recycling", *(Wild(seed, expected.tolist(), 0.8) for seed in range(4))):
+        result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=size, **options)
+        assert torch.equal(result.sequences, expected)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_sampled_batch_writes_its_last_token(size: Any) -> None:
     model, inputs = language_model("GPT2LMHeadModel"), prompts((1, 1, 1, 1))
     options = {**OPTIONS, "do_sample": True, "temperature": 0.5, "max_length": TABLE + 1, "seed": 5}
-    wanted = mmdec.generate(model, inputs, None, **options).sequences
-    assert wanted.shape[1] == TABLE + 1
+    expected = mmdec.generate(model, inputs, None, **options).sequences
+    assert expected.shape[1] == TABLE + 1
     for seed in range(4):
-        drafter = Wild(seed, wanted.tolist(), 0.8)
-        found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=size, **options)
-        assert torch.equal(found.sequences, wanted)
+        drafter = Wild(seed, expected.tolist(), 0.8)
+        result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=size, **options)
+        assert torch.equal(result.sequences, expected)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -87,14 +87,14 @@ def test_a_decoder_writes_its_last_token(name: str, size: Any) -> None:
     inputs = sources(model, 3)
     # the decoder's own limit; the encoder reads 15 tokens
     options = {**OPTIONS, "max_new_tokens": TABLE, "pad_token_id": model.config.pad_token_id}
-    wanted = model.generate(**inputs, **options)
-    assert wanted.shape[1] == TABLE + 1
+    expected = model.generate(**inputs, **options)
+    assert expected.shape[1] == TABLE + 1
     for seed in range(4):
-        drafter = Wild(seed, wanted.tolist(), 0.8)
-        found = model.generate(
+        drafter = Wild(seed, expected.tolist(), 0.8)
+        result = model.generate(
             **inputs, **options, custom_generate=mmdec.speculate(drafter, num_speculative_tokens=size)
         )
-        assert torch.equal(found, wanted)
+        assert torch.equal(result, expected)
 
 
 REACHES = [(family, reach, size) for family in FAMILIES[:2] for reach in (8, 17, 24, 40) for size in SIZES]
@@ -105,11 +105,11 @@ def test_a_drafter_with_a_shorter_table_drafts_as_far_as_it_reaches(family: str,
     model, small = language_model(family, 32), language_model(family, positions, 1)
     for lengths in ((1, 1, 1), (18, 15, 13)):
         inputs, options = prompts(lengths), {**OPTIONS, "max_length": 33}
-        wanted = model.generate(**inputs, **options)
+        expected = model.generate(**inputs, **options)
         # the target itself has its own texts; another model is right seldom
         for drafter in (small, language_model(family, positions)):
-            found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=size, **options)
-            assert torch.equal(found.sequences, wanted)
+            result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=size, **options)
+            assert torch.equal(result.sequences, expected)
 
 
 def test_a_text_beyond_the_table_fails_as_without_drafts() -> None:

@@ -57,11 +57,11 @@ def test_final_text_equals_transcribe(whisper: LoadedWhisper, name: str) -> None
     finals = [update for update in listen(whisper, TALK, every=2.0, **options) if update.final]
     assert len(finals) == 3
     for update in finals:
-        wanted = whole(whisper, TALK, update, **options)
-        assert wanted.text
-        same(update.transcript, wanted)
+        expected = whole(whisper, TALK, update, **options)
+        assert expected.text
+        same(update.transcript, expected)
         moved = [time - update.start for part in update.segments for time in (part.start, part.end)]
-        assert moved == pytest.approx([time for part in wanted.segments for time in (part.start, part.end)])
+        assert moved == pytest.approx([time for part in expected.segments for time in (part.start, part.end)])
         spoken = [word for part in update.segments for word in part.words or ()]
         assert all(update.start <= word.start <= word.end <= update.end for word in spoken)
         assert bool(spoken) == (name == "words")
@@ -69,9 +69,9 @@ def test_final_text_equals_transcribe(whisper: LoadedWhisper, name: str) -> None
 
 @pytest.mark.parametrize("sizes", [(160,), (7_777, 1, 40_000), (10**7,)], ids=str)
 def test_final_text_does_not_depend_on_the_chunks(whisper: LoadedWhisper, sizes: tuple[int, ...]) -> None:
-    wanted = [(update.start, update.end, update.text) for update in listen(whisper, TALK, every=None)]
-    found = listen(whisper, TALK, sizes, every=3.0)
-    assert [(update.start, update.end, update.text) for update in found if update.final] == wanted
+    expected = [(update.start, update.end, update.text) for update in listen(whisper, TALK, every=None)]
+    result = listen(whisper, TALK, sizes, every=3.0)
+    assert [(update.start, update.end, update.text) for update in result if update.final] == expected
 
 
 def test_provisional_text_grows_and_belongs_to_its_window(whisper: LoadedWhisper) -> None:

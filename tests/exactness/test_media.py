@@ -44,9 +44,9 @@ ENDS = [2, 5]
 HELD = [0, *range(56, 63)]  # padding, placeholders and their marks are no answers
 
 
-def drafter(name: str, wanted: Tensor, model: Any) -> Any:
+def drafter(name: str, expected: Tensor, model: Any) -> Any:
     """Networks of random weights read the model's states; "small" is a language model that reads text alone."""
-    return Wild(0.3, wanted.tolist(), 0.9) if name == "wild" else DRAFTERS[name](model, wanted.tolist())
+    return Wild(0.3, expected.tolist(), 0.9) if name == "wild" else DRAFTERS[name](model, expected.tolist())
 
 
 @pytest.mark.parametrize("case", cover(GRID, WHOLE), ids=lambda case: "-".join(map(str, case.values())))
@@ -57,14 +57,14 @@ def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     options["do_sample"] = case["sampled"]
     if case["sampled"] and len(inputs["input_ids"]) > 1:  # draws for each row, as with no drafter
         options["seed"] = 3
-        wanted = mmdec.generate(model, inputs, None, **options).sequences
+        expected = mmdec.generate(model, inputs, None, **options).sequences
     else:
         torch.manual_seed(7)
-        wanted = model.generate(**inputs, **options)
-    named = drafter(case["drafter"], wanted, model)
+        expected = model.generate(**inputs, **options)
+    named = drafter(case["drafter"], expected, model)
     torch.manual_seed(7)
-    found = mmdec.generate(model, inputs, named, num_speculative_tokens=case["nodes"], **options)
-    assert torch.equal(found.sequences, wanted)
+    result = mmdec.generate(model, inputs, named, num_speculative_tokens=case["nodes"], **options)
+    assert torch.equal(result.sequences, expected)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_the_drop_in_gives_what_generate_gives(family: str) -> None:
     model = media_model(family + FOR)
     inputs = media_inputs(model, [1, 2, 0], seed=4)
     options: dict[str, Any] = {"max_new_tokens": 30, "eos_token_id": ENDS, "do_sample": False, "suppress_tokens": HELD}
-    wanted = model.generate(**inputs, **options)
-    plug = mmdec.speculate(Wild(0.4, wanted.tolist(), 0.8), num_speculative_tokens=(16, 5))
-    assert torch.equal(model.generate(**inputs, **options, custom_generate=plug), wanted)
+    expected = model.generate(**inputs, **options)
+    plug = mmdec.speculate(Wild(0.4, expected.tolist(), 0.8), num_speculative_tokens=(16, 5))
+    assert torch.equal(model.generate(**inputs, **options, custom_generate=plug), expected)
 
 
 @pytest.mark.parametrize("family", ONE_AXIS)
@@ -88,10 +88,10 @@ def test_a_chat_goes_on_from_its_cache(family: str) -> None:
     caches = [DynamicCache(config=model.config), DynamicCache(config=model.config)]
     plug = mmdec.speculate("lookup", num_speculative_tokens=4)
     for turn in range(2):
-        wanted = model.generate(**inputs, **options, **{CACHE_ARGUMENT: caches[0]})
-        found = model.generate(**inputs, **options, **{CACHE_ARGUMENT: caches[1]}, custom_generate=plug)
-        assert torch.equal(found, wanted), turn
-        ids = torch.cat([wanted, torch.tensor([[7, 9, 8, 7, 9]])], 1)
+        expected = model.generate(**inputs, **options, **{CACHE_ARGUMENT: caches[0]})
+        result = model.generate(**inputs, **options, **{CACHE_ARGUMENT: caches[1]}, custom_generate=plug)
+        assert torch.equal(result, expected), turn
+        ids = torch.cat([expected, torch.tensor([[7, 9, 8, 7, 9]])], 1)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if family in ("Gemma3", "PaliGemma"):
             inputs["token_type_ids"] = torch.zeros_like(ids)
@@ -111,8 +111,8 @@ def test_a_chat_of_three_axes_goes_on_from_its_cache(family: str) -> None:
     if "mm_token_type_ids" in inputs:
         whole["mm_token_type_ids"] = (ids == 60).long()
     again = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE_ARGUMENT: cache}
-    found = mmdec.generate(model, again, "lookup", num_speculative_tokens=4, **options).sequences
-    assert torch.equal(found, model.generate(**whole, **options))
+    result = mmdec.generate(model, again, "lookup", num_speculative_tokens=4, **options).sequences
+    assert torch.equal(result, model.generate(**whole, **options))
 
 
 def test_each_family_has_its_target() -> None:
@@ -183,6 +183,6 @@ def test_a_small_model_that_sees_drafts_for_one_that_hears(family: str, kind: st
     """A small model that cannot hear reads only the text."""
     model, inputs = media_model(family + FOR), media_inputs(media_model(family + FOR), [2, 1, 0, 1])
     options: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": ENDS, "do_sample": False, "suppress_tokens": HELD}
-    found = mmdec.generate(model, inputs, media_model(kind + FOR), num_speculative_tokens=4, **options)
-    assert torch.equal(found.sequences, model.generate(**inputs, **options))
-    assert found.tokens_per_round > 1  # some of its drafts are right
+    result = mmdec.generate(model, inputs, media_model(kind + FOR), num_speculative_tokens=4, **options)
+    assert torch.equal(result.sequences, model.generate(**inputs, **options))
+    assert result.tokens_per_round > 1  # some of its drafts are right

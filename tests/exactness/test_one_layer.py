@@ -24,7 +24,7 @@ def test_a_model_of_one_layer_is_target_and_drafter(family: str) -> None:
     known = {name: value for name, value in fields.items() if name not in ("model_type", "transformers_version")}
     model = kind(kind.config_class(**{**known, **lists, "num_hidden_layers": 1})).eval()
     inputs = {"input_ids": torch.randint(3, 12, (1, 12), generator=torch.Generator().manual_seed(0))}
-    wanted = model.generate(**inputs, **OPTIONS)
+    expected = model.generate(**inputs, **OPTIONS)
     for drafter in ("lookup", model):
-        found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=3, **OPTIONS)
-        assert torch.equal(found.sequences, wanted)
+        result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=3, **OPTIONS)
+        assert torch.equal(result.sequences, expected)

@@ -48,10 +48,10 @@ def test_greedy_output_is_the_models_own(tokenizer: Letters, target: str, kind: 
     """With pairs the text goes back by other tokens than the model chose."""
     model, inputs = MODELS[target], prompts(batch)
     options: dict[str, Any] = {"max_new_tokens": 25, "do_sample": False}
-    wanted = model.generate(**inputs, **options)  # type: ignore[operator]
-    found = mmdec.generate(model, inputs, drafter(tokenizer, kind), num_speculative_tokens=nodes, **options)
-    assert torch.equal(found.sequences, wanted)
-    assert nodes is None or sum(sum(one.drafted) for one in found.rounds)
+    expected = model.generate(**inputs, **options)  # type: ignore[operator]
+    result = mmdec.generate(model, inputs, drafter(tokenizer, kind), num_speculative_tokens=nodes, **options)
+    assert torch.equal(result.sequences, expected)
+    assert nodes is None or sum(sum(one.drafted) for one in result.rounds)
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
@@ -64,10 +64,10 @@ def test_the_model_itself_under_other_ids_is_always_right(batch: int) -> None:
     drafts = OtherVocabulary(TextTarget(twin), other, OWN)
     inputs = prompts(batch)
     suppressed: dict[str, Any] = {"suppress_tokens": [0, 1, 2], "max_new_tokens": 25, "do_sample": False}
-    wanted = model.generate(**inputs, **suppressed)
-    found = mmdec.generate(model, inputs, drafts, num_speculative_tokens=3, **suppressed)
-    assert torch.equal(found.sequences, wanted)
-    assert found.tokens_per_round > 3
+    expected = model.generate(**inputs, **suppressed)
+    result = mmdec.generate(model, inputs, drafts, num_speculative_tokens=3, **suppressed)
+    assert torch.equal(result.sequences, expected)
+    assert result.tokens_per_round > 3
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
@@ -76,10 +76,10 @@ def test_sampling_at_batch_one_is_the_models_own(seed: int) -> None:
     model, inputs, drafts = MODELS["llama"], prompts(1, seed), drafter(OWN)  # made before: it sets the seed
     options: dict[str, Any] = {"max_new_tokens": 30, "do_sample": True, "temperature": 0.7, "top_k": 20}
     torch.manual_seed(seed)
-    wanted = model.generate(**inputs, **options)  # type: ignore[operator]
+    expected = model.generate(**inputs, **options)  # type: ignore[operator]
     torch.manual_seed(seed)
-    found = mmdec.generate(model, inputs, drafts, num_speculative_tokens=4, **options)
-    assert torch.equal(found.sequences, wanted)
+    result = mmdec.generate(model, inputs, drafts, num_speculative_tokens=4, **options)
+    assert torch.equal(result.sequences, expected)
 
 
 def test_residual_sampling_keeps_the_targets_distribution() -> None:
@@ -119,17 +119,17 @@ def test_a_text_model_drafts_for_one_that_sees(kind: str, pictures: tuple[int, .
     ]
     inputs = batch_of(kind, rows)
     options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
-    wanted = model.generate(**inputs, **options)
-    found = mmdec.generate(model, inputs, drafter(letters, size=SEEN), num_speculative_tokens=4, **options)
-    assert torch.equal(found.sequences, wanted)
-    assert sum(sum(one.drafted) for one in found.rounds)
+    expected = model.generate(**inputs, **options)
+    result = mmdec.generate(model, inputs, drafter(letters, size=SEEN), num_speculative_tokens=4, **options)
+    assert torch.equal(result.sequences, expected)
+    assert sum(sum(one.drafted) for one in result.rounds)
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 def test_nothing_is_drafted_beyond_its_positions() -> None:
     model, inputs = MODELS["llama"], prompts(4)
     options: dict[str, Any] = {"max_new_tokens": 25, "do_sample": False}
-    wanted = model.generate(**inputs, **options)  # type: ignore[operator]
+    expected = model.generate(**inputs, **options)  # type: ignore[operator]
     drafts = OtherVocabulary(TextTarget(small("gpt2", max_position_embeddings=20)), OTHER, OWN, 20)
-    found = mmdec.generate(model, inputs, drafts, num_speculative_tokens=4, **options)
-    assert torch.equal(found.sequences, wanted)
+    result = mmdec.generate(model, inputs, drafts, num_speculative_tokens=4, **options)
+    assert torch.equal(result.sequences, expected)

@@ -58,28 +58,28 @@ def test_pieces_in_a_batch_equal_one_after_another(whisper: LoadedWhisper, name:
     sounds = [*SOUNDS, CUT] if name == "heads" or WHOLE else SOUNDS
     together = mmdec.transcribe(sounds, cut_at_pauses=True, batch_size=4, **options)
     assert max(map(len, map(pieces, sounds))) > 1
-    for sound, found in zip(sounds, together, strict=True):
-        wanted = [mmdec.transcribe(piece, **options) for piece in pieces(sound)]
-        assert found.tokens == [token for one in wanted for token in one.tokens]
-        assert found.text.split() == " ".join(one.text for one in wanted).split()
-        assert found.windows == sum(one.windows for one in wanted)
-        assert found.seconds == pytest.approx(len(sound) / RATE)
-        if len(wanted) == 1:
-            assert found.segments == wanted[0].segments
-            assert found.confidence == pytest.approx(wanted[0].confidence, abs=1e-4)
-        ends = [time for part in found.segments for time in (part.start, part.end)]
+    for sound, result in zip(sounds, together, strict=True):
+        expected = [mmdec.transcribe(piece, **options) for piece in pieces(sound)]
+        assert result.tokens == [token for one in expected for token in one.tokens]
+        assert result.text.split() == " ".join(one.text for one in expected).split()
+        assert result.windows == sum(one.windows for one in expected)
+        assert result.seconds == pytest.approx(len(sound) / RATE)
+        if len(expected) == 1:
+            assert result.segments == expected[0].segments
+            assert result.confidence == pytest.approx(expected[0].confidence, abs=1e-4)
+        ends = [time for part in result.segments for time in (part.start, part.end)]
         assert ends == sorted(ends)
-        assert not ends or ends[-1] <= found.seconds
+        assert not ends or ends[-1] <= result.seconds
 
 
 def test_times_count_from_the_recordings_beginning(whisper: LoadedWhisper) -> None:
     """The words of a late piece are where its sound is, not at the beginning."""
-    found = mmdec.transcribe(LONG, sample_rate=RATE, model=whisper, cut_at_pauses=True, timestamps="word")
+    result = mmdec.transcribe(LONG, sample_rate=RATE, model=whisper, cut_at_pauses=True, timestamps="word")
     windows = cut_at_pauses(LONG, WINDOW)
     assert len(windows) > 1
-    late = [word for part in found.segments for word in part.words or () if word.start >= windows[-1].start / RATE]
-    wanted = mmdec.transcribe(windows[-1].samples, sample_rate=RATE, model=whisper, timestamps="word")
-    assert [word.text for word in late] == [word.text for part in wanted.segments for word in part.words or ()]
+    late = [word for part in result.segments for word in part.words or () if word.start >= windows[-1].start / RATE]
+    expected = mmdec.transcribe(windows[-1].samples, sample_rate=RATE, model=whisper, timestamps="word")
+    assert [word.text for word in late] == [word.text for part in expected.segments for word in part.words or ()]
 
 
 def test_pieces_are_near_thirty_seconds_and_hold_all_that_is_said() -> None:
@@ -121,19 +121,19 @@ def test_jobs_share_passes_and_refill(whisper: LoadedWhisper, monkeypatch: pytes
 
 
 def test_transcripts_are_reported_in_order_as_they_finish(whisper: LoadedWhisper) -> None:
-    told, done = list[tuple[int, str]](), list[float]()
+    message, done = list[tuple[int, str]](), list[float]()
     sounds = [talk([("two_cities", 20.0)]), talk([("austen", None)]), noise(0.0), talk([("austen", None)])]
     sounds[2] = torch.zeros(RATE)
-    found = mmdec.transcribe(
+    result = mmdec.transcribe(
         sounds,
         sample_rate=RATE,
         model=whisper,
         cut_at_pauses=True,
         batch_size=2,
         progress=lambda now, _: done.append(now),
-        on_transcript=lambda index, one: told.append((index, one.text)),
+        on_transcript=lambda index, one: message.append((index, one.text)),
     )
-    assert told == [(index, one.text) for index, one in enumerate(found)]
+    assert message == [(index, one.text) for index, one in enumerate(result)]
     assert done == sorted(done)
     assert done[-1] == pytest.approx(sum(map(len, sounds)) / RATE)
 
@@ -164,7 +164,7 @@ def test_a_refused_option_ends_all_jobs(whisper: LoadedWhisper) -> None:
 def test_seconds_of_jobs_are_shared(whisper: LoadedWhisper) -> None:
     """A job's seconds do not count those in which others worked."""
     start = time.perf_counter()
-    found = mmdec.transcribe(SOUNDS, sample_rate=RATE, model=whisper, cut_at_pauses=True)
+    result = mmdec.transcribe(SOUNDS, sample_rate=RATE, model=whisper, cut_at_pauses=True)
     took = time.perf_counter() - start
-    assert sum(one.timings["total"] for one in found) <= took
-    assert all(min(one.timings.values()) >= 0 for one in found)
+    assert sum(one.timings["total"] for one in result) <= took
+    assert all(min(one.timings.values()) >= 0 for one in result)

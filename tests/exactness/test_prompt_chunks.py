@@ -23,12 +23,12 @@ def test_a_prompt_in_chunks_needs_no_cache(options: dict[str, Any]) -> None:
         return scores
 
     model, inputs = MODELS["llama"], {"input_ids": torch.randint(3, 20, (2, 12))}
-    wanted = model.generate(**inputs, **OPTIONS, max_new_tokens=6)
+    expected = model.generate(**inputs, **OPTIONS, max_new_tokens=6)
     for processors in ([], [unchanged]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that nothing is drafted
             loop: Any = mmdec.speculate("lookup")
-            found = model.generate(
+            result = model.generate(
                 **inputs, **OPTIONS, **options, max_new_tokens=6, logits_processor=processors, custom_generate=loop
             )
-        assert torch.equal(found, wanted)
+        assert torch.equal(result, expected)

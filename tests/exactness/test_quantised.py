@@ -58,12 +58,12 @@ def by(entry_point: str, model: Any, inputs: dict[str, Tensor], drafter: Any = "
 def test_quantised_language_models_keep_their_texts(entry_point: str, batch: int, drafter: str | None) -> None:
     model = dynamic(LLAMA)
     for seed in range(2):
-        told = batch > 1 or drafter is not None  # else nothing stands beside a token
+        message = batch > 1 or drafter is not None  # else nothing stands beside a token
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            found = by(entry_point, model, prompts(batch, seed), drafter)
-        assert [WARNING in str(one.message) for one in heard] == [True] * (told and seed == 0)
-        assert found == by("stock", model, prompts(batch, seed))
+            result = by(entry_point, model, prompts(batch, seed), drafter)
+        assert [WARNING in str(one.message) for one in heard] == [True] * (message and seed == 0)
+        assert result == by("stock", model, prompts(batch, seed))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,8 +72,8 @@ def test_quantised_vlms_keep_their_texts(kind: str) -> None:
     rows = [[[8, 9, 8, 9], Picture.random(1), [8, 9]], [[8, 10], Picture.random(2), [11]]]
     for inputs in (batch_of(kind, rows[:1]), batch_of(kind, rows)):
         with pytest.warns(RuntimeWarning) if len(inputs["input_ids"]) == 1 else warnings.catch_warnings():
-            found = by("generate", model, inputs)
-        assert found == by("stock", model, inputs)
+            result = by("generate", model, inputs)
+        assert result == by("stock", model, inputs)
 
 
 @pytest.mark.parametrize("mode", ["short", "long"])
@@ -81,11 +81,11 @@ def test_quantised_whispers_keep_their_texts(mode: str) -> None:
     model = dynamic(MODELS[80])
     for batch in (1, 3):
         with pytest.warns(RuntimeWarning, match=WARNING) if batch == 1 else warnings.catch_warnings():
-            found = call(model, MODES[mode], batch, custom_generate=mmdec.speculate("lookup"))
-        wanted = call(model, MODES[mode], batch)
-        if isinstance(found, dict):
-            found, wanted = found["sequences"], wanted["sequences"]
-        assert torch.equal(found, wanted)
+            result = call(model, MODES[mode], batch, custom_generate=mmdec.speculate("lookup"))
+        expected = call(model, MODES[mode], batch)
+        if isinstance(result, dict):
+            result, expected = result["sequences"], expected["sequences"]
+        assert torch.equal(result, expected)
 
 
 def test_quantised_models_in_transcribe_and_describe(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_quantised_models_in_transcribe_and_describe(tmp_path: Path) -> None:
     whisper = replace(whisper, model=dynamic(whisper.model))
     plain = mmdec.transcribe(buzz(0.9), sample_rate=16_000, model=whisper, drafter=None)
     with pytest.warns(RuntimeWarning, match=WARNING):
-        found = mmdec.transcribe(buzz(0.9), sample_rate=16_000, model=whisper, drafter="lookup")
-    assert (found.tokens, found.tokens_per_round) == (plain.tokens, 1.0)
+        result = mmdec.transcribe(buzz(0.9), sample_rate=16_000, model=whisper, drafter="lookup")
+    assert (result.tokens, result.tokens_per_round) == (plain.tokens, 1.0)
     vlm = load_vlm(tiny_vlm_folder.write(tmp_path / "eye"), "cpu")
     vlm = replace(vlm, model=dynamic(vlm.model))
     picture = np.zeros((24, 40, 3), np.uint8)
@@ -108,9 +108,9 @@ def test_weights_alone_are_drafted() -> None:
     model, given = weights_alone(LLAMA), prompts(1, 1)
     apart, bound = difference(model, target_of(model))
     assert apart < 1e-5 < bound
-    found = mmdec.generate(model, given, "recycling", num_speculative_tokens=(12, 4), **OPTIONS)
-    assert found.tokens_per_round > 1
-    assert found.sequences[:, 14:].tolist() == by("stock", model, given)
+    result = mmdec.generate(model, given, "recycling", num_speculative_tokens=(12, 4), **OPTIONS)
+    assert result.tokens_per_round > 1
+    assert result.sequences[:, 14:].tolist() == by("stock", model, given)
 
 
 @pytest.mark.parametrize("kind", ["text", "whisper", *KINDS])

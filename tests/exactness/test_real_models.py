@@ -175,15 +175,15 @@ def allowed(whisper: LoadedWhisper, way: dict[str, Any]) -> bool:
     return bool(getattr(settings, "is_multilingual", True)) or not {"language", "task"} & way.keys()
 
 
-def check(found: mmdec.Transcript, wanted: list[dict[str, Any]], timestamps: str | None) -> None:
-    assert found.tokens == [token for one in wanted for token in one["tokens"].tolist()]
+def check(result: mmdec.Transcript, expected: list[dict[str, Any]], timestamps: str | None) -> None:
+    assert result.tokens == [token for one in expected for token in one["tokens"].tolist()]
     if timestamps == "segment":
-        times = [min(round(float(one[name]), 3), found.seconds) for one in wanted for name in ("start", "end")]
-        assert [time for one in found.segments for time in (one.start, one.end)] == pytest.approx(times)
+        times = [min(round(float(one[name]), 3), result.seconds) for one in expected for name in ("start", "end")]
+        assert [time for one in result.segments for time in (one.start, one.end)] == pytest.approx(times)
     if timestamps == "word":
-        spoken = [time for one in found.segments for word in one.words or () for time in (word.start, word.end)]
+        spoken = [time for one in result.segments for word in one.words or () for time in (word.start, word.end)]
         assert spoken == sorted(spoken)
-        assert all(0 <= time <= found.seconds for time in spoken)
+        assert all(0 <= time <= result.seconds for time in spoken)
 
 
 @pytest.fixture(params=MODELS, ids=lambda path: path.name)
@@ -202,17 +202,17 @@ def test_every_recording_equals_stock(whisper: LoadedWhisper, path: Path, name: 
     if not allowed(whisper, way):
         pytest.skip("the model has one language")
     samples = load_audio(path)
-    (wanted,) = stock(whisper, [samples], way)
+    (expected,) = stock(whisper, [samples], way)
     passes = list[int]()
     hook = whisper.model.get_encoder().register_forward_hook(lambda *_: passes.append(1))
     drafter = DRAFTERS[(list(WAYS).index(name) + RECORDINGS.index(path)) % len(DRAFTERS)](whisper)
     try:
         torch.manual_seed(0)
-        found = mmdec.transcribe(samples, sample_rate=SAMPLE_RATE, model=whisper, **drafter, **way)
+        result = mmdec.transcribe(samples, sample_rate=SAMPLE_RATE, model=whisper, **drafter, **way)
     finally:
         hook.remove()
-    check(found, wanted, way.get("timestamps"))
-    assert len(passes) <= found.windows
+    check(result, expected, way.get("timestamps"))
+    assert len(passes) <= result.windows
 
 
 @pytest.mark.parametrize("name", ["detected", "segments"])
@@ -225,10 +225,10 @@ def test_batches_equal_single_recordings(whisper: LoadedWhisper, name: str) -> N
     for group in kinds.values():
         for at in range(0, len(group), BATCH):
             batch = group[at : at + BATCH]
-            wanted = stock(whisper, batch, way)
+            expected = stock(whisper, batch, way)
             arrays: Any = [samples.numpy() for samples in batch]
-            found = mmdec.transcribe(arrays, sample_rate=SAMPLE_RATE, model=whisper, batch_size=BATCH, **way)
-            for one, theirs in zip(found, wanted, strict=True):
+            result = mmdec.transcribe(arrays, sample_rate=SAMPLE_RATE, model=whisper, batch_size=BATCH, **way)
+            for one, theirs in zip(result, expected, strict=True):
                 check(one, theirs, way.get("timestamps"))
 
 
@@ -237,8 +237,8 @@ def test_recordings_without_speech_equal_stock(whisper: LoadedWhisper, length: f
     """Noise, at and around a whole window."""
     generator = torch.Generator().manual_seed(0)
     samples = NOISE * torch.randn(int(length * SAMPLE_RATE), generator=generator)
-    (wanted,) = stock(whisper, [samples], WAYS["segments"])
-    check(mmdec.transcribe(samples, sample_rate=SAMPLE_RATE, model=whisper, timestamps="segment"), wanted, "segment")
+    (expected,) = stock(whisper, [samples], WAYS["segments"])
+    check(mmdec.transcribe(samples, sample_rate=SAMPLE_RATE, model=whisper, timestamps="segment"), expected, "segment")
 
 
 @pytest.mark.parametrize("name", ["detected", "words"])
@@ -254,8 +254,8 @@ def test_live_text_equals_transcribe(whisper: LoadedWhisper, name: str) -> None:
     passes = [0, 0]
     for update in finals:
         cut = sound[round(update.start * SAMPLE_RATE) : round(update.end * SAMPLE_RATE)]
-        wanted = mmdec.transcribe(cut, sample_rate=SAMPLE_RATE, drafter=None, **options)
-        assert update.transcript.tokens == wanted.tokens
-        assert update.transcript.segments == wanted.segments
-        passes = [passes[0] + update.transcript.rounds, passes[1] + wanted.rounds]
+        expected = mmdec.transcribe(cut, sample_rate=SAMPLE_RATE, drafter=None, **options)
+        assert update.transcript.tokens == expected.tokens
+        assert update.transcript.segments == expected.segments
+        passes = [passes[0] + update.transcript.rounds, passes[1] + expected.rounds]
     assert passes[0] < passes[1]

@@ -29,8 +29,8 @@ NEW = 40
 
 def models() -> list[Path]:
     named = os.environ.get("MMDEC_MODELS")
-    found = sorted(path for path in Path(named).iterdir() if path.is_dir()) if named else []
-    return [path for path in found if model_kind(path) in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
+    result = sorted(path for path in Path(named).iterdir() if path.is_dir()) if named else []
+    return [path for path in result if model_kind(path) in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
 
 
 MODELS = models()
@@ -62,11 +62,11 @@ def prompts(page: list[int], lengths: tuple[int, ...]) -> dict[str, Tensor]:
 def check(model: Any, inputs: dict[str, Tensor], drafter: str, **options: Any) -> None:
     options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, **options}
     torch.manual_seed(1)
-    wanted = model.generate(**inputs, **options)
+    expected = model.generate(**inputs, **options)
     torch.manual_seed(1)
-    found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(8, 5), **options)
-    assert torch.equal(found.sequences, wanted)
-    assert any(sum(round_.drafted) for round_ in found.rounds)
+    result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(8, 5), **options)
+    assert torch.equal(result.sequences, expected)
+    assert any(sum(round_.drafted) for round_ in result.rounds)
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "recycling"])

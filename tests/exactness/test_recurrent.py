@@ -63,12 +63,12 @@ def test_a_pass_scores_a_chain_as_single_steps(family: str) -> None:
 def test_drafts_change_no_text(family: str, drafter: str, batch: int) -> None:
     model, inputs = recurrent_model(family), batch_of(family, batch)
     options: dict[str, Any] = {"max_new_tokens": 26, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    wanted = model.generate(**inputs, **options)  # type: ignore[operator]
-    given: Any = Wild(0.5, wanted.tolist(), 0.8) if drafter == "wild" else drafter
-    found = mmdec.generate(model, inputs, given, num_speculative_tokens=(12, 6), **options)
-    assert torch.equal(found.sequences, wanted)
+    expected = model.generate(**inputs, **options)  # type: ignore[operator]
+    given: Any = Wild(0.5, expected.tolist(), 0.8) if drafter == "wild" else drafter
+    result = mmdec.generate(model, inputs, given, num_speculative_tokens=(12, 6), **options)
+    assert torch.equal(result.sequences, expected)
     if drafter == "wild":
-        assert found.tokens_per_round > 1.2
+        assert result.tokens_per_round > 1.2
 
 
 @pytest.mark.parametrize("family", TRIED)
@@ -76,11 +76,11 @@ def test_sampled_texts_are_those_of_the_same_seed(family: str) -> None:
     model, inputs = recurrent_model(family), batch_of(family, 1)
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.7, "eos_token_id": None}
     torch.manual_seed(3)
-    wanted = model.generate(**inputs, pad_token_id=0, **options)  # type: ignore[operator]
+    expected = model.generate(**inputs, pad_token_id=0, **options)  # type: ignore[operator]
     torch.manual_seed(3)
-    drafter: Any = Wild(0.1, wanted.tolist(), 0.8)
-    found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=5, pad_token_id=0, **options)
-    assert torch.equal(found.sequences, wanted)
+    drafter: Any = Wild(0.1, expected.tolist(), 0.8)
+    result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=5, pad_token_id=0, **options)
+    assert torch.equal(result.sequences, expected)
 
 
 @pytest.mark.parametrize("family", TRIED)
@@ -90,8 +90,8 @@ def test_padding_on_the_left_changes_no_row(family: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     together = model.generate(**inputs, **options)  # type: ignore[operator]
     for row, mask in enumerate(inputs["attention_mask"]):
-        alone = model.generate(inputs["input_ids"][row : row + 1, mask.bool()], **options)  # type: ignore[operator]
-        assert torch.equal(together[row, -12:], alone[0, -12:])
+        single = model.generate(inputs["input_ids"][row : row + 1, mask.bool()], **options)  # type: ignore[operator]
+        assert torch.equal(together[row, -12:], single[0, -12:])
 
 
 @pytest.mark.parametrize("family", ["FalconH1", "Lfm2", "Mamba2", "Qwen3Next"])
@@ -100,21 +100,21 @@ def test_a_small_model_with_states_drafts(family: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     inputs = batch_of(family, 2)
     for model in (small, large):
-        wanted = model.generate(**inputs, **options)  # type: ignore[operator]
-        found = mmdec.generate(model, inputs, small, num_speculative_tokens=(8, 4), **options)
-        assert torch.equal(found.sequences, wanted)
-        assert found.tokens_per_round > 3 or model is large  # it knows its own text
+        expected = model.generate(**inputs, **options)  # type: ignore[operator]
+        result = mmdec.generate(model, inputs, small, num_speculative_tokens=(8, 4), **options)
+        assert torch.equal(result.sequences, expected)
+        assert result.tokens_per_round > 3 or model is large  # it knows its own text
 
 
 @pytest.mark.parametrize("family", ["Bamba", "Lfm2", "Qwen3Next"])
 def test_quantised_weights_are_drafted(family: str) -> None:
     model, inputs = weights_alone(recurrent_model(family)), batch_of(family, 1)
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    wanted = model.generate(**inputs, **options)
-    drafter: Any = Wild(0.5, wanted.tolist(), 0.9)
-    found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=5, **options)
-    assert torch.equal(found.sequences, wanted)
-    assert found.tokens_per_round > 1.2
+    expected = model.generate(**inputs, **options)
+    drafter: Any = Wild(0.5, expected.tolist(), 0.9)
+    result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=5, **options)
+    assert torch.equal(result.sequences, expected)
+    assert result.tokens_per_round > 1.2
 
 
 @pytest.mark.parametrize("family", ["Jamba", "Lfm2", "Mamba2", "OlmoHybrid", "Qwen3Next", "Zamba2"])
@@ -123,11 +123,11 @@ def test_a_cache_is_left_as_generate_leaves_it(family: str) -> None:
     caches = [DynamicCache(config=model.config) for _ in range(2)]
     name = STATE_CACHE if family == "Mamba2" and CACHE_ARGUMENT != "cache" else CACHE_ARGUMENT
     options: dict[str, Any] = {"max_new_tokens": 15, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    wanted = model.generate(**inputs, **{name: caches[0]}, **options)  # type: ignore[operator]
-    drafter: Any = Wild(0.5, wanted.tolist(), 0.7)
+    expected = model.generate(**inputs, **{name: caches[0]}, **options)  # type: ignore[operator]
+    drafter: Any = Wild(0.5, expected.tolist(), 0.7)
     plug = mmdec.speculate(drafter, num_speculative_tokens=4)
-    found = model.generate(**inputs, **{name: caches[1]}, **options, custom_generate=plug)  # type: ignore[operator]
-    assert torch.equal(found, wanted)
+    result = model.generate(**inputs, **{name: caches[1]}, **options, custom_generate=plug)  # type: ignore[operator]
+    assert torch.equal(result, expected)
     for stock, own in zip(caches[0].layers, caches[1].layers, strict=True):
         for states in ("conv_states", "recurrent_states"):
             for index, state in getattr(stock, states, {}).items():
@@ -136,7 +136,7 @@ def test_a_cache_is_left_as_generate_leaves_it(family: str) -> None:
         if getattr(stock, "keys", None) is not None:
             torch.testing.assert_close(own.keys, stock.keys, rtol=1e-3, atol=1e-4)
     if family != "Mamba2":  # its cache does not say how many tokens it has read
-        more = {"input_ids": wanted, "attention_mask": torch.ones_like(wanted)}
+        more = {"input_ids": expected, "attention_mask": torch.ones_like(expected)}
         turns = [model.generate(**more, **{CACHE_ARGUMENT: cache}, **options) for cache in caches]  # type: ignore[operator]
         assert torch.equal(*turns)
 

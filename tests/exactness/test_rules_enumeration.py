@@ -171,9 +171,9 @@ def test_several_rounds_have_the_targets_distribution(
     eos: frozenset[int],
 ) -> None:
     target, drafter = Toy(3, seed=1, scale=1.0), Toy(3, seed=2, scale=1.0)
-    wanted = plain_distribution(target, [1, 0], 4, eos, processors)
+    expected = plain_distribution(target, [1, 0], 4, eos, processors)
     got = drafted_law(rule, target, lambda o, text: drafting(drafter, o, text, shape), [1, 0], 4, eos, processors)
-    assert difference(got, wanted) < 1e-9
+    assert difference(got, expected) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,8 @@ def test_lossy_rules_are_caught(rule: Callable[[EnumeratedChoices], Rule], draft
 def test_the_whole_loop_with_two_rows_has_the_targets_distribution(
     rule: Callable[[EnumeratedChoices], Rule], drafting: Drafting
 ) -> None:
-    """The loop itself, prompt's round, guard and leaving rows included: rows are independent and each has its distribution."""
+    """The loop itself, prompt's round, guard and leaving rows included: rows are independent and each has its
+    distribution."""
     target, drafter = Toy(2, seed=6, scale=1.0), Toy(2, seed=7, scale=1.0)
     prompts, eos, choices = [[1, 0], [1]], frozenset({1}), EnumeratedChoices()
 

@@ -44,12 +44,12 @@ def test_keyed_sampling_ignores_drafts(batch: int) -> None:
         given = prompts(random, batch, vocab)
         processors = [cooler] if seed % 2 else []
         rule = MatchRule(KeyedSample(seed), "sampled")
-        wanted, rounds = run(target, given, STOP, rule, None, None, processors)
-        assert len(rounds) == max(map(len, wanted.tokens))
+        expected, rounds = run(target, given, STOP, rule, None, None, processors)
+        assert len(rounds) == max(map(len, expected.tokens))
         for make in DRAFTERS:
             budget = Changing(Random(seed))
             got, _ = run(target, given, STOP, rule, make(target), budget, processors)
-            assert got.tokens == wanted.tokens
+            assert got.tokens == expected.tokens
             accepted += sum(map(sum, budget.seen))
     assert accepted > 50 * batch  # else nothing was shown
 
@@ -94,7 +94,7 @@ def test_sampling_at_batch_one_equals_stock() -> None:
         given = prompts(random, 1, target.vocab_size)
         processors = [cooler] if seed % 2 else []
         torch.manual_seed(seed)
-        wanted = plain(
+        expected = plain(
             target,
             torch.tensor(given),
             0,
@@ -106,7 +106,7 @@ def test_sampling_at_batch_one_equals_stock() -> None:
         for make in DRAFTERS:
             torch.manual_seed(seed)
             got, _ = run(target, given, STOP, rule, make(target), Changing(Random(seed)), processors)
-            assert got.tokens == [wanted]
+            assert got.tokens == [expected]
             assert torch.rand(()) == left  # the generator stands where plain decoding leaves it
 
 

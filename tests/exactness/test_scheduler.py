@@ -83,7 +83,7 @@ def test_rows_that_join_and_leave_keep_their_texts(family: str, prefill: int, mo
 
     monkeypatch.setattr(DecoderTarget, "score_together", counted)
     asked = requests(model, dice, 8)
-    wanted = [request.alone() for request in asked]
+    expected = [request.alone() for request in asked]
     scheduler = Scheduler(SchedulerLimits(rows=5, prefill=prefill))
     tasks, runs = list[Task](), [request.prepare() for request in asked]
     waiting = list(zip(asked, runs, strict=True))
@@ -96,7 +96,7 @@ def test_rows_that_join_and_leave_keep_their_texts(family: str, prefill: int, mo
                 )
             scheduler.step()
     assert [task.error for task in tasks] == [None] * len(tasks)
-    assert [run.sequences.tolist() for run in runs] == wanted
+    assert [run.sequences.tolist() for run in runs] == expected
     # GPT-Neo takes a token's cache index as its position, so that its rows cannot move
     assert bool(shared) == (family != "GPTNeoForCausalLM")
 
@@ -106,7 +106,7 @@ def test_an_error_or_a_cancelled_request_leaves_its_neighbours_alone() -> None:
     asked = requests(model, random.Random(3), 4)
     for request in asked:
         request.options["max_new_tokens"] = 24
-    wanted = [request.alone() for request in asked]
+    expected = [request.alone() for request in asked]
     scheduler, runs = Scheduler(), [request.prepare() for request in asked]
 
     def refuse(round_: Round) -> None:
@@ -123,14 +123,14 @@ def test_an_error_or_a_cancelled_request_leaves_its_neighbours_alone() -> None:
     scheduler.run()
     assert str(tasks[1].error) == "the callback of one request"
     assert [tasks[number].error for number in (0, 2, 3)] == [None] * 3
-    assert [runs[number].sequences.tolist() for number in (0, 3)] == [wanted[0], wanted[3]]
+    assert [runs[number].sequences.tolist() for number in (0, 3)] == [expected[0], expected[3]]
 
 
 def test_a_failing_pass_ends_the_request_at_fault() -> None:
     """A processor of one request raises; it is called when its own scores are read, not in the shared pass."""
     model = model_of("LlamaForCausalLM")
     asked = requests(model, random.Random(4), 3)
-    wanted = [request.alone() for request in asked]
+    expected = [request.alone() for request in asked]
 
     def fail(ids: Tensor, scores: Tensor) -> Tensor:
         raise ValueError("the processor of one request")
@@ -140,7 +140,7 @@ def test_a_failing_pass_ends_the_request_at_fault() -> None:
     tasks = [scheduler.add(run.steps) for run in runs]
     scheduler.run()
     assert str(tasks[1].error) == "the processor of one request"
-    assert [runs[number].sequences.tolist() for number in (0, 2)] == [wanted[0], wanted[2]]
+    assert [runs[number].sequences.tolist() for number in (0, 2)] == [expected[0], expected[2]]
 
 
 def test_what_does_not_fit_waits_and_what_never_fits_is_refused() -> None:
@@ -172,13 +172,13 @@ def test_a_list_of_prompts_gives_each_prompts_own_text() -> None:
     prompts = [request.ids for request in requests(model, random.Random(6), 6)]
     together = mmdec.generate(model, prompts, drafter="lookup", max_batch=3, max_new_tokens=12)
     for prompt, generation in zip(prompts, together, strict=True):
-        alone = mmdec.generate(model, prompt, drafter=None, max_new_tokens=12)
-        assert generation.sequences.tolist() == alone.sequences.tolist()
-        assert generation.finish_reasons == alone.finish_reasons
+        single = mmdec.generate(model, prompt, drafter=None, max_new_tokens=12)
+        assert generation.sequences.tolist() == single.sequences.tolist()
+        assert generation.finish_reasons == single.finish_reasons
     sampled = mmdec.generate(model, prompts, drafter="lookup", max_batch=2, seed=5, do_sample=True, max_new_tokens=8)
     for number, prompt in enumerate(prompts):
-        alone = mmdec.generate(model, prompt, drafter=None, seed=5 + number, do_sample=True, max_new_tokens=8)
-        assert sampled[number].sequences.tolist() == alone.sequences.tolist()
+        single = mmdec.generate(model, prompt, drafter=None, seed=5 + number, do_sample=True, max_new_tokens=8)
+        assert sampled[number].sequences.tolist() == single.sequences.tolist()
 
 
 def test_max_batch_holds_the_rows_of_each_prompt() -> None:

@@ -41,18 +41,18 @@ def check(model: Any, drafted: bool | None) -> None:
     """Texts with drafts are the model's own; there are drafts or not; None: either."""
     for lengths in ((21,), (21, 9, 4)):
         inputs = prompts("x", lengths)
-        wanted = model.generate(**inputs, **OPTIONS)
-        for drafter in ("lookup", "recycling", Wild(0.5, wanted.tolist(), 0.8)):
-            found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(9, 5), **OPTIONS)
-            assert torch.equal(found.sequences, wanted)
-            assert drafted in (None, any(sum(round_.drafted) for round_ in found.rounds))
+        expected = model.generate(**inputs, **OPTIONS)
+        for drafter in ("lookup", "recycling", Wild(0.5, expected.tolist(), 0.8)):
+            result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(9, 5), **OPTIONS)
+            assert torch.equal(result.sequences, expected)
+            assert drafted in (None, any(sum(round_.drafted) for round_ in result.rounds))
 
 
 def packed(levels: Tensor, axis: int, kind: str) -> Tensor:
     """Whole numbers below 16, eight in an int32 along an axis."""
     eights = levels.long().unflatten(axis, (-1, 8)).movedim(axis + 1, -1)[..., list(ORDER[kind])]
-    found = (eights << (4 * torch.arange(8))).sum(-1)
-    return found.where(found < 2**31, found - 2**32).to(torch.int32)
+    result = (eights << (4 * torch.arange(8))).sum(-1)
+    return result.where(result < 2**31, result - 2**32).to(torch.int32)
 
 
 class Packed(nn.Module):
@@ -187,8 +187,8 @@ def test_a_peft_model_keeps_its_texts() -> None:
     adapted(model)
     inputs, base, drafted = prompts("x", (21, 9, 4)), model.get_base_model(), list[int]()
     plug = mmdec.speculate("lookup", num_speculative_tokens=5, on_round=lambda one: drafted.append(sum(one.drafted)))
-    wanted = model.generate(**inputs, **OPTIONS)
-    assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=plug), wanted)
+    expected = model.generate(**inputs, **OPTIONS)
+    assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=plug), expected)
     assert any(drafted)
     check(base, True)
     with model.disable_adapter():

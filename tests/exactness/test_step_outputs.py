@@ -19,13 +19,13 @@ def test_step_outputs_equal_stock(kind: str) -> None:
     model, inputs = made("LlamaForCausalLM"), prompts("x", (9, 4))
     model.set_attn_implementation("eager")
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, f"output_{kind}": True}
-    wanted = model.generate(**inputs, **options, return_dict_in_generate=True)
+    expected = model.generate(**inputs, **options, return_dict_in_generate=True)
     with pytest.warns(RuntimeWarning, match=f"`output_{kind}` is not given with drafts"):
-        found = model.generate(
+        result = model.generate(
             **inputs, **options, return_dict_in_generate=True, custom_generate=mmdec.speculate("lookup")
         )
-    assert torch.equal(found.sequences, wanted.sequences)
-    for one, other in zip(getattr(found, kind), getattr(wanted, kind), strict=True):
+    assert torch.equal(result.sequences, expected.sequences)
+    for one, other in zip(getattr(result, kind), getattr(expected, kind), strict=True):
         for mine, stock in zip(one, other, strict=True):
             assert torch.equal(mine, stock)
 

@@ -53,9 +53,9 @@ def speech(drafter: Drafter | str, nodes: Any, batch: int) -> Work:
 def test_concurrent_language_model_runs_keep_their_texts() -> None:
     kinds = [("lookup", 5), ("recycling", (14, 4)), (SMALL, (9, 3)), (TEXTS["llama"], 4), (Wrong(), 6), (None, 0)]
     works = [text(drafter, nodes, batch) for drafter, nodes in kinds for batch in (1, 3)]
-    alone = [work() for work in works]
+    single = [work() for work in works]
     for _ in range(2):
-        assert at_once(works) == alone
+        assert at_once(works) == single
 
 
 def test_concurrent_whisper_runs_share_a_drafter() -> None:
@@ -63,18 +63,18 @@ def test_concurrent_whisper_runs_share_a_drafter() -> None:
     shared = [Medusa(heads(kind), MODELS[80].proj_out) for kind in ("linear", "block")]
     drafters: list[Drafter | str] = [*shared, "lookup"]
     works = [speech(drafter, nodes, batch) for drafter in drafters for nodes, batch in ((4, 2), ((12, 3), 1))]
-    alone = [work() for work in works]
-    assert at_once(works) == alone
+    single = [work() for work in works]
+    assert at_once(works) == single
 
 
 def test_runs_that_share_statistics_keep_their_texts() -> None:
     """Their plans are learned together and depend on the clock; what is said does not."""
     learned = mmdec.DecodingStatistics()
     inputs, options = prompts(3), {"max_new_tokens": 30, "do_sample": False}
-    wanted = TEXTS["llama"].generate(**inputs, **options).tolist()  # type: ignore[operator]
+    expected = TEXTS["llama"].generate(**inputs, **options).tolist()  # type: ignore[operator]
 
     def work(drafter: Any) -> Work:
         return lambda: mmdec.generate(TEXTS["llama"], inputs, drafter, statistics=learned, **options).sequences.tolist()
 
     works = [work(drafter) for drafter in ("lookup", "lookup", "recycling", SMALL, Wrong(), None)]
-    assert at_once(works) == [wanted] * len(works)
+    assert at_once(works) == [expected] * len(works)

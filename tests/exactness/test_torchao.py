@@ -35,8 +35,8 @@ def quantised(family: str, kind: str) -> Any:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_equal_the_quantised_models_own(family: str, kind: str, lengths: tuple[int, ...]) -> None:
     model, inputs = quantised(family, kind), prompts("x", lengths)
-    wanted = model.generate(**inputs, **OPTIONS)
-    for drafter in ("lookup", "recycling", Wild(0.5, wanted.tolist(), 0.8)):
-        found = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(9, 5), **OPTIONS)
-        assert torch.equal(found.sequences, wanted)
-        assert any(sum(round_.drafted) for round_ in found.rounds) == (kind != "activations")
+    expected = model.generate(**inputs, **OPTIONS)
+    for drafter in ("lookup", "recycling", Wild(0.5, expected.tolist(), 0.8)):
+        result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(9, 5), **OPTIONS)
+        assert torch.equal(result.sequences, expected)
+        assert any(sum(round_.drafted) for round_ in result.rounds) == (kind != "activations")

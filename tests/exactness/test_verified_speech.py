@@ -57,22 +57,22 @@ def test_any_graph_leaves_the_decoders_units(batch: int, nodes: int) -> None:
         states = torch.randn(batch, 13, 16)
         sizes = torch.randint(5, 14, (batch,))
         text = verified(network, states, sizes, lattice(batch, 30, seed), 40, nodes)
-        wanted = network.generate(states, sizes, 40)
-        assert [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens] == wanted
+        expected = network.generate(states, sizes, 40)
+        assert [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens] == expected
 
 
 def test_a_right_graph_needs_two_passes() -> None:
     network = decoder(3)
     states, sizes = torch.randn(1, 9, 16), torch.tensor([9])
     units = network.generate(states, sizes, 25)[0]
-    told = [0, *units, EOS]
-    emissions = torch.full((1, len(told), UNITS), -20.0)
-    emissions[0, range(len(told)), told] = 0.0
-    links = torch.full((1, len(told), len(told)), -torch.inf)
-    for before, after in pairwise(range(len(told))):
+    message = [0, *units, EOS]
+    emissions = torch.full((1, len(message), UNITS), -20.0)
+    emissions[0, range(len(message)), message] = 0.0
+    links = torch.full((1, len(message), len(message)), -torch.inf)
+    for before, after in pairwise(range(len(message))):
         links[0, before, after] = 0.0
     text = Sequences(torch.zeros(1, 1, dtype=torch.long), Stop(26, frozenset({EOS})))
-    drafter = DagDrafter(emissions, links, torch.tensor([len(told)]), EOS)
+    drafter = DagDrafter(emissions, links, torch.tensor([len(message)]), EOS)
     inputs = {"states": states, "state_lengths": sizes}
     rounds = list(decode(UnitTarget(network), inputs, text, MatchRule(), drafter, Budget.fixed(100)))
     assert len(rounds) == 2
@@ -90,11 +90,11 @@ def test_the_next_unit_has_the_distribution_of_all_paths() -> None:
     for unit in prefix:
         state.alpha = state.after(state.alpha @ state.links, unit)
     _, chances = state.next_distributions(state.alpha)
-    wanted = np.zeros(UNITS)
+    expected = np.zeros(UNITS)
     for path in product(range(1, 6), repeat=3):
         chance = a[0, path[0]] * e[path[0], 4] * a[path[0], path[1]] * e[path[1], 7] * a[path[1], path[2]]
-        wanted += chance * e[path[2]]
-    assert np.allclose(chances / chances.sum(), wanted / wanted.sum(), atol=1e-5)
+        expected += chance * e[path[2]]
+    assert np.allclose(chances / chances.sum(), expected / expected.sum(), atol=1e-5)
 
 
 def test_drafts_keep_to_the_plan() -> None:

@@ -102,9 +102,9 @@ def drawn(
     """Draw inputs until stock's answer does not depend on rounding. Returns the inputs and that answer."""
     for _ in range(20):
         given = draw()
-        wanted = stock(model, inputs(given), choice)
-        if wanted is not None:
-            return given, wanted
+        expected = stock(model, inputs(given), choice)
+        if expected is not None:
+            return given, expected
     pytest.fail("twenty draws in a row have two tokens that float32 does not tell apart")
 
 
@@ -146,21 +146,21 @@ def test_texts_equal_plain_decoding(case: dict[str, Any]) -> None:
     def turn(more: list[Row]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         return second_turn(kind, rows, more, said, inputs["attention_mask"])
 
-    more, wanted = drawn(row_list, model, lambda more: turn(more)[0], case["choice"])
+    more, expected = drawn(row_list, model, lambda more: turn(more)[0], case["choice"])
     whole, new = turn(more)
     shown, past = whole, 0
     # `generate` itself knows no positions for new text without the text and the images before it, if there are images.
     names = ("input_ids", "attention_mask", "mm_token_type_ids")
-    alone = case["entry_point"] != "custom" or kind not in AXES or not set(whole) - set(names)
-    if case["turn"] == "images" and alone:
+    single = case["entry_point"] != "custom" or kind not in AXES or not set(whole) - set(names)
+    if case["turn"] == "images" and single:
         shown = {name: whole[name] if name in names else value for name, value in new.items()}
-    if case["turn"] == "new" and alone:
+    if case["turn"] == "new" and single:
         # What the cache lacks: the last token of the first turn comes before what is new.
         past = held.get_seq_length()
         lacking = whole["input_ids"][:, past : -new["input_ids"].shape[1]]
         shown = {**new, "input_ids": torch.cat([lacking, new["input_ids"]], 1)}
         if kind in AXES:
             shown["mm_token_type_ids"] = whole["mm_token_type_ids"][:, past:]
-    wanted = wanted[:, past:]
-    assert torch.equal(say(case, model, shown, make(model, wanted.tolist()), held), wanted)
-    assert held.get_seq_length() == past + wanted.shape[1] - 1
+    expected = expected[:, past:]
+    assert torch.equal(say(case, model, shown, make(model, expected.tolist()), held), expected)
+    assert held.get_seq_length() == past + expected.shape[1] - 1

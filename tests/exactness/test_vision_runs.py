@@ -73,15 +73,15 @@ def test_threads_on_one_model_get_what_each_gets_alone(kind: str, switching: Non
         return work
 
     given = batches(kind)
-    wanted = [model.generate(**inputs, **GREEDY).tolist() for inputs in given]
-    assert at_once([text(inputs, drafter) for inputs, drafter in zip(given, drafters, strict=True)] * 2) == wanted * 2
+    expected = [model.generate(**inputs, **GREEDY).tolist() for inputs in given]
+    assert at_once([text(inputs, drafter) for inputs, drafter in zip(given, drafters, strict=True)] * 2) == expected * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_streams_that_take_turns_get_what_each_gets_alone(kind: str) -> None:
     model = vision_model(kind)
     given = batches(kind)
-    wanted = [model.generate(**inputs, **GREEDY) for inputs in given]
+    expected = [model.generate(**inputs, **GREEDY) for inputs in given]
     streams = [
         mmdec.stream(model, inputs, "lookup", num_speculative_tokens=3, statistics=mmdec.DecodingStatistics(), **GREEDY)
         for inputs in given
@@ -96,7 +96,7 @@ def test_streams_that_take_turns_get_what_each_gets_alone(kind: str) -> None:
                 continue
             for row, tokens in zip(one.rows, one.tokens, strict=True):
                 said[index][row] += tokens
-    for inputs, rows, sequences in zip(given, said, wanted, strict=True):
+    for inputs, rows, sequences in zip(given, said, expected, strict=True):
         for row, tokens in enumerate(rows):
             assert sequences[row, inputs["input_ids"].shape[1] :].tolist()[: len(tokens)] == tokens
 
@@ -107,22 +107,22 @@ def test_no_state_is_left_on_the_model_or_read_from_it(kind: str) -> None:
     model, rng = vision_model(kind), random.Random(1)
     rows, more = [row_of(rng, "three")], [row_of(rng, "none")]
     inputs, held = batch_of(kind, rows), DynamicCache(config=model.config)
-    wanted = model.generate(**inputs, **GREEDY)
-    whole, _ = second_turn(kind, rows, more, wanted, inputs["attention_mask"])
+    expected = model.generate(**inputs, **GREEDY)
+    whole, _ = second_turn(kind, rows, more, expected, inputs["attention_mask"])
     text = {name: whole[name] for name in ("input_ids", "attention_mask")}
     again = model.generate(**whole, **GREEDY)
     foreign = torch.tensor([[-777]])
     model.model.rope_deltas = foreign
     before = {name: value for name, value in vars(model.model).items() if name != "_modules"}
-    found = mmdec.generate(model, inputs, "lookup", **{CACHE_ARGUMENT: held}, **GREEDY).sequences
-    assert torch.equal(found, wanted)
+    result = mmdec.generate(model, inputs, "lookup", **{CACHE_ARGUMENT: held}, **GREEDY).sequences
+    assert torch.equal(result, expected)
     assert torch.equal(mmdec.generate(model, text, "lookup", **{CACHE_ARGUMENT: held}, **GREEDY).sequences, again)
     assert {name: value for name, value in vars(model.model).items() if name != "_modules"} == before
     assert model.model.rope_deltas is foreign
     # `generate` of transformers writes there before it hands over; what it makes of it is not used.
     held = DynamicCache(config=model.config)
     plug = mmdec.speculate("lookup")
-    assert torch.equal(model.generate(**inputs, **{CACHE_ARGUMENT: held}, custom_generate=plug, **GREEDY), wanted)
+    assert torch.equal(model.generate(**inputs, **{CACHE_ARGUMENT: held}, custom_generate=plug, **GREEDY), expected)
     model.model.rope_deltas = foreign
     assert torch.equal(model.generate(**text, **{CACHE_ARGUMENT: held}, custom_generate=plug, **GREEDY), again)
 
@@ -137,9 +137,9 @@ def test_no_byte_of_an_image_reaches_another_row(kind: str) -> None:
     def run(seed: int) -> tuple[list[list[int]], Tensor]:
         inputs = batch_of(kind, [rows[0], picture(seed), *rows[1:]])
         options = {**GREEDY, "eos_token_id": None}
-        found = mmdec.generate(model, inputs, "lookup", num_speculative_tokens=(5, 3), **options)
+        result = mmdec.generate(model, inputs, "lookup", num_speculative_tokens=(5, 3), **options)
         _, _, _, scores = MediaTarget(model).prefill(inputs, Needs())
-        return found.sequences.tolist(), scores.logits
+        return result.sequences.tolist(), scores.logits
 
     (texts, logits), (others, changed) = run(1), run(2)
     assert texts[1] != others[1]
@@ -186,8 +186,8 @@ def test_drafters_read_the_language_models_inputs(kind: str) -> None:
     if kind in AXES:
         types = inputs["mm_token_type_ids"]
         grids = {name: value for name, value in inputs.items() if "grid" in name}
-        wanted, deltas = inner.get_rope_index(ids, types, **grids, attention_mask=inputs["attention_mask"])
-        assert torch.equal(context.positions, wanted)
+        expected, deltas = inner.get_rope_index(ids, types, **grids, attention_mask=inputs["attention_mask"])
+        assert torch.equal(context.positions, expected)
         assert torch.equal(context.next_position, mask.sum(1) + deltas[:, 0])
     else:
         assert context.next_position.tolist() == mask.sum(1).tolist()
@@ -197,13 +197,13 @@ def test_drafters_read_the_language_models_inputs(kind: str) -> None:
 def test_several_sequences_of_a_prompt_see_its_images(kind: str) -> None:
     model, rng = vision_model(kind), random.Random(4)
     inputs = batch_of(kind, [row_of(rng, content) for content in ("three", "none", "one")])
-    wanted = mmdec.generate(model, inputs, None, **GREEDY).sequences
+    expected = mmdec.generate(model, inputs, None, **GREEDY).sequences
     options = {**GREEDY, "do_sample": True, "top_k": 1}
-    found = mmdec.generate(model, inputs, "lookup", num_return_sequences=2, **options).sequences
-    assert torch.equal(found, wanted.repeat_interleave(2, 0))
+    result = mmdec.generate(model, inputs, "lookup", num_return_sequences=2, **options).sequences
+    assert torch.equal(result, expected.repeat_interleave(2, 0))
     plug = mmdec.speculate("lookup")
     custom = model.generate(**inputs, num_return_sequences=2, **options, custom_generate=plug)
-    assert torch.equal(custom, wanted.repeat_interleave(2, 0))
+    assert torch.equal(custom, expected.repeat_interleave(2, 0))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,13 +212,13 @@ def test_a_smaller_model_of_its_kind_sees_the_images(kind: str) -> None:
     model, rng = vision_model(kind), random.Random(7)
     inputs = batch_of(kind, [row_of(rng, content) for content in ("three", "none", "video")])
     options: dict[str, Any] = {"max_new_tokens": 13, "do_sample": False, "eos_token_id": None}
-    wanted = model.generate(**inputs, **options)
-    found = mmdec.generate(model, inputs, model, num_speculative_tokens=3, **options)
-    assert torch.equal(found.sequences, wanted)
-    assert found.tokens_per_round == 4
+    expected = model.generate(**inputs, **options)
+    result = mmdec.generate(model, inputs, model, num_speculative_tokens=3, **options)
+    assert torch.equal(result.sequences, expected)
+    assert result.tokens_per_round == 4
     rounds: list[Any] = []
     plug = mmdec.speculate(model, num_speculative_tokens=3, on_round=rounds.append)
-    assert torch.equal(model.generate(**inputs, **options, custom_generate=plug), wanted)
+    assert torch.equal(model.generate(**inputs, **options, custom_generate=plug), expected)
     assert any(sum(one.drafted) for one in rounds)
 
 
@@ -290,8 +290,8 @@ def test_unknown_positions_are_refused(kind: str) -> None:
     text = {name: whole[name] for name in ("input_ids", "attention_mask")}
     with pytest.raises(InputError, match="whose images are not known"):
         mmdec.generate(model, text, "lookup", **{CACHE_ARGUMENT: held}, **GREEDY)
-    wanted = model.generate(**whole, **GREEDY)
-    assert torch.equal(mmdec.generate(model, whole, "lookup", **{CACHE_ARGUMENT: held}, **GREEDY).sequences, wanted)
+    expected = model.generate(**whole, **GREEDY)
+    assert torch.equal(mmdec.generate(model, whole, "lookup", **{CACHE_ARGUMENT: held}, **GREEDY).sequences, expected)
 
 
 @pytest.mark.parametrize("kind", AXES)

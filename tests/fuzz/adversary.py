@@ -75,7 +75,7 @@ def attack(rng: random.Random, family: str, report: Report, windows: int = 0) ->
     for turn in range(rng.choice((1, 2, 3)) if cache is not None else 1):
         options = options_of(rng)
         try:
-            wanted = _wanted(model, text, mask, options, batch)
+            expected = _wanted(model, text, mask, options, batch)
         except RuntimeError as error:
             if "probability tensor" not in str(error):
                 raise
@@ -87,13 +87,13 @@ def attack(rng: random.Random, family: str, report: Report, windows: int = 0) ->
         for place in range(rng.choice((1, 3, 6))):
             if place and cache is not None:
                 held = None  # only the first call may change the cache
-            found, rounds, said = _run(rng, model, text, mask, options, held, wanted, double)
+            result, rounds, said = _run(rng, model, text, mask, options, held, expected, double)
             report.rounds += rounds
-            report.tokens += wanted[:, text.shape[1] :].numel()
-            if not torch.equal(found, wanted):
-                differing = found.shape != wanted.shape or int((found != wanted).sum())
+            report.tokens += expected[:, text.shape[1] :].numel()
+            if not torch.equal(result, expected):
+                differing = result.shape != expected.shape or int((result != expected).sum())
                 report.wrong.append(f"{family} {attention} {double=} {batch=} {turn=} {options} {said}: {differing}")
-        text, mask = _next(rng, text, mask, wanted)
+        text, mask = _next(rng, text, mask, expected)
 
 
 def _prompt(rng: random.Random, batch: int, longest: int) -> tuple[Tensor, Tensor]:
@@ -125,7 +125,7 @@ def _goes_on(model: Any, mask: Tensor) -> bool:
 
 def options_of(rng: random.Random, vocabulary: int = PROBE_VOCABULARY) -> dict[str, Any]:
     """Draw arguments of `mmdec.generate`: lengths, end tokens, processors and sampling."""
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "max_new_tokens": rng.choice((1, rng.randint(2, 32), rng.randint(16, 32))),
         "pad_token_id": PAD,
         "eos_token_id": rng.sample(range(2, vocabulary), rng.choice((1, 1, 2, 5))),
@@ -135,19 +135,19 @@ def options_of(rng: random.Random, vocabulary: int = PROBE_VOCABULARY) -> dict[s
     some: list[dict[str, Any]] = [
         {"repetition_penalty": rng.uniform(0.8, 1.6)},
         {"no_repeat_ngram_size": rng.randint(1, 3)},
-        {"min_new_tokens": rng.randint(1, found["max_new_tokens"])},
+        {"min_new_tokens": rng.randint(1, result["max_new_tokens"])},
         {"begin_suppress_tokens": rng.sample(range(2, vocabulary), 3)},
         {"bad_words_ids": [[rng.randrange(2, vocabulary)], [3, 4], [rng.randrange(2, vocabulary), 5]]},
         {"exponential_decay_length_penalty": (rng.randint(1, 6), rng.uniform(1.0, 1.5))},
         {"forced_eos_token_id": rng.randrange(2, vocabulary)},
     ]
     for one in rng.sample(some, rng.choice((0, 0, 1, 2))):
-        found |= one
-    if found["do_sample"]:
-        found["temperature"] = rng.uniform(0.3, 2.0)
-        found |= rng.choice(({}, {"top_k": rng.randint(2, 20)}, {"top_p": rng.uniform(0.2, 1.0)}, {"min_p": 0.1}))
-        found["seed"] = rng.getrandbits(32)
-    return found
+        result |= one
+    if result["do_sample"]:
+        result["temperature"] = rng.uniform(0.3, 2.0)
+        result |= rng.choice(({}, {"top_k": rng.randint(2, 20)}, {"top_p": rng.uniform(0.2, 1.0)}, {"min_p": 0.1}))
+        result["seed"] = rng.getrandbits(32)
+    return result
 
 
 def _wanted(model: Any, text: Tensor, mask: Tensor, options: dict[str, Any], batch: int) -> Tensor:
@@ -170,11 +170,11 @@ def _run(
     mask: Tensor,
     options: dict[str, Any],
     cache: Any,
-    wanted: Tensor,
+    expected: Tensor,
     double: bool,
 ) -> tuple[Tensor, int, str]:
     """Decode with drafts. Returns the sequences, the number of rounds, and a description of the call."""
-    drafter, name = _drafter(rng, wanted, double)
+    drafter, name = _drafter(rng, expected, double)
     nodes: Any = rng.choice((None, 0, 1, rng.randint(2, 24), (rng.randint(2, 24), rng.randint(1, 6))))
     entry_point = rng.choice(ENTRY_POINTS)
     given = dict(options)
@@ -196,10 +196,10 @@ def _run(
     if entry_point == "custom":
         rounds: list[Any] = []
         plug = mmdec.speculate(drafter, on_round=rounds.append, **speculation)
-        found, count = model.generate(**inputs, **given, custom_generate=plug), lambda: len(rounds)
+        result, count = model.generate(**inputs, **given, custom_generate=plug), lambda: len(rounds)
     elif entry_point == "generate":
         out = mmdec.generate(model, inputs, drafter, **speculation, **given)
-        found, count = out.sequences, lambda: len(out.rounds)
+        result, count = out.sequences, lambda: len(out.rounds)
     else:
         rows: list[list[int]] = [[] for _ in shown]
         passed = list(mmdec.stream(model, inputs, drafter, **speculation, **given))
@@ -208,8 +208,8 @@ def _run(
                 rows[row] += tokens
         longest = max(map(len, rows))
         spoken = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
-        found, count = torch.cat([shown, spoken], 1), lambda: len(passed)
-    return torch.cat([text[:, : text.shape[1] - shown.shape[1]], found], 1), count(), said
+        result, count = torch.cat([shown, spoken], 1), lambda: len(passed)
+    return torch.cat([text[:, : text.shape[1] - shown.shape[1]], result], 1), count(), said
 
 
 def _reads_no_text(options: dict[str, Any]) -> bool:
@@ -217,22 +217,22 @@ def _reads_no_text(options: dict[str, Any]) -> bool:
     return not {"repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"} & set(options)
 
 
-def _drafter(rng: random.Random, wanted: Tensor, double: bool) -> tuple[Any, str]:
+def _drafter(rng: random.Random, expected: Tensor, double: bool) -> tuple[Any, str]:
     kind = rng.choice(("lookup", "recycling", "small", "wild", "wild", "wild"))
     if kind == "small":
         family = rng.choice(SMALL)
         return network(family, "sdpa", double, 2), f"small {family}"
     if kind == "wild":
         right = rng.choice((0.0, 0.5, 0.9, 1.0))
-        return Wild(rng.random(), wanted.tolist(), right), f"wild {right}"
+        return Wild(rng.random(), expected.tolist(), right), f"wild {right}"
     return kind, kind
 
 
-def _next(rng: random.Random, text: Tensor, mask: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def _next(rng: random.Random, text: Tensor, mask: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
     """Make the next turn's prompt and mask. The padding after a row's end is masked or not, at random."""
-    after = torch.ones_like(wanted)
+    after = torch.ones_like(expected)
     after[:, : mask.shape[1]] = mask
     if rng.random() < 0.5:
-        after[:, mask.shape[1] :] = (wanted[:, mask.shape[1] :] != PAD).long()
+        after[:, mask.shape[1] :] = (expected[:, mask.shape[1] :] != PAD).long()
     more = torch.tensor([[rng.randrange(3, PROBE_VOCABULARY) for _ in range(rng.choice((1, 3)))]]).repeat(len(text), 1)
-    return torch.cat([wanted, more], 1), torch.cat([after, torch.ones_like(more)], 1)
+    return torch.cat([expected, more], 1), torch.cat([after, torch.ones_like(more)], 1)

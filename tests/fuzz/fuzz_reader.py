@@ -76,10 +76,10 @@ def examine(odd: Odd, other: Path, model: SpeechTranslator) -> dict[str, object]
         if isinstance(spoken, str) and "no unit" not in spoken:
             wrong.append(f"read, but not translated: {spoken}")
     if odd.sound is not None:
-        wanted = audio.resample(torch.from_numpy(odd.sound), odd.rate)
+        expected = audio.resample(torch.from_numpy(odd.sound), odd.rate)
         if isinstance(first, str):
             wrong.append(f"unharmed, but refused: {first}")
-        elif len(first) != len(wanted) or float((first - wanted).abs().max()) > 2 * odd.error:
+        elif len(first) != len(expected) or float((first - expected).abs().max()) > 2 * odd.error:
             wrong.append("unharmed, but other samples")
     answer = first if isinstance(first, str) else hashlib.sha256(first.numpy().tobytes()).hexdigest()
     return {"answer": answer, "read": not isinstance(first, str), "wrong": wrong}

@@ -99,13 +99,13 @@ def sees(rng: random.Random, report: Report, said: str) -> None:
     caches = [DynamicCache(config=model.config) for _ in range(2)] if turns else [None, None]
     for turn in range(1 + turns):
         given = [{**inputs, **({CACHE_ARGUMENT: cache} if turns else {})} for cache in caches]
-        wanted = _stock(model, given[0], options)
-        drafter = Wild(rng.random(), wanted.tolist(), rng.choice((0.0, 0.5, 0.9, 1.0))) if name == "wild" else None
-        drafter = drafter or DRAFTERS[name](model, wanted.tolist())
+        expected = _stock(model, given[0], options)
+        drafter = Wild(rng.random(), expected.tolist(), rng.choice((0.0, 0.5, 0.9, 1.0))) if name == "wild" else None
+        drafter = drafter or DRAFTERS[name](model, expected.tolist())
         entry_point = "generate" if turns else None  # a cache is continued by one call alone
-        _compare(rng, model, given[1], options, drafter, wanted, report, f"{said} {name} {turn=}", entry_point)
+        _compare(rng, model, given[1], options, drafter, expected, report, f"{said} {name} {turn=}", entry_point)
         report.counts["second turns"] += turn
-        ids = torch.cat([wanted, torch.tensor([[7, 9, 8, 7, 9][: rng.randint(1, 5)]] * batch)], 1)
+        ids = torch.cat([expected, torch.tensor([[7, 9, 8, 7, 9][: rng.randint(1, 5)]] * batch)], 1)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if family in ("Gemma3", "PaliGemma"):
             inputs["token_type_ids"] = torch.zeros_like(ids)
@@ -121,9 +121,9 @@ def translates(rng: random.Random, report: Report, said: str) -> None:
     if rng.random() < 0.2:
         _malformed(rng, model, inputs, report, said)
         return
-    wanted, name = _stock(model, inputs, options), rng.choice(("lookup", "recycling", "wild"))
-    drafter: Any = Wild(rng.random(), wanted.tolist(), 0.8) if name == "wild" else name
-    _compare(rng, model, inputs, options, drafter, wanted, report, f"{said} {name}", None)
+    expected, name = _stock(model, inputs, options), rng.choice(("lookup", "recycling", "wild"))
+    drafter: Any = Wild(rng.random(), expected.tolist(), 0.8) if name == "wild" else name
+    _compare(rng, model, inputs, options, drafter, expected, report, f"{said} {name}", None)
 
 
 def _stock(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Tensor:
@@ -143,34 +143,35 @@ def _compare(
     inputs: dict[str, Any],
     options: dict[str, Any],
     drafter: Any,
-    wanted: Tensor,
+    expected: Tensor,
     report: Report,
     said: str,
     entry_point: str | None,
 ) -> None:
-    """Decode with drafts, by one of the calls in `ENTRY_POINTS`, and compare with `wanted`. said: describes the case."""
+    """Decode with drafts, by one of the calls in `ENTRY_POINTS`, and compare with `expected`. said: describes the
+    case."""
     given, entry_point = dict(options), entry_point or rng.choice(ENTRY_POINTS)
     seed = given.pop("seed", None)
     nodes: Any = rng.choice((None, 0, 1, rng.randint(2, 24), (rng.randint(2, 24), rng.randint(1, 6))))
     speculation: dict[str, Any] = {"num_speculative_tokens": nodes}
-    if seed is not None and len(wanted) > 1:
+    if seed is not None and len(expected) > 1:
         speculation["seed"] = seed
     torch.manual_seed(seed or 0)
     if entry_point == "custom":
-        found = model.generate(**inputs, **given, custom_generate=mmdec.speculate(drafter, **speculation))
+        result = model.generate(**inputs, **given, custom_generate=mmdec.speculate(drafter, **speculation))
     elif entry_point == "generate":
-        found = mmdec.generate(model, inputs, drafter, **speculation, **given).sequences
+        result = mmdec.generate(model, inputs, drafter, **speculation, **given).sequences
     else:
-        rows: list[list[int]] = [[] for _ in wanted]
+        rows: list[list[int]] = [[] for _ in expected]
         for one in mmdec.stream(model, inputs, drafter, **speculation, **given):
             for row, tokens in zip(one.rows, one.tokens, strict=True):
                 rows[row] += tokens
-        longest, found = max(map(len, rows)), wanted.clone()
+        longest, result = max(map(len, rows)), expected.clone()
         for row, tokens in enumerate(rows):
-            start = wanted.shape[1] - longest
-            found[row, start : start + len(tokens)] = torch.tensor(tokens)
-    report.counts["tokens"] += wanted.numel()
-    if not torch.equal(found, wanted):
+            start = expected.shape[1] - longest
+            result[row, start : start + len(tokens)] = torch.tensor(tokens)
+    report.counts["tokens"] += expected.numel()
+    if not torch.equal(result, expected):
         report.wrong.append(f"{said} {nodes} {entry_point}")
 
 
@@ -195,7 +196,7 @@ def _malformed(rng: random.Random, model: Any, inputs: dict[str, Any], report: R
     report.counts["malformed"] += 1
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
     try:
-        found = mmdec.generate(model, broken, "lookup", num_speculative_tokens=3, **options).sequences
+        result = mmdec.generate(model, broken, "lookup", num_speculative_tokens=3, **options).sequences
     except InputError:
         report.counts["malformed, refused"] += 1
         return
@@ -203,11 +204,11 @@ def _malformed(rng: random.Random, model: Any, inputs: dict[str, Any], report: R
         report.foreign.append(f"{said} {name} broken by {how}: {type(error).__name__}: {str(error)[:300]}")
         return
     try:
-        wanted = model.generate(**broken, **options)
+        expected = model.generate(**broken, **options)
     except Exception:
         report.counts["malformed, answered where stock fails"] += 1
         return
-    if not torch.equal(found, wanted):
+    if not torch.equal(result, expected):
         report.wrong.append(f"{said} {name} broken by {how}")
 
 
@@ -305,23 +306,23 @@ def _spoken(
     """Compare a call's tokens with those of `stock`. If `stock` fails, the call may answer or raise an mmdec error."""
     torch.manual_seed(5)
     try:
-        wanted: list[int] | None = stock()
+        expected: list[int] | None = stock()
     except Exception:
-        wanted = None
+        expected = None
         report.counts["stock fails"] += 1
     name, nodes = rng.choice(("lookup", "recycling", *NETWORKS)), rng.choice((None, 1, 4, (12, 4)))
-    drafter: Any = DRAFTERS[name](loaded.model, [wanted or [0]])
+    drafter: Any = DRAFTERS[name](loaded.model, [expected or [0]])
     torch.manual_seed(5)
     try:
-        found = call(drafter=drafter, num_speculative_tokens=nodes, **options)
+        result = call(drafter=drafter, num_speculative_tokens=nodes, **options)
     except (InputError, mmdec.BatchError) as error:
         report.counts["refused"] += 1
-        if wanted is not None and " must last at " not in str(error):  # sounds have a least and a most length
+        if expected is not None and " must last at " not in str(error):  # sounds have a least and a most length
             report.refused.append(f"{said} {name}: {error}")
         return
-    note = getattr(found, "note", "")
-    if wanted is not None and found.tokens != wanted and "silent" not in (note or ""):
-        report.wrong.append(f"{said} {name} {nodes}: {wanted} {found.tokens}")
+    note = getattr(result, "note", "")
+    if expected is not None and result.tokens != expected and "silent" not in (note or ""):
+        report.wrong.append(f"{said} {name} {nodes}: {expected} {result.tokens}")
 
 
 def main(first: int, end: int, file: Path) -> None:

@@ -212,11 +212,11 @@ def command(dice: random.Random) -> tuple[Callable[[], Any], str, bool]:
             words += [option, dice.choice(WORDS)] if option else [dice.choice(WORDS)]
 
     def run() -> Any:
-        found = CliRunner().invoke(cli.app, words)
-        if found.exception is not None and not isinstance(found.exception, SystemExit):
-            raise found.exception
-        assert found.exit_code in expected, found.output
-        return found.exit_code
+        result = CliRunner().invoke(cli.app, words)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code in expected, result.output
+        return result.exit_code
 
     return run, f"mmdec {words}"[:300], True
 
@@ -287,7 +287,7 @@ def test_odd_arguments_are_taken_or_refused_clearly(
 ) -> None:
     faults, different = list[str](), list[str]()
     for number in range(group, CALLS, GROUPS):
-        seed, found = f"arguments {number}", []
+        seed, result = f"arguments {number}", []
         for turn in range(2):
             elsewhere(f"{number}-{turn}")
             call, words, own = drawn(seed, entry_points)
@@ -295,10 +295,10 @@ def test_odd_arguments_are_taken_or_refused_clearly(
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # transformers warns of options that do nothing
                     how, value = outcome(call)
-                found.append((how, answer(value) if own or how != "gave" else None))
+                result.append((how, answer(value) if own or how != "gave" else None))
             except Exception as error:
                 faults.append(f"{number}: {words}: {type(error).__name__}: {error!s:.300}")
                 break
-        if len(found) == 2 and found[0] != found[1]:
-            different.append(f"{number}: {words}: {found[0]!s:.300} and {found[1]!s:.300}")
+        if len(result) == 2 and result[0] != result[1]:
+            different.append(f"{number}: {words}: {result[0]!s:.300} and {result[1]!s:.300}")
     assert (faults, different) == ([], []), "\n".join([*faults, *different])

@@ -76,8 +76,8 @@ def difference(module: ModuleType, case: Case, seed: int = 0) -> float:
         return torch.inf
     possible = want.isfinite()
     parts = [((got - want) / want.abs().clamp(min=1.0))[possible]]
-    wanted = dag_posterior(exact_match.detach(), exact_links.detach(), last + 1, ends + 1)
-    parts.append(posterior - wanted)
+    expected = dag_posterior(exact_match.detach(), exact_links.detach(), last + 1, ends + 1)
+    parts.append(posterior - expected)
     for own, exact in ((own_match, exact_match), (own_links, exact_links)):
         assert own.grad is not None
         assert exact.grad is not None

@@ -74,9 +74,9 @@ def authors(sizes: dict[str, Any]) -> Any:
 def both() -> tuple[Any, DASpeech]:
     theirs, weights = authors(SMALL), random_weights(arguments(SMALL), UNITS)
     theirs.load_state_dict(weights)  # strict: every name and shape
-    found = read_published(arguments(SMALL), weights)
-    ours = DASpeech(found.config, UNITS)
-    missing = ours.load_state_dict(found.state, strict=False)
+    result = read_published(arguments(SMALL), weights)
+    ours = DASpeech(result.config, UNITS)
+    missing = ours.load_state_dict(result.state, strict=False)
     assert all("mel_" in name or "stats" in name for name in missing.missing_keys), missing
     return theirs, ours.eval()
 
@@ -99,18 +99,18 @@ def test_networks_equal_the_authors(both: tuple[Any, DASpeech], frames: list[int
     states, sizes = ours.encode(features, lengths)
     lattice = ours.lattice(states, sizes, lengths)
     for row, size in enumerate(frames):
-        alone, length = features[row : row + 1, :size], lengths[row : row + 1]
-        encoded = theirs.encoder(alone, src_lengths=length)
-        tokens = theirs.initialize_output_tokens(encoded, alone, length).output_tokens
+        single, length = features[row : row + 1, :size], lengths[row : row + 1]
+        encoded = theirs.encoder(single, src_lengths=length)
+        tokens = theirs.initialize_output_tokens(encoded, single, length).output_tokens
         logits, banded, hidden = theirs.extract_features(tokens, encoded, 0, require_links=True)
         links, count = theirs.restore_valid_links(banded), tokens.shape[1]
         assert count == int(lattice.lengths[row])
-        wanted = encoded["encoder_out"][0][:, 0]
-        torch.testing.assert_close(states[row, : len(wanted)], wanted, rtol=0, atol=1e-5)
+        expected = encoded["encoder_out"][0][:, 0]
+        torch.testing.assert_close(states[row, : len(expected)], expected, rtol=0, atol=1e-5)
         torch.testing.assert_close(lattice.hidden[row, :count], hidden[0], rtol=0, atol=1e-5)
         torch.testing.assert_close(lattice.emissions[row, :count], logits[0].log_softmax(-1), rtol=0, atol=3e-5)
-        found = lattice.links[row, : count - 1, :count]
-        torch.testing.assert_close(found, links[0, :-1], rtol=0, atol=3e-5)
+        result = lattice.links[row, : count - 1, :count]
+        torch.testing.assert_close(result, links[0, :-1], rtol=0, atol=3e-5)
 
 
 @torch.no_grad()

@@ -112,16 +112,16 @@ def test_the_peers_classes_give_our_logits_of_an_exported_eagle3(tmp_path: Path,
         network.embed_tokens = peer.embed_tokens
     tokens, drafted = torch.randint(TOKENS, (9,)), torch.randint(TOKENS, (4,)).tolist()
     features = torch.randn(9, len(network.config.layers) * SIZE)
-    wanted = our_logits(network, tokens, features, drafted)
-    torch.testing.assert_close(peers_logits(peer, tokens, features, drafted, parallel), wanted, rtol=1e-5, atol=1e-5)
-    drawn = wanted.argmax(-1)
-    told = drawn if peer.d2t is None else drawn + peer.d2t[drawn]
-    assert torch.equal(network.token_ids(drawn), told)
+    expected = our_logits(network, tokens, features, drafted)
+    torch.testing.assert_close(peers_logits(peer, tokens, features, drafted, parallel), expected, rtol=1e-5, atol=1e-5)
+    drawn = expected.argmax(-1)
+    message = drawn if peer.d2t is None else drawn + peer.d2t[drawn]
+    assert torch.equal(network.token_ids(drawn), message)
     # what the peer saves again is what we read
     peer.save_pretrained(tmp_path / "again")
     again: Any = read_network(tmp_path / "again")
     assert again.config.layers == network.config.layers
-    torch.testing.assert_close(our_logits(again, tokens, features, drafted), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(our_logits(again, tokens, features, drafted), expected, rtol=1e-5, atol=1e-5)
 
 
 def our_block(network: Any, embedding: Any, root: int, features: Tensor, head: Any) -> Tensor:
@@ -170,15 +170,15 @@ def test_the_peers_classes_give_our_logits_of_an_exported_dflash(tmp_path: Path,
     if not network.config.own_head:
         peer.lm_head.weight.copy_(model.get_output_embeddings().weight)
     features = torch.randn(7, len(network.config.layers) * SIZE)
-    wanted = our_block(network, model.get_input_embeddings(), 9, features, model.get_output_embeddings())
-    torch.testing.assert_close(peers_block(peer, 9, features), wanted, rtol=1e-5, atol=1e-5)
+    expected = our_block(network, model.get_input_embeddings(), 9, features, model.get_output_embeddings())
+    torch.testing.assert_close(peers_block(peer, 9, features), expected, rtol=1e-5, atol=1e-5)
     assert peer.config.sample_from_anchor == network.config.from_anchor
     peer.save_pretrained(tmp_path / "again")
     again: Any = read_network(tmp_path / "again")
     assert (again.config.layers, again.config.drafts) == (network.config.layers, network.config.drafts)
     embedding = again.embed_tokens if again.config.own_embedding else model.get_input_embeddings()
-    found = our_block(again, embedding, 9, features, model.get_output_embeddings())
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    result = our_block(again, embedding, 9, features, model.get_output_embeddings())
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -224,7 +224,7 @@ def test_dflash_folders_of_the_peer_give_its_forward_passes_logits(tmp_path: Pat
         max_anchors=1,
     )
     hook.remove()
-    found = our_block(network, peer.embed_tokens, int(tokens[anchor]), features[:anchor], peer.lm_head)
-    torch.testing.assert_close(found, seen[0], rtol=1e-5, atol=1e-5)
-    drawn = found.argmax(-1)
+    result = our_block(network, peer.embed_tokens, int(tokens[anchor]), features[:anchor], peer.lm_head)
+    torch.testing.assert_close(result, seen[0], rtol=1e-5, atol=1e-5)
+    drawn = result.argmax(-1)
     assert torch.equal(network.token_ids(drawn), drawn if peer.d2t is None else drawn + peer.d2t[drawn])

@@ -48,9 +48,9 @@ def check_equal(model: torch.nn.ModuleDict, ours: SpeechEncoder) -> None:
     batch = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
     states, lengths, _ = ours.eval()(batch, torch.tensor(FRAMES))
     for row, one in enumerate(features):
-        wanted = encoded(model, one)
-        assert len(wanted) == int(lengths[row])
-        torch.testing.assert_close(states[row, : len(wanted)], wanted, rtol=0, atol=1e-5)
+        expected = encoded(model, one)
+        assert len(expected) == int(lengths[row])
+        torch.testing.assert_close(states[row, : len(expected)], expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
@@ -58,8 +58,8 @@ def test_fairseq2_weights_give_our_outputs(tmp_path: Path, suffix: str) -> None:
     model, path = theirs(), tmp_path / f"checkpoint.{suffix}"
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
     torch.save({"model": state}, path) if suffix == "pt" else save_file(state, path)
-    found = load_file(convert(path, tmp_path / "encoder.safetensors"))
-    own = {name.removeprefix("encoder."): value for name, value in found.items()}
+    result = load_file(convert(path, tmp_path / "encoder.safetensors"))
+    own = {name.removeprefix("encoder."): value for name, value in result.items()}
     ours = SpeechEncoder(encoder_config(own))
     ours.load_state_dict(own)
     check_equal(model, ours)

@@ -78,13 +78,13 @@ def test_folders_of_the_peer_give_its_logits(tmp_path: Path, parallel: bool, cas
     assert network.config.layers == tuple(part - 1 for part in peer.config.eagle_aux_hidden_state_layer_ids)
     tokens, drafted = torch.randint(TOKENS, (9,)), torch.randint(TOKENS, (STEPS,)).tolist()
     features = torch.randn(9, count * SIZE)
-    wanted = peers_logits(peer, tokens, features, drafted, parallel)
+    expected = peers_logits(peer, tokens, features, drafted, parallel)
     for ours in (network, read_network(convert(folder, tmp_path / "converted"))):
-        found = our_logits(ours, tokens, features, drafted)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-        drawn = wanted.argmax(-1)
-        told = drawn if peer.d2t is None else drawn + peer.d2t[drawn]
-        assert torch.equal(ours.token_ids(found.argmax(-1)), told)
+        result = our_logits(ours, tokens, features, drafted)
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+        drawn = expected.argmax(-1)
+        message = drawn if peer.d2t is None else drawn + peer.d2t[drawn]
+        assert torch.equal(ours.token_ids(result.argmax(-1)), message)
 
 
 @torch.no_grad()
@@ -99,6 +99,6 @@ def test_the_peers_forward_equals_our_steps(tmp_path: Path, case: str) -> None:
     peer(features[None], tokens[None], torch.zeros(1, length, dtype=torch.long), ttt_steps=3)
     hook.remove()
     root = 4  # the row of the first step; later steps read the tokens after it, in the same column
-    found = our_logits(network, tokens[: root + 1], features[: root + 1], [*tokens[root + 1 :].tolist(), 0])
+    result = our_logits(network, tokens[: root + 1], features[: root + 1], [*tokens[root + 1 :].tolist(), 0])
     for step in range(3):
-        torch.testing.assert_close(found[step], seen[step][root], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(result[step], seen[step][root], rtol=1e-5, atol=1e-5)

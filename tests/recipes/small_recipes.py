@@ -48,9 +48,9 @@ def checkpoint(out: Path, step: int) -> Path:
 
 def check_same_weights(first: Path, second: Path) -> None:
     """Assert that two checkpoints have the same step and equal weights."""
-    found = [read_checkpoint(path) for path in (first, second)]
-    assert found[0]["global_step"] == found[1]["global_step"]
-    one, other = (checkpoint["state_dict"] for checkpoint in found)
+    result = [read_checkpoint(path) for path in (first, second)]
+    assert result[0]["global_step"] == result[1]["global_step"]
+    one, other = (checkpoint["state_dict"] for checkpoint in result)
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
@@ -64,12 +64,12 @@ def logged(out: Path, name: str) -> list[dict[str, str]]:
 def logged_at_each_step(log: Path) -> dict[tuple[int, str], str]:
     """Read all logged values as text: (step, name) -> value. It reads all metrics files, because a resumed run begins a
     new one."""
-    found = {}
+    result = {}
     for file in sorted(log.glob("metrics*.csv")):
         with open(file, encoding="utf-8", newline="") as lines:
             for line in csv.DictReader(lines):
-                found |= {(int(line["step"]), name): value for name, value in line.items() if value and "/" in name}
-    return found
+                result |= {(int(line["step"]), name): value for name, value in line.items() if value and "/" in name}
+    return result
 
 
 def write_voice(folder: Path, units: list[str]) -> None:

@@ -24,11 +24,11 @@ SCRIPT = ROOT / "recipes" / "gpu.sh"
 def parts() -> dict[str, tuple[int, list[str]]]:
     """Name -> seconds at most, and the words of the command."""
     lines = re.findall(r"^part (.*)$", SCRIPT.read_text(encoding="utf-8").replace("\\\n", " "), re.MULTILINE)
-    found = {}
+    result = {}
     for line in lines:
         name, limit, *words = shlex.split(line)
-        found[name] = int(limit), words
-    return found
+        result[name] = int(limit), words
+    return result
 
 
 def test_the_parts_end_within_25_minutes() -> None:

@@ -84,8 +84,8 @@ def test_an_audio_drafter_trains_and_changes_no_text(
     sounds: list[Any] = sorted(corpus.rglob("84-*.flac"))
     options: dict[str, Any] = {"model": base, "max_new_tokens": 16, "device": "cpu"}
     plain = mmdec.transcribe(sounds, drafter=None, **options)
-    found = mmdec.transcribe(sounds, drafter=str(drafter), num_speculative_tokens=5, **options)
-    assert [text.tokens for text in found] == [text.tokens for text in plain]
+    result = mmdec.transcribe(sounds, drafter=str(drafter), num_speculative_tokens=5, **options)
+    assert [text.tokens for text in result] == [text.tokens for text in plain]
 
 
 def test_recordings_are_chosen_and_joined(corpus: Path, tmp_path: Path) -> None:
@@ -95,12 +95,12 @@ def test_recordings_are_chosen_and_joined(corpus: Path, tmp_path: Path) -> None:
     samples = data.samples["train"]
     assert len({sample.name for sample in samples}) == len(samples) == 4
     assert all(sample.visual and sample.question.startswith("TEXT") for sample in samples)
-    alone = [data.prompting(sample) for sample in samples]
-    both = join(alone, 0, left=True)
+    single = [data.prompting(sample) for sample in samples]
+    both = join(single, 0, left=True)
     assert len(both["input_features"]) == 4
     mark = load_audio_lm(base).model.config.audio_token_id
     assert [int((row == mark).sum()) for row in both["input_ids"]] == [
-        int((one["input_ids"] == mark).sum()) for one in alone
+        int((one["input_ids"] == mark).sum()) for one in single
     ]
     inputs = {"input_ids": torch.ones(1, 4, dtype=torch.long), "feature_attention_mask": torch.ones(1, 4)}
     assert append(inputs, [1, 2])["feature_attention_mask"].shape == (1, 4)

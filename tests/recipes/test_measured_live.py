@@ -39,12 +39,12 @@ def test_a_words_delay_counts_from_its_first_update() -> None:
 
 
 def test_delays_and_revisions_are_counted() -> None:
-    found = measure([Heard(20.0, 5.0, SHOWN)])
-    assert (found["windows"], found["words"], found["real-time factor"]) == (1, 3, 0.25)
-    assert found["delay"]["median"] == pytest.approx(1.2)
-    assert found["passes"] == {"drafted": 3, "without drafts": 6, "share": 0.5}
-    assert found["passes of final texts"] == {"drafted": 3, "without drafts": 4}
-    assert found["provisional words that changed"] == pytest.approx(1 / 4)
+    result = measure([Heard(20.0, 5.0, SHOWN)])
+    assert (result["windows"], result["words"], result["real-time factor"]) == (1, 3, 0.25)
+    assert result["delay"]["median"] == pytest.approx(1.2)
+    assert result["passes"] == {"drafted": 3, "without drafts": 6, "share": 0.5}
+    assert result["passes of final texts"] == {"drafted": 3, "without drafts": 4}
+    assert result["provisional words that changed"] == pytest.approx(1 / 4)
 
 
 def test_words_are_matched_in_order() -> None:
@@ -59,8 +59,8 @@ def test_the_simulated_clock_waits_for_sound_and_for_work(whisper: LoadedWhisper
     options = {"model": whisper, "language": "en", "timestamps": "word"}
     quick = hear(LiveTranscriber(**options), sound, lambda: 0.0)
     direct = LiveTranscriber(**options)
-    wanted = [one for chunk in chunks(sound, [RATE // 2]) for one in direct.feed(chunk)]
-    assert [one.text for _, one in quick.shown] == [one.text for one in [*wanted, *direct.end()]]
+    expected = [one for chunk in chunks(sound, [RATE // 2]) for one in direct.feed(chunk)]
+    assert [one.text for _, one in quick.shown] == [one.text for one in [*expected, *direct.end()]]
     assert all(one.end <= at <= one.end + 1.5 for at, one in quick.shown)
     ticks = count()
     slow = hear(LiveTranscriber(**options), sound, lambda: float(next(ticks)))

@@ -94,10 +94,10 @@ def test_a_killed_run_resumes_identically(base: Path, corpus: Path, workplace: P
     monkeypatch.chdir(broken)
     torch.rand(11)
     main(options("whisper-tiny.en", base, corpus, *common, "--ckpt_path=last"))
-    wanted, found = logged_at_each_step(unbroken / "runs/tiny/log"), logged_at_each_step(broken / "runs/tiny/log")
-    assert {step for step, name in wanted if name == "train/head3"} == set(range(8))
-    assert {name for _, name in wanted} >= {"dev/chain", "dev/tree", "dev/head1", "dev/head3_top5", "dev/loss"}
-    assert found == wanted
+    expected, result = logged_at_each_step(unbroken / "runs/tiny/log"), logged_at_each_step(broken / "runs/tiny/log")
+    assert {step for step, name in expected if name == "train/head3"} == set(range(8))
+    assert {name for _, name in expected} >= {"dev/chain", "dev/tree", "dev/head1", "dev/head3_top5", "dev/loss"}
+    assert result == expected
     one, other = (read_checkpoint(place / "runs/tiny/checkpoints/last.ckpt") for place in (unbroken, broken))
     assert one["best"] == other["best"] > 1
     states = [sorted((place / "runs/tiny/kept").glob("states-*/0.f16")) for place in (unbroken, broken)]

@@ -183,10 +183,10 @@ def test_two_processes_give_the_losses_of_one_with_twice_the_batch(
     main(arguments(recipe, model, data, 1))
     monkeypatch.chdir(two)
     main(arguments(recipe, model, data, 2))
-    wanted, found = losses(one), losses(two)
-    assert sorted(wanted) == sorted(found) == list(range(STEPS))
-    assert found == pytest.approx(wanted, rel=1e-5, abs=1e-5)
-    assert wanted[STEPS - 1] != wanted[0]  # something was learned
+    expected, result = losses(one), losses(two)
+    assert sorted(expected) == sorted(result) == list(range(STEPS))
+    assert result == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert expected[STEPS - 1] != expected[0]  # something was learned
 
 
 def prepare(recipe: str, folder: Path, data: Options) -> None:

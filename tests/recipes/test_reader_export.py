@@ -49,13 +49,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, step in ((1, 10), (2, 20)):
         reader = ReaderModule(units=[own.pieces.names, own.english.names], seed=seed, **READER)
         keep(reader, root / "reader", step)
-    for name, state, told in (
+    for name, state, message in (
         ("vocoder", own.vocoder.state_dict(), {"config": asdict(own.vocoder.config)}),  # type: ignore[call-overload]
         ("tts", own.voice.tts.state_dict(), {"config": asdict(own.voice.config), "units": UNITS}),
     ):
         (root / name).mkdir()
         save_file({key: value.contiguous() for key, value in state.items()}, root / name / f"{name}.safetensors")
-        (root / name / f"{name}.json").write_text(json.dumps(told), encoding="utf-8")
+        (root / name / f"{name}.json").write_text(json.dumps(message), encoding="utf-8")
     return root
 
 
@@ -70,19 +70,19 @@ def test_the_folder_has_the_weights_of_its_runs(runs: Path, tmp_path: Path) -> N
     main(command(runs, tmp_path / "everyday"))
     translator = mmdec.load(tmp_path / "everyday", "cpu")
     assert translator.decoding.strategy == "lookahead"
-    told = json.loads((tmp_path / "everyday" / "provenance.json").read_text(encoding="utf-8"))["training"]
-    assert told["head"]["step"] == 7
-    assert (told["reader"]["step"], told["reader"]["checkpoints"]) == (20, 1)
-    assert told["reader"]["hyperparameters"]["vertices"] == 4.0
-    assert not {"units", "_instantiator"} & told["reader"]["hyperparameters"].keys()
+    message = json.loads((tmp_path / "everyday" / "provenance.json").read_text(encoding="utf-8"))["training"]
+    assert message["head"]["step"] == 7
+    assert (message["reader"]["step"], message["reader"]["checkpoints"]) == (20, 1)
+    assert message["reader"]["hyperparameters"]["vertices"] == 4.0
+    assert not {"units", "_instantiator"} & message["reader"]["hyperparameters"].keys()
     states = {name: torch.load(next((runs / name).glob(f"step={step}.ckpt")), weights_only=True)["state_dict"]
               for name, step in (("head", 7), ("reader", 20))}  # fmt: skip
     own = translator.model.state_dict()
     encoder = load_encoder(runs / "whisper")
-    wanted = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
-    wanted |= states["head"] | {name.removeprefix("network."): value for name, value in states["reader"].items()}
-    assert own.keys() == wanted.keys()
-    for name, value in wanted.items():
+    expected = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    expected |= states["head"] | {name.removeprefix("network."): value for name, value in states["reader"].items()}
+    assert own.keys() == expected.keys()
+    for name, value in expected.items():
         assert (own[name] - value).norm() <= 0.02 * value.norm() + 1e-3, name
     sound = load_audio(runs / "clips" / "3.wav")
     with torch.no_grad():

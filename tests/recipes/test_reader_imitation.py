@@ -28,13 +28,13 @@ def ctc_transcripts(*places: int) -> CtcTranscripts:
     return CtcTranscripts(pieces, weights, counts, frames, frames, counts)
 
 
-def outcomes(found: Confusions) -> list[tuple[int, list[int]]]:
-    spans: list[Tensor] = [found.pieces[a:b, 0] for a, b in zip(found.starts[:-1], found.starts[1:], strict=True)]
-    return list(zip(found.true_pieces.tolist(), [span.tolist() for span in spans], strict=True))
+def outcomes(result: Confusions) -> list[tuple[int, list[int]]]:
+    spans: list[Tensor] = [result.pieces[a:b, 0] for a, b in zip(result.starts[:-1], result.starts[1:], strict=True)]
+    return list(zip(result.true_pieces.tolist(), [span.tolist() for span in spans], strict=True))
 
 
 @pytest.mark.parametrize(
-    ("text", "places", "wanted"),
+    ("text", "places", "expected"),
     [
         ([5, 6, 7], [5, 6, 7], [(START, []), (5, [5]), (6, [6]), (7, [7])]),
         ([5, 6, 7], [5, 7], [(START, []), (5, [5]), (6, []), (7, [7])]),
@@ -43,9 +43,9 @@ def outcomes(found: Confusions) -> list[tuple[int, list[int]]]:
     ],
 )
 def test_each_piece_has_its_recognised_pieces(
-    text: list[int], places: list[int], wanted: list[tuple[int, list[int]]]
+    text: list[int], places: list[int], expected: list[tuple[int, list[int]]]
 ) -> None:
-    assert outcomes(collect_confusions([(text, ctc_transcripts(*places))])) == wanted
+    assert outcomes(collect_confusions([(text, ctc_transcripts(*places))])) == expected
 
 
 def test_a_head_without_output_is_refused() -> None:
@@ -60,34 +60,34 @@ def test_imitations_have_the_confusions_of_each_piece_at_their_rates(tmp_path: P
         + [([5, 6], ctc_transcripts(5))] * 10
     )
     collect_confusions(said).save(tmp_path / "confusions.safetensors")
-    found = Confusions.read(tmp_path / "confusions.safetensors")
+    result = Confusions.read(tmp_path / "confusions.safetensors")
     draw = np.random.default_rng(0)
-    texts = [found.imitate([5, 6], draw)[0][:, 0].tolist() for _ in range(500)]
+    texts = [result.imitate([5, 6], draw)[0][:, 0].tolist() for _ in range(500)]
     counts = [texts.count(text) / 500 for text in ([5, 6], [5, 8], [5])]
     assert sum(counts) == pytest.approx(1)
     assert counts == pytest.approx([0.6, 0.2, 0.2], abs=0.06)
-    pieces, weights = found.imitate([5], draw)
+    pieces, weights = result.imitate([5], draw)
     assert pieces.tolist() == [[5, 105]]
     assert weights.tolist() == [[0.75, 0.25]]
 
 
 def test_a_rare_piece_borrows_the_confusions_of_another() -> None:
-    found = collect_confusions([([5], ctc_transcripts(5))] * MIN_OUTCOMES + [([7], ctc_transcripts(8))])
+    result = collect_confusions([([5], ctc_transcripts(5))] * MIN_OUTCOMES + [([7], ctc_transcripts(8))])
     for _ in range(5):
-        pieces, _ = found.imitate([7, 9], np.random.default_rng(1))
+        pieces, _ = result.imitate([7, 9], np.random.default_rng(1))
         assert pieces.tolist() == [[7, 105], [9, 105]]
 
 
 def test_a_text_imitated_as_silence_keeps_its_first_piece() -> None:
-    found = collect_confusions([([5], ctc_transcripts(5))] + [([6], ctc_transcripts())] * 9)
-    pieces, weights = found.imitate([6], np.random.default_rng(0))
+    result = collect_confusions([([5], ctc_transcripts(5))] + [([6], ctc_transcripts())] * 9)
+    pieces, weights = result.imitate([6], np.random.default_rng(0))
     assert pieces.tolist() == [[6, 0]]
     assert weights.tolist() == [[1, 0]]
 
 
 def test_batches_are_imitated_alike_each_time() -> None:
-    found = collect_confusions([([5, 6], ctc_transcripts(5, 6))] * 5 + [([5, 6], ctc_transcripts(9, 5, 8, 6))] * 5)
-    dataset = Pairs([[5, 6], [6]], [[[4]], [[4]]], [[(0, 0), (1, 0)]], found, [3])
+    result = collect_confusions([([5, 6], ctc_transcripts(5, 6))] * 5 + [([5, 6], ctc_transcripts(9, 5, 8, 6))] * 5)
+    dataset = Pairs([[5, 6], [6]], [[[4]], [[4]]], [[(0, 0), (1, 0)]], result, [3])
     batch, again = dataset[0], dataset[0]
     assert batch.pieces.shape[2] == 2
     assert torch.equal(batch.pieces, again.pieces)

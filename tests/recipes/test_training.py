@@ -164,12 +164,12 @@ def test_a_killed_run_resumes_identically(corpus: TinyCorpus, workplace: Path, m
     fourth = losses(broken / "runs/units/log")
     kept = sorted(path.name for path in (broken / "runs/units/log").glob("metrics-*.csv"))
     assert losses(broken / "runs/units/log", kept[-1]) == third  # a resumed run deletes no earlier log
-    wanted = losses(unbroken / "runs/units/log")
-    assert sorted(wanted) == list(range(12))
+    expected = losses(unbroken / "runs/units/log")
+    assert sorted(expected) == list(range(12))
     assert sorted(third) == [6, 7, 8]
     assert sorted(fourth) == [9, 10, 11]
     for step, values in {**third, **fourth}.items():
-        assert values == wanted[step], step
+        assert values == expected[step], step
     one, other = (read_checkpoint(folder / checkpoints / "last.ckpt") for folder in (unbroken, broken))
     assert one["global_step"] == other["global_step"] == 12
     for name, value in one["state_dict"].items():

@@ -91,11 +91,11 @@ def described(base: Path, corpus: Path, drafter: Any) -> list[list[int]]:
     """Tokens of some answers."""
     model, prompting = load_target(base, torch.float32), PromptBuilder(base)
     samples = read_samples(corpus, "dev", Questions())[:3]
-    found = []
+    result = []
     for sample in samples:
         made = mmdec.generate(model.eval(), prompting(sample), drafter=drafter, max_new_tokens=16)
-        found.append(made.sequences[0].tolist())
-    return found
+        result.append(made.sequences[0].tolist())
+    return result
 
 
 # "msd" and "eagle" are trained below
@@ -143,9 +143,9 @@ def test_a_killed_run_resumes_identically(
     monkeypatch.chdir(broken)
     torch.rand(11)
     main(options(f"scenes/{system}", base, corpus, *common, "--ckpt_path=last"))
-    wanted, found = (logged_at_each_step(place / f"runs/vlm_drafters/{system}/log") for place in (unbroken, broken))
-    assert {step for step, name in wanted if name == "train/loss"} == set(range(8))
-    assert found == wanted
+    expected, result = (logged_at_each_step(place / f"runs/vlm_drafters/{system}/log") for place in (unbroken, broken))
+    assert {step for step, name in expected if name == "train/loss"} == set(range(8))
+    assert result == expected
     one, other = (
         read_checkpoint(place / f"runs/vlm_drafters/{system}/checkpoints/last.ckpt") for place in (unbroken, broken)
     )

@@ -82,16 +82,16 @@ def overfitted(system: str, model: Any, text: Tensor, steps: int = 80) -> Networ
     with torch.no_grad():
         features = model(text, output_hidden_states=True).hidden_states[-1][0]
         embeds = model.get_input_embeddings()(text)[0]
-        wanted = model.get_output_embeddings()(features).argmax(-1)[2:]
+        expected = model.get_output_embeddings()(features).argmax(-1)[2:]
         _, context, _, _ = TextTarget(model).prefill({"input_ids": text}, drafter.needs)
     visual = torch.zeros(len(features), dtype=torch.bool)
     read = torch.cat([context.features[layer][0] for layer in drafter.needs.layers], -1)
-    reading = TargetFeatures(2, [*text[0, 2:].tolist(), int(wanted[-1])], embeds, read, visual)
+    reading = TargetFeatures(2, [*text[0, 2:].tolist(), int(expected[-1])], embeds, read, visual)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     for _ in range(steps):
         loss = torch.zeros(())
         for step, hidden in enumerate(unroll_steps(network, unroll_inputs(network, [reading]), 3)):
-            loss = loss + nn.functional.cross_entropy(drafter.logits(hidden)[0], wanted[step:])
+            loss = loss + nn.functional.cross_entropy(drafter.logits(hidden)[0], expected[step:])
             if system != "eagle3":  # its states need not resemble the target's
                 loss = loss + nn.functional.smooth_l1_loss(hidden[0], features[2 + step :])
         optimizer.zero_grad()
@@ -145,15 +145,15 @@ def blocks_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
     paths of the `width` best tokens of each depth. score: as for `eagles_tree`; only the path's length matters."""
     if nodes <= depth:
         return eagles_tree(score, width, nodes, depth)
-    found: list[tuple[float, Path]] = []
+    result: list[tuple[float, Path]] = []
     level: list[tuple[float, Path]] = [(0.0, ())]
     for place in range(depth):
         best = score((0,) * place).topk(min(width, nodes))
         pairs = list(zip(best.values.tolist(), best.indices.tolist(), strict=True))
         level = [(value + v, (*path, t)) for value, path in level for v, t in pairs]
         level = sorted(level, key=lambda item: -item[0])[:nodes]
-        found += level
-    return {path for value, path in sorted(found, key=lambda item: -item[0])[:nodes] if value > -math.inf}
+        result += level
+    return {path for value, path in sorted(result, key=lambda item: -item[0])[:nodes] if value > -math.inf}
 
 
 def _slot(
@@ -168,11 +168,11 @@ def _slot(
     after = torch.cat([positions, positions[-1] + torch.arange(1, count)])
     hidden, _ = network.layer(torch.cat([states, slots[None, 1:]], 1), after[None])  # causal
     slots = network.finish(hidden[0, -count:], feature)
-    told, refined = torch.zeros_like(feature), [slots[0]]
+    message, refined = torch.zeros_like(feature), [slots[0]]
     for index, token in enumerate(path[:count]):
-        told = told + embedding(torch.tensor(token))
+        message = message + embedding(torch.tensor(token))
         if index + 1 < count:
-            refined.append(network.refine_slot(slots[index + 1], told, index + 1))
+            refined.append(network.refine_slot(slots[index + 1], message, index + 1))
     if len(path) < count:
         return refined[len(path)]
     own = torch.stack(refined)
@@ -190,16 +190,16 @@ def eagles_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
             path = (*path, int(score(path).argmax()))
         return {path[: length + 1] for length in range(len(path))}
     width = min(width, nodes)
-    found: list[tuple[float, Path]] = []
+    result: list[tuple[float, Path]] = []
     frontier: list[tuple[float, Path]] = [(0.0, ())]
     for _ in range(depth):
         level = []
         for value, path in frontier:
             best = score(path).topk(min(width, len(score(path))))
             level += [(value + v, (*path, t)) for v, t in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
-        found += level
+        result += level
         frontier = sorted(level, key=lambda item: -item[0])[:width]
-    return {path for _, path in sorted(found, key=lambda item: -item[0])[:nodes]}
+    return {path for _, path in sorted(result, key=lambda item: -item[0])[:nodes]}
 
 
 def ended_chain(scores: list[Any], nodes: int, threshold: float) -> int:
@@ -220,12 +220,12 @@ def paths(draft: Draft, row: int) -> list[Path]:
     """Return the path of each node: its tokens from below the root. Asserts that the draft is a tree without twins."""
     size, parents, tokens = int(draft.size[row]), draft.parents[row].tolist(), draft.tokens[row].tolist()
     assert parents[0] == -1
-    found: list[Path] = [()]
+    result: list[Path] = [()]
     for node in range(1, size):
         assert 0 <= parents[node] < node
-        found.append((*found[parents[node]], tokens[node]))
-    assert len(set(found)) == size
-    return found[1:]
+        result.append((*result[parents[node]], tokens[node]))
+    assert len(set(result)) == size
+    return result[1:]
 
 
 class Checked(ForwardingDrafter):
@@ -330,8 +330,8 @@ def rounds_of(model: Any, drafter: Any, budget: Any, prompts: list[list[int]], l
 
 
 def texts(rounds: list[Round], rows: int) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(rows)]
+    result: list[list[int]] = [[] for _ in range(rows)]
     for one in rounds:
         for row, tokens in zip(one.rows, one.tokens, strict=True):
-            found[row] += tokens
-    return found
+            result[row] += tokens
+    return result

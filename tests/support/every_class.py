@@ -233,7 +233,7 @@ def tried(name: str) -> Outcome:
     sampled = {**greedy, "do_sample": True, "temperature": 0.8}
     batches = [prompts(name, (LENGTHS[0],)), prompts(name, (4,)), prompts(name, LENGTHS)]
     try:
-        wanted = [model.generate(**inputs, **greedy) for inputs in batches]
+        expected = [model.generate(**inputs, **greedy) for inputs in batches]
     except Exception as error:
         return _without_weights(name, f"stock `generate` fails: {short_reason(error)}")
     try:
@@ -241,12 +241,12 @@ def tried(name: str) -> Outcome:
     except InputError as error:
         return Outcome(name, "refused", short_reason(error), _has_windows(model))
     calls, drafted, accepted, wrong = 0, 0, 0, list[str]()
-    for number, (inputs, text) in enumerate(zip(batches, wanted, strict=True)):
+    for number, (inputs, text) in enumerate(zip(batches, expected, strict=True)):
         rows = len(text)
         for drafter in ("lookup", "recycling", "wild"):
             given: Any = Wild(0.5, text.tolist(), 0.8) if drafter == "wild" else drafter
-            found = mmdec.generate(model, inputs, given, num_speculative_tokens=(9, 5), **greedy)
-            pairs = [(found, text)]
+            result = mmdec.generate(model, inputs, given, num_speculative_tokens=(9, 5), **greedy)
+            pairs = [(result, text)]
             if drafter != "wild" and number != 1:
                 seed = None if rows == 1 else 7
                 torch.manual_seed(3)
@@ -255,8 +255,8 @@ def tried(name: str) -> Outcome:
                 else:
                     plain = mmdec.generate(model, inputs, None, seed=seed, **sampled).sequences
                 torch.manual_seed(3)
-                found = mmdec.generate(model, inputs, given, num_speculative_tokens=(9, 5), seed=seed, **sampled)
-                pairs.append((found, plain))
+                result = mmdec.generate(model, inputs, given, num_speculative_tokens=(9, 5), seed=seed, **sampled)
+                pairs.append((result, plain))
             for way, (one, right) in enumerate(pairs):
                 calls += 1
                 drafted += sum(sum(round_.drafted) for round_ in one.rounds)

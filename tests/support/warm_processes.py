@@ -46,12 +46,12 @@ class Program:
 
     def _line(self) -> str:
         """Read the next line about the program: first its process id, later its exit status."""
-        found = b""
-        while not found.endswith(b"\n"):
+        result = b""
+        while not result.endswith(b"\n"):
             more = self._told.recv(1)
             assert more, "the process that starts programs has died"
-            found += more
-        return found.decode()
+            result += more
+        return result.decode()
 
     def poll(self) -> int | None:
         """Return the exit status; None while the program runs."""

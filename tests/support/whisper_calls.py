@@ -165,22 +165,22 @@ def plug(drafter: Any, nodes: Any, **more: Any) -> Any:
     return mmdec.speculate(drafter, num_speculative_tokens=nodes, **more)
 
 
-def assert_same(found: Any, wanted: Any) -> None:
+def assert_same(result: Any, expected: Any) -> None:
     """Assert that two results of `generate` are equal: tensors, or dicts and lists of them."""
-    assert type(found) is type(wanted)
-    if isinstance(wanted, Tensor):
-        assert torch.equal(found.nan_to_num(-1), wanted.nan_to_num(-1))
-    elif isinstance(wanted, dict):
-        assert found.keys() == wanted.keys()
-        for name in wanted:
+    assert type(result) is type(expected)
+    if isinstance(expected, Tensor):
+        assert torch.equal(result.nan_to_num(-1), expected.nan_to_num(-1))
+    elif isinstance(expected, dict):
+        assert result.keys() == expected.keys()
+        for name in expected:
             if name != "result":
-                assert_same(found[name], wanted[name])
-    elif isinstance(wanted, list | tuple):
-        assert len(found) == len(wanted)
-        for one, other in zip(found, wanted, strict=True):
+                assert_same(result[name], expected[name])
+    elif isinstance(expected, list | tuple):
+        assert len(result) == len(expected)
+        for one, other in zip(result, expected, strict=True):
             assert_same(one, other)
     else:
-        assert found == wanted
+        assert result == expected
 
 
 def ctc(kind: str, seed: int = 0, d_states: int = 32) -> Ctc:

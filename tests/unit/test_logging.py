@@ -22,23 +22,23 @@ PRODUCT = ("cli", "demo", "training")  # whose product is what they print
 
 def prints(tree: ast.AST) -> list[int]:
     """Lines with a call of print, but for those of a module's own `main`, which is a command."""
-    found: list[int] = []
+    result: list[int] = []
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef) and node.name == "main":
             continue
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
-            found.append(node.lineno)
-        found += prints(node)
-    return found
+            result.append(node.lineno)
+        result += prints(node)
+    return result
 
 
 def test_the_library_does_not_print() -> None:
-    found = {
+    result = {
         str(path.relative_to(PACKAGE)): prints(ast.parse(path.read_text(encoding="utf-8")))
         for path in sorted(PACKAGE.rglob("*.py"))
         if not set(PRODUCT) & set(path.relative_to(PACKAGE).parts)
     }
-    assert {path: lines for path, lines in found.items() if lines} == {}
+    assert {path: lines for path, lines in result.items() if lines} == {}
     assert prints(ast.parse("def f():\n    print(1)\ndef main():\n    print(2)")) == [2]
 
 

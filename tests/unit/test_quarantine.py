@@ -75,17 +75,17 @@ def leaks(source: str) -> list[str]:
 
 
 def test_transformers_internals_are_used_only_where_allowed() -> None:
-    found = {
+    result = {
         (path.relative_to(PACKAGE).as_posix(), name)
         for path in PACKAGE.rglob("*.py")
         if not path.relative_to(PACKAGE).as_posix().startswith(ROOMS)
         for name in leaks(path.read_text(encoding="utf-8"))
     }
-    assert found == EXCEPTIONS
+    assert result == EXCEPTIONS
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "result"),
     [
         ("model.config._attn_implementation = 'eager'", ["_attn_implementation"]),
         ("from transformers.models.whisper.modeling_whisper import WhisperDecoder", ["transformers.models."]),
@@ -100,8 +100,8 @@ def test_transformers_internals_are_used_only_where_allowed() -> None:
         ("class A:\n    __slots__ = ('_a',)\n\n    def __init__(self):\n        self._a = 1", []),
     ],
 )
-def test_internal_imports_are_detected(source: str, found: list[str]) -> None:
+def test_internal_imports_are_detected(source: str, result: list[str]) -> None:
     names = leaks(source)
-    assert len(names) >= len(found)
-    assert bool(names) == bool(found)
-    assert all(name.startswith(tuple(found)) for name in names)
+    assert len(names) >= len(result)
+    assert bool(names) == bool(result)
+    assert all(name.startswith(tuple(result)) for name in names)

@@ -21,16 +21,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cpu_gets_its_rows() -> None:
-    found = bench_kernels.bench_kernels(repeats=2)
-    check_form(found)
-    assert {row.baseline for row in found.comparisons if row.subject == "tree attention"} == {
+    result = bench_kernels.bench_kernels(repeats=2)
+    check_form(result)
+    assert {row.baseline for row in result.comparisons if row.subject == "tree attention"} == {
         "SDPA, dense mask, heads repeated",
         "SDPA, dense mask, FORCE_GQA",
     }
-    assert [row.timed for row in found.comparisons] == ["call", "call", "call", "forward", "forward and backward"]
-    assert all(row.pairs == 2 and row.times > 0 for row in found.comparisons)
-    assert (found.hardware["dtype"], found.hardware["batch"]) == ("float32", [1, 2])
-    assert found.not_measured.keys() == {"GPU kernels"}
+    assert [row.timed for row in result.comparisons] == ["call", "call", "call", "forward", "forward and backward"]
+    assert all(row.pairs == 2 and row.times > 0 for row in result.comparisons)
+    assert (result.hardware["dtype"], result.hardware["batch"]) == ("float32", [1, 2])
+    assert result.not_measured.keys() == {"GPU kernels"}
 
 
 def test_wrong_kernels_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

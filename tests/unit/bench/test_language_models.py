@@ -72,10 +72,10 @@ def test_a_method_with_different_text_is_not_timed(home: Path, monkeypatch: pyte
     own = LanguageHarness.measure
 
     def wrong(self: LanguageHarness, inputs: Any, method: Any) -> Any:
-        found = own(self, inputs, method)
+        result = own(self, inputs, method)
         if method.name == "recycling":
-            found.tokens[0][-1] += 1
-        return found
+            result.tokens[0][-1] += 1
+        return result
 
     monkeypatch.setattr(LanguageHarness, "measure", wrong)
     with pytest.raises(MmdecError, match="`recycling` differs from greedy decoding on prompt 0"):

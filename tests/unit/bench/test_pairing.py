@@ -27,12 +27,12 @@ def test_runs_give_a_row_for_each_clock() -> None:
 def test_inputs_where_the_baseline_differs_are_left_out() -> None:
     ours, theirs = [measurement(1.0, 1.0, 3, 6)], [measurement(2.0, 4.0)]
     wrong = [measurement(9.0, 9.0)]
-    found = MethodTimings({"a": [ours, ours], "b": [theirs, wrong]}, {"b": [True, False]}, {}, "processor")
-    assert [(row.timed, row.times, row.inputs) for row in found.rows("a", "b", Group("all", "all", [0, 1]))] == [
+    result = MethodTimings({"a": [ours, ours], "b": [theirs, wrong]}, {"b": [True, False]}, {}, "processor")
+    assert [(row.timed, row.times, row.inputs) for row in result.rows("a", "b", Group("all", "all", [0, 1]))] == [
         ("processor", 2.0, 1),
         ("wall clock", 4.0, 1),
     ]
-    assert found.rows("a", "b", Group("second", "all", [1])) == []
+    assert result.rows("a", "b", Group("second", "all", [1])) == []
 
 
 def test_inputs_are_grouped_by_length_and_by_task() -> None:

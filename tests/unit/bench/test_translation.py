@@ -53,13 +53,13 @@ def test_speech_is_timed_through_the_public_call(
     monkeypatch.setattr(bench, "translate_speech", listen)
     monkeypatch.setattr(bench, "WHOLE_CALL_SECONDS", (0.5, 1.5))
     judge = Judge()
-    found = bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=2, threads=1, judge=judge)
-    check_form(found)
-    timed = [(row.subject, row.times) for row in found.comparisons[1:4]]
+    result = bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=2, threads=1, judge=judge)
+    check_form(result)
+    timed = [(row.subject, row.times) for row in result.comparisons[1:4]]
     assert timed == [("lookahead", 6.0), ("reranked", 4.0), ("verified", 3.0)]
-    assert (found.comparisons[3].subject_ms, found.comparisons[3].baseline_ms) == (2000.0, 6000.0)
-    assert [row.pairs for row in found.comparisons] == [2] * 8
-    whole = [(row.subject, row.baseline, row.timed, row.size) for row in found.comparisons[4:]]
+    assert (result.comparisons[3].subject_ms, result.comparisons[3].baseline_ms) == (2000.0, 6000.0)
+    assert [row.pairs for row in result.comparisons] == [2] * 8
+    whole = [(row.subject, row.baseline, row.timed, row.size) for row in result.comparisons[4:]]
     assert whole == [
         ("lookahead", "autoregressive", "file to samples", 0.5),
         ("lookahead", "autoregressive", "file to samples", 1.5),
@@ -67,23 +67,23 @@ def test_speech_is_timed_through_the_public_call(
         ("lookahead", "deaf", "file to samples, its to text", 1.5),
     ]
     assert judge.seconds == pytest.approx([0.5] * 4 + [1.5] * 4)  # what it says, a warm-up, two in turn with ours
-    rates = found.quantities[2:]
+    rates = result.quantities[2:]
     assert [(quantity.name, quantity.n) for quantity in rates] == [
         ("the same, 0.5 s of speech", 6),
         ("the same, 1.5 s of speech", 6),
     ]
     assert all(0 < rate.low <= rate.value <= rate.high for rate in rates)
-    alone = [strategy for audio, strategy in asked if audio == path]
+    single = [strategy for audio, strategy in asked if audio == path]
     assert {audio.name for audio, _ in asked} == {path.name, "0.5.wav", "1.5.wav"}
     pairs = [each for name in bench.TIMED_STRATEGIES for each in [name, "autoregressive"] * 4]
-    assert alone == [*pairs, *["lookahead"] * 4]
+    assert single == [*pairs, *["lookahead"] * 4]
     strategies = [strategy for audio, strategy in asked if audio.name == "1.5.wav"]
     assert strategies == ["lookahead", "autoregressive", *["lookahead", "autoregressive"] * 3, *["lookahead"] * 3]
-    texts = found.details["texts of whole calls"]
+    texts = result.details["texts of whole calls"]
     assert [texts[f"deaf, {seconds} s"] for seconds in ("0.5", "1.5")] == ["Pardon?"] * 2
-    assert found.quantities[0].value >= 1
-    assert found.quantities[1].n == 3
-    machine = found.hardware
+    assert result.quantities[0].value >= 1
+    assert result.quantities[1].n == 3
+    machine = result.hardware
     assert (machine["threads"], machine["dtype"], machine["batch"], machine["target"]) == (1, "float32", 1, "cpu")
     with pytest.raises(InputError, match="must name at least one sound file"):
         bench.bench_speech([], str(tiny_model))

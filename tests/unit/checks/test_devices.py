@@ -21,7 +21,7 @@ from tests.support.tiny_whisper import write as write_whisper
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("given", "result"),
     [
         (None, torch.float32),
         ("bfloat16", torch.bfloat16),
@@ -29,8 +29,8 @@ from tests.support.tiny_whisper import write as write_whisper
         (torch.float64, torch.float64),
     ],
 )
-def test_dtypes_are_parsed(given: Any, found: torch.dtype) -> None:
-    assert check_dtype(given) == found
+def test_dtypes_are_parsed(given: Any, result: torch.dtype) -> None:
+    assert check_dtype(given) == result
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_unknown_dtypes_are_refused(given: Any, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "computes", "device", "found"),
+    ("gpu", "computes", "device", "result"),
     [
         (False, False, None, torch.float32),
         (True, True, None, torch.bfloat16),
@@ -60,11 +60,11 @@ def test_unknown_dtypes_are_refused(given: Any, shown: str) -> None:
     ],
 )
 def test_the_command_line_takes_the_fastest_dtype(
-    gpu: bool, computes: bool, device: str | None, found: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    gpu: bool, computes: bool, device: str | None, result: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: computes)
-    assert fastest_dtype(device) == dtype_or_quick(None, device) == found
+    assert fastest_dtype(device) == dtype_or_quick(None, device) == result
     assert dtype_or_quick("float16", device) == torch.float16
 
 

@@ -66,11 +66,11 @@ def test_a_truncated_file_gives_only_its_own_samples(kind: str, share: float, ot
     assert len(whole) == pytest.approx(4 * rate, abs=10)
     for _ in range(3):
         audio.load_audio(other)
-        found = audio.load_audio(path, rate)
-        assert least * len(whole) < len(found) < 0.8 * len(whole)
-        assert torch.equal(found, whole[: len(found)])
-        assert audio.sound_seconds(path) == len(found) / rate
-    assert torch.equal(audio.load_audio(io.BytesIO(path.read_bytes()), rate), found)
+        result = audio.load_audio(path, rate)
+        assert least * len(whole) < len(result) < 0.8 * len(whole)
+        assert torch.equal(result, whole[: len(result)])
+        assert audio.sound_seconds(path) == len(result) / rate
+    assert torch.equal(audio.load_audio(io.BytesIO(path.read_bytes()), rate), result)
 
 
 def test_a_truncated_file_is_transcribed_as_its_first_half(
@@ -85,8 +85,10 @@ def test_a_truncated_file_is_transcribed_as_its_first_half(
     half = whole[: len(audio.load_audio(path))].clone()
     audio.load_audio(other)
     heard = mmdec.transcribe(path, model=whisper, device="cpu", language="en", timestamps="segment")
-    wanted = mmdec.transcribe(half, sample_rate=RATE, model=whisper, device="cpu", language="en", timestamps="segment")
-    assert (heard.text, heard.tokens, heard.seconds) == (wanted.text, wanted.tokens, wanted.seconds)
+    expected = mmdec.transcribe(
+        half, sample_rate=RATE, model=whisper, device="cpu", language="en", timestamps="segment"
+    )
+    assert (heard.text, heard.tokens, heard.seconds) == (expected.text, expected.tokens, expected.seconds)
     audio.load_audio(other)
     spoken = mmdec.translate_speech(path, model=tiny_model, device="cpu")
     assert spoken.units == mmdec.translate_speech(half, sample_rate=RATE, model=tiny_model, device="cpu").units
@@ -160,8 +162,8 @@ def test_a_header_without_a_length_does_not_hide_it() -> None:
 def test_compressed_wavs_are_read(subtype: str, tmp_path: Path) -> None:
     sound = buzz(1.0, rate=8000)
     (tmp_path / "x.wav").write_bytes(encoded(sound, "WAV", subtype, 8000))
-    found = audio.load_audio(tmp_path / "x.wav", 8000)[:8000].numpy()
-    assert np.corrcoef(found, sound)[0, 1] > 0.9
+    result = audio.load_audio(tmp_path / "x.wav", 8000)[:8000].numpy()
+    assert np.corrcoef(result, sound)[0, 1] > 0.9
 
 
 def test_the_content_decides_the_format_and_not_the_name(tmp_path: Path) -> None:
@@ -183,9 +185,9 @@ def test_floats_of_files_are_levelled_as_arrays_are(tmp_path: Path) -> None:
         for number, data in enumerate((sound, both)):
             path = tmp_path / f"{number}.wav"
             soundfile.write(path, data, RATE, subtype=subtype)
-            found = read_audio(path)
-            assert found.abs().max() == 1
-            assert torch.allclose(found, read_audio(data, RATE), atol=1e-6)
+            result = read_audio(path)
+            assert result.abs().max() == 1
+            assert torch.allclose(result, read_audio(data, RATE), atol=1e-6)
 
 
 @pytest.mark.parametrize("subtype", ["FLOAT", "DOUBLE"])
@@ -312,8 +314,8 @@ def test_the_longest_names_are_written(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     long = tmp_path / ("y" * 300)
-    found = outputs.output_paths([loop, long], tmp_path / "out", (".wav",), ".wav")
-    assert found == [tmp_path / "out" / "loop.wav", tmp_path / "out" / f"{'y' * 300}.wav"]
+    result = outputs.output_paths([loop, long], tmp_path / "out", (".wav",), ".wav")
+    assert result == [tmp_path / "out" / "loop.wav", tmp_path / "out" / f"{'y' * 300}.wav"]
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664), (0o000, 0o666)])

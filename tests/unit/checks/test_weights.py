@@ -138,9 +138,9 @@ def test_a_weight_file_must_not_link_out_of_its_folder(whisper: Path, tiny_model
 def test_heads_must_not_link_out_of_the_models_folder(whisper: Path, tmp_path: Path) -> None:
     shutil.move(whisper / "medusa", tmp_path / "heads")
     (whisper / "medusa").symlink_to(tmp_path / "heads")
-    found = load_whisper(whisper, "cpu")
-    assert_refused(found.heads, "leads outside")
-    assert found.heads(tmp_path / "heads").needs.layers == (-1,)  # named by the caller, they may lie anywhere
+    result = load_whisper(whisper, "cpu")
+    assert_refused(result.heads, "leads outside")
+    assert result.heads(tmp_path / "heads").needs.layers == (-1,)  # named by the caller, they may lie anywhere
 
 
 def test_a_snapshot_of_the_hub_links_into_its_own_blobs(pristine: Path, tmp_path: Path) -> None:

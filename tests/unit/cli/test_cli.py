@@ -76,8 +76,8 @@ def test_without_an_output_the_text_is_printed(
     assert one.stdout == text + "\n"
     several = run("translate", *recordings, *options)
     assert several.stdout.startswith(f"{recordings[0]}:\n  {text}\n{recordings[1]}:\n")
-    told = run("translate", recordings[0], "--json", *options)
-    assert (json.loads(told.stdout)["text"], json.loads(told.stdout)["output"]) == (text, None)
+    message = run("translate", recordings[0], "--json", *options)
+    assert (json.loads(message.stdout)["text"], json.loads(message.stdout)["output"]) == (text, None)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -389,10 +389,10 @@ ENDING = [verb for verb in VERBS if verb not in ("", "train", "eval", "bench", "
 
 
 def command(verb: str) -> Any:
-    found: Any = get_command(cli.app)
+    result: Any = get_command(cli.app)
     for word in verb.split():
-        found = found.commands[word]
-    return found
+        result = result.commands[word]
+    return result
 
 
 def said(verb: str) -> str:
@@ -414,12 +414,12 @@ def test_each_help_page_has_one_example(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ENDING)
 def test_the_example_is_of_this_verb_and_parses(verb: str) -> None:
-    found = command(verb)
-    assert isinstance(found, Verb | VerbGroup)
-    words = shlex.split(found.epilog.removeprefix("Example: mmdec "))
+    result = command(verb)
+    assert isinstance(result, Verb | VerbGroup)
+    words = shlex.split(result.epilog.removeprefix("Example: mmdec "))
     count = len(verb.split())
     assert words[:count] == verb.split()
-    found.make_context(verb, words[count:])  # raises for what is no option
+    result.make_context(verb, words[count:])  # raises for what is no option
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ def test_errors_name_options_as_typed(message: str, typed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wanted"),
+    ("arguments", "expected"),
     [
         ("transcribe x.wav --threads -1", "`--threads` must be a whole number of at least 1, but is -1."),
         ("describe x.png --threads=x", "`--threads` must be a whole number of at least 1, but is x."),
@@ -455,13 +455,13 @@ def test_errors_name_options_as_typed(message: str, typed: str) -> None:
     ],
 )
 def test_a_number_that_is_out_of_range(
-    arguments: str, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["mmdec", *arguments.split()])
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
-    assert capsys.readouterr().err == f"error: {wanted} See `--help`.\n"
+    assert capsys.readouterr().err == f"error: {expected} See `--help`.\n"
 
 
 @pytest.mark.parametrize("verb", ["translate x.wav -o out", "transcribe x.wav", "describe x.wav"])
@@ -470,5 +470,5 @@ def test_an_unknown_dtype_is_refused(verb: str, tmp_path: Any, monkeypatch: pyte
     (tmp_path / "x.wav").touch()
     result = CliRunner().invoke(cli.app, [*verb.split(), "--dtype", "float8", "--device", "cpu"])
     others = ", int8" * verb.startswith("transcribe")
-    wanted = f"`--dtype` must be float32, bfloat16, float16{others} or float64, but is 'float8'."
-    assert str(result.exception).startswith(wanted)
+    expected = f"`--dtype` must be float32, bfloat16, float16{others} or float64, but is 'float8'."
+    assert str(result.exception).startswith(expected)

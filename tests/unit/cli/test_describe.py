@@ -44,14 +44,14 @@ def answers(model: Path, *asked: object) -> list[str]:
 
 
 def test_text_to_stdout(call, model: Path, pictures: list[Path]) -> None:
-    wanted = answers(model, *pictures, tuple(pictures))
-    assert call(pictures[0]).stdout == wanted[0] + "\n"
-    several = "".join(f"{path}:\n  {text}\n" for path, text in zip(pictures, wanted, strict=False))
+    expected = answers(model, *pictures, tuple(pictures))
+    assert call(pictures[0]).stdout == expected[0] + "\n"
+    several = "".join(f"{path}:\n  {text}\n" for path, text in zip(pictures, expected, strict=False))
     assert call(*pictures, "--batch-size", 2).stdout == several
-    assert call(*pictures, "--together").stdout == wanted[3] + "\n"
-    assert call(pictures[0], "--stream").stdout.rstrip() == wanted[0].rstrip()
+    assert call(*pictures, "--together").stdout == expected[3] + "\n"
+    assert call(pictures[0], "--stream").stdout.rstrip() == expected[0].rstrip()
     streamed = call(*pictures, "--stream", "--drafter", "none").stdout
-    assert streamed.startswith(f"{pictures[0]}:\n{wanted[0][:3]}")
+    assert streamed.startswith(f"{pictures[0]}:\n{expected[0][:3]}")
 
 
 def test_json_has_one_object_a_line(call, model: Path, pictures: list[Path]) -> None:
@@ -76,15 +76,15 @@ def test_json_has_one_object_a_line(call, model: Path, pictures: list[Path]) -> 
 
 
 def test_files(call, model: Path, pictures: list[Path], tmp_path: Path) -> None:
-    wanted = answers(model, *pictures)
+    expected = answers(model, *pictures)
     result = call(*pictures, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert f"{pictures[1]} -> " in result.stdout
     assert {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "out").iterdir()} == {
-        f"{name}.txt": text + "\n" for name, text in zip("abc", wanted, strict=True)
+        f"{name}.txt": text + "\n" for name, text in zip("abc", expected, strict=True)
     }
     assert call(pictures[0], "-o", tmp_path / "one.json").exit_code == 0
-    assert json.loads((tmp_path / "one.json").read_text(encoding="utf-8"))["text"] == wanted[0]
+    assert json.loads((tmp_path / "one.json").read_text(encoding="utf-8"))["text"] == expected[0]
 
 
 def test_one_bad_image_does_not_lose_the_others(call, model: Path, pictures: list[Path], tmp_path: Path) -> None:

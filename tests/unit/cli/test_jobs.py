@@ -132,8 +132,8 @@ def test_compare_prints_a_line_for_each_input(command: list[str]) -> None:
 
 
 def test_compare_adds_its_figures_to_the_json(command: list[str]) -> None:
-    found = CliRunner().invoke(cli.app, [*command, "--compare", "--json"])
-    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    result = CliRunner().invoke(cli.app, [*command, "--compare", "--json"])
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["compared"]["same_text"] for line in lines] == [True, True]
     assert {*lines[0]["compared"]} == {"seconds", "seconds_plain", "times_faster", "same_text"}
 
@@ -173,9 +173,9 @@ def test_one_line_for_an_output_that_is_likely_wrong(verb: str, tmp_path: Path) 
     warned = f"warning: {source}: the output is likely wrong: its confidence is 0.12, below 0.5."
     assert [line for line in outputs["unsure"].stderr.splitlines() if "wrong" in line] == [warned]
     assert all("wrong" not in outputs[name].stderr for name in ("plain", "sure"))
-    found = {name: json.loads(done.stdout) for name, done in outputs.items()}  # one line, no other
-    assert found["plain"].keys() == found["unsure"].keys() == found["sure"].keys()
-    assert found["plain"]["text"] == found["unsure"]["text"]
+    result = {name: json.loads(done.stdout) for name, done in outputs.items()}  # one line, no other
+    assert result["plain"].keys() == result["unsure"].keys() == result["sure"].keys()
+    assert result["plain"]["text"] == result["unsure"]["text"]
 
 
 def test_half_is_sure_enough_and_a_missing_model_is_no_error(

@@ -88,9 +88,9 @@ def test_a_wav_stream_is_transcribed(call, content: bytes) -> None:
 
 def test_another_file_is_read_whole(call, model: Path) -> None:
     content = wav(S16, form="FLAC")
-    wanted = mmdec.transcribe(content, model=model, device="cpu", language="en")
-    assert wanted.text
-    assert "\n".join(lines(call(content))) == wanted.text
+    expected = mmdec.transcribe(content, model=model, device="cpu", language="en")
+    assert expected.text
+    assert "\n".join(lines(call(content))) == expected.text
 
 
 def test_rate_and_encoding_of_samples(call) -> None:
@@ -125,9 +125,9 @@ def test_subtitles_are_numbered_through(call, finals: list[mmdec.StreamUpdate]) 
 def test_text_comes_while_the_pipe_is_open(model: Path, tmp_path: Path) -> None:
     """In a process of its own: the first line is there before the sound ends."""
     command = ["mmdec", "transcribe", "-", "--model", str(model), "--language", "en", "--device", "cpu"]
-    content, told = streamed(wav(S16)), tmp_path / "errors"
+    content, message = streamed(wav(S16)), tmp_path / "errors"
     (receive, send), (read, write) = os.pipe(), os.pipe()
-    with told.open("wb") as errors, os.fdopen(receive), os.fdopen(write):
+    with message.open("wb") as errors, os.fdopen(receive), os.fdopen(write):
         program = start([*command, "--threads", "1", "--every", "0"], streams=(receive, write, errors))
     with os.fdopen(send, "wb") as sound, os.fdopen(read, "rb") as text:
         sound.write(content[: 2 * 3 * RATE])
@@ -136,14 +136,14 @@ def test_text_comes_while_the_pipe_is_open(model: Path, tmp_path: Path) -> None:
         sound.write(content[2 * 3 * RATE :])
         sound.close()
         rest = text.read()
-    assert program.wait(120) == 0, told.read_text()
+    assert program.wait(120) == 0, message.read_text()
     assert first.strip()
     assert len(rest.splitlines()) == 1
-    assert "Traceback" not in told.read_text()
+    assert "Traceback" not in message.read_text()
 
 
 @pytest.mark.parametrize(
-    ("content", "arguments", "told"),
+    ("content", "arguments", "message"),
     [
         (b"", (), "standard input is empty"),
         (S16.tobytes() + b"\0", (), "whole sample of 2 bytes, but ends with 1 bytes"),
@@ -167,11 +167,11 @@ def test_text_comes_while_the_pipe_is_open(model: Path, tmp_path: Path) -> None:
     ],
     ids=range(19),
 )
-def test_errors_are_one_sentence(call, content: bytes, arguments: tuple[Any, ...], told: str) -> None:
+def test_errors_are_one_sentence(call, content: bytes, arguments: tuple[Any, ...], message: str) -> None:
     """The command's own frame prints an InputError as its sentence."""
     result = call(content, *arguments)
     assert isinstance(result.exception, InputError)
-    assert told in str(result.exception)
+    assert message in str(result.exception)
 
 
 def test_text_before_an_error_is_printed(call, finals: list[mmdec.StreamUpdate]) -> None:
@@ -187,7 +187,7 @@ def test_standard_input_must_be_the_only_input(call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"code": 6}, "code 6 and 16 bits"),
         ({"channels": 0}, "0 channels"),
@@ -198,11 +198,11 @@ def test_standard_input_must_be_the_only_input(call) -> None:
     ],
     ids=str,
 )
-def test_broken_headers_are_refused(change: dict[str, int], told: str) -> None:
+def test_broken_headers_are_refused(change: dict[str, int], message: str) -> None:
     form = {"code": 1, "channels": 1, "rate": RATE, "bits": 16, "junk": 4, **change}
     chunk = struct.pack("<HHIIHH", form["code"], form["channels"], form["rate"], 0, 0, form["bits"])
     content = struct.pack("<4sI", b"JUNK", form["junk"]) + b"abcd" + struct.pack("<4sI", b"fmt ", 16) + chunk
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         wav_stream(b"RIFF\0\0\0\0WAVE", io.BytesIO(content + struct.pack("<4sI", b"data", 0)))
 
 
@@ -212,21 +212,21 @@ def test_the_header_says_where_samples_end() -> None:
     head = file.read(12)
     assert is_wav(head)
     sound = wav_stream(head, file)
-    found = np.concatenate([*stream_pieces(sound, file)])
-    assert np.array_equal(found, decode_samples(S16.tobytes(), "s16"))
+    result = np.concatenate([*stream_pieces(sound, file)])
+    assert np.array_equal(result, decode_samples(S16.tobytes(), "s16"))
 
 
 def test_pieces_do_not_wait_for_each_other() -> None:
     """Available bytes are returned at once; the rest when it arrives."""
     receive, send = os.pipe()
     with os.fdopen(receive, "rb") as reader, os.fdopen(send, "wb") as writer:
-        found = stream_pieces(PipedSound(RATE, 1, "s16", None, b""), reader)
+        result = stream_pieces(PipedSound(RATE, 1, "s16", None, b""), reader)
         writer.write(S16[:1000].tobytes())
         writer.flush()
-        assert len(next(found)) == 1000
+        assert len(next(result)) == 1000
         writer.write(S16[1000:3000].tobytes())
         writer.close()
-        assert sum(map(len, found)) == 2000
+        assert sum(map(len, result)) == 2000
 
 
 @pytest.mark.parametrize("data", [S16, np.zeros(2 * RATE, "<i2")])

@@ -59,12 +59,12 @@ def test_a_list_in_shards_gives_what_the_call_gives(folder: Path, tmp_path: Path
     for shard in ("2/2", "1/2", "1/1"):
         done = transcribed(folder, tmp_path / "out", "--shard", shard)
         assert done.exit_code == (shard != "2/2"), done.output  # the missing file is in the first part
-    told = json.loads(done.stdout)
-    assert (told["rows"], told["failed"], told["done_now"]) == (COUNT, 1, 0)
+    message = json.loads(done.stdout)
+    assert (message["rows"], message["failed"], message["done_now"]) == (COUNT, 1, 0)
     check_once(tmp_path / "out", COUNT)
-    wanted = mmdec.transcribe([folder / f"{n}.wav" for n in range(3)], model=folder / "whisper", language="en")
+    expected = mmdec.transcribe([folder / f"{n}.wav" for n in range(3)], model=folder / "whisper", language="en")
     for row in table(tmp_path / "out", "results"):
-        assert (row["text"], row["id"]) == (wanted[row["row"] % 3].text, f"n{row['row']}")
+        assert (row["text"], row["id"]) == (expected[row["row"] % 3].text, f"n{row['row']}")
     (failed,) = table(tmp_path / "out", "failed")
     assert failed["row"] == 4
     assert "does not exist" in failed["error"]
@@ -75,8 +75,8 @@ def test_questions_of_a_table(folder: Path, tmp_path: Path) -> None:
     done = run(folder, "describe", folder / "pictures.tsv", *words)
     assert done.exit_code == 0, done.output
     pictures, asked = [folder / f"{n}.png" for n in range(3)], [QUESTION, "What?", QUESTION]
-    wanted = mmdec.describe([*map(str, pictures)], asked, model=folder / "vlm", max_new_tokens=6)
-    assert [row["text"] for row in table(tmp_path / "out", "results")] == [each.text for each in wanted]
+    expected = mmdec.describe([*map(str, pictures)], asked, model=folder / "vlm", max_new_tokens=6)
+    assert [row["text"] for row in table(tmp_path / "out", "results")] == [each.text for each in expected]
 
 
 def test_a_folder_of_speech(folder: Path, tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_a_folder_of_speech(folder: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     rows = table(tmp_path / "out", "results")
     assert [Path(row["input"]).name for row in rows] == ["0.wav", "1.wav", "2.wav"]
-    wanted = mmdec.translate_speech(folder / "1.wav", model=folder / "translator")
-    assert rows[1]["text"] == wanted.text
-    assert soundfile.info(tmp_path / "out" / rows[1]["output"]).frames == len(wanted.audio)
+    expected = mmdec.translate_speech(folder / "1.wav", model=folder / "translator")
+    assert rows[1]["text"] == expected.text
+    assert soundfile.info(tmp_path / "out" / rows[1]["output"]).frames == len(expected.audio)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_impossible_runs_are_refused(folder: Path, tmp_path: Path, words: list[s
 
 
 def test_a_list_and_an_output_folder_are_required(folder: Path, tmp_path: Path) -> None:
-    alone = run(folder, "transcribe", folder / "sounds.jsonl")
+    single = run(folder, "transcribe", folder / "sounds.jsonl")
     both = transcribed(folder, tmp_path / "out", folder / "0.wav")
     lone = run(folder, "transcribe", folder / "0.wav", "--table", "parquet")
-    found = [str(done.exception) for done in (alone, both, lone)]
-    assert "must be a folder" in found[0]
-    assert "must be the only input" in found[1]
-    assert "must come with a list" in found[2]
+    result = [str(done.exception) for done in (single, both, lone)]
+    assert "must be a folder" in result[0]
+    assert "must be the only input" in result[1]
+    assert "must come with a list" in result[2]
 
 
 def test_killed_and_started_again_until_all_is_done(folder: Path, tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_killed_and_started_again_until_all_is_done(folder: Path, tmp_path: Path
         assert before < len(done_in(results)) < 6
     with (tmp_path / "told.json").open("wb") as file:
         assert start(words, streams=(subprocess.DEVNULL, file, subprocess.DEVNULL)).wait() == 0
-    told: dict[str, Any] = json.loads((tmp_path / "told.json").read_text())
-    assert 0 < told["done_now"] < told["rows"] == 6 * ROWS_PER_PART
+    message: dict[str, Any] = json.loads((tmp_path / "told.json").read_text())
+    assert 0 < message["done_now"] < message["rows"] == 6 * ROWS_PER_PART
     check_once(tmp_path / "out", 6 * ROWS_PER_PART)
 
 

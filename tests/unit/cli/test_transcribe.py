@@ -42,12 +42,12 @@ def call(model: Path):
 
 
 def test_text_to_stdout(call, model: Path, recordings: list[Path]) -> None:
-    wanted = [mmdec.transcribe(path, model=model, device="cpu", language="en", drafter=None) for path in recordings]
-    alone = call(recordings[0])
-    assert alone.exit_code == 0, alone.output
-    assert alone.stdout == wanted[0].text + "\n"
+    expected = [mmdec.transcribe(path, model=model, device="cpu", language="en", drafter=None) for path in recordings]
+    single = call(recordings[0])
+    assert single.exit_code == 0, single.output
+    assert single.stdout == expected[0].text + "\n"
     several = call(*recordings, "--batch-size", 2)
-    assert several.stdout == "".join(f"{path}:\n  {one.text}\n" for path, one in zip(recordings, wanted, strict=True))
+    assert several.stdout == "".join(f"{path}:\n  {one.text}\n" for path, one in zip(recordings, expected, strict=True))
     timed = call(recordings[1], "-t", "segment").stdout.splitlines()
     assert timed[0].startswith("[00:00:0")
     assert " --> " in timed[0]
@@ -62,17 +62,17 @@ def test_pieces_at_pauses(call, model: Path, recordings: list[Path]) -> None:
         "timestamps": "segment",
         "cut_at_pauses": True,
     }
-    wanted = mmdec.transcribe([*recordings], **options)
-    found = call(*recordings, "--cut-at-pauses", "-t", "segment", "--json")
-    assert found.exit_code == 0, found.output
-    assert [json.loads(line)["tokens"] for line in found.stdout.splitlines()] == [one.tokens for one in wanted]
-    assert wanted[1].windows > 1
+    expected = mmdec.transcribe([*recordings], **options)
+    result = call(*recordings, "--cut-at-pauses", "-t", "segment", "--json")
+    assert result.exit_code == 0, result.output
+    assert [json.loads(line)["tokens"] for line in result.stdout.splitlines()] == [one.tokens for one in expected]
+    assert expected[1].windows > 1
 
 
 def test_pieces_at_pauses_are_compared_one_recording_at_a_time(call, recordings: list[Path]) -> None:
-    found = call(*recordings, "--cut-at-pauses", "--compare", "--drafter", "lookup", "--json")
-    assert found.exit_code == 0, found.output
-    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    result = call(*recordings, "--cut-at-pauses", "--compare", "--drafter", "lookup", "--json")
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["input"] for line in lines] == [str(path) for path in recordings]
     assert [line["compared"]["same_text"] for line in lines] == [True] * 3
 
@@ -184,9 +184,9 @@ def test_a_cut_file_is_noted_or_refused(call, recordings: list[Path], monkeypatc
     monkeypatch.setattr("mmdec.tasks.usage.cut_note", lambda *_: "")  # texts of the tiny model are cut, too
     recordings[0].write_bytes(recordings[0].read_bytes()[:-6400])
     note = "the file ends at 0.3 s of 0.5 s"
-    found = call(*recordings, "--json")
-    assert [json.loads(line)["note"] for line in found.stdout.splitlines()] == [note, "", ""]
-    assert f"note: {recordings[0].name}: {note}" in found.stderr or f"note: {recordings[0]}: {note}" in found.stderr
+    result = call(*recordings, "--json")
+    assert [json.loads(line)["note"] for line in result.stdout.splitlines()] == [note, "", ""]
+    assert f"note: {recordings[0].name}: {note}" in result.stderr or f"note: {recordings[0]}: {note}" in result.stderr
     strict = call(*recordings, "--strict")
     assert strict.exit_code == 1
     assert note in strict.stderr

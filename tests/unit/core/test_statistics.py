@@ -232,7 +232,7 @@ def test_every_public_call_learns_in_the_given_statistics() -> None:
 def state() -> dict[str, str]:
     """All that modules and classes of the core and the drafters hold and might change; drafters' caches of pure
     functions are no such thing."""
-    found = {}
+    result = {}
     for package in (mmdec.core, mmdec.drafters):
         for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             module = importlib.import_module(info.name)
@@ -243,10 +243,10 @@ def state() -> dict[str, str]:
                 for name, value in vars(owner).items():
                     plain = isinstance(value, (type, types.FunctionType, types.ModuleType, property))
                     if not plain and not name.startswith("__"):
-                        found[f"{owner.__name__}.{name}"] = (
+                        result[f"{owner.__name__}.{name}"] = (
                             repr(vars(value)) if hasattr(value, "__dict__") else repr(value)
                         )
-    return found
+    return result
 
 
 def test_nothing_is_learned_in_modules_or_classes() -> None:

@@ -32,14 +32,14 @@ def test_ancestors_of_random_trees(size: int) -> None:
     random = Random(size)
     parents = torch.tensor([[-1, *(random.randrange(node) for node in range(1, size))] for _ in range(4)])
     parents[0] = torch.arange(size) - 1  # a chain, the deepest of all
-    wanted = torch.zeros(4, size, size, dtype=torch.bool)
+    expected = torch.zeros(4, size, size, dtype=torch.bool)
     for row in range(4):
         for node in range(size):
             above = node
             while above >= 0:
-                wanted[row, node, above] = True
+                expected[row, node, above] = True
                 above = int(parents[row, above])
-    assert torch.equal(ancestors(parents), wanted)
+    assert torch.equal(ancestors(parents), expected)
 
 
 def test_an_empty_draft_is_its_root() -> None:

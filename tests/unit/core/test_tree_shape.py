@@ -47,9 +47,9 @@ def test_the_likeliest_are_those_of_a_list_of_all(seed: int) -> None:
     chances = [sorted((dice.random() / 3 for _ in range(3)), reverse=True) for _ in range(3)]
     every = [path for depth in (1, 2, 3) for path in product(range(3), repeat=depth)]
     value = {path: prod(chances[level][rank] for level, rank in enumerate(path)) for path in every}
-    found = likeliest_paths(chances, 12)
-    assert [value[path] for path in found] == pytest.approx(sorted(value.values(), reverse=True)[:12])
-    assert all(path[:-1] in ((), *found[:place]) for place, path in enumerate(found))  # after its parent
+    result = likeliest_paths(chances, 12)
+    assert [value[path] for path in result] == pytest.approx(sorted(value.values(), reverse=True)[:12])
+    assert all(path[:-1] in ((), *result[:place]) for place, path in enumerate(result))  # after its parent
 
 
 @pytest.mark.parametrize(("chances", "nodes"), [([], 5), ([[0.5]], 0), ([[0.0, 0.0]], 5)])

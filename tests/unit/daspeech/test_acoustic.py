@@ -58,12 +58,12 @@ def test_a_batch_equals_its_rows_alone(forced: bool, kernels: tuple[int, int]):
         both = model(inputs, lengths, given_durations if forced else None)
         for row, length in enumerate(lengths.tolist()):
             part = given_durations[row : row + 1, :length] if forced else None
-            alone = model(inputs[row : row + 1, :length], torch.tensor([length]), part)
-            frames = int(alone.mel_lengths[0])
+            single = model(inputs[row : row + 1, :length], torch.tensor([length]), part)
+            frames = int(single.mel_lengths[0])
             assert frames > 0
             assert int(both.mel_lengths[row]) == frames
-            torch.testing.assert_close(both.mel[row, :frames], alone.mel[0], atol=1e-5, rtol=1e-4)
-            torch.testing.assert_close(both.pitch[row, :length], alone.pitch[0], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(both.mel[row, :frames], single.mel[0], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(both.pitch[row, :length], single.pitch[0], atol=1e-5, rtol=1e-4)
             assert not both.mel[row, frames:].any()
 
 

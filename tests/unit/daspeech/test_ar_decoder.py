@@ -72,8 +72,8 @@ def test_greedy_equals_a_naive_loop_alone_and_in_a_batch(seed: int, least: int):
     with torch.inference_mode():
         for row, length in enumerate(LENGTHS.tolist()):
             part = state[row : row + 1, :length]
-            alone = model.generate(part, LENGTHS[row : row + 1], 8, least)
-            assert together[row] == alone[0] == naive_greedy(model, part, 8, least)
+            single = model.generate(part, LENGTHS[row : row + 1], 8, least)
+            assert together[row] == single[0] == naive_greedy(model, part, 8, least)
 
 
 def test_sentences_end_at_different_lengths():

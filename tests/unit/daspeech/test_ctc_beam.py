@@ -33,12 +33,12 @@ def test_the_packed_ngram_scores_as_its_source(kind: tuple[int, tuple[int, ...] 
     model = packed(plain, PIECES)
     assert model.order == kind[0]
     for text in itertools.product(range(1, PIECES), repeat=3):
-        context, total, wanted = plain.advance("", START), 0.0, 0.0
+        context, total, expected = plain.advance("", START), 0.0, 0.0
         for at, piece in enumerate((*text, PIECES + 1)):
             token = END if piece > PIECES else str(piece)
-            wanted, context = wanted + plain.score(context, token), plain.advance(context, token)
+            expected, context = expected + plain.score(context, token), plain.advance(context, token)
             total += model.after((PIECES, *text[:at]))(piece)
-        assert total == pytest.approx(wanted, abs=0.06), text  # 8 bits
+        assert total == pytest.approx(expected, abs=0.06), text  # 8 bits
 
 
 def test_stored_arrays_restore_the_same_ngram() -> None:
@@ -88,11 +88,11 @@ def test_sure_pieces_are_written_and_the_ngram_decides_the_others() -> None:
     unsure = sure.clone()
     unsure[0, 4, 5], unsure[0, 4, 3] = 3.0, 2.5  # 1 2 5 was never said
     assert best_pieces(unsure, lengths, 3).pieces[0, :, 0].tolist() == [1, 2, 5]
-    found = read_pieces(unsure, lengths, stored(), 3)
-    assert found.pieces[0, :, 0].tolist() == [1, 2, 3]
-    assert found.pieces[0, 2, 1] == 5  # the other stays beside it
-    assert found.weights.sum(-1) == pytest.approx(torch.ones(1, 3))
-    assert found.weights[0, 2, 0] < heard.weights[0, 2, 0]
+    result = read_pieces(unsure, lengths, stored(), 3)
+    assert result.pieces[0, :, 0].tolist() == [1, 2, 3]
+    assert result.pieces[0, 2, 1] == 5  # the other stays beside it
+    assert result.weights.sum(-1) == pytest.approx(torch.ones(1, 3))
+    assert result.weights[0, 2, 0] < heard.weights[0, 2, 0]
 
 
 def test_rows_alone_equal_rows_in_a_batch() -> None:
@@ -102,8 +102,8 @@ def test_rows_alone_equal_rows_in_a_batch() -> None:
     together = read_pieces(logits, lengths, model, 3)
     assert together.lengths[2] == 0
     for row, length in enumerate(lengths.tolist()):
-        alone = read_pieces(logits[row : row + 1, :length], lengths[row : row + 1], model, 3)
-        count = int(alone.lengths[0])
+        single = read_pieces(logits[row : row + 1, :length], lengths[row : row + 1], model, 3)
+        count = int(single.lengths[0])
         assert together.lengths[row] == count
-        assert torch.equal(together.pieces[row, :count], alone.pieces[0, :count])
-        assert torch.equal(together.weights[row, :count], alone.weights[0, :count])
+        assert torch.equal(together.pieces[row, :count], single.pieces[0, :count])
+        assert torch.equal(together.weights[row, :count], single.weights[0, :count])

@@ -58,13 +58,13 @@ def test_a_batch_equals_its_rows_alone(config: DagConfig):
     made, decoder, state = lattice(config), tiny(config), states()
     for row in range(3):
         with torch.inference_mode():
-            alone = decoder(state[row : row + 1, : STATES[row]], STATES[row : row + 1], FRAMES[row : row + 1])
-        length = int(alone.lengths)
+            single = decoder(state[row : row + 1, : STATES[row]], STATES[row : row + 1], FRAMES[row : row + 1])
+        length = int(single.lengths)
         assert length == int(made.lengths[row])
-        assert alone.hidden.shape == (1, length, 32)
-        torch.testing.assert_close(made.hidden[row, :length], alone.hidden[0], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(made.emissions[row, :length], alone.emissions[0], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(made.links[row, :length, :length], alone.links[0], atol=1e-4, rtol=1e-4)
+        assert single.hidden.shape == (1, length, 32)
+        torch.testing.assert_close(made.hidden[row, :length], single.hidden[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(made.emissions[row, :length], single.emissions[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(made.links[row, :length, :length], single.links[0], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("config", [PLAIN, FULL], ids=["paper", "phrasebook"])
@@ -162,8 +162,8 @@ def test_the_gates_mix_the_heads():
         links.gate_linear.weight.zero_()
         links.gate_linear.bias.copy_(torch.tensor([0.0, 50.0]))  # all to the second head
         made = links(torch.randn(1, 5, 32), torch.tensor([5]))[0]
-        wanted = (-F.softplus(links.prior)[1] * torch.arange(1, 5)).log_softmax(-1)
-    torch.testing.assert_close(made[0, 1:], wanted)
+        expected = (-F.softplus(links.prior)[1] * torch.arange(1, 5)).log_softmax(-1)
+    torch.testing.assert_close(made[0, 1:], expected)
 
 
 def test_encoder_states_are_stretched_over_the_graph():

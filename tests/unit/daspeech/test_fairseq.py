@@ -37,23 +37,23 @@ def converted(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def small_network() -> tuple[DASpeech, Naive]:
     weights = random_weights(SMALL, UNITS)
-    found = read_published(arguments(SMALL), weights)
-    model = DASpeech(found.config, UNITS)
-    missing = model.load_state_dict(found.state, strict=False).missing_keys
+    result = read_published(arguments(SMALL), weights)
+    model = DASpeech(result.config, UNITS)
+    missing = model.load_state_dict(result.state, strict=False).missing_keys
     assert sorted(missing) == ["tts.mel_mean", "tts.mel_std"]  # of the statistics, which are no weights
     return model.eval(), Naive(weights, SMALL)
 
 
 def test_published_sizes_equal_the_paper():
     weights = {name: torch.zeros(shape) for name, shape in shapes(PAPER, 79).items()}
-    found = read_published(arguments(PAPER), weights)
+    result = read_published(arguments(PAPER), weights)
     paper = DASpeechConfig()
-    assert found.config == replace(paper, ar=None, tts=replace(paper.tts, positions="fairseq"))
+    assert result.config == replace(paper, ar=None, tts=replace(paper.tts, positions="fairseq"))
     with torch.device("meta"):
-        own = DASpeech(found.config, 79).state_dict()
-    named = found.state | {"tts.mel_mean": torch.zeros(80), "tts.mel_std": torch.zeros(80)}
+        own = DASpeech(result.config, 79).state_dict()
+    named = result.state | {"tts.mel_mean": torch.zeros(80), "tts.mel_std": torch.zeros(80)}
     assert {name: value.shape for name, value in own.items()} == {name: value.shape for name, value in named.items()}
-    parameters = sum(p.numel() for p in DASpeech(found.config, 79).parameters())
+    parameters = sum(p.numel() for p in DASpeech(result.config, 79).parameters())
     assert 93.3e6 < parameters < 93.5e6
 
 

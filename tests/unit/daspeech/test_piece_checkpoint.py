@@ -25,9 +25,9 @@ CPU = torch.device("cpu")
 
 
 def loaded(folder: Path) -> PieceTranslatorParts:
-    found = read_parts(folder, CPU)
-    assert isinstance(found, PieceTranslatorParts)
-    return found
+    result = read_parts(folder, CPU)
+    assert isinstance(result, PieceTranslatorParts)
+    return result
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ PACKED = "reader.embed_pieces.weight"
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda folder: (folder / "voice.safetensors").unlink(), "`model` must hold .* lacks voice.safetensors"),
         (lambda folder: (folder / "pronunciation.tsv").unlink(), "`model` must hold .* lacks pronunciation.tsv"),
@@ -189,9 +189,9 @@ PACKED = "reader.embed_pieces.weight"
         (tensors("encoder.safetensors", lambda s: s["encoder.layer_norm.bias"].fill_(torch.nan)), "finite weights"),
     ],
 )
-def test_each_damage_is_one_clear_error(copied: Path, damage: Callable[[Path], object], told: str) -> None:
+def test_each_damage_is_one_clear_error(copied: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(copied)
-    with pytest.raises(InputError, match=told) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         mmdec.load(copied, "cpu")
     assert "\n" not in str(caught.value)
 
@@ -199,11 +199,11 @@ def test_each_damage_is_one_clear_error(copied: Path, damage: Callable[[Path], o
 def test_scales_that_do_not_fit_are_refused(copied: Path) -> None:
     state = load_file(copied / "encoder.safetensors")
     name = next(name for name in state if name.endswith(SCALE_SUFFIX))
-    for value, told in ((state[name][:-1], "must hold int8 rows and a scale for each"),
+    for value, message in ((state[name][:-1], "must hold int8 rows and a scale for each"),
                         (torch.full_like(state[name], 3e38), "must hold finite weights"),
                         (torch.full_like(state[name], torch.nan), "must hold finite weights")):  # fmt: skip
         save_file(state | {name: value.clone()}, copied / "encoder.safetensors")
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             mmdec.load(copied, "cpu")
 
 

@@ -28,8 +28,8 @@ def test_a_row_alone_equals_a_row_beside_longer_ones(network: PiecesToUnits) -> 
     with torch.no_grad():
         states = network.encode(pieces, lengths)
         for row, length in enumerate(lengths.tolist()):
-            alone = network.encode(pieces[row : row + 1, :length], lengths[row : row + 1])
-            torch.testing.assert_close(states[row, :length], alone[0])
+            single = network.encode(pieces[row : row + 1, :length], lengths[row : row + 1])
+            torch.testing.assert_close(states[row, :length], single[0])
 
 
 def test_a_doubtful_place_is_the_expected_embedding(network: PiecesToUnits) -> None:

@@ -44,19 +44,19 @@ def test_a_row_alone_equals_a_row_in_a_batch(d_states: int) -> None:
     model = network(3, d_states=d_states)
     together = model.source(*model.features(sounds()))
     for row, sound in enumerate(sounds()):
-        alone = model.source(*model.features([sound]))
-        count = int(alone.lengths)
+        single = model.source(*model.features([sound]))
+        count = int(single.lengths)
         assert count == int(together.lengths[row])
-        assert together.limits[row] == alone.limits[0]
-        torch.testing.assert_close(together.states[row, :count], alone.states[0, :count], rtol=1e-3, atol=1e-3)
+        assert together.limits[row] == single.limits[0]
+        torch.testing.assert_close(together.states[row, :count], single.states[0, :count], rtol=1e-3, atol=1e-3)
         picked = together.select([row])
         assert picked.transcripts is not None
-        assert alone.transcripts is not None
-        assert torch.equal(picked.transcripts.pieces[0, :count, 0], alone.transcripts.pieces[0, :count, 0])
-        frames = int(alone.transcripts.counts)
+        assert single.transcripts is not None
+        assert torch.equal(picked.transcripts.pieces[0, :count, 0], single.transcripts.pieces[0, :count, 0])
+        frames = int(single.transcripts.counts)
         assert int(picked.transcripts.counts) == frames
         torch.testing.assert_close(
-            picked.transcripts.logprobs[0, :frames], alone.transcripts.logprobs[0], rtol=1e-3, atol=1e-3
+            picked.transcripts.logprobs[0, :frames], single.transcripts.logprobs[0], rtol=1e-3, atol=1e-3
         )
         assert not picked.transcripts.logprobs[0, frames:].any()
 
@@ -66,18 +66,18 @@ def test_the_states_at_each_piece_are_added_where_the_reader_takes_them() -> Non
     model = network(3, d_states=32)
     features = model.features(sounds()[:1])
     heard, states = model.hear(*features)
-    wanted = model.reader(heard.pieces, heard.weights, heard.lengths, states[:, 2 * heard.frames[0]])
-    assert torch.equal(model.source(*features).states, wanted)
-    assert not torch.equal(wanted, model.reader(heard.pieces, heard.weights, heard.lengths))
+    expected = model.reader(heard.pieces, heard.weights, heard.lengths, states[:, 2 * heard.frames[0]])
+    assert torch.equal(model.source(*features).states, expected)
+    assert not torch.equal(expected, model.reader(heard.pieces, heard.weights, heard.lengths))
 
 
 @torch.no_grad()
 def test_logprobs_are_those_of_the_best_path() -> None:
     logits, lengths = torch.randn(2, 9, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([9, 4])
     heard = best_pieces(logits, lengths, 2)
-    wanted = logits.log_softmax(-1).amax(-1)
-    assert torch.equal(heard.logprobs[0], wanted[0])
-    assert torch.equal(heard.logprobs[1, :4], wanted[1, :4])
+    expected = logits.log_softmax(-1).amax(-1)
+    assert torch.equal(heard.logprobs[0], expected[0])
+    assert torch.equal(heard.logprobs[1, :4], expected[1, :4])
     assert heard.counts.tolist() == [9, 4]
     paths = collapse(logits.argmax(-1), lengths)
     assert heard.lengths.tolist() == [len(path) for path in paths]
@@ -98,7 +98,7 @@ def test_a_silent_row_has_no_length_and_leaves_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"head": {"d_states": 16}}, "`d_states` must fit the network before it, 32, but is 16"),
         ({"reader": {"pieces": 12}}, "`pieces` must fit .*, 40, but is 12"),
@@ -107,12 +107,12 @@ def test_a_silent_row_has_no_length_and_leaves_the_others_alone() -> None:
         ({"best": 41}, "`best` must fit .*, 40, but is 41"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(change: dict, told: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(change: dict, message: str) -> None:
     whole = sizes(40, 50)
     changed = {
         name: replace(getattr(whole, name), **value) if isinstance(value, dict) else value
         for name, value in change.items()
     }
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         replace(whole, **changed)
     assert PieceTranslatorConfig.from_dict(whole.to_dict()) == whole

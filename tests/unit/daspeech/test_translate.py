@@ -46,9 +46,18 @@ def test_every_strategy_answers(any_model: Path, strategy: str, tmp_path: Path) 
 
 def test_a_translation_as_plain_values(any_model: Path) -> None:
     out = mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=any_model, device="cpu")
-    told = json.loads(json.dumps(out.to_dict()))
-    assert told.keys() == {"text", "sample_rate", "units", "timings", "seconds_source", "passes", "confidence", "note"}
-    assert all(told[name] == getattr(out, name) for name in told)
+    message = json.loads(json.dumps(out.to_dict()))
+    assert message.keys() == {
+        "text",
+        "sample_rate",
+        "units",
+        "timings",
+        "seconds_source",
+        "passes",
+        "confidence",
+        "note",
+    }
+    assert all(message[name] == getattr(out, name) for name in message)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -100,8 +109,8 @@ def test_a_batch_equals_one_by_one(any_model: Path, strategy: str) -> None:
     together = mmdec.translate_speech(batch, sample_rate=RATE, model=any_model, strategy=strategy, device="cpu")
     assert isinstance(together, list)
     for audio, result in zip(batch, together, strict=True):
-        alone = mmdec.translate_speech(audio, sample_rate=RATE, model=any_model, strategy=strategy, device="cpu")
-        assert same(result, alone)
+        single = mmdec.translate_speech(audio, sample_rate=RATE, model=any_model, strategy=strategy, device="cpu")
+        assert same(result, single)
     assert mmdec.translate_speech([], model=any_model) == []
 
 
@@ -112,12 +121,12 @@ def test_padded_rows_agree_with_rows_alone(any_model: Path) -> None:
     for strategy in ("lookahead", "autoregressive"):
         padded = translator.translate_batch(sounds, strategy)
         for row, sound in zip(padded, sounds, strict=True):
-            (alone,) = translator.translate([sound], strategy)
-            assert row.units == alone.units
-            assert row.text == alone.text
-            assert row.samples.shape == alone.samples.shape
-            difference = (row.samples - alone.samples)[:-1024].square().mean().sqrt()
-            assert difference < 0.02 * alone.samples.square().mean().sqrt()
+            (single,) = translator.translate([sound], strategy)
+            assert row.units == single.units
+            assert row.text == single.text
+            assert row.samples.shape == single.samples.shape
+            difference = (row.samples - single.samples)[:-1024].square().mean().sqrt()
+            assert difference < 0.02 * single.samples.square().mean().sqrt()
 
 
 def test_one_bad_recording_does_not_lose_the_others(any_model: Path) -> None:

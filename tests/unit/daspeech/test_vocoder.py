@@ -61,10 +61,10 @@ def test_a_batch_equals_its_rows_alone():
     with torch.inference_mode():
         both = model(mel, lengths)
         for row, length in enumerate(lengths.tolist()):
-            alone = model(mel[row : row + 1, :length])
-            assert alone.shape == (1, length * 256)
-            difference = (both[row, : length * 256] - alone[0]).abs().max()
-            assert difference < 1e-3 * alone.abs().max()  # rounding of the pitch turns the phase a little
+            single = model(mel[row : row + 1, :length])
+            assert single.shape == (1, length * 256)
+            difference = (both[row, : length * 256] - single[0]).abs().max()
+            assert difference < 1e-3 * single.abs().max()  # rounding of the pitch turns the phase a little
             assert not both[row, length * 256 :].any()
 
 

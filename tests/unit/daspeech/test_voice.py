@@ -37,9 +37,9 @@ def test_a_batch_equals_its_rows_alone() -> None:
     with torch.inference_mode():
         mel, frames = voice(phones, lengths)
         for row, length in enumerate(lengths.tolist()):
-            alone, count = voice(phones[row : row + 1, :length], lengths[row : row + 1])
+            single, count = voice(phones[row : row + 1, :length], lengths[row : row + 1])
             assert int(count) == int(frames[row])
-            torch.testing.assert_close(mel[row, : int(count)], alone[0, : int(count)], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(mel[row, : int(count)], single[0, : int(count)], rtol=1e-4, atol=1e-5)
             assert not mel[row, int(count) :].any()
 
 

@@ -100,8 +100,8 @@ def test_a_folder_becomes_a_table_that_training_reads(tmp_path: Path, capsys: py
     again, bad = read_pairs(corpus.common_voice, corpus.cvss, "train")
     assert bad.count == 0
     assert [row.units for row in again] == [row.units for row in rows]
-    for row, wanted in zip(again, rows, strict=True):
-        assert [end for _, end in row.alignment] == pytest.approx([end for _, end in wanted.alignment], abs=1e-4)
+    for row, expected in zip(again, rows, strict=True):
+        assert [end for _, end in row.alignment] == pytest.approx([end for _, end in expected.alignment], abs=1e-4)
 
 
 def test_nothing_usable_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -149,10 +149,10 @@ def test_samples_are_test_sentences_in_held_out_voices(text: Path, voices: kokor
     assert (out / "samples.tsv").read_text(encoding="utf-8") == "sort.wav\tElle sort ?\tShe leaves.\tIs she leaving?\n"
     sound = soundfile.info(out / "sort.wav")
     assert (sound.samplerate, sound.channels, sound.subtype) == (16_000, 1, "PCM_16")
-    for french, voice, wanted in (
+    for french, voice, expected in (
         ("Il dort.", style, "must hold test sentences"),
         ("Elle sort ?", next(iter(TABLE["train"])), "held-out"),
         ("Elle sort ?", TABLE["base"], "held-out"),
     ):
-        with pytest.raises(ValueError, match=wanted):
+        with pytest.raises(ValueError, match=expected):
             sampler.write_samples(out, [sampler.Sample("x", french, voice)], [text], voices)

@@ -117,8 +117,8 @@ def test_training_sample(sentences: list[splits.Sentence]) -> None:
     ],
 )
 def test_french_spelling(french: str, fault: str) -> None:
-    found = re.search(fault, french.replace("\n", "\n "))
-    assert found is None, french[max(found.start() - 40, 0) : found.end() + 40]
+    result = re.search(fault, french.replace("\n", "\n "))
+    assert result is None, french[max(result.start() - 40, 0) : result.end() + 40]
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_sentences_of_other_folders_are_spelt(folder: str) -> None:
 
 
 def test_verbs_are_said_to_tu_and_to_vous() -> None:
-    found = {s.french: s.renderings for s in splits.read_sentences("assistant")}
-    assert found["Ouvre les volets, s'il te plaît."] == found["Ouvrez les volets, s'il vous plaît."]
-    assert "Can you open the shutters?" in found["Peux-tu ouvrir les volets ?"]
+    result = {s.french: s.renderings for s in splits.read_sentences("assistant")}
+    assert result["Ouvre les volets, s'il te plaît."] == result["Ouvrez les volets, s'il vous plaît."]
+    assert "Can you open the shutters?" in result["Peux-tu ouvrir les volets ?"]
 
 
 def test_pairs_that_a_table_holds_are_left_out(tmp_path: Path) -> None:
@@ -322,10 +322,10 @@ def test_samples_are_test_sentences(sentences: list[splits.Sentence]) -> None:
 
 
 def test_lexicon_finds_pronunciations_in_context() -> None:
-    alone = {"the": "dh ax", "end": "eh n d", "of": "ah v", "day": "d ey"}
+    single = {"the": "dh ax", "end": "eh n d", "of": "ah v", "day": "d ey"}
     phrases = {"The day.": "dh ax d ey", "The end of the day!": "dh iy eh n d ah v dh ax d ey"}
     spoken = [(text, phones.split()) for text, phones in phrases.items()]
-    entries, exact = lexicon.build_lexicon(spoken, lambda word: alone[word].split())
+    entries, exact = lexicon.build_lexicon(spoken, lambda word: single[word].split())
     assert exact == 1.0
     assert ("the", ("dh", "iy")) in entries
     assert ("end", ("eh", "n", "d")) in entries

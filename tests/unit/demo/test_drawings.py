@@ -45,16 +45,16 @@ def graph(size: int = 5) -> Graph:
 
 
 def test_a_vertex_knows_what_it_says_and_where_it_leads() -> None:
-    found = vertices(graph())
-    assert [vertex.chosen for vertex in found] == ["<s>", "iy", None, "b", "</s>"]
-    assert found[0].leads == [(1, pytest.approx(0.7)), (2, pytest.approx(0.3))]
-    assert found[4].leads == []
-    assert found[1].emits[0] == ("iy", pytest.approx(0.88))
-    assert found[1].title.splitlines()[0] == "Vertex 1"
-    assert "iy 88 %" in found[1].title
-    assert "vertex 2 (70 %)" in found[1].title
-    assert "nowhere" in found[4].title
-    assert "On the chosen path" not in found[2].title
+    result = vertices(graph())
+    assert [vertex.chosen for vertex in result] == ["<s>", "iy", None, "b", "</s>"]
+    assert result[0].leads == [(1, pytest.approx(0.7)), (2, pytest.approx(0.3))]
+    assert result[4].leads == []
+    assert result[1].emits[0] == ("iy", pytest.approx(0.88))
+    assert result[1].title.splitlines()[0] == "Vertex 1"
+    assert "iy 88 %" in result[1].title
+    assert "vertex 2 (70 %)" in result[1].title
+    assert "nowhere" in result[4].title
+    assert "On the chosen path" not in result[2].title
 
 
 def test_the_graph_is_drawn() -> None:

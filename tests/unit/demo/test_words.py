@@ -87,9 +87,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_pieces_join_to_the_text() -> None:
     reader = tokenizer()
     tokens = [1, 2, 3, 4, 5, 0]  # "é" is two tokens
-    found = pieces(reader, tokens)
-    assert "".join(found) == reader.decode(tokens, skip_special_tokens=True)
-    assert found == [" go", " up", "é", "!"]
+    result = pieces(reader, tokens)
+    assert "".join(result) == reader.decode(tokens, skip_special_tokens=True)
+    assert result == [" go", " up", "é", "!"]
     assert pieces(reader, [4, 5], before=[1, 2, 3]) == ["é", "!"]
 
 
@@ -99,10 +99,10 @@ def test_rounds_become_steps_on_one_clock() -> None:
         Round(1, [0], [[2, 3]], [4], [1], [False], target=0.25),
         Round(2, [0], [[4, 0]], [4], [1], [True], target=0.125, core=0.125),
     ]
-    found = steps(tokenizer(), rounds)
-    assert [step.seconds for step in found] == [0.75, 1.0, 1.25]
-    assert [step.pieces for step in found] == [[" go"], [" up"], ["é"]]
-    assert [step.count for step in found] == [1, 2, 2]  # a part of a letter and the end show nothing
+    result = steps(tokenizer(), rounds)
+    assert [step.seconds for step in result] == [0.75, 1.0, 1.25]
+    assert [step.pieces for step in result] == [[" go"], [" up"], ["é"]]
+    assert [step.count for step in result] == [1, 2, 2]  # a part of a letter and the end show nothing
 
 
 def test_drafted_runs_are_compared_with_plain_decoding() -> None:
@@ -130,18 +130,18 @@ def test_drafted_runs_are_compared_with_plain_decoding() -> None:
 @pytest.mark.parametrize("head", [None, "<p>What?</p>"])
 def test_text_is_reported_as_it_is_accepted(head: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmdec.demo.race.REFRESH", 0.0)
-    told: list[str] = []
+    message: list[str] = []
     rounds: list[Round] = []
 
     def tell(*, first: bool = False, **values: str) -> None:
-        told.append(values.get("text", ""))
+        message.append(values.get("text", ""))
 
     hear = round_listener(tell, tokenizer(), rounds, head)
     given = [Round(0, [0], [[1]], [0], [0], [False]), Round(1, [0], [[2, 5]], [4], [1], [False])]
     for round_ in given:
         hear(round_)
     assert rounds == given
-    texts = ["".join(ElementTree.fromstring(text).itertext()) for text in told if text]
+    texts = ["".join(ElementTree.fromstring(text).itertext()) for text in message if text]
     assert texts == ([] if head is None else ["What? go", "What? go up!"])
 
 

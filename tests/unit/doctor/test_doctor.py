@@ -317,7 +317,7 @@ def test_a_bad_list_is_refused(name: str, content: str, tmp_path: Path) -> None:
 def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
     draw = np.random.default_rng(0)
     held = [mean_share([draw.random(40) < draw.beta(8, 2) for _ in range(20)]) for _ in range(400)]
-    inside = np.mean([found.low <= 0.8 <= found.high for found in held])
+    inside = np.mean([result.low <= 0.8 <= result.high for result in held])
     assert 0.92 <= inside <= 0.98
 
 

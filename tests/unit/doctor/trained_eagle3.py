@@ -145,8 +145,8 @@ def _loss(network: Eagle3, texts: Tensor, features: Tensor, ids: Tensor) -> Tens
     return total + _error(network, hidden[:, own], ids[texts[:, 3:]][:, own])
 
 
-def _error(network: Eagle3, hidden: Tensor, wanted: Tensor) -> Tensor:
-    return cross_entropy(network.logits(hidden, None).flatten(0, 1), wanted.flatten())  # type: ignore[arg-type]
+def _error(network: Eagle3, hidden: Tensor, expected: Tensor) -> Tensor:
+    return cross_entropy(network.logits(hidden, None).flatten(0, 1), expected.flatten())  # type: ignore[arg-type]
 
 
 def published_eagle3(network: Eagle3, folder: Path, **changes: Any) -> Path:

@@ -53,11 +53,11 @@ def test_the_layer_equals_llamas(bias: bool, packed: bool) -> None:
     wave = LlamaRotaryEmbedding(config)(states, positions)
     mask = torch.full((9, 9), -torch.inf, dtype=torch.float64).triu(1)[None, None]
     with torch.no_grad():
-        wanted: Any = theirs(states, attention_mask=mask, position_embeddings=wave)
+        expected: Any = theirs(states, attention_mask=mask, position_embeddings=wave)
         weights = net.packed() if packed else None
         queries, keys, values = net.project(states, positions, weights)
-        found = net.attend(states, queries, keys, values, None, weights)
-    torch.testing.assert_close(found, wanted[0] if isinstance(wanted, tuple) else wanted)
+        result = net.attend(states, queries, keys, values, None, weights)
+    torch.testing.assert_close(result, expected[0] if isinstance(expected, tuple) else expected)
 
 
 def test_a_step_equals_eagle_written_out() -> None:
@@ -83,8 +83,8 @@ def test_a_step_equals_eagle_written_out() -> None:
     x = x + mixed @ weights.self_attn.o_proj.weight.T
     normed = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights.post_attention_layernorm.weight
     gate, up = normed @ weights.mlp.gate_proj.weight.T, normed @ weights.mlp.up_proj.weight.T
-    wanted = x + (gate * gate.sigmoid() * up) @ weights.mlp.down_proj.weight.T
-    torch.testing.assert_close(rows(net, embeds, features)[0], wanted, atol=1e-6, rtol=1e-6)
+    expected = x + (gate * gate.sigmoid() * up) @ weights.mlp.down_proj.weight.T
+    torch.testing.assert_close(rows(net, embeds, features)[0], expected, atol=1e-6, rtol=1e-6)
 
 
 def test_batched_columns_equal_sequential_columns() -> None:

@@ -78,17 +78,17 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_texts_equal_plain_decoding(model: Any, batch: int) -> None:
     """Chains and trees, greedy and sampled, ragged rows."""
     inputs = prompts(batch)
-    wanted = model.generate(**inputs, max_new_tokens=14, do_sample=False)
+    expected = model.generate(**inputs, max_new_tokens=14, do_sample=False)
     sampling: dict[str, Any] = {"max_new_tokens": 10, "do_sample": True, "top_k": 20, "seed": 3}
     drawn = mmdec.generate(model, inputs, None, **sampling).sequences
     for nodes in (1, 3, (9, 3)):
-        found = mmdec.generate(model, inputs, "mtp", num_speculative_tokens=nodes, max_new_tokens=14, do_sample=False)
-        assert torch.equal(found.sequences, wanted)
+        result = mmdec.generate(model, inputs, "mtp", num_speculative_tokens=nodes, max_new_tokens=14, do_sample=False)
+        assert torch.equal(result.sequences, expected)
         assert torch.equal(
             mmdec.generate(model, inputs, "mtp", num_speculative_tokens=nodes, **sampling).sequences, drawn
         )
-    found = mmdec.generate(model, inputs, "mtp", rule="residual", num_speculative_tokens=4, seed=1, max_new_tokens=8)
-    assert found.lossless
+    result = mmdec.generate(model, inputs, "mtp", rule="residual", num_speculative_tokens=4, seed=1, max_new_tokens=8)
+    assert result.lossless
 
 
 def test_transformers_drafts_the_same_tokens(model: Any) -> None:
@@ -105,8 +105,8 @@ def test_transformers_drafts_the_same_tokens(model: Any) -> None:
     drafter.propose = watched  # type: ignore[method-assign]
     prompt = prompts(1)
     options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
-    wanted = model.generate(**prompt, **options)
-    found = mmdec.generate(model, prompt, drafter, num_speculative_tokens=1, **options)
+    expected = model.generate(**prompt, **options)
+    result = mmdec.generate(model, prompt, drafter, num_speculative_tokens=1, **options)
     seen, candidates = list[tuple[int, ...]](), MTPCandidateGenerator.get_candidates
 
     def recorded(self: Any, input_ids: Tensor, *rest: Any, **named: Any) -> Any:
@@ -118,8 +118,8 @@ def test_transformers_drafts_the_same_tokens(model: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MTPCandidateGenerator, "get_candidates", recorded)
         theirs = model.generate(**prompt, use_mtp=True, **options)
-    assert torch.equal(found.sequences, wanted)
-    assert torch.equal(theirs, wanted)
+    assert torch.equal(result.sequences, expected)
+    assert torch.equal(theirs, expected)
     assert len(drafts) > 5
     assert drafts == seen[: len(drafts)]
 
@@ -133,9 +133,9 @@ def test_the_cache_equals_one_pass_over_everything(model: Any) -> None:
     for row, text in enumerate(rows):
         ids = torch.tensor([text])
         features = model(ids, output_hidden_states=True).hidden_states[-1]
-        alone = drafter.start(_context(ids, features))
-        alone.queue = [(torch.tensor([[*text[1:], roots[row]]]), features, torch.ones(1, len(text), dtype=torch.bool))]
-        hidden = drafter._take_in(alone)
+        single = drafter.start(_context(ids, features))
+        single.queue = [(torch.tensor([[*text[1:], roots[row]]]), features, torch.ones(1, len(text), dtype=torch.bool))]
+        hidden = drafter._take_in(single)
         assert paths(draft, row)[0][0] == int(drafter.logits(hidden).argmax())
 
 

@@ -50,14 +50,16 @@ def test_the_cache_equals_recomputing_everything(system: str, form: str, rows: i
 def test_greedy_and_sampled_texts_equal_plain_decoding(system: str, form: str, batch: int) -> None:
     drafter = scatter_vocabulary(tree_growing(system, MODEL, **FORMS_OF[system][form]))
     inputs = prompts(batch)
-    wanted = MODEL.generate(**inputs, max_new_tokens=16, do_sample=False)
+    expected = MODEL.generate(**inputs, max_new_tokens=16, do_sample=False)
     sampling: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "top_k": 20, "seed": 3}
     drawn = mmdec.generate(MODEL, inputs, None, **sampling).sequences
     for nodes in (3, (9, 3)):
-        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, max_new_tokens=16, do_sample=False)
-        assert torch.equal(found.sequences, wanted)
-        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, **sampling)
-        assert torch.equal(found.sequences, drawn)
+        result = mmdec.generate(
+            MODEL, inputs, drafter, num_speculative_tokens=nodes, max_new_tokens=16, do_sample=False
+        )
+        assert torch.equal(result.sequences, expected)
+        result = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, **sampling)
+        assert torch.equal(result.sequences, drawn)
     options: dict[str, Any] = {"rule": "residual", "seed": 2, "num_speculative_tokens": 6, "max_new_tokens": 12}
     assert mmdec.generate(MODEL, inputs, drafter, **options).lossless
 

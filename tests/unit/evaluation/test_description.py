@@ -154,31 +154,31 @@ def test_compressors_are_counted_by_task(asked: Path, tmp_path: Path) -> None:
 
 def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, asked: Path) -> None:
     lines: list[str] = []
-    found = bench_vlm(
+    result = bench_vlm(
         asked, asked.parent, vlm, drafters=["lookup", "recycling"], plan="3", per_task=2, repeats=2, threads=1,
         max_new_tokens=9, log=lines.append,
     )  # fmt: skip
-    check_form(found)
-    kinds = {row.group: (row.kind, row.size) for row in found.comparisons}
+    check_form(result)
+    kinds = {row.group: (row.kind, row.size) for row in result.comparisons}
     assert (kinds["all"], kinds["task a"], kinds["9-32 tokens"]) == (("all", None), ("task", None), ("length", 20.5))
-    stock = {"prompt lookup"} - found.not_measured.keys()
+    stock = {"prompt lookup"} - result.not_measured.keys()
     for name, other in (("lookup", "recycling"), ("recycling", "lookup")):
-        rows = [row for row in found.comparisons if row.subject == name]
+        rows = [row for row in result.comparisons if row.subject == name]
         assert {row.baseline for row in rows} == {"greedy", "plain", *stock, other}
         rows = [row for row in rows if (row.baseline, row.timed) == ("greedy", "wall clock")]
         assert {"all", "task a", "task b"} <= {row.group for row in rows}
         assert sum(row.inputs for row in rows if row.kind == "length") == 4
         assert (rows[0].group, rows[0].inputs, rows[0].pairs) == ("all", 4, 8)
         assert rows[0].tokens_per_round >= 1
-    assert [(gate.equal, gate.of) for gate in found.exactness] == [(4, 4)] * 2
+    assert [(gate.equal, gate.of) for gate in result.exactness] == [(4, 4)] * 2
     assert "repeat 2 of 2" in lines
-    assert found.depths.keys() == {"lookup", "recycling"}
-    assert found.stages["lookup"].keys() == {"features", "encoder", "decoder", "drafter"}
-    assert found.stages["lookup"]["drafter"] > found.stages["plain"]["drafter"]
-    assert found.stages["greedy"]["encoder"] > 0
-    assert "task b" in shown(screen(BenchRun((found,))))
-    assert "accepted: without it" in shown(screen(BenchRun((found,))))  # papers give tokens a round both ways
-    rows = [row for row in found.comparisons if row.group == "all" and row.subject == "recycling"]
+    assert result.depths.keys() == {"lookup", "recycling"}
+    assert result.stages["lookup"].keys() == {"features", "encoder", "decoder", "drafter"}
+    assert result.stages["lookup"]["drafter"] > result.stages["plain"]["drafter"]
+    assert result.stages["greedy"]["encoder"] > 0
+    assert "task b" in shown(screen(BenchRun((result,))))
+    assert "accepted: without it" in shown(screen(BenchRun((result,))))  # papers give tokens a round both ways
+    rows = [row for row in result.comparisons if row.group == "all" and row.subject == "recycling"]
     assert all(0 <= row.accepted_per_round <= row.tokens_per_round for row in rows)
 
 
@@ -223,10 +223,10 @@ def test_a_method_with_different_text_is_not_timed(
     own = DescriptionHarness.describe
 
     def wrong(self: DescriptionHarness, questions: Any, method: Method) -> Any:
-        found = own(self, questions, method)
+        result = own(self, questions, method)
         if method.name == "recycling":
-            found[-1].tokens[-1] += 1
-        return found
+            result[-1].tokens[-1] += 1
+        return result
 
     monkeypatch.setattr(DescriptionHarness, "describe", wrong)
     with pytest.raises(MmdecError, match="`recycling` differs from greedy decoding on question 0"):

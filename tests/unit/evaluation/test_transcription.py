@@ -176,9 +176,9 @@ def test_the_cheapest_assistant_is_compared(whisper: LoadedWhisper, monkeypatch:
 
 
 def test_lengths_are_taken_from_the_corpus(corpus: Path, whisper: LoadedWhisper) -> None:
-    found = bench_asr.from_corpus(TranscriptionHarness(whisper), corpus, ("test",), 3)
-    assert [one.words for one in found] == [5] * 3
-    assert [len(one.samples) for one in found] == [round(SECONDS[at] * RATE) for at in (0, 1, 2)]
+    result = bench_asr.from_corpus(TranscriptionHarness(whisper), corpus, ("test",), 3)
+    assert [one.words for one in result] == [5] * 3
+    assert [len(one.samples) for one in result] == [round(SECONDS[at] * RATE) for at in (0, 1, 2)]
 
 
 def test_no_timing_of_a_drafter_that_changes_the_text(
@@ -202,11 +202,11 @@ def test_an_assistant_of_all_layers_equals_the_model(whisper: LoadedWhisper) -> 
     made = decoder_of_layers(whisper.model, (0, 1))
     ids, states = torch.tensor([[3, 4, 5]]), torch.randn(1, 50, 32)
     with torch.no_grad():
-        wanted = whisper.model.proj_out(
+        expected = whisper.model.proj_out(
             whisper.model.model.decoder(input_ids=ids, encoder_hidden_states=states).last_hidden_state
         )
-        found = made(input_ids=ids, encoder_outputs=(states,)).logits
-    torch.testing.assert_close(found, wanted)
+        result = made(input_ids=ids, encoder_outputs=(states,)).logits
+    torch.testing.assert_close(result, expected)
     assert [method.name for method in assistants(whisper.model, None)] == [
         "assistant of decoder layers 0",
         "assistant of decoder layers 0, 1",
@@ -244,9 +244,11 @@ def test_what_is_scored_and_timed_is_the_public_call(
     calls: list[dict[str, Any]] = []
 
     def listen(audio: Any, **options: Any) -> Any:
-        found = [replace(one, text="Zebra", timings=SPENT, rounds=9, windows=1) for one in transcribe(audio, **options)]
+        result = [
+            replace(one, text="Zebra", timings=SPENT, rounds=9, windows=1) for one in transcribe(audio, **options)
+        ]
         calls.append(options)
-        return found
+        return result
 
     transcribe = mmdec.transcribe
     monkeypatch.setattr(measuring, "transcribe", listen)
@@ -278,11 +280,11 @@ def test_provenance_says_what_ran(corpus: Path, tmp_path: Path) -> None:
     assert (machine["dtype"], machine["batch"], machine["target"]) == ("bfloat16", 8, "cpu")
     assert (machine["threads"], machine["device"]) == (1, "cpu")
     recordings = sorted(corpus.rglob("own/ann/1/*.wav"))[:1]
-    found = bench_asr.bench_asr(recordings, model=whisper, repeats=1, batch=3, max_new_tokens=6, threads=1)
-    check_form(found)
-    assert (found.hardware["dtype"], found.hardware["batch"]) == ("bfloat16", [1, 3])
-    assert (found.comparisons[0].kind, found.comparisons[-1].group) == ("length", "3 together")
-    assert (found.exactness[0].equal, found.exactness[0].of) == (1, 1)
+    result = bench_asr.bench_asr(recordings, model=whisper, repeats=1, batch=3, max_new_tokens=6, threads=1)
+    check_form(result)
+    assert (result.hardware["dtype"], result.hardware["batch"]) == ("bfloat16", [1, 3])
+    assert (result.comparisons[0].kind, result.comparisons[-1].group) == ("length", "3 together")
+    assert (result.exactness[0].equal, result.exactness[0].of) == (1, 1)
 
 
 @pytest.mark.parametrize(("plan", "nodes"), [("learned", None), ("8", 8), ("16x6", (16, 6)), ("0", 0)])

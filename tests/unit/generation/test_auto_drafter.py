@@ -61,9 +61,9 @@ def test_a_plain_model_needs_no_drafter(bare: Path) -> None:
 def test_heads_in_the_model_s_folder_come_first(shipped: Path, bare: Path) -> None:
     save_heads(bare / "medusa", heads(read_model(bare), seed=5))
     whisper = load_whisper(bare, "cpu")
-    found = auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
-    assert found is whisper.heads()
-    assert found.name != auto_drafter(read_model(write(bare.with_name("b"), with_heads=False))).name
+    result = auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
+    assert result is whisper.heads()
+    assert result.name != auto_drafter(read_model(write(bare.with_name("b"), with_heads=False))).name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -77,10 +77,10 @@ def test_shipped_ones_are_found_for_every_copy(
     model.save_pretrained(tmp_path / "copy")
     copy: Any = type(model).from_pretrained(tmp_path / "copy", dtype=dtype).eval()
     assert is_shipped_for(copy, shipped / SHIPPED_FILE)
-    found = auto_drafter(copy)
-    assert isinstance(found, Medusa)
-    assert auto_drafter(copy) is found  # read once
-    assert next(found.heads.parameters()).dtype == dtype
+    result = auto_drafter(copy)
+    assert isinstance(result, Medusa)
+    assert auto_drafter(copy) is result  # read once
+    assert next(result.heads.parameters()).dtype == dtype
 
 
 def test_a_fine_tuned_copy_gets_lookup(shipped: Path, bare: Path) -> None:
@@ -131,10 +131,10 @@ def test_heads_for_several_languages_are_combined(shipped: Path, bare: Path) -> 
         head = CtcHead(CtcHeadConfig(whisper.model.config.d_model, len(pieces), 1, 16, 1, 3))
         save_ctc(shipped / f"ctc-{seed}", head, pieces, replace(known, languages=languages))
     write_shipped(shipped, whisper.model, "some/whisper", ["ctc-0", "ctc-1", "medusa"])
-    found = auto_drafter(whisper.model)
-    assert isinstance(found, CtcByLanguage)
-    assert [set(head.languages) for head in found.heads] == [set(known.languages), {5}]
-    assert found.name == auto_drafter(whisper.model).name
+    result = auto_drafter(whisper.model)
+    assert isinstance(result, CtcByLanguage)
+    assert [set(head.languages) for head in result.heads] == [set(known.languages), {5}]
+    assert result.name == auto_drafter(whisper.model).name
     assert words(whisper) == words(whisper, drafter=None)
     save_ctc(shipped / "ctc-all", head, pieces, replace(known, languages=()))
     write_shipped(shipped, whisper.model, "some/whisper", ["ctc-0", "ctc-all", "ctc-1"])
@@ -158,8 +158,8 @@ def test_every_public_call_takes_auto(shipped: Path, bare: Path) -> None:
     assert speculation.drafter_for(model) is speculation.drafter_for(model)
     text: Any = language_model("llama")
     prompt = torch.tensor([[5, 6, 7, 5, 6]])
-    found = mmdec.generate(text, prompt, max_new_tokens=6, do_sample=False)
-    assert torch.equal(found.sequences, text.generate(prompt, max_new_tokens=6, do_sample=False))
+    result = mmdec.generate(text, prompt, max_new_tokens=6, do_sample=False)
+    assert torch.equal(result.sequences, text.generate(prompt, max_new_tokens=6, do_sample=False))
     with pytest.raises(mmdec.InputError, match="`name` must be new"):
         mmdec.register_drafter("auto", Lookup)
 

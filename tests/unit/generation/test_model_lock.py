@@ -125,11 +125,11 @@ def test_a_stream_reads_its_model_until_it_is_left(leave: str) -> None:
     plain = [one.tokens for one in mmdec.stream(model, IDS, **OPTIONS)]
     rounds: Any = mmdec.stream(model, IDS, **OPTIONS)
     assert free(model)  # nothing has been asked for
-    found = [next(rounds).tokens]
+    result = [next(rounds).tokens]
     assert not free(model)
     if leave == "end":
-        found += [one.tokens for one in rounds]
-        assert [token for one in found for token in one[0]] == [token for one in plain for token in one[0]]
+        result += [one.tokens for one in rounds]
+        assert [token for one in result for token in one[0]] == [token for one in plain for token in one[0]]
     elif leave == "close":
         rounds.close()
     elif leave == "drop":
@@ -178,11 +178,11 @@ def test_a_failed_generator_releases_its_lock() -> None:
         yield 1
         raise KeyError("mine")
 
-    found = read_while([model], items())
-    assert next(found) == 1
+    result = read_while([model], items())
+    assert next(result) == 1
     assert not free(model)
     with pytest.raises(KeyError):
-        next(found)
+        next(result)
     assert free(model)
 
 

@@ -67,8 +67,8 @@ def test_a_description_makes_its_target_once_when_its_drafter_is_known(tmp_path:
 def test_a_dtype_is_the_loaded_models_own() -> None:
     model, ids = language_model(), torch.tensor([[3, 4, 5]])
     options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False}
-    wanted = model.generate(ids, **options)  # type: ignore[operator]
-    assert torch.equal(mmdec.generate(model, ids, dtype="float32", **options).sequences, wanted)
+    expected = model.generate(ids, **options)  # type: ignore[operator]
+    assert torch.equal(mmdec.generate(model, ids, dtype="float32", **options).sequences, expected)
     for entry_point in (mmdec.generate, mmdec.stream):
         with pytest.raises(InputError, match=r"`dtype` must be that of .*float32, but is bfloat16"):
             entry_point(model, ids, dtype="bfloat16", **options)
@@ -96,8 +96,8 @@ def test_odd_options_are_refused(name: str, value: Any) -> None:
 def test_fractional_max_new_tokens_round_as_in_generate() -> None:
     model, ids = model_of("LlamaForCausalLM"), torch.tensor([[5, 6, 7, 8]])
     options: dict[str, Any] = {"max_new_tokens": 2.5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    wanted = model.generate(ids, **options)  # type: ignore[operator] # mixed in
-    assert torch.equal(mmdec.generate(model, ids, **options).sequences, wanted)
+    expected = model.generate(ids, **options)  # type: ignore[operator] # mixed in
+    assert torch.equal(mmdec.generate(model, ids, **options).sequences, expected)
 
 
 def pickled(value: Any) -> Any:
@@ -111,11 +111,11 @@ def pickled(value: Any) -> Any:
 def test_a_custom_loop_goes_to_a_worker_process(copied: Any, drafter: Any) -> None:
     model, ids = language_model(), torch.tensor([[3, 4, 5, 3, 4, 5]])
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
-    wanted = model.generate(ids, **options)  # type: ignore[operator] # mixed in
+    expected = model.generate(ids, **options)  # type: ignore[operator] # mixed in
     loop = mmdec.speculate(language_model() if drafter == "model" else drafter, statistics=mmdec.DecodingStatistics())
     for used in range(2):  # before its first call and after it, when drafters are made
-        found = model.generate(ids, **options, custom_generate=copied(loop))  # type: ignore[operator] # mixed in
-        assert torch.equal(found, wanted)
+        result = model.generate(ids, **options, custom_generate=copied(loop))  # type: ignore[operator] # mixed in
+        assert torch.equal(result, expected)
         if not used:
             model.generate(ids, **options, custom_generate=loop)  # type: ignore[operator] # mixed in
 
@@ -127,8 +127,8 @@ def test_pieces_of_a_head_go_to_a_worker_process(copied: Any) -> None:
     pieces = TokenPieces(merges, [*range(256), 256])
     assert merges.words(b"hi") == (256,)
     assert pieces.of_token(256)
-    found = copied(pieces)
-    assert (found.merges.words(b"hi"), found.of_token(256)) == ((256,), pieces.of_token(256))
+    result = copied(pieces)
+    assert (result.merges.words(b"hi"), result.of_token(256)) == ((256,), pieces.of_token(256))
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
@@ -212,6 +212,6 @@ def test_truncated_rows_are_named(drafter: str | None) -> None:
     assert plain.note == "2 rows cut at 6 tokens; set max_new_tokens"
     end = int(plain.sequences[0, -1])  # the first row may end with it even at the last position
     out = mmdec.generate(model, prompts, drafter=drafter, max_new_tokens=6, eos_token_id=end, pad_token_id=0)
-    wanted = ["stop" if end in row else "length" for row in plain.sequences[:, 5:].tolist()]
-    assert out.finish_reasons == wanted
-    assert wanted[0] == "stop"
+    expected = ["stop" if end in row else "length" for row in plain.sequences[:, 5:].tolist()]
+    assert out.finish_reasons == expected
+    assert expected[0] == "stop"

@@ -46,11 +46,11 @@ def test_token_healing_and_stop_strings_are_as_in_generate(
     if configured:
         options = {"generation_config": GenerationConfig(**options)}
     before = copy.deepcopy(options)
-    wanted = MODEL.generate(**inputs, tokenizer=TOKENIZER, **options)
-    assert not torch.equal(wanted[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])  # it has healed something
+    expected = MODEL.generate(**inputs, tokenizer=TOKENIZER, **options)
+    assert not torch.equal(expected[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])  # it has healed something
     for drafter in ("lookup", None):
-        found = mmdec.generate(MODEL, inputs, drafter, tokenizer=TOKENIZER, **options).sequences
-        assert torch.equal(found, wanted)
+        result = mmdec.generate(MODEL, inputs, drafter, tokenizer=TOKENIZER, **options).sequences
+        assert torch.equal(result, expected)
     if configured:
         assert options["generation_config"].to_dict() == before["generation_config"].to_dict()
 
@@ -71,11 +71,11 @@ def test_stop_strings_of_a_generation_config_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "told"),
+    ("inputs", "message"),
     [(inputs_of("A red l "), "have 4 columns for 5"), ({"input_ids": torch.tensor([[38, 299]])}, "without their mask")],
 )
-def test_prompts_whose_mask_would_not_fit_are_not_healed(inputs: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=f"`token_healing` must be .* but they (come )?{told}"):
+def test_prompts_whose_mask_would_not_fit_are_not_healed(inputs: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"`token_healing` must be .* but they (come )?{message}"):
         mmdec.generate(MODEL, inputs, tokenizer=TOKENIZER, token_healing=True, **NEW)
 
 

@@ -30,16 +30,16 @@ def fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "expected"),
     [
         *[(f"whisper-{size}", f"openai/whisper-{size}") for size in ("tiny", "base", "small.en", "medium", "large-v3")],
         ("whisper-large-v3-turbo", "openai/whisper-large-v3-turbo"),
         ("distil-large-v3", "distil-whisper/distil-large-v3"),
     ],
 )
-def test_a_short_name_means_the_hubs_model(name: str, wanted: str, fetched: list[str]) -> None:
+def test_a_short_name_means_the_hubs_model(name: str, expected: str, fetched: list[str]) -> None:
     find_model(name, "whisper")
-    assert fetched == [wanted]
+    assert fetched == [expected]
 
 
 def test_a_shipped_model_keeps_its_name(fetched: list[str], tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def test_every_source_gives_the_same_pixels(tmp_path: Path) -> None:
     path.write_bytes(content)
     sources = (path, str(path), content, bytearray(content), memoryview(content), Image.fromarray(pixels), pixels)
     for source in sources:
-        found = read_image(source)
-        assert found.dtype == np.uint8
-        np.testing.assert_array_equal(found, pixels)
+        result = read_image(source)
+        assert result.dtype == np.uint8
+        np.testing.assert_array_equal(result, pixels)
     np.testing.assert_array_equal(np.asarray(to_pil(pixels)), pixels)
 
 
@@ -74,10 +74,10 @@ def test_damaged_metadata_does_not_lose_a_picture(kind: str) -> None:
     pixels, exif = gradient(), Image.Exif()
     exif[0x0112] = 6
     options = {} if kind == "JPEG" else {"lossless": True}
-    wanted = read_image(encoded(Image.fromarray(pixels), kind, **options))
+    expected = read_image(encoded(Image.fromarray(pixels), kind, **options))
     for damaged in (b"Exif\0\0no header at all", b"Exif\0\0II", b"xx", b"Exif\0\0" + exif.tobytes()[6:-9]):
         np.testing.assert_array_equal(
-            read_image(encoded(Image.fromarray(pixels), kind, exif=damaged, **options)), wanted
+            read_image(encoded(Image.fromarray(pixels), kind, exif=damaged, **options)), expected
         )
     # The rotation counts, whatever else is wrong: here a tag of letters that is said to hold fractions.
     mixed = (
@@ -223,10 +223,10 @@ def test_colours_of_few_bits_in_16_are_not_black(
     write: Callable[[np.ndarray], bytes], channels: int, largest: int
 ) -> None:
     numbers = deep_numbers(largest, channels)
-    wanted = np.broadcast_to(numbers[..., : 1 if channels == 2 else 3] * 255 // largest, (6, 8, 3))
-    np.testing.assert_array_equal(read_image(write(numbers)), wanted)
+    expected = np.broadcast_to(numbers[..., : 1 if channels == 2 else 3] * 255 // largest, (6, 8, 3))
+    np.testing.assert_array_equal(read_image(write(numbers)), expected)
     same = deep_numbers(largest, channels, alpha=largest)  # alpha has as few bits
-    np.testing.assert_array_equal(read_image(write(same)), wanted)
+    np.testing.assert_array_equal(read_image(write(same)), expected)
 
 
 @pytest.mark.parametrize(("write", "channels"), [(deep_png, 3), (deep_png, 4), (DEEP_TIFFS[0], 3), (DEEP_TIFFS[3], 4)])
@@ -241,8 +241,8 @@ def test_what_a_16_bit_file_states_about_its_colours() -> None:
     stated = read_image(deep_png(numbers, significant=bytes([10, 12, 10, 10])))
     np.testing.assert_array_equal(stated, numbers[..., :3] * 255 // 4095)  # one white, so that hues stay
     key = numbers[2, 3, :3].astype(">u2").tobytes()
-    found = read_image(deep_png(numbers[..., :3], key=key))
-    assert np.argwhere((found == 255).all(-1)).tolist() == [[2, 3], [5, 7]]  # the other is the brightest
+    result = read_image(deep_png(numbers[..., :3], key=key))
+    assert np.argwhere((result == 255).all(-1)).tolist() == [[2, 3], [5, 7]]  # the other is the brightest
     turned = read_image(deep_tiff(numbers, turn=6))
     np.testing.assert_array_equal(turned, np.rot90(numbers[..., :3] * 255 // 1000, -1))
 
@@ -251,10 +251,10 @@ def test_16_bit_alpha_lies_over_white() -> None:
     numbers = deep_numbers(65_535, 4, alpha=0)
     numbers[0, 0, 3], numbers[0, 1, 3] = 65_535, 32_896
     for write in (deep_png, *DEEP_TIFFS):
-        found = read_image(write(numbers))
-        np.testing.assert_array_equal(found[0, 0], numbers[0, 0, :3] // 257)
-        np.testing.assert_allclose(found[0, 1], (numbers[0, 1, :3] / 257 + 255) / 2, atol=2)
-        assert (found[1:] == 255).all()
+        result = read_image(write(numbers))
+        np.testing.assert_array_equal(result[0, 0], numbers[0, 0, :3] // 257)
+        np.testing.assert_allclose(result[0, 1], (numbers[0, 1, :3] / 257 + 255) / 2, atol=2)
+        assert (result[1:] == 255).all()
     numbers[..., 3] = 32_896
     multiplied = np.concatenate([numbers[..., :3] // 2, numbers[..., 3:]], -1)
     np.testing.assert_allclose(read_image(deep_tiff(multiplied, extra=1)), (numbers[..., :3] / 257 + 255) / 2, atol=3)
@@ -268,17 +268,17 @@ def test_zeros_of_16_bits_are_black() -> None:
 @pytest.mark.parametrize("largest", [0.5, 1.0, 255.0])
 def test_floats_range_to_one_or_to_255(largest: float) -> None:
     numbers = np.linspace(0, largest, 48, dtype=np.float32).reshape(6, 8)
-    wanted = (numbers * (255 if largest <= 1 else 1)).astype(np.uint8)
-    np.testing.assert_array_equal(read_image(encoded(Image.fromarray(numbers), "TIFF"))[..., 0], wanted)
+    expected = (numbers * (255 if largest <= 1 else 1)).astype(np.uint8)
+    np.testing.assert_array_equal(read_image(encoded(Image.fromarray(numbers), "TIFF"))[..., 0], expected)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_of_an_animation_the_first_frame_is_taken(kind: str) -> None:
     frames = [Image.new("RGB", (9, 7), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
     options = {"lossless": True} if kind == "WEBP" else {}
-    found = read_image(encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options))
-    assert found.shape == (7, 9, 3)
-    assert (found == (255, 0, 0)).all()
+    result = read_image(encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options))
+    assert result.shape == (7, 9, 3)
+    assert (result == (255, 0, 0)).all()
 
 
 @pytest.mark.parametrize("size", [(1, 1), (10000, 10), (10, 10000), (3, 2)])
@@ -309,13 +309,13 @@ def test_pixels_are_bounded_before_they_are_decoded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "found"),
+    ("size", "result"),
     [((40, 20), (40, 20)), ((41, 20), (21, 10)), ((100, 100), (25, 25)), ((161, 303), (21, 38))],
 )
-def test_a_large_jpeg_is_decoded_at_a_part_of_its_sides(size: tuple[int, int], found: tuple[int, int]) -> None:
+def test_a_large_jpeg_is_decoded_at_a_part_of_its_sides(size: tuple[int, int], result: tuple[int, int]) -> None:
     content = encoded(Image.new("RGB", size, (10, 200, 30)), "JPEG")
     small = read_image(content, max_pixels=800)
-    assert small.shape == (found[1], found[0], 3)
+    assert small.shape == (result[1], result[0], 3)
     assert np.abs(small.astype(int) - (10, 200, 30)).max() <= 3
 
 

@@ -38,19 +38,19 @@ def wait(true: Callable[[], bool]) -> None:
 
 def below(pid: int) -> dict[int, str]:
     """The processes that a process has started, directly or not, and their command lines."""
-    found, parents = {}, {}
+    result, parents = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             status = (folder / "stat").read_text().rpartition(")")[2].split()
             parents[int(folder.name)] = int(status[1])
             if status[0] != "Z":
-                found[int(folder.name)] = (folder / "cmdline").read_text()
+                result[int(folder.name)] = (folder / "cmdline").read_text()
     own, grown = {pid}, True
     while grown:
         more = {child for child, parent in parents.items() if parent in own} - own
         own |= more
         grown = bool(more)
-    return {each: found[each] for each in own - {pid} if each in found}
+    return {each: result[each] for each in own - {pid} if each in result}
 
 
 def test_rows_are_done_once_though_a_worker_and_the_driver_die(tmp_path: Path) -> None:
@@ -85,11 +85,11 @@ def test_rows_are_done_once_though_a_worker_and_the_driver_die(tmp_path: Path) -
     before = done()
     assert before < parts
     ended = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    told = json.loads(ended.stdout)
-    print(told, moments, before, parts)
-    assert 0 < told["done_now"] <= COUNT - (before - 1) * ROWS_PER_PART
+    message = json.loads(ended.stdout)
+    print(message, moments, before, parts)
+    assert 0 < message["done_now"] <= COUNT - (before - 1) * ROWS_PER_PART
     check_once(tmp_path / "out", COUNT)
-    wanted = mmdec.transcribe([tmp_path / f"{n}.wav" for n in range(3)], model=model, language="en")
-    found = table(tmp_path / "out", "results")
-    assert [row["id"] for row in found] == [f"n{index}" for index in range(COUNT)]
-    assert all(row["text"] == wanted[row["row"] % 3].text for row in found)
+    expected = mmdec.transcribe([tmp_path / f"{n}.wav" for n in range(3)], model=model, language="en")
+    result = table(tmp_path / "out", "results")
+    assert [row["id"] for row in result] == [f"n{index}" for index in range(COUNT)]
+    assert all(row["text"] == expected[row["row"] % 3].text for row in result)

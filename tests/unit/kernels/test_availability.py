@@ -17,8 +17,8 @@ def test_a_kernel_starts_on_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPat
     current, started = ["cuda:0"], list[tuple[str, Any]]()
 
     @contextmanager
-    def device(wanted: torch.device) -> Any:
-        current.append(str(wanted))
+    def device(expected: torch.device) -> Any:
+        current.append(str(expected))
         yield
         current.pop()
 

@@ -86,8 +86,8 @@ def test_padding_changes_nothing() -> None:
     assert torch.equal(alignment[:, :9], dag_best_alignment(match, links, targets, graphs))
     # One by one gives what the batch gives.
     for b, (m, n) in enumerate(zip(targets.tolist(), graphs.tolist(), strict=True)):
-        alone = dag_marginal(match[b : b + 1, :m, :n], links[b : b + 1, :n, :n], targets[b : b + 1], graphs[b : b + 1])
-        torch.testing.assert_close(alone[0], result[b], rtol=1e-13, atol=0)
+        single = dag_marginal(match[b : b + 1, :m, :n], links[b : b + 1, :n, :n], targets[b : b + 1], graphs[b : b + 1])
+        torch.testing.assert_close(single[0], result[b], rtol=1e-13, atol=0)
 
 
 def test_ends_are_fixed_and_forbidden_entries_get_no_gradient() -> None:

@@ -97,8 +97,8 @@ def test_several_texts_are_the_best_of_all(monkeypatch: pytest.MonkeyPatch, seed
     path = beam_path(emissions[None], links[None], torch.tensor([5]), Ngram(), count=3, specials=3)
     texts = all_texts(emissions, links, False)
     best = sorted(texts, key=lambda text: -worth(text, texts[text], Ngram()))[:3]
-    found = [tuple(row[1 : count - 1].tolist()) for row, count in zip(path.tokens, path.lengths, strict=True)]
-    assert found == best
+    result = [tuple(row[1 : count - 1].tolist()) for row, count in zip(path.tokens, path.lengths, strict=True)]
+    assert result == best
     assert path.beams is not None
     assert path.beams.tolist() == pytest.approx([worth(text, texts[text], Ngram()) for text in best], abs=1e-5)
 
@@ -118,14 +118,14 @@ def test_rows_alone_equal_rows_in_a_batch(seed: int) -> None:
         emissions[row, : len(own)], links[row, : len(own), : len(own)] = own, jumps
     path = beam_path(emissions, links, torch.tensor([9, 1, 5, 2]), Ngram(), specials=3)
     for row, (own, jumps) in enumerate(rows):
-        alone = beam_path(own[None], jumps[None], torch.tensor([len(own)]), Ngram(), specials=3)
-        count = int(alone.lengths[0])
-        assert path.tokens[row, :count].equal(alone.tokens[0])
+        single = beam_path(own[None], jumps[None], torch.tensor([len(own)]), Ngram(), specials=3)
+        count = int(single.lengths[0])
+        assert path.tokens[row, :count].equal(single.tokens[0])
         assert bool((path.tokens[row, count:] == -1).all())
-        assert path.vertices[row, :count].equal(alone.vertices[0])
-        assert path.scores[row] == alone.scores[0]
-        assert bool((alone.vertices[0].diff() > 0).all())
-        assert alone.vertices[0, -1] == len(own) - 1
+        assert path.vertices[row, :count].equal(single.vertices[0])
+        assert path.scores[row] == single.scores[0]
+        assert bool((single.vertices[0].diff() > 0).all())
+        assert single.vertices[0, -1] == len(own) - 1
 
 
 def test_an_impossible_lattice_has_an_empty_text() -> None:

@@ -166,12 +166,12 @@ def test_a_batch_equals_its_samples_one_by_one(strategy: LatticeStrategy) -> Non
         batch = decode_lattice(emissions.to(dtype), links.to(dtype), lengths, strategy, collapse=True)
         for b, size in enumerate(lengths.tolist()):
             own = emissions[b : b + 1, :size].to(dtype), links[b : b + 1, :size, :size].to(dtype)
-            alone = decode_lattice(*own, lengths[b : b + 1], strategy, collapse=True)
-            count = int(alone.lengths[0])
+            single = decode_lattice(*own, lengths[b : b + 1], strategy, collapse=True)
+            count = int(single.lengths[0])
             assert int(batch.lengths[b]) == count
-            assert torch.equal(batch.vertices[b, :count], alone.vertices[0, :count])
-            assert torch.equal(batch.tokens[b, :count], alone.tokens[0, :count])
-            torch.testing.assert_close(batch.scores[b], alone.scores[0])
+            assert torch.equal(batch.vertices[b, :count], single.vertices[0, :count])
+            assert torch.equal(batch.tokens[b, :count], single.tokens[0, :count])
+            torch.testing.assert_close(batch.scores[b], single.scores[0])
 
 
 def collapsed(path: list[tuple[int, int]]) -> list[tuple[int, int]]:

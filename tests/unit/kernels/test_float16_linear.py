@@ -28,9 +28,9 @@ def test_the_product_equals_float32(exact: bool, rows: int) -> None:
     bias, x = torch.randn(300, generator=generator), torch.randn(2, rows, 70, generator=generator)
     product = HalfWeights(weight, bias)
     assert product.exact == exact
-    found, wanted = product(x).double(), x.double() @ weight.double().t() + bias.double()
+    result, expected = product(x).double(), x.double() @ weight.double().t() + bias.double()
     size = x.double().abs() @ weight.double().abs().t()
-    assert ((found - wanted).abs() <= 70 * 2.0**-24 * size + 1e-6).all()
+    assert ((result - expected).abs() <= 70 * 2.0**-24 * size + 1e-6).all()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 9, 14, 31, 40])

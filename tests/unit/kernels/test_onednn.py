@@ -15,19 +15,19 @@ from mmdec.kernels.onednn import MIN_QUERIES, SCORE_ROWS, attention, is_usable, 
 @pytest.mark.parametrize("activation", ["none", "gelu"])
 def test_a_layer_equals_torch_up_to_rounding(shape: tuple[int, ...], bias: bool, activation: onednn.Activation) -> None:
     x, weight, added = torch.randn(*shape, 24), torch.randn(16, 24), torch.randn(16) if bias else None
-    wanted = F.linear(x, weight, added)
-    found = linear(x, weight, added, activation)
-    assert torch.allclose(found, F.gelu(wanted) if activation == "gelu" else wanted, atol=1e-5)
+    expected = F.linear(x, weight, added)
+    result = linear(x, weight, added, activation)
+    assert torch.allclose(result, F.gelu(expected) if activation == "gelu" else expected, atol=1e-5)
     turned = linear(x.transpose(0, -2), weight.t().contiguous().t(), added, activation)  # of other strides
-    assert torch.allclose(turned, found.transpose(0, -2), atol=1e-5)
+    assert torch.allclose(turned, result.transpose(0, -2), atol=1e-5)
 
 
 @pytest.mark.parametrize("queries", [1, MIN_QUERIES, SCORE_ROWS + 7, 2 * SCORE_ROWS])
 def test_attention_equals_torch_up_to_rounding(queries: int) -> None:
     q, k, v = torch.randn(2, 3, queries, 8), torch.randn(2, 3, 90, 8), torch.randn(2, 3, 90, 8)
-    found = attention(q, k, v)
-    assert torch.allclose(found, F.scaled_dot_product_attention(q, k, v, scale=1.0), atol=1e-5)
-    assert torch.equal(attention(q[1:], k[1:], v[1:]), found[1:])  # alone as beside others
+    result = attention(q, k, v)
+    assert torch.allclose(result, F.scaled_dot_product_attention(q, k, v, scale=1.0), atol=1e-5)
+    assert torch.equal(attention(q[1:], k[1:], v[1:]), result[1:])  # alone as beside others
 
 
 def test_gradients_and_other_precisions_use_torch() -> None:

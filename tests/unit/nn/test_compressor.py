@@ -25,16 +25,16 @@ def states(length: int, size: int = 4, seed: int = 0) -> torch.Tensor:
 
 
 def test_pooling_averages_neighbours() -> None:
-    found = Pool(2)(torch.tensor([[1.0], [3.0], [10.0], [20.0]]))
-    assert found.states.tolist() == [[2.0], [15.0]]
-    assert found.kept.tolist() == [0.5] * 4
-    assert found.positions.tolist() == [1, 3]  # the middle, 0.5, counts as the later one
+    result = Pool(2)(torch.tensor([[1.0], [3.0], [10.0], [20.0]]))
+    assert result.states.tolist() == [[2.0], [15.0]]
+    assert result.kept.tolist() == [0.5] * 4
+    assert result.positions.tolist() == [1, 3]  # the middle, 0.5, counts as the later one
 
 
 def test_pooling_on_a_grid_takes_squares() -> None:
     grid = torch.arange(16.0)[:, None]  # 4 x 4
-    found = Pool(4, (4, 4))(grid)
-    assert found.states[:, 0].tolist() == [2.5, 4.5, 10.5, 12.5]
+    result = Pool(4, (4, 4))(grid)
+    assert result.states[:, 0].tolist() == [2.5, 4.5, 10.5, 12.5]
     assert Pool(4, (4, 4))(grid[:15]).states.shape == (4, 1)  # not of that grid: along the sequence
 
 
@@ -49,25 +49,25 @@ def test_pooling_is_adaptive_pooling(length: int, ratio: int) -> None:
 def test_grid_pooling_is_adaptive_pooling_in_two_dimensions(grid: tuple[int, int], ratio: int) -> None:
     rows, columns = grid
     image, pool = states(rows * columns), Pool(ratio, grid)
-    found = pool(image)
+    result = pool(image)
     down = max(1, round(rows / ratio**0.5))
-    across = len(found.states) // down
+    across = len(result.states) // down
     plain = nn.functional.adaptive_avg_pool2d(image.T.view(-1, rows, columns), (down, across)).flatten(1).T
-    torch.testing.assert_close(found.states, plain)
-    assert abs(len(found.states) - len(image) / ratio) <= 0.3 * len(image) / ratio + 1
-    assert len(set(found.positions.tolist())) == len(found.positions)  # a column holds one state
-    assert found.positions.tolist() == sorted(found.positions.tolist())
+    torch.testing.assert_close(result.states, plain)
+    assert abs(len(result.states) - len(image) / ratio) <= 0.3 * len(image) / ratio + 1
+    assert len(set(result.positions.tolist())) == len(result.positions)  # a column holds one state
+    assert result.positions.tolist() == sorted(result.positions.tolist())
 
 
 def test_pruning_keeps_the_same_tokens_in_use_and_draws_in_training() -> None:
     prune, image = Prune(4).eval(), states(40)
     before = torch.random.get_rng_state()
-    found = prune(image)
+    result = prune(image)
     assert torch.equal(torch.random.get_rng_state(), before)  # a sampled text must not change
-    assert torch.equal(found.positions, prune(states(40, seed=1)).positions)
-    assert len(found.positions) == 10
-    assert torch.equal(found.states, image[found.positions])
-    assert found.kept.tolist() == [float(place in found.positions.tolist()) for place in range(40)]
+    assert torch.equal(result.positions, prune(states(40, seed=1)).positions)
+    assert len(result.positions) == 10
+    assert torch.equal(result.states, image[result.positions])
+    assert result.kept.tolist() == [float(place in result.positions.tolist()) for place in range(40)]
     prune.train()
     assert len({tuple(prune.indices(40).tolist()) for _ in range(10)}) > 1
     assert Prune(4, "strided")(states(10)).positions.tolist() == [0, 4, 8]
@@ -76,10 +76,10 @@ def test_pruning_keeps_the_same_tokens_in_use_and_draws_in_training() -> None:
 def test_convolution_equals_a_hand_computation_and_starts_as_an_average() -> None:
     conv = Convolution(2, 3)
     image = states(7, 2)
-    found = conv(image)
+    result = conv(image)
     filled = torch.cat([image, image[-1:], image[-1:]]).view(3, 3, 2)
-    torch.testing.assert_close(found.states, filled.mean(1))
-    assert found.positions.tolist() == [1, 4, 6]
+    torch.testing.assert_close(result.states, filled.mean(1))
+    assert result.positions.tolist() == [1, 4, 6]
     nn.init.normal_(conv.conv.weight)
     weight = conv.conv.weight  # (out, in, 3)
     plain = [sum(weight[:, :, k] @ window[k] for k in range(3)) for window in filled]
@@ -93,9 +93,9 @@ def test_convolution_equals_a_hand_computation_and_starts_as_an_average() -> Non
 
 def test_latent_attention_is_the_papers_formula() -> None:
     latent, image = LatentAttention(4, 3), states(9)
-    found = latent(image)
-    torch.testing.assert_close(found.states, torch.softmax(latent.latents @ image.T, -1) @ image)
-    assert found.positions.tolist() == [1, 4, 7]
+    result = latent(image)
+    torch.testing.assert_close(result.states, torch.softmax(latent.latents @ image.T, -1) @ image)
+    assert result.positions.tolist() == [1, 4, 7]
     with torch.no_grad():
         latent.latents.copy_(torch.tensor([[0.0] * 4, [0.0] * 4, [0.0] * 4]))
     torch.testing.assert_close(latent(image).states, image.mean(0).expand(3, -1))  # no preference: the mean
@@ -120,17 +120,17 @@ def test_the_resampler_equals_a_loop() -> None:
             weights = torch.softmax(torch.stack([query[head] @ key for key in keys[:, head]]) / 2.0, 0)
             heads.append(sum(w * value for w, value in zip(weights, values[:, head], strict=True)))
         rows.append(resampler.o_proj(torch.cat(heads)))  # type: ignore[arg-type] # sums of tensors
-    found = resampler(image)
-    torch.testing.assert_close(found.states, torch.stack(rows))
-    assert found.positions.tolist() == [2, 3, 4]
+    result = resampler(image)
+    torch.testing.assert_close(result.states, torch.stack(rows))
+    assert result.positions.tolist() == [2, 3, 4]
     with pytest.raises(InputError, match="`heads` must divide 8"):
         Resampler(8, 2, 3)
 
 
 def test_text_only_returns_no_columns() -> None:
-    found = TextOnly()(states(6))
-    assert found.states.shape == (0, 4)
-    assert found.kept.tolist() == [0.0] * 6
+    result = TextOnly()(states(6))
+    assert result.states.shape == (0, 4)
+    assert result.kept.tolist() == [0.0] * 6
 
 
 def test_adjacent_images_are_separated_by_length() -> None:

@@ -28,9 +28,9 @@ def test_a_batch_equals_its_rows_alone():
         states, state_lengths, _ = model(features, lengths)
         assert state_lengths.tolist() == [-(-length // 4) for length in lengths.tolist()]
         for row, length in enumerate(lengths.tolist()):
-            alone, alone_length, _ = model(features[row : row + 1, :length], lengths[row : row + 1])
-            assert alone.shape == (1, int(alone_length), 32)
-            torch.testing.assert_close(states[row, : int(alone_length)], alone[0], atol=1e-5, rtol=1e-5)
+            single, alone_length, _ = model(features[row : row + 1, :length], lengths[row : row + 1])
+            assert single.shape == (1, int(alone_length), 32)
+            torch.testing.assert_close(states[row, : int(alone_length)], single[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("frames", "states"), [(1, 1), (4, 1), (5, 2), (8, 2), (100, 25), (101, 26), (1500, 375)])
@@ -67,8 +67,8 @@ def test_attention_sees_distances():
             linear.bias.zero_()
         size, x = 6, torch.randn(1, 6, 32)
         places = relative_positions(size, 32, x.device)
-        found = attention(x, places, torch.zeros(1, 1, 1, size))[0]
-        wanted = torch.zeros(size, 32)
+        result = attention(x, places, torch.zeros(1, 1, 1, size))[0]
+        expected = torch.zeros(size, 32)
         for head in range(4):
             part = slice(8 * head, 8 * head + 8)
             for i in range(size):
@@ -76,8 +76,8 @@ def test_attention_sees_distances():
                 for j in range(size):
                     place = attention.linear_pos(places[size - 1 - (i - j)])[part]
                     scores.append(attention.pos_bias_v[head] @ place / 8**0.5)
-                wanted[i, part] = torch.stack(scores).softmax(0) @ x[0, :, part]
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+                expected[i, part] = torch.stack(scores).softmax(0) @ x[0, :, part]
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_positions_name_distances_not_places():

@@ -63,11 +63,11 @@ def test_impossible_rates_are_refused(p: float):
 def test_a_layer_of_many_rows_equals_torch_up_to_rounding(rows: int) -> None:
     layer, x = RowsLinear(24, 8), torch.randn(1, rows, 24)
     with torch.no_grad():
-        found = layer(x)
-        wanted = torch.nn.functional.linear(x, layer.weight, layer.bias)
+        result = layer(x)
+        expected = torch.nn.functional.linear(x, layer.weight, layer.bias)
         with torch.autocast("cpu", torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
     if rows < 16:
-        assert torch.equal(found, wanted)
+        assert torch.equal(result, expected)
     assert layer(x).requires_grad

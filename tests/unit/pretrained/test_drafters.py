@@ -45,12 +45,12 @@ def test_neither_embedding_nor_head_is_stored(folder: Path) -> None:
 
 def test_a_folder_is_a_drafter_everywhere(folder: Path) -> None:
     ids = torch.tensor([[5, 6, 7, 8]])
-    wanted = MODEL.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)  # type: ignore[operator]
+    expected = MODEL.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)  # type: ignore[operator]
     out = mmdec.generate(MODEL, ids, folder, num_speculative_tokens=(7, 3), max_new_tokens=8, do_sample=False)
-    assert torch.equal(out.sequences, wanted)
+    assert torch.equal(out.sequences, expected)
     assert sum(sum(one.drafted) for one in out.rounds) > 0
     rounds = list(mmdec.stream(MODEL, ids, str(folder), num_speculative_tokens=3, max_new_tokens=8, do_sample=False))
-    assert [token for one in rounds for token in one.tokens[0]] == wanted[0, 4:].tolist()
+    assert [token for one in rounds for token in one.tokens[0]] == expected[0, 4:].tolist()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_drafter_of_another_model_is_one_error(folder: Path, sizes: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "message"),
     [
         ({"base": "402af2b1ab88", "target": "vlm-scenes"}, "vlm-scenes (402af2b1ab88)"),
         ({"target": "vlm-scenes"}, "vlm-scenes"),
@@ -74,13 +74,13 @@ def test_a_drafter_of_another_model_is_one_error(folder: Path, sizes: dict[str, 
         ({}, "another model"),
     ],
 )
-def test_the_error_names_the_targets_folder(names: dict[str, str], told: str, tmp_path: Path) -> None:
+def test_the_error_names_the_targets_folder(names: dict[str, str], message: str, tmp_path: Path) -> None:
     save_network(draft_network("eagle", MODEL, **names), tmp_path / "drafter")
     with pytest.raises(InputError) as caught:
         mmdec.load_drafter(tmp_path / "drafter", language_model(vocab_size=62))
-    assert f"It was trained for {told}; use" in str(caught.value)
+    assert f"It was trained for {message}; use" in str(caught.value)
     card = (tmp_path / "drafter" / "README.md").read_text(encoding="utf-8")
-    assert f"for {told}." in card or not names
+    assert f"for {message}." in card or not names
     assert ('model="vlm-scenes"' in card) == ("target" in names)
     assert "```" not in draft_card(read_network(tmp_path / "drafter"), reads_images=False)
 

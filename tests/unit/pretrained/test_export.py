@@ -152,11 +152,11 @@ def test_fields_that_engines_default_differently_are_written(tmp_path: Path, tar
 def test_an_exported_folder_drafts_here(tmp_path: Path, target: Path, name: str) -> None:
     save_network(network(name, target), tmp_path / "own")
     inputs = prompts(2)
-    wanted = MODEL.generate(**inputs, max_new_tokens=10, do_sample=False)
+    expected = MODEL.generate(**inputs, max_new_tokens=10, do_sample=False)
     for to in ("speculators", "flat"):
         folder = export_drafter(tmp_path / "own", tmp_path / to, to)  # type: ignore[arg-type]
-        found = mmdec.generate(MODEL, inputs, folder, num_speculative_tokens=3, max_new_tokens=10, do_sample=False)
-        assert torch.equal(found.sequences, wanted)
+        result = mmdec.generate(MODEL, inputs, folder, num_speculative_tokens=3, max_new_tokens=10, do_sample=False)
+        assert torch.equal(result.sequences, expected)
 
 
 @pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "flash"])

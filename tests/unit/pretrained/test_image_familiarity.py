@@ -73,11 +73,11 @@ def test_the_shipped_model_is_surer_of_scenes_than_of_what_it_never_saw() -> Non
 
 def test_a_chat_counts_the_distance_of_each_of_its_pictures() -> None:
     one, other = IMAGES[0], IMAGES[1]
-    alone, second = (mmdec.describe(path, "What is this?").evidence[DISTANCE] for path in (one, other))
+    single, second = (mmdec.describe(path, "What is this?").evidence[DISTANCE] for path in (one, other))
     chat = mmdec.Chat()
-    assert chat.ask("What is this?", one).evidence[DISTANCE] == pytest.approx(alone, abs=1e-4)
-    assert chat.ask("And this?", other).evidence[DISTANCE] == pytest.approx((alone + second) / 2, abs=1e-4)
-    assert chat.ask("What is it?").evidence[DISTANCE] == pytest.approx((alone + second) / 2, abs=1e-4)
+    assert chat.ask("What is this?", one).evidence[DISTANCE] == pytest.approx(single, abs=1e-4)
+    assert chat.ask("And this?", other).evidence[DISTANCE] == pytest.approx((single + second) / 2, abs=1e-4)
+    assert chat.ask("What is it?").evidence[DISTANCE] == pytest.approx((single + second) / 2, abs=1e-4)
     together = mmdec.describe([(one, other), one], "What is this?")
-    assert together[0].evidence[DISTANCE] == pytest.approx((alone + second) / 2, abs=1e-4)
-    assert together[1].evidence[DISTANCE] == pytest.approx(alone, abs=1e-4)
+    assert together[0].evidence[DISTANCE] == pytest.approx((single + second) / 2, abs=1e-4)
+    assert together[1].evidence[DISTANCE] == pytest.approx(single, abs=1e-4)

@@ -46,10 +46,10 @@ def test_the_tokenizers_decide_the_drafters_class(home: Path, name: str, kind: t
     inputs = large.tokenizer(
         ["Where is the red star?", "It is"], return_tensors="pt", padding=True, padding_side="left"
     )
-    wanted = large.model.generate(**inputs, **OPTIONS)  # type: ignore[operator]
-    found = mmdec.generate(large.model, inputs, small, num_speculative_tokens=4, **OPTIONS)
-    assert torch.equal(found.sequences, wanted)
-    assert sum(sum(one.drafted) for one in found.rounds)
+    expected = large.model.generate(**inputs, **OPTIONS)  # type: ignore[operator]
+    result = mmdec.generate(large.model, inputs, small, num_speculative_tokens=4, **OPTIONS)
+    assert torch.equal(result.sequences, expected)
+    assert sum(sum(one.drafted) for one in result.rounds)
 
 
 def test_transformers_models_bring_their_folders(home: Path) -> None:

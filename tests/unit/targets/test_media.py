@@ -53,9 +53,9 @@ def test_llava_has_any_language_model_that_a_text_target_takes(text: str) -> Non
     model = llava(model_type=text, **own)
     inputs = batch_of("llava", [[[8, 9, 8, 9], Picture.random(1), [8, 9]]])
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
-    wanted = model.generate(**inputs, **options)  # type: ignore[operator]
-    found = mmdec.generate(model, inputs, "recycling", num_speculative_tokens=(5, 3), **options)
-    assert torch.equal(found.sequences, wanted)
+    expected = model.generate(**inputs, **options)  # type: ignore[operator]
+    result = mmdec.generate(model, inputs, "recycling", num_speculative_tokens=(5, 3), **options)
+    assert torch.equal(result.sequences, expected)
 
 
 def other_attention() -> PreTrainedModel:

@@ -24,11 +24,11 @@ def test_scores_equal_the_output_layer(shape: tuple[int, int], dtype: torch.dtyp
     if packed:
         half_precision_copies(output).passes = MIN_PASSES_BEFORE_COPY
     with torch.inference_mode():
-        found, wanted = vocabulary_scores(output, states), output(states)
-    assert found.shape == wanted.shape
-    assert found.is_contiguous()
-    assert torch.equal(found.argmax(-1), wanted.argmax(-1))
-    assert (found - wanted).abs().max() <= (2e-6 if dtype == torch.float32 else 0)
+        result, expected = vocabulary_scores(output, states), output(states)
+    assert result.shape == expected.shape
+    assert result.is_contiguous()
+    assert torch.equal(result.argmax(-1), expected.argmax(-1))
+    assert (result - expected).abs().max() <= (2e-6 if dtype == torch.float32 else 0)
 
 
 def test_other_output_layers_are_called() -> None:

@@ -116,9 +116,9 @@ def test_min_confidence_is_between_zero_and_one(value: float) -> None:
 
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64, np.float16])
 def test_min_confidence_takes_any_kind_of_number(kind: Any) -> None:
-    found = check_min_confidence(kind(0.5))
-    assert type(found) is float
-    assert found == 0.5
+    result = check_min_confidence(kind(0.5))
+    assert type(result) is float
+    assert result == 0.5
     assert check_min_confidence(np.int64(1)) == 1.0  # type: ignore[arg-type] # numpy's numbers are numbers
     for wrong in (np.float32("nan"), np.float32(1.5), np.bool_(True), np.array(0.5)):
         with pytest.raises(InputError, match="min_confidence"):

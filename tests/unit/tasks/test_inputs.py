@@ -223,7 +223,7 @@ def test_dicts_of_datasets_are_read(tmp_path: Path) -> None:
     """Decoded and undecoded columns of sound, and bytes of a file."""
     sound, slow = buzz(0.5), buzz(0.5, rate=8000)
     (tmp_path / "a.wav").write_bytes(held(sound))
-    wanted = read_audio(sound, RATE)
+    expected = read_audio(sound, RATE)
     forms: list[Any] = [
         {"array": sound, "sampling_rate": RATE, "path": "gone.wav"},
         {"array": sound.tolist(), "sampling_rate": float(RATE)},
@@ -235,7 +235,7 @@ def test_dicts_of_datasets_are_read(tmp_path: Path) -> None:
         bytearray(held(sound)),
     ]
     for form in forms:
-        assert torch.allclose(read_audio(form), wanted, atol=1e-6)
+        assert torch.allclose(read_audio(form), expected, atol=1e-6)
     assert torch.equal(read_audio({"array": slow, "sampling_rate": 8000}), read_audio(slow, 8000))
     assert torch.equal(read_audio(held(slow, 8000)), read_audio(slow, 8000))
 

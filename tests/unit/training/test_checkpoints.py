@@ -191,11 +191,11 @@ def test_checkpoints_of_different_modules_are_not_averaged(tmp_path: Path) -> No
     module, step = load_averaged(Square, places)
     assert step == 2
     assert torch.equal(module.weight, torch.full((3, 3), 1.5))
-    for named, found in ((places[0], "(4, 4) and not (3, 3)"), (places[1], "absent and not (3, 3)")):
-        state = {"weight": torch.zeros(4, 4), "bias": torch.zeros(3)} if "(4" in found else {"bias": torch.zeros(3)}
+    for named, result in ((places[0], "(4, 4) and not (3, 3)"), (places[1], "absent and not (3, 3)")):
+        state = {"weight": torch.zeros(4, 4), "bias": torch.zeros(3)} if "(4" in result else {"bias": torch.zeros(3)}
         before = named.read_bytes()
         save({"state_dict": state, "global_step": 1, "hyper_parameters": {"size": 3}}, named)
-        with pytest.raises(InputError, match=re.escape(f"'weight' in '{named}' is {found}")):
+        with pytest.raises(InputError, match=re.escape(f"'weight' in '{named}' is {result}")):
             load_averaged(Square, places)
         named.write_bytes(before)
     save({"state_dict": state, "global_step": 1, "hyper_parameters": {"length": 3}}, places[1])

@@ -66,8 +66,8 @@ def test_a_limit_in_steps_within_an_epoch_loses_no_batch(whole: Path, tmp_path: 
     path = recipe(tmp_path)
     fit(path, "--trainer.max_steps=6")
     fit(path, "--ckpt_path=last")
-    wanted = steps(whole)
-    assert steps(tmp_path) == {str(step): wanted[str(step)] for step in range(6, 12)}
+    expected = steps(whole)
+    assert steps(tmp_path) == {str(step): expected[str(step)] for step in range(6, 12)}
 
 
 def test_a_run_terminated_before_its_first_step_saves_nothing(tmp_path: Path):
@@ -144,9 +144,9 @@ def test_a_checkpoint_of_another_recipe_is_refused(whole: Path, tmp_path: Path):
     (tmp_path / "checkpoints" / "last.ckpt").write_bytes(last.read_bytes())
     with pytest.raises(
         InputError, match=r"last\.ckpt' does not fit it \(RuntimeError: .*size mismatch for line"
-    ) as told:
+    ) as message:
         fit(recipe(tmp_path, width=3), "--ckpt_path=last")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(message.value)
 
 
 def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_good_one(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -55,7 +55,7 @@ def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | Non
         ids = torch.tensor([asked])
 
         def made(images: Any, ids: torch.Tensor = ids) -> dict[str, Any]:
-            found = (
+            result = (
                 processor.image_processor([Image.fromarray(one) for one in images], return_tensors="pt")
                 if images
                 else {}
@@ -63,10 +63,10 @@ def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | Non
             types = {}
             if processor.image_token != "<image>":
                 types["mm_token_type_ids"] = (ids == processor.image_token_id).long()
-            return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **types, **found}
+            return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **types, **result}
 
-        alone = model.generate(**made(shown), **options)[0, ids.shape[1] :].tolist()
-        assert answer.tokens == alone
+        single = model.generate(**made(shown), **options)[0, ids.shape[1] :].tolist()
+        assert answer.tokens == single
         if processor.image_token == "<image>":  # stock Qwen loses the positions of a second turn's images
             same = model.generate(**made(pictures), **{CACHE_ARGUMENT: cache}, **options)[0, ids.shape[1] :].tolist()
             assert answer.tokens == same

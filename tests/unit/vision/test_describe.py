@@ -52,17 +52,17 @@ def test_answers_are_those_of_generate(loaded: tuple[Any, Any]) -> None:
     model, processor = loaded
     asked = [pixels(0), (pixels(1), pixels(2, 60, 20)), (), pixels(3, 33, 31), (pixels(4),)]
     prompts = [QUESTION, "Where is the red star?", "It is 09:30.", QUESTION, "A menu?"]
-    wanted = [
+    expected = [
         stock(model, processor, prompt, *(one if isinstance(one, tuple) else (one,)))
         for one, prompt in zip(asked, prompts, strict=True)
     ]
-    assert len({tuple(tokens) for tokens in wanted}) == len(wanted)  # they depend on what is shown and asked
-    assert len(set(map(len, wanted))) > 1 or all(len(tokens) == 24 for tokens in wanted)
+    assert len({tuple(tokens) for tokens in expected}) == len(expected)  # they depend on what is shown and asked
+    assert len(set(map(len, expected))) > 1 or all(len(tokens) == 24 for tokens in expected)
     call = {"model": model, "processor": processor}
     for drafter, size in (("lookup", 8), ("recycling", 2), (None, 1), (Lookup(), 3)):
-        found = mmdec.describe(asked, prompts, drafter=drafter, batch_size=size, num_speculative_tokens=4, **call)
-        assert [one.tokens for one in found] == wanted
-        for one in found:
+        result = mmdec.describe(asked, prompts, drafter=drafter, batch_size=size, num_speculative_tokens=4, **call)
+        assert [one.tokens for one in result] == expected
+        for one in result:
             assert one.text == processor.tokenizer.decode(one.tokens, skip_special_tokens=True).strip()
             assert one.lossless
             assert one.rounds >= 1
@@ -72,9 +72,9 @@ def test_answers_are_those_of_generate(loaded: tuple[Any, Any]) -> None:
             assert parts.keys() == {"read", "vision", "prompt", "decoder", "drafter", "core"}
             assert min(parts.values()) >= 0
             assert one.timings["total"] >= sum(parts.values())
-        assert found[2].timings["vision"] == 0
-        assert found[0].timings["vision"] > 0
-        assert (found[0].drafted == 0) == (drafter is None)
+        assert result[2].timings["vision"] == 0
+        assert result[0].timings["vision"] > 0
+        assert (result[0].drafted == 0) == (drafter is None)
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +102,11 @@ def test_a_drafter_of_text_changes_no_answer(
     }
     asked = [pixels(0), (pixels(1), pixels(2, 60, 20)), (), (pixels(3), pixels(4), pixels(5))]
     prompts = [QUESTION, "Where is the red star?", "It is 09:30.", "A menu?"]
-    wanted = [
+    expected = [
         stock(model, processor, prompt, *(one if isinstance(one, tuple) else (one,)))
         for one, prompt in zip(asked, prompts, strict=True)
     ]
-    found = mmdec.describe(
+    result = mmdec.describe(
         asked,
         prompts,
         model=model,
@@ -116,8 +116,8 @@ def test_a_drafter_of_text_changes_no_answer(
         batch_size=batch_size,
         statistics=mmdec.DecodingStatistics(),
     )
-    assert [one.tokens for one in found] == wanted
-    assert nodes is None or sum(one.drafted for one in found)
+    assert [one.tokens for one in result] == expected
+    assert nodes is None or sum(one.drafted for one in result)
 
 
 def test_options_go_to_generate(vlm: LoadedVlm) -> None:
@@ -138,11 +138,11 @@ def test_images_in_many_forms_are_read(vlm: LoadedVlm, folder: Path, tmp_path: P
     image = pixels(5)
     path = tmp_path / "a picture é.png"
     path.write_bytes(png(image))
-    wanted = stock(vlm.model, vlm.processor, QUESTION, image)
+    expected = stock(vlm.model, vlm.processor, QUESTION, image)
     for source in (path, str(path), png(image), bytearray(png(image)), Image.fromarray(image), image):
-        assert mmdec.describe(source, QUESTION, model=vlm).tokens == wanted
-    assert mmdec.describe(path, QUESTION, model=str(folder), device="cpu").tokens == wanted
-    assert mmdec.describe([path], QUESTION, model=folder, device="cpu")[0].tokens == wanted
+        assert mmdec.describe(source, QUESTION, model=vlm).tokens == expected
+    assert mmdec.describe(path, QUESTION, model=str(folder), device="cpu").tokens == expected
+    assert mmdec.describe([path], QUESTION, model=folder, device="cpu")[0].tokens == expected
     assert mmdec.describe([], QUESTION, model=vlm) == []
     assert mmdec.describe(path, model=vlm).tokens == stock(vlm.model, vlm.processor, "Describe this image.", image)
 
@@ -229,7 +229,7 @@ def test_a_tuple_of_texts_places_the_images(loaded: tuple[Any, Any]) -> None:
 
 def test_one_bad_image_does_not_lose_the_others_nor_reach_them(vlm: LoadedVlm, tmp_path: Path) -> None:
     whole = png(pixels(7))
-    alone = {seed: mmdec.describe(pixels(seed), QUESTION, model=vlm).tokens for seed in (0, 1, 2)}
+    single = {seed: mmdec.describe(pixels(seed), QUESTION, model=vlm).tokens for seed in (0, 1, 2)}
     bad = [
         b"",
         b"not a picture",
@@ -244,8 +244,8 @@ def test_one_bad_image_does_not_lose_the_others_nor_reach_them(vlm: LoadedVlm, t
         with pytest.raises(mmdec.BatchError, match="8 of 11 images were refused, the first at index 1") as caught:
             mmdec.describe(asked, QUESTION, model=vlm, batch_size=size)
         assert list(caught.value.errors) == [1, 2, 3, 5, 6, 7, 8, 10]
-        found = {place: one.tokens for place, one in enumerate(caught.value.results) if one is not None}
-        assert found == {0: alone[0], 4: alone[1], 9: alone[2]}
+        result = {place: one.tokens for place, one in enumerate(caught.value.results) if one is not None}
+        assert result == {0: single[0], 4: single[1], 9: single[2]}
     prompts = [QUESTION, "", QUESTION, 7, ("a", "b", "c"), "\ud800"]
     with pytest.raises(mmdec.BatchError) as caught:
         mmdec.describe([pixels(0)] * 6, prompts, model=vlm)  # type: ignore[list-item]
@@ -259,17 +259,17 @@ def test_odd_sizes_are_answered_or_named(loaded: tuple[Any, Any], size: tuple[in
     """Qwen's processor refuses sides of more than 1 to 200; a neighbour is answered all the same."""
     model, processor = loaded
     odd, neighbour = pixels(8, *size), pixels(0)
-    wanted = mmdec.describe(neighbour, QUESTION, model=model, processor=processor).tokens
+    expected = mmdec.describe(neighbour, QUESTION, model=model, processor=processor).tokens
     call = {"model": model, "processor": processor}
     if processor.image_token != "<image>" and max(size) > 200 * min(size):
         with pytest.raises(mmdec.BatchError, match=f"refuses {size[1]} x {size[0]} pixels") as caught:
             mmdec.describe([odd, neighbour], QUESTION, **call)
         assert list(caught.value.errors) == [0]
-        assert caught.value.results[1].tokens == wanted
+        assert caught.value.results[1].tokens == expected
     else:
-        found = mmdec.describe([odd, neighbour], QUESTION, **call)
-        assert found[1].tokens == wanted
-        assert found[0].tokens == stock(model, processor, QUESTION, odd)
+        result = mmdec.describe([odd, neighbour], QUESTION, **call)
+        assert result[1].tokens == expected
+        assert result[0].tokens == stock(model, processor, QUESTION, odd)
 
 
 def test_a_rotated_photo_is_turned_upright(vlm: LoadedVlm) -> None:

@@ -52,9 +52,9 @@ def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path)
     for name in ("eagle", "msd"):
         with pytest.raises(
             InputError, match=f"`drafter` must have weights for this model, but '{name}' has none"
-        ) as told:
+        ) as message:
             mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=name)
-        assert "lookup, recycling" in str(told.value)
+        assert "lookup, recycling" in str(message.value)
     drafter_weights("msd", vlm.model, folder.with_name("tiny-msd"))
     assert drafter_folder(folder, "msd") == folder.with_name("tiny-msd").resolve()
     automatic: Any = drafter_of(vlm, "auto")
@@ -129,13 +129,13 @@ def test_compressor_choices_are_reported(folder: Path) -> None:
     drafter_weights("specvlm", vlm.model, folder / "specvlm")
     images: list[Any] = [pixels(0), (), (pixels(1), pixels(2))]
     call: dict[str, Any] = {"model": vlm, "drafter": "specvlm", "num_speculative_tokens": (4, 2)}
-    found = mmdec.describe(images, QUESTION, **call)
-    assert [len(one.kept or ()) for one in found] == [4, 0, 8]  # visual tokens
-    assert found[0].compressor
-    assert all(0 <= share <= 1 for share in found[0].kept or ())
-    assert json.loads(json.dumps(found[0].to_dict()))["kept"] == found[0].kept
+    result = mmdec.describe(images, QUESTION, **call)
+    assert [len(one.kept or ()) for one in result] == [4, 0, 8]  # visual tokens
+    assert result[0].compressor
+    assert all(0 <= share <= 1 for share in result[0].kept or ())
+    assert json.loads(json.dumps(result[0].to_dict()))["kept"] == result[0].kept
     plain = mmdec.describe(images, QUESTION, model=vlm, drafter=None)
-    assert [one.tokens for one in found] == [one.tokens for one in plain]
+    assert [one.tokens for one in result] == [one.tokens for one in plain]
     assert plain[0].kept is None
 
 
@@ -154,8 +154,8 @@ def test_a_qwen_is_read_without_torchvision(tmp_path: Path) -> None:
     model, processor = qwen()
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    wanted = mmdec.describe(pixels(0), QUESTION, model=model, processor=processor)
-    assert mmdec.describe(pixels(0), QUESTION, model=tmp_path, device="cpu").tokens == wanted.tokens
+    expected = mmdec.describe(pixels(0), QUESTION, model=model, processor=processor)
+    assert mmdec.describe(pixels(0), QUESTION, model=tmp_path, device="cpu").tokens == expected.tokens
     half = mmdec.describe(pixels(0), QUESTION, model=tmp_path, device="cpu", dtype=torch.bfloat16)
     assert half.tokens
     assert load_vlm(tmp_path, "cpu", torch.bfloat16).model.dtype == torch.bfloat16

@@ -72,14 +72,14 @@ def test_a_chat_counts_all_turns_and_stays_as_it_was(short: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "wanted"),
+    ("kind", "expected"),
     [("llava", [1 + 2 + 4 + 2, 2]), ("qwen2_5_vl", [1 + 2 + 1 + 4 + 1 + 2, 2])],  # 4 x 1 squares: as many as the side
 )
-def test_an_image_takes_as_many_positions_as_the_model_gives_it(kind: str, wanted: list[int]) -> None:
+def test_an_image_takes_as_many_positions_as_the_model_gives_it(kind: str, expected: list[int]) -> None:
     size = (8, 8) if kind == "llava" else (16, 32)
     batch = batch_of(kind, [[[5, 6], Picture.random(1, size), [7, 8]], [[9]]])
     target: Any = target_of(vision_model(kind))
-    assert target.prompt_positions(batch) == wanted
+    assert target.prompt_positions(batch) == expected
     assert int((batch["input_ids"] == IMAGE).sum()) == (4 if kind == "llava" else 8)
 
 
@@ -94,7 +94,7 @@ def test_a_turn_over_a_cache_counts_from_the_beginning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
+    ("fields", "expected"),
     [
         ({"max_position_embeddings": 1024}, 1024),
         ({"max_position_embeddings": 1024, "rope_parameters": {"rope_type": "default"}}, 1024),
@@ -109,5 +109,5 @@ def test_a_turn_over_a_cache_counts_from_the_beginning() -> None:
         ({}, None),
     ],
 )
-def test_stretched_rotations_reach_further(fields: dict[str, Any], wanted: int | None) -> None:
-    assert max_positions(SimpleNamespace(**fields)) == wanted
+def test_stretched_rotations_reach_further(fields: dict[str, Any], expected: int | None) -> None:
+    assert max_positions(SimpleNamespace(**fields)) == expected

@@ -76,9 +76,9 @@ def test_several_pictures_are_averaged_and_none_gives_no_evidence() -> None:
     faint[32:40, 32] = 5
     assert STRUCTURE_OFFSET < structure(faint) < MAX_STRUCTURE < structure(scene)
     assert picture_evidence([faint])[STRUCTURE] == pytest.approx(math.log(structure(faint) + STRUCTURE_OFFSET))
-    alone = picture_evidence([scene])[STRUCTURE]
-    assert alone == pytest.approx(math.log(MAX_STRUCTURE + STRUCTURE_OFFSET))
-    assert picture_evidence([scene, flat])[STRUCTURE] == pytest.approx((alone + math.log(STRUCTURE_OFFSET)) / 2)
+    single = picture_evidence([scene])[STRUCTURE]
+    assert single == pytest.approx(math.log(MAX_STRUCTURE + STRUCTURE_OFFSET))
+    assert picture_evidence([scene, flat])[STRUCTURE] == pytest.approx((single + math.log(STRUCTURE_OFFSET)) / 2)
 
 
 def test_answers_about_nothing_are_less_sure_and_a_question_without_a_picture_is_neutral(vlm: LoadedVlm) -> None:

@@ -78,8 +78,8 @@ def test_special_tokens_of_a_caller_are_text(vlm: LoadedVlm) -> None:
             assert [each for each in made if each in marks] == [each for each in plain if each in marks], said
             whole = vlm.tokenizer.decode([each for each in made if each not in marks])
             assert said.replace(" ", "") in whole.replace(" ", ""), (said, whole)
-            alone = vlm.tokenizer(said, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-            assert vlm.plain.encode(said) == alone
+            single = vlm.tokenizer(said, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            assert vlm.plain.encode(said) == single
 
 
 def test_tokens_that_two_parts_spell_together_are_text(vlm: LoadedVlm) -> None:
@@ -124,21 +124,21 @@ def test_ordinary_texts_keep_their_tokens(vlm: LoadedVlm) -> None:
         how: dict[str, Any] = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
         how["add_special_tokens"] = not (begin and written.startswith(begin))
         images = [[to_pil(pixels(0))]]
-        wanted = vlm.processor(images=images, text=[written], **how)
-        found = model_inputs(vlm, [written], [Question("", (pixels(0),))])
+        expected = vlm.processor(images=images, text=[written], **how)
+        result = model_inputs(vlm, [written], [Question("", (pixels(0),))])
         other = vlm.plain.processor(images=images, text=[written], **how)
-        assert set(found) == set(wanted) - {"labels"}
-        for name, value in found.items():
+        assert set(result) == set(expected) - {"labels"}
+        for name, value in result.items():
             same = torch.equal if isinstance(value, torch.Tensor) else np.array_equal
-            assert same(torch.as_tensor(wanted[name]).to(value.dtype), value), name
+            assert same(torch.as_tensor(expected[name]).to(value.dtype), value), name
             assert same(torch.as_tensor(other[name]).to(value.dtype), value), name
     both = model_inputs(
         vlm,
         [render_chat(vlm, [user(vlm, text)]) for text in (ORDINARY[0], vlm.image_token)],
         [Question("", (pixels(0),))] * 2,
     )
-    alone = ids(asked(vlm, user(vlm, ORDINARY[0])))
-    assert both["input_ids"][0][both["attention_mask"][0] == 1].tolist() == alone
+    single = ids(asked(vlm, user(vlm, ORDINARY[0])))
+    assert both["input_ids"][0][both["attention_mask"][0] == 1].tolist() == single
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen"])

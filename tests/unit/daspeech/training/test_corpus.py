@@ -61,9 +61,9 @@ def test_features_are_made_once_and_whole(corpus: TinyCorpus, tmp_path: Path, mo
     assert set(store.reasons) == {clips[1].name, clips[2].name}
     assert "libsndfile" in store.reasons[clips[1].name]
     for place in (0, 3, len(clips) - 1):
-        wanted = audio.fbank(audio.trim_silence(audio.load_audio(clips[place])))  # as the call hears it
-        assert len(wanted) == store.lengths[place] == len(store[place])
-        torch.testing.assert_close(store[place], wanted, atol=1e-2, rtol=1e-2)  # kept in half precision
+        expected = audio.fbank(audio.trim_silence(audio.load_audio(clips[place])))  # as the call hears it
+        assert len(expected) == store.lengths[place] == len(store[place])
+        torch.testing.assert_close(store[place], expected, atol=1e-2, rtol=1e-2)  # kept in half precision
     assert not list(folder.rglob("*.part"))
 
     monkeypatch.setattr(FeatureStore, "_build", lambda *_: pytest.fail("built again"))
@@ -220,7 +220,7 @@ def test_bad_rows_are_named_and_left_out(corpus: TinyCorpus):
     assert data.train_set is not None
     kept = {row.name for row in data.train_set.rows}
     assert kept == set(names) - {names[place] for place in (0, 1, 3, 4, 5)}
-    named = {name: reason for reason, found in data.bad.names.items() for name in found}
+    named = {name: reason for reason, result in data.bad.names.items() for name in result}
     assert data.bad.count == 5
     assert "unusable" in named[names[0]]
     assert named[names[1]] == "longer than 500 frames"
@@ -281,8 +281,8 @@ def test_loaders_hand_out_the_epoch_of_the_trainer(corpus: TinyCorpus):
     for world in (1, 2):
         for rank in range(world):
             data.trainer = SimpleNamespace(current_epoch=2, global_rank=rank, world_size=world)  # type: ignore[assignment]
-            wanted = draw_batches(data.train_set.lengths, 3, 4, 0, 2, 0.5, rank, world)
-            assert [batch.rows for batch in data.train_dataloader()] == list(wanted)
+            expected = draw_batches(data.train_set.lengths, 3, 4, 0, 2, 0.5, rank, world)
+            assert [batch.rows for batch in data.train_dataloader()] == list(expected)
 
 
 def test_ranks_share_the_validation_rows(corpus: TinyCorpus):

@@ -110,9 +110,9 @@ def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Pat
     assert resolve(out) == out
     translator = load(out, "cpu")
     assert list(translator.units) == units
-    wanted = load_module(paths)[0].network.state_dict()
+    expected = load_module(paths)[0].network.state_dict()
     for name, value in translator.model.state_dict().items():
-        torch.testing.assert_close(value, wanted[name], atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(value, expected[name], atol=1e-3, rtol=1e-3)
     provenance = json.loads((out / "provenance.json").read_text(encoding="utf-8"))
     assert provenance["training"]["step"] == 20
     assert provenance["training"]["checkpoints"] == 2

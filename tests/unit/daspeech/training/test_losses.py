@@ -80,8 +80,8 @@ def test_rows_that_do_not_fit_are_counted_and_skipped():
     assert loss.invalid.item() == 1
     assert loss.value.isfinite()
     loss.value.backward()
-    alone = random_lattice()
-    assert graph_loss(alone, TARGETS, TARGET_LENGTHS).invalid.item() == 0
+    single = random_lattice()
+    assert graph_loss(single, TARGETS, TARGET_LENGTHS).invalid.item() == 0
     emissions, links = torch.autograd.grad(
         graph_loss(lattice := random_lattice(torch.tensor([7, 2, 4])), TARGETS, TARGET_LENGTHS).value,
         (lattice.logits, lattice.links),
@@ -106,8 +106,8 @@ def test_glancing_shows_a_share_of_what_is_still_wrong(ratio: float):
     for row, steps in enumerate(TARGET_LENGTHS.tolist()):
         on_path = [(vertex, int(step)) for vertex, step in enumerate(path[row]) if step >= 0]
         assert len(on_path) == steps
-        found = lattice.logits[row].argmax(-1).tolist()
-        right = sum(found[vertex] == TARGETS[row, step].item() for vertex, step in on_path)
+        result = lattice.logits[row].argmax(-1).tolist()
+        right = sum(result[vertex] == TARGETS[row, step].item() for vertex, step in on_path)
         assert (given[row] >= 0).sum() == round(ratio * (steps - right))
         for vertex in range(7):
             if forced[row, vertex] >= 0:
@@ -155,11 +155,11 @@ def test_cross_entropy_leaves_padding_out():
         for row in range(3)
         for step in range(int(TARGET_LENGTHS[row]) - 1)
     ]
-    wanted = torch.stack(rows).mean()
-    assert autoregressive_loss(logits, TARGETS, 0.0).item() == pytest.approx(wanted.item(), rel=1e-5)
+    expected = torch.stack(rows).mean()
+    assert autoregressive_loss(logits, TARGETS, 0.0).item() == pytest.approx(expected.item(), rel=1e-5)
     logits[1, 2:] = 1e4  # after the end
-    assert autoregressive_loss(logits, TARGETS, 0.0).item() == pytest.approx(wanted.item(), rel=1e-5)
-    assert autoregressive_loss(logits, TARGETS, 0.1) > wanted
+    assert autoregressive_loss(logits, TARGETS, 0.0).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert autoregressive_loss(logits, TARGETS, 0.1) > expected
 
 
 def test_ctc_sees_neither_padding_nor_sentences_that_do_not_fit():
@@ -168,7 +168,7 @@ def test_ctc_sees_neither_padding_nor_sentences_that_do_not_fit():
     lengths, text = torch.tensor([9, 4, 2]), torch.tensor([[1, 2, 3], [4, 4, 0], [1, 2, 3]])
     text_lengths = torch.tensor([3, 2, 3])  # the last one needs three states and has two
     loss = ctc_loss(logits, lengths, text, text_lengths)
-    alone = [
+    single = [
         F.ctc_loss(
             logits[row : row + 1, : lengths[row]].log_softmax(-1).transpose(0, 1),
             text[row : row + 1, : text_lengths[row]],
@@ -177,7 +177,7 @@ def test_ctc_sees_neither_padding_nor_sentences_that_do_not_fit():
         )
         for row in range(2)
     ]
-    assert loss.item() == pytest.approx(sum(float(value.detach()) for value in alone) / 3, rel=1e-5)
+    assert loss.item() == pytest.approx(sum(float(value.detach()) for value in single) / 3, rel=1e-5)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert gradient.isfinite().all()
     assert not gradient[1, 4:].any()
@@ -230,8 +230,8 @@ def test_the_acoustic_loss_reaches_vertices_and_not_links():
 
 def test_the_loss_is_the_weighted_sum_of_its_parts():
     parts = joint_module().eval().losses(batch())
-    wanted = parts["dag"] + 1.0 * parts["ar"] + 0.5 * parts["ctc"] + 2.0 * parts["tts"]
-    assert parts["loss"].item() == pytest.approx(wanted.item(), rel=1e-6)
+    expected = parts["dag"] + 1.0 * parts["ar"] + 0.5 * parts["ctc"] + 2.0 * parts["tts"]
+    assert parts["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
     assert all(bool(value.isfinite()) for value in parts.values())
     assert parts["invalid"].item() == 0
 

@@ -134,26 +134,26 @@ def test_each_row_is_drafted_by_the_head_of_its_language() -> None:
     roots, scores = torch.zeros(4, dtype=torch.long), Scores(torch.zeros(1, 1, 1))
     for plan in (Plan(4, 4), Plan(0, 0), Plan(6, 3, threshold=0.1)):
         draft = both.propose(memory, roots, plan)
-        alone = [one.propose(state, roots, plan) for one, state in zip(made, apart, strict=True)]
+        single = [one.propose(state, roots, plan) for one, state in zip(made, apart, strict=True)]
         for row, head in enumerate(which):
             size = int(draft.size[row])
-            assert size == int(alone[head].size[row])
-            assert torch.equal(draft.tokens[row, :size], alone[head].tokens[row, :size])
+            assert size == int(single[head].size[row])
+            assert torch.equal(draft.tokens[row, :size], single[head].tokens[row, :size])
         assert (draft.size.tolist() == [5, 5, 5, 1]) == (plan == Plan(4, 4))
         both.update(memory, draft, scores, verdict)
-        for one, state, own in zip(made, apart, alone, strict=True):
+        for one, state, own in zip(made, apart, single, strict=True):
             one.update(state, own, scores, verdict)
     live = torch.tensor([1, 2])
     both.select(memory, live)
     made[1].select(apart[1], live)
     draft = both.propose(memory, roots[:2], Plan(4, 4))
-    alone = made[1].propose(apart[1], roots[:2], Plan(4, 4))
+    single = made[1].propose(apart[1], roots[:2], Plan(4, 4))
     size = int(draft.size[0])
-    assert torch.equal(draft.tokens[0, :size], alone.tokens[0, :size])
+    assert torch.equal(draft.tokens[0, :size], single.tokens[0, :size])
     made[0].select(apart[0], live)
-    alone = made[0].propose(apart[0], roots[:2], Plan(4, 4))
+    single = made[0].propose(apart[0], roots[:2], Plan(4, 4))
     size = int(draft.size[1])
-    assert torch.equal(draft.tokens[1, :size], alone.tokens[1, :size])
+    assert torch.equal(draft.tokens[1, :size], single.tokens[1, :size])
     assert both.name == f"{made[0].name}+{made[1].name}"
 
 
@@ -185,8 +185,8 @@ def test_stored_tokenizer_tables_are_read_unchanged(last: int, rows: int, tmp_pa
     made = ctc("random")
     pieces = TokenPieces(merges, sorted({*range(29), last}))
     tokens = CtcTokenIds(TIMESTAMPS, EOT, 70_001, "somebody/whisper", [7], [9])
-    _, found, read = read_ctc(save_ctc(tmp_path / "ctc", made.head, pieces, tokens))
-    assert (found.merges.rows, found.merges.alphabet, found.kept) == (merges.rows, alphabet, pieces.kept)
+    _, result, read = read_ctc(save_ctc(tmp_path / "ctc", made.head, pieces, tokens))
+    assert (result.merges.rows, result.merges.alphabet, result.kept) == (merges.rows, alphabet, pieces.kept)
     assert read.refused == [9]
 
 
@@ -265,13 +265,13 @@ def test_a_folder_drafts_only_for_its_model(tmp_path: Path) -> None:
     made, model = ctc("random"), whisper()
     tokens = CtcTokenIds(TIMESTAMPS, EOT, VOCABULARY, "somebody/whisper", [7])
     folder = save_ctc(tmp_path / "ctc", made.head, made.pieces, tokens, trained="Trained on nothing.")
-    found = load_drafter(folder, model)
-    assert isinstance(found, Ctc)
-    assert found.pieces.kept == made.pieces.kept
-    assert found.languages == {7}
-    assert found.pieces.merges.rows == made.pieces.merges.rows
+    result = load_drafter(folder, model)
+    assert isinstance(result, Ctc)
+    assert result.pieces.kept == made.pieces.kept
+    assert result.languages == {7}
+    assert result.pieces.merges.rows == made.pieces.merges.rows
     for name, value in made.head.state_dict().items():
-        torch.testing.assert_close(found.head.state_dict()[name], value, rtol=0.02, atol=0.05)
+        torch.testing.assert_close(result.head.state_dict()[name], value, rtol=0.02, atol=0.05)
     again = save_ctc(tmp_path / "again", *read_ctc(folder))
     assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     with pytest.raises(InputError, match=r"`model` must have 32 channels .* somebody/whisper"):

@@ -20,8 +20,8 @@ def test_a_row_alone_equals_a_row_beside_longer_ones(stride: int, frames: list[i
         logits, counts = network(states, lengths)
         assert counts.tolist() == frames
         for row, length in enumerate(lengths.tolist()):
-            alone, _ = network(states[row : row + 1, :length], lengths[row : row + 1])
-            torch.testing.assert_close(logits[row, : frames[row]], alone[0])
+            single, _ = network(states[row : row + 1, :length], lengths[row : row + 1])
+            torch.testing.assert_close(logits[row, : frames[row]], single[0])
 
 
 def test_blanks_separate_repeated_pieces() -> None:
@@ -35,10 +35,10 @@ def test_the_best_pieces_of_each_place_are_those_of_the_collapsed_text() -> None
     logits[..., BLANK] += 1.5
     logits[3, :, BLANK] = 50.0  # a row in which nothing is heard
     heard = best_pieces(logits, lengths, 3)
-    wanted = collapse(logits.argmax(-1), lengths)
-    assert heard.lengths.tolist() == [len(row) for row in wanted]
+    expected = collapse(logits.argmax(-1), lengths)
+    assert heard.lengths.tolist() == [len(row) for row in expected]
     assert heard.pieces.shape == (*heard.frames.shape, 3)
-    for row, pieces in enumerate(wanted):
+    for row, pieces in enumerate(expected):
         count = len(pieces)
         assert heard.weights[row, :count].sum(-1) == pytest.approx(torch.ones(count))
         assert not heard.weights[row, count:].any()

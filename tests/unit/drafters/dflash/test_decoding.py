@@ -39,12 +39,12 @@ def test_drawn_children_have_the_marginals_they_were_drawn_from(form: str) -> No
     text = [*PROMPTS[0], 7]
     states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
     features = torch.cat([states[n if n < 0 else n + 1][0, :-1] for n in drafter.needs.layers], -1)
-    wanted = dflash_scores(drafter, features, 7).exp()
+    expected = dflash_scores(drafter, features, 7).exp()
     depth_of = {0: 0} | {node: len(path) for node, path in enumerate(paths(draft, 0), 1)}
     inner = {int(parent) for parent in draft.parents[0, 1 : int(draft.size[0])]}
     assert len(inner) > 1
     for node in inner:
-        torch.testing.assert_close(draft.probs[0, node].double(), wanted[depth_of[node]], rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(draft.probs[0, node].double(), expected[depth_of[node]], rtol=1e-5, atol=1e-7)
 
 
 def test_a_tree_holds_the_chain_and_goes_no_deeper_than_the_block() -> None:
@@ -68,5 +68,5 @@ def test_a_chat_continues_the_memory() -> None:
     first = mmdec.generate(MODEL, turn, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
     ids = torch.cat([first, torch.tensor([[7, 11, 12]])], 1)
     second = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    found = mmdec.generate(MODEL, second, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
-    assert torch.equal(found, MODEL.generate(**second, max_new_tokens=8, do_sample=False))
+    result = mmdec.generate(MODEL, second, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
+    assert torch.equal(result, MODEL.generate(**second, max_new_tokens=8, do_sample=False))

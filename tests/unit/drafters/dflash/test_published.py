@@ -121,10 +121,10 @@ def test_unsupported_folders_are_refused(tmp_path: Path, settings: dict[str, Any
 def test_a_published_folder_drafts_as_it_is(tmp_path: Path, bias: bool) -> None:
     config = {**ZLAB, "attention_bias": bias}
     folder, inputs = published(tmp_path / "in", tensors(bias), config), prompts(3)
-    wanted = MODEL.generate(**inputs, max_new_tokens=12, do_sample=False)
+    expected = MODEL.generate(**inputs, max_new_tokens=12, do_sample=False)
     for nodes in (3, (9, 3)):
-        found = mmdec.generate(MODEL, inputs, folder, num_speculative_tokens=nodes, max_new_tokens=12, do_sample=False)
-        assert torch.equal(found.sequences, wanted)
+        result = mmdec.generate(MODEL, inputs, folder, num_speculative_tokens=nodes, max_new_tokens=12, do_sample=False)
+        assert torch.equal(result.sequences, expected)
     with pytest.raises(InputError, match="must be left out for DFlash"):
         convert(folder, tmp_path / "out", system="eagle")
 
@@ -164,8 +164,8 @@ def test_transformers_own_class_drafts_the_same_tokens_and_text(tmp_path: Path) 
     drafter.propose = watched
     prompt = {name: value[:1] for name, value in prompts(1).items()}
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
-    wanted = MODEL.generate(**prompt, **options)
-    assert torch.equal(mmdec.generate(MODEL, prompt, drafter, num_speculative_tokens=3, **options).sequences, wanted)
+    expected = MODEL.generate(**prompt, **options)
+    assert torch.equal(mmdec.generate(MODEL, prompt, drafter, num_speculative_tokens=3, **options).sequences, expected)
     seen: list[list[int]] = []
     candidates = DFlashTokenCandidateGenerator.get_candidates
 
@@ -178,7 +178,7 @@ def test_transformers_own_class_drafts_the_same_tokens_and_text(tmp_path: Path) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DFlashTokenCandidateGenerator, "get_candidates", recorded)
         theirs = MODEL.generate(**prompt, assistant_model=assistant, speculation_type="dflash", **options)
-    assert torch.equal(theirs, wanted)
+    assert torch.equal(theirs, expected)
     assert len(seen) >= len(drafts) > 5
     for (root, tokens), other in zip(drafts, seen, strict=False):
         assert [root, *tokens] == other[: 1 + len(tokens)]  # ours end where the text must end

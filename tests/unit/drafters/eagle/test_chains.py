@@ -172,10 +172,10 @@ def test_a_step_is_built_once_for_each_run(system: str, monkeypatch: pytest.Monk
     model, asked = language_model(), []
     kind: Any = SlotStep if system == "flash" else DraftStep
     made = kind.of.__func__
-    for found in (True, False):
+    for result in (True, False):
         asked.clear()
         monkeypatch.setattr(
-            kind, "of", classmethod(lambda *given, found=found: asked.append(1) or (made(*given) if found else None))
+            kind, "of", classmethod(lambda *given, result=result: asked.append(1) or (made(*given) if result else None))
         )
         drafter, cache = tree_growing(system, model), DynamicCache(config=model.config)
         options: dict[str, Any] = {

@@ -141,14 +141,14 @@ def test_cpu_blocks_equal_the_network(changes: dict[str, Any], tokens: list[int]
         own = len(tokens) + count - 1
         queries, *pair = net.project(order, torch.arange(begin, begin + own)[None])
         past = [torch.randn(1, net.config.num_key_value_heads, begin, 8) for _ in range(2)]
-        wanted = tuple(torch.cat(parts, 2) for parts in zip(past, pair, strict=True))
-        hidden = net.attend(order, queries, *wanted, None)[0, -count:]
+        expected = tuple(torch.cat(parts, 2) for parts in zip(past, pair, strict=True))
+        hidden = net.attend(order, queries, *expected, None)[0, -count:]
         room = [torch.cat([part, torch.full_like(new, torch.nan)], 2) for part, new in zip(past, pair, strict=True)]
-        found = step.block(tokens, features.numpy(), begin, count, room[0], room[1])
-        torch.testing.assert_close(torch.from_numpy(found), net.finish(hidden, features[-1]), **CLOSE)
-        torch.testing.assert_close(tuple(room), wanted, **CLOSE)
-        logits = torch.from_numpy(step.logits(found[-1]))
-        torch.testing.assert_close(logits, output(torch.from_numpy(found[-1])), **CLOSE)
+        result = step.block(tokens, features.numpy(), begin, count, room[0], room[1])
+        torch.testing.assert_close(torch.from_numpy(result), net.finish(hidden, features[-1]), **CLOSE)
+        torch.testing.assert_close(tuple(room), expected, **CLOSE)
+        logits = torch.from_numpy(step.logits(result[-1]))
+        torch.testing.assert_close(logits, output(torch.from_numpy(result[-1])), **CLOSE)
 
 
 @pytest.mark.parametrize("refine", [True, False])
@@ -157,10 +157,10 @@ def test_cpu_refiners_equal_the_network(refine: bool) -> None:
     net = flash(refine=refine)
     step, _, _ = slots_of(net)
     assert step is not None
-    slots, told = torch.randn(4, 24), torch.randn(4, 24)
-    found = [step.refine_slot(slots[i].numpy(), told[i].numpy(), i) for i in range(1, 4)]
+    slots, message = torch.randn(4, 24), torch.randn(4, 24)
+    result = [step.refine_slot(slots[i].numpy(), message[i].numpy(), i) for i in range(1, 4)]
     for i in range(1, 4):  # a later one leaves the earlier ones as they were
-        torch.testing.assert_close(torch.from_numpy(found[i - 1]), net.refine_slot(slots[i], told[i], i), **CLOSE)
+        torch.testing.assert_close(torch.from_numpy(result[i - 1]), net.refine_slot(slots[i], message[i], i), **CLOSE)
 
 
 @torch.inference_mode()
@@ -172,10 +172,10 @@ def test_a_longer_text_has_a_longer_mask_and_more_rotations() -> None:
     features = np.random.default_rng(0).standard_normal((1, 24), np.float32)
     for begin in (3, 600, 5000, 3):
         keys, values = torch.randn(2, 1, 2, begin + 4, 8, generator=torch.Generator().manual_seed(begin))
-        found = step.block([9], features, begin, 4, keys, values)
+        result = step.block([9], features, begin, 4, keys, values)
         fresh = again.block([9], features, begin, 4, keys.clone(), values.clone())
-        assert np.isfinite(found).all()
-        assert np.array_equal(found, fresh)
+        assert np.isfinite(result).all()
+        assert np.array_equal(result, fresh)
         again = slots_of(net)[0]
         assert again is not None
 

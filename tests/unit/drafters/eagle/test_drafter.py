@@ -63,9 +63,9 @@ def test_ragged_rows_are_drafted_as_alone(plan: Plan) -> None:
         together = drafter.propose(start_drafter(model, drafter, PROMPTS, roots), torch.tensor(roots), plan)
         for row, prompt in enumerate(PROMPTS):
             own = torch.tensor(roots[row : row + 1])
-            alone = drafter.propose(start_drafter(model, drafter, [prompt], own.tolist()), own, plan)
-            assert torch.equal(together.tokens[row], alone.tokens[0])
-            assert torch.equal(together.parents[row], alone.parents[0])
+            single = drafter.propose(start_drafter(model, drafter, [prompt], own.tolist()), own, plan)
+            assert torch.equal(together.tokens[row], single.tokens[0])
+            assert torch.equal(together.parents[row], single.parents[0])
 
 
 @pytest.mark.parametrize("temperature", [None, 0.7])
@@ -78,11 +78,11 @@ def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, temperature: f
     draft = drafter.propose(memory, roots, Plan(nodes, depth, temperature, generator))
     assert draft.tokens[:, 0].tolist() == roots.tolist()
     for row in range(3):
-        found = paths(draft, row)
-        assert len(found) <= nodes
-        assert max(map(len, found), default=0) <= depth
+        result = paths(draft, row)
+        assert len(result) <= nodes
+        assert max(map(len, result), default=0) <= depth
         if depth >= nodes:
-            assert len(found) == nodes
+            assert len(result) == nodes
     if depth >= nodes:
         assert is_chain(draft)
 
@@ -120,18 +120,18 @@ def test_pruning_keeps_ancestors_and_breaks_ties_by_age() -> None:
         drafter.output.weight.zero_()
         drafter.output.bias.zero_()
         draft = drafter.propose(start_drafter(model, drafter, PROMPTS[:1], [6]), roots, Plan(5, 3))
-        found = paths(draft, 0)
-        assert len(found) == 5
-        for path in found:
-            assert len(path) == 1 or path[:-1] in found
-        assert sum(len(path) == 1 for path in found) == 3  # the whole first level, then the eldest of the second
+        result = paths(draft, 0)
+        assert len(result) == 5
+        for path in result:
+            assert len(path) == 1 or path[:-1] in result
+        assert sum(len(path) == 1 for path in result) == 3  # the whole first level, then the eldest of the second
         drafter.output.bias[:3] = 1000.0  # certain: children are as likely as their parents but for rounding
         drafter.output.bias[0] = 2000.0
         draft = drafter.propose(start_drafter(model, drafter, PROMPTS[:1], [6]), roots, Plan(7, 4))
-        found = paths(draft, 0)
-        assert (0, 0, 0, 0) in found
+        result = paths(draft, 0)
+        assert (0, 0, 0, 0) in result
         seen = ancestors(draft.parents)[0]
-        assert bool((seen.sum(1) == torch.tensor([1, *(len(path) + 1 for path in found)])).all())
+        assert bool((seen.sum(1) == torch.tensor([1, *(len(path) + 1 for path in result)])).all())
 
 
 def test_without_pruning_the_best_paths_of_all_are_kept() -> None:
@@ -186,10 +186,10 @@ def test_random_weights_do_not_change_the_output(batch: int, nodes: Any) -> None
     model = language_model()
     inputs = padded(PROMPTS[:batch])
     options = {"max_new_tokens": 20, "do_sample": False}
-    wanted = model.generate(**inputs, **options)  # type: ignore[operator]
+    expected = model.generate(**inputs, **options)  # type: ignore[operator]
     for system in ("eagle", "msd"):
-        found = mmdec.generate(model, inputs, tree_growing(system, model), num_speculative_tokens=nodes, **options)
-        assert torch.equal(found.sequences, wanted)
+        result = mmdec.generate(model, inputs, tree_growing(system, model), num_speculative_tokens=nodes, **options)
+        assert torch.equal(result.sequences, expected)
 
 
 def test_drawn_children_come_with_what_they_were_drawn_from() -> None:
@@ -206,8 +206,8 @@ def test_drawn_children_come_with_what_they_were_drawn_from() -> None:
             states = model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0, :-1]
             for node, path in enumerate([(), *paths(draft, row)]):
                 if node in parents[1:]:
-                    wanted = from_scratch(drafter, NO_IMAGE, states, text, path).float() / 1.5
-                    torch.testing.assert_close(draft.probs[row, node], wanted.softmax(-1))
+                    expected = from_scratch(drafter, NO_IMAGE, states, text, path).float() / 1.5
+                    torch.testing.assert_close(draft.probs[row, node], expected.softmax(-1))
 
 
 @pytest.mark.parametrize("nodes", [(7, 3), 4])

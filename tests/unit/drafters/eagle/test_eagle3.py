@@ -79,22 +79,22 @@ def test_every_option_equals_a_naive_reading(flags: dict[str, Any]) -> None:
     )
     if config.mask_token is not None:
         drafted = drafted[:1].expand(3, -1)
-    wanted = naive_logits(dict(network.state_dict()), options(config), embeds, features, drafted)
-    found = drafted_logits(network, embeds, features, drafted)
-    assert found.shape == (4, config.vocabulary)
-    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    expected = naive_logits(dict(network.state_dict()), options(config), embeds, features, drafted)
+    result = drafted_logits(network, embeds, features, drafted)
+    assert result.shape == (4, config.vocabulary)
+    torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_positions_on_three_axes_turn_each_its_own_channels() -> None:
-    for interleaved, wanted in ((False, [0, 0, 1, 2]), (True, [0, 1, 2, 0])):
+    for interleaved, expected in ((False, [0, 0, 1, 2]), (True, [0, 1, 2, 0])):
         network = eagle3(head_dim=8, positions="axes", mrope_section=(2, 1, 1), mrope_interleaved=interleaved)
         states = torch.randn(1, 3, 32, dtype=torch.float64)
         axes = torch.tensor([[[4, 4, 7]], [[1, 2, 7]], [[9, 3, 7]]])
         queries, _, _ = network.project(states, axes)
-        for channel, axis in enumerate(wanted):
-            alone, _, _ = network.project(states, axes[axis])
+        for channel, axis in enumerate(expected):
+            single, _, _ = network.project(states, axes[axis])
             for half in (channel, channel + 4):
-                torch.testing.assert_close(queries[..., half], alone[..., half])
+                torch.testing.assert_close(queries[..., half], single[..., half])
 
 
 def test_scaled_rotations_are_those_of_transformers() -> None:
@@ -121,9 +121,9 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
         )
         positions = torch.arange(50)[None]
         cosines, sines = LlamaRotaryEmbedding(stock)(torch.zeros(1), positions)
-        found = network.rotations(positions, torch.float32, torch.device("cpu"))
-        torch.testing.assert_close(found[0][:, 0], cosines)
-        torch.testing.assert_close(found[1][:, 0].abs(), sines.abs())
+        result = network.rotations(positions, torch.float32, torch.device("cpu"))
+        torch.testing.assert_close(result[0][:, 0], cosines)
+        torch.testing.assert_close(result[1][:, 0].abs(), sines.abs())
 
 
 def test_a_part_of_the_vocabulary() -> None:

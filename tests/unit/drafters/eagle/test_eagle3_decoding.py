@@ -78,7 +78,7 @@ def test_pictures_stand_where_the_configuration_says(positions: str, pictures: s
     state = drafter.start(context if pictures == "projected" else replace(context, embeds=None))
     roots, zeros = torch.tensor([20, 21]), torch.zeros(2, dtype=torch.long)
     drafter.update(state, draft, scores, Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1))
-    found = drafter.propose(state, roots, Plan(3, 3))
+    result = drafter.propose(state, roots, Plan(3, 3))
     for row in range(2):
         kept = context.mask[row]
         embeds = embedding(context.tokens)[row, kept]
@@ -98,7 +98,7 @@ def test_pictures_stand_where_the_configuration_says(positions: str, pictures: s
         for depth in range(3):
             hidden, _ = network.layer(states, places[:, None] if positions == "axes" else places[:1])
             token = drafter.logits(hidden[0, -1]).argmax()
-            assert int(found.tokens[row, 1 + depth]) == int(token)
+            assert int(result.tokens[row, 1 + depth]) == int(token)
             states = torch.cat([states, network.follow(embedding(token)[None, None], hidden[:, -1:])], 1)
             places = torch.cat([places, torch.full((3, 1), begin + depth)], 1)
 
@@ -125,10 +125,12 @@ def test_an_adversarial_head_changes_no_text(form: str, scale: float) -> None:
     drafter, inputs = scatter_vocabulary(tree_growing("eagle3", MODEL, **FORMS[form])), prompts(4)
     with torch.no_grad():
         drafter.network.lm_head.weight.mul_(scale)
-    wanted = MODEL.generate(**inputs, max_new_tokens=12, do_sample=False)
+    expected = MODEL.generate(**inputs, max_new_tokens=12, do_sample=False)
     for nodes in (4, (9, 3)):
-        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, max_new_tokens=12, do_sample=False)
-        assert torch.equal(found.sequences, wanted)
+        result = mmdec.generate(
+            MODEL, inputs, drafter, num_speculative_tokens=nodes, max_new_tokens=12, do_sample=False
+        )
+        assert torch.equal(result.sequences, expected)
 
 
 @torch.no_grad()
@@ -148,7 +150,7 @@ def test_turns_of_a_chat_continue_the_drafters_columns() -> None:
     watched = Watched(drafter)
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
     inputs = {"input_ids": whole, CACHE_ARGUMENT: cache, "attention_mask": torch.ones_like(whole)}
-    found = mmdec.generate(MODEL, inputs, watched, num_speculative_tokens=3, **options).sequences
-    assert torch.equal(found, MODEL.generate(whole, attention_mask=torch.ones_like(whole), **options))
+    result = mmdec.generate(MODEL, inputs, watched, num_speculative_tokens=3, **options).sequences
+    assert torch.equal(result, MODEL.generate(whole, attention_mask=torch.ones_like(whole), **options))
     assert watched.previous_state[0] is not None
     assert watched.memories[0].cache.lengths[0] >= first.shape[1]

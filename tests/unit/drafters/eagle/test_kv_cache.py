@@ -75,9 +75,9 @@ def test_drafts_of_a_second_turn_are_those_of_a_run_over_everything() -> None:
     ids = torch.cat([turn(watched, PROMPT, cache).sequences, MORE], 1)
     drafted = [one.drafted for one in turn(watched, ids, cache).rounds]
     keys = watched.memories[-1].cache.accepted()[0]
-    alone = Watched(tree_growing("eagle", MODEL))
-    assert [one.drafted for one in turn(alone, ids, fresh()).rounds] == drafted
-    torch.testing.assert_close(keys, alone.memories[-1].cache.accepted()[0], atol=1e-4, rtol=1e-4)
+    single = Watched(tree_growing("eagle", MODEL))
+    assert [one.drafted for one in turn(single, ids, fresh()).rounds] == drafted
+    torch.testing.assert_close(keys, single.memories[-1].cache.accepted()[0], atol=1e-4, rtol=1e-4)
 
 
 def test_a_cache_that_does_not_fit_starts_a_new_memory() -> None:

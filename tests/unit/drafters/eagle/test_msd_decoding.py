@@ -76,9 +76,9 @@ def test_a_chat_with_pictures_is_one_row(layout: str, kind: str) -> None:
         _, context, _, _ = target_of(model).prefill(inputs, drafter.needs)
         assert context.embeds is not None
         states = network.inputs(context.embeds, context.features[-1], context.visual)
-        wanted = network.project(states, torch.arange(said.shape[1] - 1)[None])[1:]
-    for found, whole in zip(state.cache.accepted()[:2], wanted, strict=True):
-        torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
+        expected = network.project(states, torch.arange(said.shape[1] - 1)[None])[1:]
+    for result, whole in zip(state.cache.accepted()[:2], expected, strict=True):
+        torch.testing.assert_close(result, whole, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -88,8 +88,8 @@ def test_batched_columns_equal_single_ones(layout: str) -> None:
     with torch.inference_mode():
         whole = start_drafter(model, drafter, batch_of("llava", ROWS), given)
         for row in range(len(ROWS)):
-            alone = start_drafter(model, drafter, batch_of("llava", [ROWS[row]]), given[row : row + 1])
-            for together, own in zip(whole.cache.accepted()[:2], alone.cache.accepted()[:2], strict=True):
+            single = start_drafter(model, drafter, batch_of("llava", [ROWS[row]]), given[row : row + 1])
+            for together, own in zip(whole.cache.accepted()[:2], single.cache.accepted()[:2], strict=True):
                 assert own.shape[2] == whole.cache.lengths[row]
                 torch.testing.assert_close(together[row, :, : own.shape[2]], own[0], atol=1e-5, rtol=1e-5)
 

@@ -144,8 +144,8 @@ def test_a_converted_eagle_equals_a_naive_reading(tmp_path: Path, pickled: bool,
     assert network.system == "eagle"
     assert "embed_tokens.weight" not in network.state_dict()
     embeds, features, visual = row()
-    wanted = naive_layer(state, fc(state, embeds[1:], features[:-1]), torch.arange(13), 500000.0)
-    torch.testing.assert_close(hidden(network, embeds, features, visual), wanted, rtol=1e-4, atol=1e-4)
+    expected = naive_layer(state, fc(state, embeds[1:], features[:-1]), torch.arange(13), 500000.0)
+    torch.testing.assert_close(hidden(network, embeds, features, visual), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rounds", [0, 4])
@@ -163,7 +163,7 @@ def test_a_converted_msd_gives_the_published_logits(tmp_path: Path, qwen: bool, 
     moved, mask = embeds[1:], visual[1:]
     states = fc(state, moved, features[:-1])
     states[mask] = moved[mask]
-    wanted = naive_layer(state, states, torch.arange(19), 1e6 if qwen else 1e4)
+    expected = naive_layer(state, states, torch.arange(19), 1e6 if qwen else 1e4)
     end = 20 - rounds  # of the prompt
     prompt = network.prompt(embeds[:end], features[:end], visual[:end])
     parts, past = [network.layer(prompt.states[None], prompt.positions[None])], None
@@ -172,9 +172,9 @@ def test_a_converted_msd_gives_the_published_logits(tmp_path: Path, qwen: bool, 
         past = torch.cat([keys for keys, _ in pairs], 2), torch.cat([values for _, values in pairs], 2)
         fresh = network.fuse(embeds[None, column + 1 : column + 2], features[None, column : column + 1])
         parts.append(network.layer(fresh, torch.tensor([[column]]), past))
-    found = torch.cat([out for out, _ in parts], 1)[0]
+    result = torch.cat([out for out, _ in parts], 1)[0]
     head = state["embed_tokens.weight"].T
-    torch.testing.assert_close(found @ head, wanted @ head, rtol=0, atol=1e-4)
+    torch.testing.assert_close(result @ head, expected @ head, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("qwen", [False, True])
@@ -200,10 +200,10 @@ def test_a_converted_vispec_equals_a_naive_reading(tmp_path: Path, qwen: bool) -
 
     states = [text(t, torch.zeros(SIZE)) for t in (0, 1)] + [out[0], out[1]] + [text(t, out[2]) for t in range(8, 13)]
     places = torch.tensor([0, 1, 6, 7, *range(8, 13)])
-    wanted = naive_layer(state, torch.stack(states), places, 1e4)
+    expected = naive_layer(state, torch.stack(states), places, 1e4)
     prompt = network.prompt(embeds, features, visual)
     assert prompt.positions.tolist() == places.tolist()
-    torch.testing.assert_close(hidden(network, embeds, features, visual), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(hidden(network, embeds, features, visual), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(prompt.carry, out[2], rtol=1e-4, atol=1e-5)
 
 
@@ -356,23 +356,23 @@ def test_every_flat_eagle3_format_gives_one_network(tmp_path: Path) -> None:
     """SafeAILab's pickle, SpecForge's safetensors, NeMo's prefix, speculators' names, with tables of either kind."""
     state, table = eagle3(), torch.randn(TOKENS, SIZE)
     ids = {**state, "d2t": IDS}  # the tokens themselves, where others have offsets
-    alone = {name: value for name, value in state.items() if name != "d2t"}
+    single = {name: value for name, value in state.items() if name != "d2t"}
     forms: dict[str, tuple[dict[str, Tensor], bool]] = {
         "pickle": (state, True),
         "safetensors": (state, False),
         "prefix": ({f"model.{name}": value for name, value in state.items()}, False),
         "layers": (eagle3("layers.0."), False),
         "ids": (ids, True),
-        "t2d": (alone, True),
+        "t2d": (single, True),
         "verifier": ({**state, "verifier_norm.weight": torch.ones(SIZE), "rotary_emb.inv_freq": torch.ones(4)}, False),
     }
-    wanted = None
+    expected = None
     for name, (given, pickled) in forms.items():
         network = read_network(published(tmp_path / name, given, EAGLE3, pickled))
         assert network.config.layers == ()
         assert network.token_ids(torch.arange(40)).tolist() == IDS.tolist()
-        wanted = wanted or network.state_dict()
-        torch.testing.assert_close(network.state_dict(), wanted, rtol=0, atol=0)
+        expected = expected or network.state_dict()
+        torch.testing.assert_close(network.state_dict(), expected, rtol=0, atol=0)
     embedded = read_network(published(tmp_path / "embed", {**state, "embed_tokens.weight": table}, EAGLE3))
     assert torch.equal(embedded.get_parameter("embed_tokens.weight"), table)
 
@@ -463,7 +463,7 @@ def test_published_folders_draft_as_they_are(tmp_path: Path) -> None:
     """EAGLE-1/2, EAGLE-3 and Medusa-1: by folder, and the text stays the model's."""
     model: Any = language_model(num_hidden_layers=5, vocab_size=TOKENS)
     inputs = prompts(2)
-    wanted = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
     heads = {
         f"{head}.{name}": torch.randn(shape) * 0.3
         for head in range(3)
@@ -479,8 +479,8 @@ def test_published_folders_draft_as_they_are(tmp_path: Path) -> None:
         tmp_path / "medusa",
     ]
     for folder in folders:
-        found = mmdec.generate(model, inputs, folder, num_speculative_tokens=6, max_new_tokens=12, do_sample=False)
-        assert torch.equal(found.sequences, wanted), folder
+        result = mmdec.generate(model, inputs, folder, num_speculative_tokens=6, max_new_tokens=12, do_sample=False)
+        assert torch.equal(result.sequences, expected), folder
     drafter: Any = mmdec.load_drafter(folders[1], model)
     assert drafter.needs.layers == (1, 1, 1)  # boundaries 2, 5 // 2 and 5 - 3
     heads_drafter: Any = mmdec.load_drafter(folders[3], model)

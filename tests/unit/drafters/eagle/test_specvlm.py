@@ -86,7 +86,7 @@ def test_one_compressor_equals_a_naive_prompt(name: str, fc_norm: bool) -> None:
     model = network(compressors=(name,), grid=(8, 8), fc_norm=fc_norm)
     assert model.gate is None
     embeds, features, visual = row()
-    found = model.prompt(embeds, features, visual)
+    result = model.prompt(embeds, features, visual)
     joined = torch.cat([embeds[1:], features[:-1]], -1)
     fused = model.fuse(embeds[1:], features[:-1])
     parts, columns = [], []
@@ -104,12 +104,12 @@ def test_one_compressor_equals_a_naive_prompt(name: str, fc_norm: bool) -> None:
         at = end
     parts.append(fused[at:])
     columns += range(at, LENGTH - 1)
-    torch.testing.assert_close(found.states, torch.cat(parts))
-    assert found.positions.tolist() == columns
-    assert found.compressor == name
-    assert found.kept is not None
-    assert len(found.kept) == 76
-    assert 0 <= float(found.kept.min()) <= float(found.kept.max()) <= 1
+    torch.testing.assert_close(result.states, torch.cat(parts))
+    assert result.positions.tolist() == columns
+    assert result.compressor == name
+    assert result.kept is not None
+    assert len(result.kept) == 76
+    assert 0 <= float(result.kept.min()) <= float(result.kept.max()) <= 1
 
 
 @pytest.mark.parametrize("changes", [{}, {"variant": "weighted"}, {"variant": "concat"}, {"grid": (8, 8)}])
@@ -119,25 +119,25 @@ def test_text_keeps_its_columns_and_images_their_places(
 ) -> None:
     model = network(**changes)
     embeds, features, visual = row(images)
-    found = model.prompt(embeds, features, visual)
-    columns = found.positions.tolist()
+    result = model.prompt(embeds, features, visual)
+    columns = result.positions.tolist()
     assert columns == sorted(set(columns))  # each its own
     text = [column for column in range(LENGTH - 1) if not visual[column + 1]]
     assert set(text) <= set(columns)
     assert all(visual[column + 1] for column in set(columns) - set(text))
     fused = model.fuse(embeds[1:], features[:-1])
     index = [columns.index(column) for column in text]
-    torch.testing.assert_close(found.states[index], fused[text])
-    assert found.kept is not None
-    assert len(found.kept) == int(visual.sum())
+    torch.testing.assert_close(result.states[index], fused[text])
+    assert result.kept is not None
+    assert len(result.kept) == int(visual.sum())
 
 
 def test_a_full_convolution_reads_the_output_of_fc() -> None:
     model = network(compressors=("conv",), depthwise=False)
     embeds, features, visual = row(((2, 66),))
     fused = model.fuse(embeds[1:], features[:-1])
-    wanted = model.compressor.parts["conv"](fused[1:65]).states
-    torch.testing.assert_close(model.prompt(embeds, features, visual).states[1:23], wanted)
+    expected = model.compressor.parts["conv"](fused[1:65]).states
+    torch.testing.assert_close(model.prompt(embeds, features, visual).states[1:23], expected)
 
 
 def test_the_gate_reads_the_question_alone() -> None:
@@ -160,9 +160,9 @@ def test_the_gate_reads_the_question_alone() -> None:
 def test_the_weighted_variant_mixes_by_the_gate() -> None:
     compressor = ElasticCompressor((4, 4), "weighted", ratios=(3, 3, 3)).eval()
     image, weights = torch.randn(10, 4), torch.tensor([0.5, 0.3, 0.2])
-    found = compressor(image, torch.nn.Identity(), weights, 0)
+    result = compressor(image, torch.nn.Identity(), weights, 0)
     parts = [compressor.parts[name](image).states for name in ("prune", "pool", "conv")]
-    torch.testing.assert_close(found.states, 0.5 * parts[0] + 0.3 * parts[1] + 0.2 * parts[2])
+    torch.testing.assert_close(result.states, 0.5 * parts[0] + 0.3 * parts[1] + 0.2 * parts[2])
     with pytest.raises(InputError, match="`ratios` must be equal"):
         ElasticCompressor((4, 4), "weighted", ratios=(3, 3, 2))
 
@@ -170,11 +170,11 @@ def test_the_weighted_variant_mixes_by_the_gate() -> None:
 def test_the_concatenated_variant_holds_all_four() -> None:
     model = network(variant="concat")
     embeds, features, visual = row(((2, 66),))
-    found = model.prompt(embeds, features, visual)
+    result = model.prompt(embeds, features, visual)
     text = LENGTH - 1 - 64
-    assert len(found.states) == text + 4 + 4 + 22 + 2
-    assert len(set(found.positions.tolist())) == len(found.positions)
-    assert found.compressor == "concat"
+    assert len(result.states) == text + 4 + 4 + 22 + 2
+    assert len(set(result.positions.tolist())) == len(result.positions)
+    assert result.compressor == "concat"
 
 
 def test_without_an_image_it_is_eagle_with_an_input_norm() -> None:

@@ -65,18 +65,18 @@ def naive(model: ViSpec, embeds: torch.Tensor, features: torch.Tensor, visual: t
 def test_prompts_equal_a_naive_reading(queries: int, images: tuple[tuple[int, int], ...]) -> None:
     model = network(queries=queries)
     embeds, features, visual = row(images)
-    found = model.prompt(embeds, features, visual)
+    result = model.prompt(embeds, features, visual)
     states, positions, latest = naive(model, embeds, features, visual)
-    torch.testing.assert_close(found.states, states)
-    assert found.positions.tolist() == positions
+    torch.testing.assert_close(result.states, states)
+    assert result.positions.tolist() == positions
     if images:
-        torch.testing.assert_close(found.carry, latest)
-        assert found.kept is not None
-        assert len(found.kept) == int(visual.sum())
+        torch.testing.assert_close(result.carry, latest)
+        assert result.kept is not None
+        assert len(result.kept) == int(visual.sum())
     else:
-        assert found.carry is None
+        assert result.carry is None
     # a text column of later rounds, in a batch
-    later = model.fuse(embeds[:1], features[:1], None if not images else found.carry[None])
+    later = model.fuse(embeds[:1], features[:1], None if not images else result.carry[None])
     by_hand = model.fc(torch.cat([embeds[0], model.img_fc(torch.cat([features[0], latest]))]))
     torch.testing.assert_close(later[0], by_hand)
 
@@ -97,24 +97,24 @@ def test_mixing_equals_a_hand_computation() -> None:
 def test_an_image_smaller_than_the_outputs() -> None:
     model = network(queries=4)
     embeds, features, visual = row(((3, 5),))
-    found = model.prompt(embeds, features, visual)
-    assert found.positions.tolist() == list(range(23))
+    result = model.prompt(embeds, features, visual)
+    assert result.positions.tolist() == list(range(23))
     out = model.imadpt(embeds[3:5]).states
-    torch.testing.assert_close(found.states[2:4], out[1:3])
-    torch.testing.assert_close(found.carry, out[3])
+    torch.testing.assert_close(result.states[2:4], out[1:3])
+    torch.testing.assert_close(result.carry, out[3])
 
 
 def test_the_global_vector_goes_on_to_the_next_turn() -> None:
     model = network()
     earlier = torch.randn(16)
     embeds, features, visual = row(())
-    found = model.prompt(embeds, features, visual, earlier)
-    assert found.carry is earlier
-    torch.testing.assert_close(found.states, model.fuse(embeds[1:], features[:-1], earlier))
+    result = model.prompt(embeds, features, visual, earlier)
+    assert result.carry is earlier
+    torch.testing.assert_close(result.states, model.fuse(embeds[1:], features[:-1], earlier))
     embeds, features, visual = row(((6, 12),))
-    found = model.prompt(embeds, features, visual, earlier)
-    torch.testing.assert_close(found.states[:5], model.fuse(embeds[1:6], features[:5], earlier))
-    torch.testing.assert_close(found.states[6:], model.fuse(embeds[12:], features[11:-1], found.carry))
+    result = model.prompt(embeds, features, visual, earlier)
+    torch.testing.assert_close(result.states[:5], model.fuse(embeds[1:6], features[:5], earlier))
+    torch.testing.assert_close(result.states[6:], model.fuse(embeds[12:], features[11:-1], result.carry))
 
 
 def test_the_small_models_network_is_small() -> None:

@@ -55,7 +55,7 @@ def test_fusion_equals_a_hand_computation() -> None:
 def test_prompts_equal_a_naive_reading(images: tuple[tuple[int, int], ...], plain_prefix: bool) -> None:
     model = network(plain_prefix=plain_prefix)
     embeds, features, visual = row(images)
-    found = model.prompt(embeds, features, visual)
+    result = model.prompt(embeds, features, visual)
     states: dict[int, torch.Tensor] = {}
     first = min((begin for begin, _ in images), default=0)
     for column in range(23):
@@ -68,8 +68,8 @@ def test_prompts_equal_a_naive_reading(images: tuple[tuple[int, int], ...], plai
         out = torch.softmax(latents @ image.T, -1) @ image
         for index, one in enumerate(out):
             states[max(begin, 1) - 1 + (2 * index + 1) * len(image) // (2 * len(out))] = one
-    assert found.positions.tolist() == sorted(states)
-    torch.testing.assert_close(found.states, torch.stack([states[column] for column in sorted(states)]))
+    assert result.positions.tolist() == sorted(states)
+    torch.testing.assert_close(result.states, torch.stack([states[column] for column in sorted(states)]))
 
 
 def test_slots_equal_loops() -> None:
@@ -82,10 +82,10 @@ def test_slots_equal_loops() -> None:
         torch.testing.assert_close(slots[t][2], states[t] + model.slot_embeddings[1])
 
     def project(state: torch.Tensor, place: int) -> tuple[torch.Tensor, ...]:
-        found = model.project(state[None, None], torch.tensor([[place]]))
-        return tuple(part[0, :, 0] for part in found)  # (heads, d)
+        result = model.project(state[None, None], torch.tensor([[place]]))
+        return tuple(part[0, :, 0] for part in result)  # (heads, d)
 
-    t, wanted = columns - 1, []
+    t, expected = columns - 1, []
     for i in range(count):
         query, _, _ = project(slots[t][i], t + i)
         seen = [project(slots[u][0], u) for u in range(t)] + [project(slots[t][j], t + j) for j in range(i + 1)]
@@ -97,22 +97,22 @@ def test_slots_equal_loops() -> None:
         state = slots[t][i] + layer.self_attn.o_proj(torch.cat(heads))  # type: ignore[arg-type] # sums of tensors
         normed, mlp = layer.post_attention_layernorm(state), layer.mlp
         state = state + mlp.down_proj(silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
-        wanted.append(state + model.residual_gate[i] * features)
+        expected.append(state + model.residual_gate[i] * features)
     order = torch.cat([states, slots[t][1:]])[None]  # slots 0 of the columns, then the last one's others: causal
     places = torch.cat([torch.arange(columns), t + torch.arange(1, count)])[None]
     hidden, _ = model.layer(order, places)
-    torch.testing.assert_close(model.finish(hidden[0, -count:], features), torch.stack(wanted), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.finish(hidden[0, -count:], features), torch.stack(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_refiners_equal_a_hand_computation() -> None:
     model = network()
-    slot, told = torch.randn(16), torch.randn(16)
+    slot, message = torch.randn(16), torch.randn(16)
     refiner: Any = model.refiners[1]
     assert refiner.down.out_features == 2
-    by_hand = slot + refiner.up(silu(refiner.down(torch.cat([told, slot]))))
-    torch.testing.assert_close(model.refine_slot(slot, told, 2), by_hand)
-    assert torch.equal(model.refine_slot(slot, told, 0), slot)
-    assert torch.equal(network(refine=False).refine_slot(slot, told, 2), slot)
+    by_hand = slot + refiner.up(silu(refiner.down(torch.cat([message, slot]))))
+    torch.testing.assert_close(model.refine_slot(slot, message, 2), by_hand)
+    assert torch.equal(model.refine_slot(slot, message, 0), slot)
+    assert torch.equal(network(refine=False).refine_slot(slot, message, 2), slot)
 
 
 def test_new_refiners_correct_nothing() -> None:

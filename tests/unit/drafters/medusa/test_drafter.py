@@ -53,8 +53,8 @@ def test_the_block_layer_equals_whispers() -> None:
     hidden, states = torch.randn(2, 6, 32), torch.randn(2, 9, 32)
     mask = torch.full((6, 6), torch.finfo(torch.float32).min).triu(1)[None, None]
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    wanted = layer(hidden, mask, states, **{CACHE_ARGUMENT: cache})
-    torch.testing.assert_close(made(hidden, states), made.apply_heads(wanted, 3), rtol=1e-4, atol=1e-5)
+    expected = layer(hidden, mask, states, **{CACHE_ARGUMENT: cache})
+    torch.testing.assert_close(made(hidden, states), made.apply_heads(expected, 3), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("tokens", "ranks", "least"), [(7, None, 8), (2, [[0.5, 0.2, 0.1]] * 3, 3)])

@@ -47,12 +47,12 @@ def paths(draft: Draft, row: int) -> list[list[int]]:
     """Tokens from the root to each node; checks the tree's form."""
     size, parents, tokens = int(draft.size[row]), draft.parents[row].tolist(), draft.tokens[row].tolist()
     assert parents[0] == -1
-    found = [[tokens[0]]]
+    result = [[tokens[0]]]
     for node in range(1, size):
         assert 0 <= parents[node] < node
-        found.append([*found[parents[node]], tokens[node]])
-    assert len({tuple(path) for path in found}) == size
-    return found
+        result.append([*result[parents[node]], tokens[node]])
+    assert len({tuple(path) for path in result}) == size
+    return result
 
 
 PROMPTS = [[1, 2, 3], [4], [5, 6], [1, 1, 1, 1]]
@@ -142,13 +142,13 @@ def test_trees_equal_eagles() -> None:
                 layer |= {(*path, t): value + c for t, c in zip(tokens.tolist(), chances.tolist(), strict=True)}
             pool |= layer
             beam = dict(sorted(layer.items(), key=lambda item: -item[1])[:3])
-        wanted = sorted(pool, key=lambda path: -pool[path])[:8]
-        found = [tuple(path) for path in paths(draft, row)[1:]]
-        assert sorted(found) == sorted(wanted)
-        heavy = max((path for path in found), key=len)
+        expected = sorted(pool, key=lambda path: -pool[path])[:8]
+        result = [tuple(path) for path in paths(draft, row)[1:]]
+        assert sorted(result) == sorted(expected)
+        heavy = max((path for path in result), key=len)
         assert len(heavy) <= 4
         # of two siblings the likelier comes first
-        for one, two in pairwise(found):
+        for one, two in pairwise(result):
             assert len(one) != len(two) or one[:-1] != two[:-1] or pool[one] >= pool[two]
 
 
@@ -160,11 +160,11 @@ def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, temperature: f
     generator = torch.Generator().manual_seed(5)
     draft = drafter.propose(memory, torch.tensor([0, 1, 2]), Plan(nodes, depth, temperature, generator))
     for row in range(3):
-        found = paths(draft, row)
-        assert len(found) <= nodes + 1
-        assert max(map(len, found)) <= depth + 1
+        result = paths(draft, row)
+        assert len(result) <= nodes + 1
+        assert max(map(len, result)) <= depth + 1
         if depth >= nodes:
-            assert len(found) == nodes + 1
+            assert len(result) == nodes + 1
     assert draft.tokens[:, 0].tolist() == [0, 1, 2]
     if depth >= nodes:
         assert is_chain(draft)
@@ -181,9 +181,9 @@ def test_drawn_children_come_with_their_distribution(nodes: int, depth: int) -> 
     for row, text in enumerate([[1, 2], [3, 4]]):
         parents = draft.parents[row].tolist()
         for node, path in enumerate(paths(draft, row)):
-            wanted = (toy.logits(text + path) / 1.5).softmax(-1)
+            expected = (toy.logits(text + path) / 1.5).softmax(-1)
             if node in parents[1:]:
-                torch.testing.assert_close(draft.probs[row, node, :6], wanted)
+                torch.testing.assert_close(draft.probs[row, node, :6], expected)
             assert not draft.probs[row, node, 6:].any()
 
 
@@ -203,11 +203,11 @@ def test_children_are_drawn_without_replacement_in_order() -> None:
     chi = 0.0
     for one in range(4):
         for two in range(4):
-            wanted = total * q[one] * q[two] / (1 - q[one]) if one != two else 0.0
-            if wanted == 0:
+            expected = total * q[one] * q[two] / (1 - q[one]) if one != two else 0.0
+            if expected == 0:
                 assert seen[one, two] == 0
             else:
-                chi += (seen[one, two] - wanted) ** 2 / wanted
+                chi += (seen[one, two] - expected) ** 2 / expected
     assert chi < 31  # 11 degrees of freedom: one in a thousand
 
 
@@ -223,9 +223,9 @@ def test_the_number_of_children_is_independent_of_their_tokens() -> None:
         memory = start(drafter, [[1, 2]] * rows, [0] * rows, 3)
         draft = drafter.propose(memory, zeros, Plan(4, 2, 1.0, generator))  # two children, then two grandchildren
         for row in range(rows):
-            found = paths(draft, row)
-            for child in [path for path in found if len(path) == 2]:
-                below = [path[2] for path in found if len(path) == 3 and path[1] == child[1]]
+            result = paths(draft, row)
+            for child in [path for path in result if len(path) == 2]:
+                below = [path[2] for path in result if len(path) == 3 and path[1] == child[1]]
                 if below:
                     firsts.setdefault((child[1], len(below)), Counter())[below[0]] += 1
     assert {count for _, count in firsts} == {1, 2}
@@ -295,16 +295,16 @@ def test_neither_model_exceeds_its_positions(nodes: Any, lengths: tuple[int, ...
         mask[row, max(lengths) - length :] = 1
     inputs = {"input_ids": ids, "attention_mask": mask}
     end: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "max_length": 41}
-    wanted = large.generate(**inputs, **end)  # type: ignore[operator]
+    expected = large.generate(**inputs, **end)  # type: ignore[operator]
     asked: list[int] = []
     handle = small.transformer.wpe.register_forward_pre_hook(lambda module, given: asked.append(int(given[0].max())))
     drafter = small if max(lengths) <= 16 else gpt2(16, 1)
-    assert torch.equal(mmdec.generate(large, inputs, drafter, num_speculative_tokens=nodes, **end).sequences, wanted)
+    assert torch.equal(mmdec.generate(large, inputs, drafter, num_speculative_tokens=nodes, **end).sequences, expected)
     handle.remove()
     if max(lengths) <= 16:
         assert max(asked) == 15  # to its last position, and no further
     for beyond in (60, 300):  # the text ends before its table does, but not by its length
-        stopped = {**end, "max_length": beyond, "eos_token_id": wanted[:, -3:].unique().tolist()}
+        stopped = {**end, "max_length": beyond, "eos_token_id": expected[:, -3:].unique().tolist()}
         again = mmdec.generate(large, inputs, large, num_speculative_tokens=nodes, **stopped).sequences
         assert torch.equal(again, large.generate(**inputs, **stopped))  # type: ignore[operator]
 
@@ -320,9 +320,9 @@ def test_a_text_model_does_not_read_picture_columns() -> None:
     state = drafter.start(context)
     roots, zeros = torch.tensor([20, 21]), torch.zeros(2, dtype=torch.long)
     drafter.update(state, draft, scores, Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1))
-    found = drafter.propose(state, roots, Plan(4, 4))
+    result = drafter.propose(state, roots, Plan(4, 4))
     for row, text in enumerate([[1, 7, 8, 9, 10, 11, 20], [1, 12, 13, 14, 21]]):
-        for token in found.tokens[row, 1:].tolist():
+        for token in result.tokens[row, 1:].tolist():
             assert token == int(small(torch.tensor([text])).logits[0, -1].argmax())
             text.append(token)
 

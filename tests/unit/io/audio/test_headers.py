@@ -76,10 +76,10 @@ def with_size(content: bytes, form: Format, change: Callable[[int], int]) -> byt
 def by_both_ways(content: bytes, path: Path) -> torch.Tensor:
     """Read a file by its path and as an object."""
     path.write_bytes(content)
-    found = audio.load_audio(path)
-    assert torch.equal(audio.load_audio(io.BytesIO(content)), found)
-    assert audio.sound_seconds(path) == len(found) / RATE
-    return found
+    result = audio.load_audio(path)
+    assert torch.equal(audio.load_audio(io.BytesIO(content)), result)
+    assert audio.sound_seconds(path) == len(result) / RATE
+    return result
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -87,19 +87,19 @@ def by_both_ways(content: bytes, path: Path) -> torch.Tensor:
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_a_wrong_size_costs_no_sample_and_adds_none(form: Format, subtype: str, lie: str, tmp_path: Path) -> None:
     right = encoded(form, subtype, 4801, 1)  # an odd number, so that 24 bits need padding
-    wanted = audio.load_audio(io.BytesIO(right))
-    assert len(wanted) == 4801
+    expected = audio.load_audio(io.BytesIO(right))
+    assert len(expected) == 4801
     for metadata in (b"", *form.metadata):
         content = with_size(right + metadata, form, LIES[lie])
-        assert torch.equal(by_both_ways(content, tmp_path / "x"), wanted), metadata[:4]
+        assert torch.equal(by_both_ways(content, tmp_path / "x"), expected), metadata[:4]
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_metadata_behind_the_samples_is_not_read_as_sound(form: Format, tmp_path: Path) -> None:
     right = encoded(form, "PCM_16", channels=2)
-    wanted = audio.load_audio(io.BytesIO(right))
+    expected = audio.load_audio(io.BytesIO(right))
     for metadata in form.metadata:
-        assert torch.equal(by_both_ways(right + metadata, tmp_path / "x"), wanted)
+        assert torch.equal(by_both_ways(right + metadata, tmp_path / "x"), expected)
 
 
 @pytest.mark.parametrize("form", FORMATS[:5], ids=lambda form: form.name)
@@ -112,11 +112,11 @@ def test_a_right_header_is_not_touched(form: Format) -> None:
 @pytest.mark.parametrize("subtype", ["ULAW", "FLOAT", "PCM_U8", "IMA_ADPCM"])
 def test_other_wav_encodings_are_read(subtype: str) -> None:
     right = encoded(FORMATS[0], subtype)
-    wanted = audio.load_audio(io.BytesIO(right))
+    expected = audio.load_audio(io.BytesIO(right))
     for change in LIES.values():
-        found = audio.load_audio(io.BytesIO(with_size(right, FORMATS[0], change)))
-        assert torch.equal(found[: len(wanted)], wanted)
-        assert len(found) <= len(wanted) + 1000
+        result = audio.load_audio(io.BytesIO(with_size(right, FORMATS[0], change)))
+        assert torch.equal(result[: len(expected)], expected)
+        assert len(result) <= len(expected) + 1000
 
 
 def test_the_size_of_the_whole_file_does_not_matter() -> None:
@@ -133,13 +133,13 @@ def test_a_file_without_samples_stays_empty() -> None:
 
 def test_a_patched_file_reads_as_a_file_does() -> None:
     content = bytes(range(100))
-    wanted = io.BytesIO(content[:10] + b"abcd" + content[14:90])
-    found = PatchedFile(io.BytesIO(content), {10: b"abcd"}, 90)
+    expected = io.BytesIO(content[:10] + b"abcd" + content[14:90])
+    result = PatchedFile(io.BytesIO(content), {10: b"abcd"}, 90)
     for offset, whence, size in ((0, 0, 12), (0, 1, 1), (-3, 2, 9), (8, 0, 3), (12, 0, 100), (11, 0, 1), (95, 0, 4)):
-        assert found.seek(offset, whence) == wanted.seek(offset, whence)
-        assert found.read(size) == wanted.read(size)
-        assert found.tell() == wanted.tell()
-    assert found.seek(-1000, 1) == 0  # a damaged header may ask for it
+        assert result.seek(offset, whence) == expected.seek(offset, whence)
+        assert result.read(size) == expected.read(size)
+        assert result.tell() == expected.tell()
+    assert result.seek(-1000, 1) == 0  # a damaged header may ask for it
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -147,10 +147,10 @@ def test_a_patched_file_reads_as_a_file_does() -> None:
 @pytest.mark.parametrize("form", FORMATS[:2], ids=lambda form: form.name)
 def test_a_pipe_reads_what_the_file_has(form: Format, subtype: str, lie: str) -> None:
     right = encoded(form, subtype, 4801)
-    wanted = audio.load_audio(io.BytesIO(right))
-    assert np.array_equal(through_pipe(with_size(right, form, LIES[lie])), wanted)
+    expected = audio.load_audio(io.BytesIO(right))
+    assert np.array_equal(through_pipe(with_size(right, form, LIES[lie])), expected)
     for metadata in form.metadata:
-        assert np.array_equal(through_pipe(right + metadata), wanted)
+        assert np.array_equal(through_pipe(right + metadata), expected)
 
 
 def through_pipe(content: bytes) -> np.ndarray:

@@ -89,11 +89,11 @@ def test_channels_may_turn_within_a_recording() -> None:
 
 def test_the_mix_does_not_depend_on_the_pieces() -> None:
     channels = np.stack([VOICE, TURN * VOICE], 1)
-    wanted, _ = mix(channels, RATE)
+    expected, _ = mix(channels, RATE)
     for size in (1, 777, 16_000):
         mixer, cuts = Mixer(RATE), [*range(0, len(channels), size), len(channels)]
         parts = [mixer.add(channels[start:end]) for start, end in pairwise(cuts)]
-        assert np.array_equal(np.concatenate([*parts, mixer.end()]), wanted)
+        assert np.array_equal(np.concatenate([*parts, mixer.end()]), expected)
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC"])
@@ -101,23 +101,23 @@ def test_files_arrays_and_pipes_agree(kind: str) -> None:
     channels, content = np.stack([VOICE, TURN * VOICE], 1).astype(np.float32), io.BytesIO()
     soundfile.write(content, channels, RATE, format=kind, subtype="PCM_24")
     recording = audio.load_recording(io.BytesIO(content.getvalue()))
-    found = recording.samples
+    result = recording.samples
     given = soundfile.read(io.BytesIO(content.getvalue()), dtype="float32")[0]
     assert "cancel" in recording.note
     for array in (given, given.T, torch.from_numpy(given)):
         other = read_recording(array, RATE)
-        assert torch.allclose(other.samples, found, atol=1e-6)
+        assert torch.allclose(other.samples, result, atol=1e-6)
         assert other.note == recording.note
     integers = (given * 2**31).astype("<i4")
     piped = stream_pieces(PipedSound(RATE, 2, "s32", None, b""), io.BytesIO(integers.tobytes()))
-    assert np.allclose(np.concatenate([*piped]), found.numpy(), atol=1e-6)
+    assert np.allclose(np.concatenate([*piped]), result.numpy(), atol=1e-6)
 
 
 def test_one_quiet_voice_among_dead_channels_is_no_silence() -> None:
     """Silence is judged channel by channel: the mean of eight is 18 dB below the voice."""
     channels = np.stack([1e-3 * VOICE, *[NOTHING] * 7], 1).astype(np.float32)  # a peak of -64 dB
-    found = read_audio(channels, RATE)
-    assert float(found.abs().max()) == pytest.approx(float(np.abs(channels).max()), rel=0.01)
+    result = read_audio(channels, RATE)
+    assert float(result.abs().max()) == pytest.approx(float(np.abs(channels).max()), rel=0.01)
 
 
 def test_the_callers_samples_are_not_changed() -> None:

@@ -40,8 +40,8 @@ def starts(samples: np.ndarray) -> list[float]:
     return [float(at / RATE) for before, at in zip([-RATE, *loud], loud, strict=False) if at - before > 0.3 * RATE]
 
 
-def assert_bursts(recording: audio.Recording, wanted: list[float]) -> None:
-    assert starts(recording.samples.numpy()) == pytest.approx(wanted, abs=0.03)
+def assert_bursts(recording: audio.Recording, expected: list[float]) -> None:
+    assert starts(recording.samples.numpy()) == pytest.approx(expected, abs=0.03)
 
 
 def read(content: bytes, **options: bool) -> audio.Recording:
@@ -182,10 +182,10 @@ def test_a_truncated_file_is_noted(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["FLAC", "MP3", "OGG", "OPUS"])
 def test_damage_in_the_middle_costs_no_time(kind: str) -> None:
     recording = read(damaged(encoded(kind), 0.5, 300))
-    found = starts(recording.samples.numpy())
-    wanted = [second + 0.5 for second in range(10)]
-    assert found[:4] == pytest.approx(wanted[:4], abs=0.03)
-    assert found[-4:] == pytest.approx(wanted[-4:], abs=0.03)
+    result = starts(recording.samples.numpy())
+    expected = [second + 0.5 for second in range(10)]
+    assert result[:4] == pytest.approx(expected[:4], abs=0.03)
+    assert result[-4:] == pytest.approx(expected[-4:], abs=0.03)
     assert len(recording.samples) == pytest.approx(10 * RATE, abs=0.05 * RATE)
     assert recording.note.endswith("could not be read")
 
@@ -266,9 +266,9 @@ def zeroed(content: bytes, share: float) -> bytes:
 @pytest.mark.parametrize("share", [0.04, 0.09, 0.14, 0.19, 0.24, 0.5, 0.8, 0.96])
 def test_a_flac_with_zeros_in_it_loses_nothing_silently(share: float) -> None:
     recording = read(zeroed(encoded("FLAC"), share))
-    wanted = np.array([second + 0.5 for second in range(10)])
+    expected = np.array([second + 0.5 for second in range(10)])
     # a burst may begin within the block that is lost; the others keep their times
-    late = [start for start in starts(recording.samples.numpy()) if np.abs(wanted - start).min() > 0.03]
+    late = [start for start in starts(recording.samples.numpy()) if np.abs(expected - start).min() > 0.03]
     assert len(late) <= 1
     assert "could not be read" in recording.note or "the file ends at" in recording.note
 
@@ -357,17 +357,17 @@ def test_an_ogg_without_the_mark_of_its_end_is_whole(kind: str) -> None:
 
 def retimed(content: bytes, cluster: int, time: int | None = None) -> bytes:
     """A Matroska file with a damaged timestamp in one cluster. time: in ms; None: its highest bit is flipped."""
-    at, found = -1, -1
+    at, result = -1, -1
     for _ in range(cluster + 1):
         at = content.index(b"\x1f\x43\xb6\x75", at + 1)
-    found = content.index(b"\xe7", at + 5)
-    size = content[found + 1] & 0x7F
-    value = bytearray(content[found + 2 : found + 2 + size])
+    result = content.index(b"\xe7", at + 5)
+    size = content[result + 1] & 0x7F
+    value = bytearray(content[result + 2 : result + 2 + size])
     if time is None:
         value[0] ^= 0x80
     else:
         value[:] = time.to_bytes(size, "big")
-    return content[: found + 2] + bytes(value) + content[found + 2 + size :]
+    return content[: result + 2] + bytes(value) + content[result + 2 + size :]
 
 
 @pytest.mark.parametrize("live", [False, True])

@@ -51,13 +51,13 @@ def test_windows_do_not_depend_on_the_chunks(sizes: list[int], pause: float) -> 
 def test_one_window_a_sentence(level: float, quiet: float) -> None:
     """In rooms with and without noise; the room is heard first, or somebody speaks at once."""
     sound = talk([quiet, ("austen", None), 2.0, ("two_cities", 3.7), 2.0, ("austen", None), 0.2], level)
-    found = windows(sound, [1600])
-    assert len(found) == 3
+    result = windows(sound, [1600])
+    assert len(result) == 3
     spans, at = [], quiet
     for length in (6.05, 3.7, 6.05):
         spans.append((at, at + length))
         at += length + 2
-    for window, (start, end) in zip(found, spans, strict=True):
+    for window, (start, end) in zip(result, spans, strict=True):
         assert start - 0.4 <= window.start / RATE <= start + 0.6  # the samples begin and end with some silence
         assert end - 0.6 <= window.end / RATE <= end + 0.5
 
@@ -66,9 +66,9 @@ def test_quiet_speech_opens_the_windows_of_loud_speech() -> None:
     """With a peak of -70 dB, as in a recording of 24 bits at a low level."""
     loud = talk([1.5, ("two_cities", 3.7), 2.0, ("two_cities", 3.7), 2.0, ("two_cities", 3.7), 0.2], 1e-3)
     quiet = loud * 10 ** (-70 / 20) / loud.abs().max()
-    found = places(windows(quiet, [1600]))
-    assert len(found) == 3
-    for one, other in zip(found, places(windows(loud, [1600])), strict=True):
+    result = places(windows(quiet, [1600]))
+    assert len(result) == 3
+    for one, other in zip(result, places(windows(loud, [1600])), strict=True):
         assert abs(one[0] - other[0]) <= RATE // 2
         assert abs(one[1] - other[1]) <= RATE // 2
 
@@ -121,10 +121,10 @@ def test_a_short_pause_ends_no_window() -> None:
 def test_full_windows_are_cut_in_a_pause_and_lose_nothing() -> None:
     """Nothing is dropped between two windows of speech without long pauses."""
     sound = talk([("two_cities", None), ("two_cities", None)])
-    found = windows(sound, [1600], pause=5.0, most=10 * RATE)
-    assert len(found) >= 5
-    assert all(5 * RATE <= len(one.samples) <= 10 * RATE for one in found[:-1])
-    for one, other in pairwise(found):
+    result = windows(sound, [1600], pause=5.0, most=10 * RATE)
+    assert len(result) >= 5
+    assert all(5 * RATE <= len(one.samples) <= 10 * RATE for one in result[:-1])
+    for one, other in pairwise(result):
         assert 0 <= other.start - one.end <= RATE  # only a pause is left out
         around = sound[one.end - RATE // 10 : one.end + RATE // 10]
         assert around.square().mean() < sound.square().mean() / 4
@@ -132,9 +132,9 @@ def test_full_windows_are_cut_in_a_pause_and_lose_nothing() -> None:
 
 def test_speech_without_any_pause_is_cut_where_it_is_quietest() -> None:
     sound = torch.from_numpy(buzz(25.0))
-    found = windows(sound, [1600], most=10 * RATE)
-    assert [one.end - one.start <= 10 * RATE for one in found] == [True] * len(found)
-    assert [other.start for other in found[1:]] == [one.end for one in found[:-1]]
+    result = windows(sound, [1600], most=10 * RATE)
+    assert [one.end - one.start <= 10 * RATE for one in result] == [True] * len(result)
+    assert [other.start for other in result[1:]] == [one.end for one in result[:-1]]
 
 
 def test_memory_is_bounded() -> None:
@@ -166,8 +166,8 @@ def test_a_stream_is_resampled_as_a_whole_recording(rate: int, sizes: list[int])
     sound = torch.from_numpy(buzz(3.21, rate=rate))
     stream = StreamResampler(rate)
     parts = [stream.add(chunk) for chunk in chunks(sound, sizes)]
-    found = torch.cat([*parts, stream.add(np.zeros(0), last=True)])
+    result = torch.cat([*parts, stream.add(np.zeros(0), last=True)])
     whole = resample(sound, rate)
-    assert abs(len(found) - len(whole)) <= 1
-    least = min(len(found), len(whole))
-    assert (found[:least] - whole[:least]).abs().max() < 1e-5
+    assert abs(len(result) - len(whole)) <= 1
+    least = min(len(result), len(whole))
+    assert (result[:least] - whole[:least]).abs().max() < 1e-5

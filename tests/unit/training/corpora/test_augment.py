@@ -54,10 +54,10 @@ def loudest(sound: np.ndarray) -> float:
 
 
 def pitch_of(sound: np.ndarray) -> float:
-    found = np.fft.irfft(power(sound))
-    lags = np.arange(len(found))
+    result = np.fft.irfft(power(sound))
+    lags = np.arange(len(result))
     near = (lags > SAMPLE_RATE // 400) & (lags < SAMPLE_RATE // 80)
-    return SAMPLE_RATE / float(lags[near][found[near].argmax()])
+    return SAMPLE_RATE / float(lags[near][result[near].argmax()])
 
 
 def changed(sound: np.ndarray, draw: Any) -> np.ndarray:
@@ -121,9 +121,9 @@ def test_noise_has_the_given_spectrum() -> None:
     """The slope of its power lies between none (white) and -6 dB an octave (brown)."""
     slopes = []
     for seed in range(12):
-        found = power(sounds.coloured_noise(np.random.default_rng(seed), COUNT))
+        result = power(sounds.coloured_noise(np.random.default_rng(seed), COUNT))
         low, high = ((at < FREQUENCY) & (2 * at > FREQUENCY) for at in (250, 4000))
-        slopes.append(10 * np.log10(found[high].mean() / found[low].mean()) / 4)
+        slopes.append(10 * np.log10(result[high].mean() / result[low].mean()) / 4)
     assert -6.3 < min(slopes) < -4.5
     assert -1.5 < max(slopes) < 0.3
 
@@ -214,10 +214,10 @@ sound = np.sin(np.arange(16000, dtype=np.float32) / 9) * np.float32(0.3)
 made = sounds.add_coloured_noise(sounds.speed_perturb(sound, 1.07), 12.0, np.random.default_rng(5))
 print(hashlib.blake2b(made.tobytes()).hexdigest())
 """
-    found = python_output(code).strip()
+    result = python_output(code).strip()
     sound = np.sin(np.arange(16000, dtype=np.float32) / 9) * np.float32(0.3)
     made = sounds.add_coloured_noise(sounds.speed_perturb(sound, 1.07), 12.0, np.random.default_rng(5))
-    assert found == blake2b(made.tobytes()).hexdigest()
+    assert result == blake2b(made.tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize("pace", [0.9, 0.97, 1.1])

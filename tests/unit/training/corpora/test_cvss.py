@@ -106,10 +106,10 @@ def test_a_report_names_the_first():
 def test_validated_serves_all_splits(corpus: TinyCorpus):
     both = read_table(corpus.common_voice / "train.tsv") + read_table(corpus.common_voice / "dev.tsv")[1:]
     write_table(corpus.common_voice / "validated.tsv", both)
-    wanted = [read_pairs(corpus.common_voice, corpus.cvss, split)[0] for split in ("train", "dev")]
+    expected = [read_pairs(corpus.common_voice, corpus.cvss, split)[0] for split in ("train", "dev")]
     (corpus.common_voice / "train.tsv").unlink()
     (corpus.common_voice / "dev.tsv").unlink()
-    for split, rows in zip(("train", "dev"), wanted, strict=True):
+    for split, rows in zip(("train", "dev"), expected, strict=True):
         assert read_pairs(corpus.common_voice, corpus.cvss, split) == (rows, BadRows())
 
 
@@ -120,10 +120,10 @@ def test_without_references_the_translation_is_the_only_one(corpus: TinyCorpus):
 
 
 def test_columns_are_found_by_name(corpus: TinyCorpus):
-    wanted = read_pairs(corpus.common_voice, corpus.cvss, "train")
+    expected = read_pairs(corpus.common_voice, corpus.cvss, "train")
     lines = read_table(corpus.common_voice / "train.tsv")
     write_table(corpus.common_voice / "train.tsv", [[*line[2:3], *line[1:2], *line[:1]] for line in lines])
-    assert read_pairs(corpus.common_voice, corpus.cvss, "train") == wanted
+    assert read_pairs(corpus.common_voice, corpus.cvss, "train") == expected
     write_table(corpus.common_voice / "train.tsv", [line[1:] for line in lines])
     with pytest.raises(InputError, match="must have the columns client_id, path and sentence"):
         read_pairs(corpus.common_voice, corpus.cvss, "train")

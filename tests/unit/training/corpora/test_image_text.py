@@ -145,11 +145,11 @@ def test_llava_bench_in_the_wild(tmp_path: Path) -> None:
         {"question_id": 2, "image": "001.jpg", "text": "What is recommended here?", "category": "complex"},
     ]
     (tmp_path / "images").mkdir()
-    found = read_questions(lines(tmp_path / "questions.jsonl", rows))
-    assert [one.task for one in found] == ["complex", "conv", "detail"]
-    assert found[1].question == "What is the name of this famous sight?"
-    assert found[1].images == (tmp_path / "images" / "001.jpg",)
-    assert {one.scoring for one in found} == {""}
+    result = read_questions(lines(tmp_path / "questions.jsonl", rows))
+    assert [one.task for one in result] == ["complex", "conv", "detail"]
+    assert result[1].question == "What is the name of this famous sight?"
+    assert result[1].images == (tmp_path / "images" / "001.jpg",)
+    assert {one.scoring for one in result} == {""}
     elsewhere = read_questions(tmp_path / "questions.jsonl", tmp_path / "pictures")
     assert elsewhere[0].images == (tmp_path / "pictures" / "001.jpg",)
     long = lines(tmp_path / "long.jsonl", [{"image": "x" * 300 + ".png", "question": "What?"}])
@@ -290,8 +290,8 @@ def test_pictures_are_swapped_within_a_task(tmp_path: Path) -> None:
         {"image": name, "text": "?", "category": task}
         for name, task in (("a", "x"), ("a", "x"), ("b", "x"), ("c", "y"))
     ]
-    found = swap_pictures(read_questions(lines(tmp_path / "q.jsonl", rows)))
-    assert [one.images[0].name for one in found] == ["b", "b", "a", "c"]  # type: ignore[union-attr] # no bytes
+    result = swap_pictures(read_questions(lines(tmp_path / "q.jsonl", rows)))
+    assert [one.images[0].name for one in result] == ["b", "b", "a", "c"]  # type: ignore[union-attr] # no bytes
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ def test_edits_are_counted_by_kind() -> None:
 
 
 def test_error_rates_are_ratios_of_sums() -> None:
-    found = rate([Edits(1, 0, 0, 1), Edits(0, 0, 0, 9)])
-    assert found["value"] == pytest.approx(0.1)
-    assert (found["substitutions"], found["deletions"], found["insertions"], found["length"]) == (1, 0, 0, 10)
+    result = rate([Edits(1, 0, 0, 1), Edits(0, 0, 0, 9)])
+    assert result["value"] == pytest.approx(0.1)
+    assert (result["substitutions"], result["deletions"], result["insertions"], result["length"]) == (1, 0, 0, 10)
     assert rate([Edits(0, 0, 1, 0)])["value"] is None
 
 

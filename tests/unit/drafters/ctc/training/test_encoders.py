@@ -35,11 +35,11 @@ def test_batched_states_equal_single_ones(models: Path, name: str, width: int) -
     states, lengths = encoder.encode(SOUNDS, 0.2)
     assert states.shape == (2, int(lengths.max()), width)
     for row, sound in enumerate(SOUNDS):
-        wanted = (len(sound) / 16_000 + 0.2) * 50
-        assert abs(int(lengths[row]) - wanted) <= 1
-        alone, count = encoder.encode([sound], 0.2)
+        expected = (len(sound) / 16_000 + 0.2) * 50
+        assert abs(int(lengths[row]) - expected) <= 1
+        single, count = encoder.encode([sound], 0.2)
         assert count[0] == lengths[row]
-        torch.testing.assert_close(alone[0], states[row, : count[0]], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(single[0], states[row, : count[0]], rtol=1e-4, atol=1e-4)
 
 
 def test_models_without_a_speech_encoder_are_refused(models: Path) -> None:

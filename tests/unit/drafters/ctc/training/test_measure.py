@@ -90,9 +90,9 @@ def test_a_transcript_without_an_end_is_empty(data: TranscriptData, monkeypatch:
 def test_a_known_text_is_taken_where_the_model_agrees(folder: Path, data: TranscriptData) -> None:
     """Tokens with letters are the known text's; where fewer agree than are asked for there is no transcript."""
     transcriber, window = WindowTranscriber(data.whisper), data.windows["dev"][0]
-    found = transcriber.check_known_text(window, NO_DISTORTION, 0.0)
-    assert found is not None
-    name, states, text = found
+    result = transcriber.check_known_text(window, NO_DISTORTION, 0.0)
+    assert result is not None
+    name, states, text = result
     whole = transcriber.states([window.sound(NO_DISTORTION)])[0, : len(states)]
     assert name == window.name
     assert 0 < len(states) <= 1500
@@ -161,8 +161,8 @@ def test_the_command_counts_and_writes_a_drafter(
     given += ["--states", str(folder / "kept"), "--out", str(tmp_path / "ctc"), "--trained", "Trained on noise."]
     given += ["--languages", "en"]
     assert drafts.main(given) == 0
-    told = capsys.readouterr().out
-    assert "chains of 8: " in told
+    message = capsys.readouterr().out
+    assert "chains of 8: " in message
     head, pieces, tokens = read_ctc(tmp_path / "ctc")
     assert head.config.d_states == width
     assert pieces.kept == data.pieces.kept

@@ -60,10 +60,10 @@ def test_states_are_stored_once_and_new_ones_added(folder: Path, tmp_path: Path)
     keep_states([(row, 0) for row in rows[:3]], encoder, tmp_path, NO_DISTORTION)
     size = (tmp_path / "0.f16").stat().st_size
     store = keep_states([(row, 0) for row in rows], encoder, tmp_path, NO_DISTORTION)
-    wanted, lengths = encoder.encode([load_audio(rows[1].path)], 1.0)
+    expected, lengths = encoder.encode([load_audio(rows[1].path)], 1.0)
     kept = store.get(state_name(rows[1], 0))
     assert len(kept) == -(-(4400 + 3200) // 320)
-    torch.testing.assert_close(kept, wanted[0, : len(kept)], rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(kept, expected[0, : len(kept)], rtol=2e-3, atol=2e-3)
     assert lengths[0] > len(kept)
     with open(tmp_path / "0.f16", "r+b") as file:  # killed while the last two were written
         file.truncate(size + 10)
@@ -127,11 +127,11 @@ def test_training_continues_from_a_translators_head(tmp_path: Path) -> None:
     sizes = json.loads((made / "config.json").read_text())["architecture"]["head"]
     units = [str(n) for n in range(sizes.pop("pieces"))]
     head = CtcModule(units=units, **sizes, start=str(made)).head
-    wanted = mmdec.load(made).parts.model.head
+    expected = mmdec.load(made).parts.model.head
     for name, tensor in head.state_dict().items():
-        torch.testing.assert_close(tensor, wanted.state_dict()[name])
+        torch.testing.assert_close(tensor, expected.state_dict()[name])
     ears = load_ctc_recogniser(made, str(made))
-    torch.testing.assert_close(ears.head.output.weight, wanted.output.weight)
+    torch.testing.assert_close(ears.head.output.weight, expected.output.weight)
 
 
 def test_silence_is_put_around_a_sound_before_the_noise() -> None:

@@ -57,10 +57,10 @@ def naive(module: DFlashModule, texts: list[TargetFeatures]) -> tuple[float, flo
             before = text.features[: text.prompt + root, :-32]  # of all tokens before the root
             scores, running = dflash_scores(drafter, before, text.answer[root]), True
             for step in range(min(depth, len(text.answer) - 1 - root)):
-                wanted = module.teacher.logits(text.features[text.prompt + root + step, -32:])
-                running = running and int(scores[step].argmax()) == int(wanted.argmax())
+                expected = module.teacher.logits(text.features[text.prompt + root + step, -32:])
+                running = running and int(scores[step].argmax()) == int(expected.argmax())
                 reached += running and step < 4
-                sums[step] -= float((wanted.softmax(-1) * scores[step]).sum())
+                sums[step] -= float((expected.softmax(-1) * scores[step]).sum())
                 counts[step] += 1
             roots += 1
     loss = sum(0.7**step * total / max(count, 1) for step, (total, count) in enumerate(zip(sums, counts, strict=True)))
@@ -84,10 +84,10 @@ def test_the_loss_equals_the_naive_one(changes: dict[str, Any]) -> None:
 def test_every_position_is_an_anchor_unless_limited() -> None:
     module = trainer_of(drafting())
     texts = texts_of(module)
-    wanted = module.loss(texts)["loss"]
-    torch.testing.assert_close(module.train().loss(texts)["loss"], wanted)
+    expected = module.loss(texts)["loss"]
+    torch.testing.assert_close(module.train().loss(texts)["loss"], expected)
     module.anchors = 2
-    assert not torch.isclose(module.loss(texts)["loss"], wanted)
+    assert not torch.isclose(module.loss(texts)["loss"], expected)
 
 
 def test_roots_are_drawn_without_repetition_within_each_row() -> None:
@@ -113,12 +113,12 @@ def test_blocks_attend_as_a_mask_matrix() -> None:
     seen[..., 0] = True
     mask = torch.zeros(seen.shape).masked_fill(~seen, -math.inf)
     pairs = [tuple(part[:, :, piece] for part in (keys, values)) for piece in (slice(before), slice(before, None))]
-    found = block_attention(queries, pairs[0], pairs[1], mask[:, None, None], size)  # type: ignore[arg-type]
+    result = block_attention(queries, pairs[0], pairs[1], mask[:, None, None], size)  # type: ignore[arg-type]
     own = torch.block_diag(*[torch.ones(size, size)] * count).bool().expand(2, -1, -1)
     whole = torch.cat([seen.repeat_interleave(size, 1), own], 2)[:, None]
     wanted = scaled_dot_product_attention(queries, keys, values, attn_mask=whole, enable_gqa=True)
-    torch.testing.assert_close(found, wanted)
-    for gradient, expected in zip(gradients(found, queries, keys, values), gradients(wanted, queries, keys, values),
+    torch.testing.assert_close(result, wanted)
+    for gradient, expected in zip(gradients(result, queries, keys, values), gradients(wanted, queries, keys, values),
                                   strict=True):  # fmt: skip
         torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
 

@@ -62,11 +62,11 @@ def naive(module: Eagle3Module, texts: list[TargetFeatures], steps: list[Tensor]
         for row, text in enumerate(texts):
             states = text.features[text.prompt :, -32:]  # the LM head's input at the answer's tokens
             for root in range(len(text.answer) - 1 - step):
-                wanted = module.teacher.logits(states[root + step]).tolist()
+                expected = module.teacher.logits(states[root + step]).tolist()
                 drafted = network.logits(hidden[row, root], None).tolist()
-                p = [math.exp(wanted[token]) for token in tokens]
+                p = [math.exp(expected[token]) for token in tokens]
                 q = [math.exp(value) for value in drafted]
-                best = max(range(len(wanted)), key=wanted.__getitem__)
+                best = max(range(len(expected)), key=expected.__getitem__)
                 right = tokens[drafted.index(max(drafted))] == best
                 running[row, root] &= right
                 reached += running[row, root]

@@ -139,12 +139,12 @@ def test_questions_are_chosen_by_kind(tmp_path: Path) -> None:
     rows = [row(number, LONG, "short", "brief", image=f"{number}.png") for number in range(10)]
     corpus = write(tmp_path, rows)
     assert len(read_samples(corpus, "train", Questions())) == 30
-    found = read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=1))
-    assert [one.words for one in found] == [30] * 6 + [1] * 6
-    assert len({one.images for one in found[:6]}) == 6  # of different pictures, as long as there are
-    assert len({one.name for one in found}) == 12
-    assert found == read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=1))
-    assert found != read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=2))
+    result = read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=1))
+    assert [one.words for one in result] == [30] * 6 + [1] * 6
+    assert len({one.images for one in result[:6]}) == 6  # of different pictures, as long as there are
+    assert len({one.name for one in result}) == 12
+    assert result == read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=1))
+    assert result != read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=2))
     assert (
         len(read_samples(corpus, "train", Questions(), Choice(25, None))) == 25
     )  # more than one of a picture, where needed
@@ -153,9 +153,9 @@ def test_questions_are_chosen_by_kind(tmp_path: Path) -> None:
 
 def test_rare_kinds_are_filled_up_by_others() -> None:
     samples = [Sample(str(n), "?", words=30 if n < 2 else 1) for n in range(10)]
-    found = choose(iter(samples), Choice(8, 0.5))
-    assert sum(one.words >= 20 for one in found) == 2
-    assert len(found) == 8
+    result = choose(iter(samples), Choice(8, 0.5))
+    assert sum(one.words >= 20 for one in result) == 2
+    assert len(result) == 8
 
 
 def test_frames_are_spread_over_the_video(tmp_path: Path) -> None:

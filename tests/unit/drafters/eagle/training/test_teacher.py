@@ -41,19 +41,19 @@ def test_a_batch_equals_its_rows_alone(kind: str) -> None:
     teacher = Teacher(model)
     asked = prompts(kind)
     batch = teacher.compute_features(asked, ANSWERS, BOTH)
-    for prompt, answer, found in zip(asked, ANSWERS, batch, strict=True):
-        (alone,) = teacher.compute_features([prompt], [answer], BOTH)
-        assert found.prompt == prompt["input_ids"].shape[1]
-        assert len(found.features) == found.prompt + len(answer) - 1
-        torch.testing.assert_close(found.features, alone.features, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(found.embeds, alone.embeds, atol=1e-4, rtol=1e-4)
-        assert torch.equal(found.visual, alone.visual)
+    for prompt, answer, result in zip(asked, ANSWERS, batch, strict=True):
+        (single,) = teacher.compute_features([prompt], [answer], BOTH)
+        assert result.prompt == prompt["input_ids"].shape[1]
+        assert len(result.features) == result.prompt + len(answer) - 1
+        torch.testing.assert_close(result.features, single.features, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(result.embeds, single.embeds, atol=1e-4, rtol=1e-4)
+        assert torch.equal(result.visual, single.visual)
         text = torch.cat([prompt["input_ids"][0], torch.tensor(answer[:-1])])
-        plain = teacher.embed(text)[~found.visual]
-        torch.testing.assert_close(found.embeds[~found.visual], plain)
+        plain = teacher.embed(text)[~result.visual]
+        torch.testing.assert_close(result.embeds[~result.visual], plain)
         with torch.no_grad():
             logits = model(**prompt).logits[0]
-        torch.testing.assert_close(teacher.logits(alone.features[: found.prompt, 32:]), logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(teacher.logits(single.features[: result.prompt, 32:]), logits, atol=1e-4, rtol=1e-4)
     assert [bool(one.visual.any()) for one in batch] == [True, False, True]
 
 
@@ -76,17 +76,17 @@ def test_training_reads_the_layers_of_decoding(kind: str) -> None:
     model = vision_model(kind)
     teacher, target, needs = Teacher(model), MediaTarget(model), Needs(layers=(0, 1, 2, -1))
     for prompt, answer in zip(prompts(kind), ANSWERS, strict=True):
-        (found,) = teacher.compute_features([prompt], [answer], needs)
+        (result,) = teacher.compute_features([prompt], [answer], needs)
         whole = append(prompt, answer[:-1])
         _, context, _, _ = target.prefill(whole, needs)
-        wanted = torch.cat([context.features[layer][0] for layer in needs.layers], -1)
-        torch.testing.assert_close(found.features, wanted)
-        assert not torch.allclose(found.features[:, 64:96], found.features[:, 96:])  # before and after the norm
-        torch.testing.assert_close(found.embeds, teacher.embed(whole["input_ids"][0]))
+        expected = torch.cat([context.features[layer][0] for layer in needs.layers], -1)
+        torch.testing.assert_close(result.features, expected)
+        assert not torch.allclose(result.features[:, 64:96], result.features[:, 96:])  # before and after the norm
+        torch.testing.assert_close(result.embeds, teacher.embed(whole["input_ids"][0]))
         axes = context.positions[:, 0]
-        assert (found.positions is None) == (len(axes) == 1)
-        if found.positions is not None:
-            assert torch.equal(found.positions, axes)
+        assert (result.positions is None) == (len(axes) == 1)
+        if result.positions is not None:
+            assert torch.equal(result.positions, axes)
 
 
 CONVENTIONS: list[dict[str, Any]] = [
@@ -130,14 +130,14 @@ def test_stored_readings_equal_fresh_ones(tmp_path) -> None:
     teacher = Teacher(vision_model("llava"))
     asked = prompts("llava")
     store = FeatureStore(tmp_path, teacher, LAST, False)
-    found = teacher.compute_features(asked, ANSWERS, LAST)
+    result = teacher.compute_features(asked, ANSWERS, LAST)
     tokens = [
         torch.cat([prompt["input_ids"][0], torch.tensor(answer[:-1])]).tolist()
         for prompt, answer in zip(asked, ANSWERS, strict=True)
     ]
-    rounded = store.add({str(n): (tokens[n], one) for n, one in enumerate(found)})
+    rounded = store.add({str(n): (tokens[n], one) for n, one in enumerate(result)})
     for again in (store, FeatureStore(tmp_path, teacher, LAST, False)):
-        for number, one in enumerate(found):
+        for number, one in enumerate(result):
             kept: TargetFeatures = again.get(str(number), ANSWERS[number])
             assert kept.prompt == one.prompt
             assert kept.answer == ANSWERS[number]

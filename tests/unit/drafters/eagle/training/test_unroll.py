@@ -62,15 +62,15 @@ def drafted(network: DraftNetwork, text: TargetFeatures, root: int, steps: int) 
     states = torch.cat([prompt.states, known])
     start = begin - 1 if prompt.end is None else prompt.end
     positions = torch.cat([prompt.positions, torch.arange(start, start + root + 1)])
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for step in range(steps):
         if step:
-            own = network.follow(text.embeds[begin + root + step], found[-1], prompt.carry)
+            own = network.follow(text.embeds[begin + root + step], result[-1], prompt.carry)
             states = torch.cat([states, own[None]])
             positions = torch.cat([positions, torch.tensor([start + root + step])])
         hidden, _ = network.layer(states[None], positions[None])
-        found.append(hidden[0, -1])
-    return found
+        result.append(hidden[0, -1])
+    return result
 
 
 @pytest.mark.parametrize(("system", "changes"), SYSTEMS)
@@ -83,8 +83,8 @@ def test_every_root_is_drafted_from_as_decoding_would(system: str, changes: dict
         columns = len(text.answer) - 1
         for root in range(columns):
             steps = min(4, columns - root)
-            for step, wanted in enumerate(drafted(network, text, root, steps)):
-                torch.testing.assert_close(outputs[step][row, root], wanted)
+            for step, expected in enumerate(drafted(network, text, root, steps)):
+                torch.testing.assert_close(outputs[step][row, root], expected)
 
 
 def whole_mask(prompts: Tensor, length: int, step: int) -> Tensor:
@@ -116,19 +116,19 @@ def test_diagonal_attention_equals_the_full_mask(heads: int, groups: int, step: 
     queries, context = made(heads, count), (made(groups, 3 + length), made(groups, 3 + length))
     own = [(made(groups, length - done), made(groups, length - done)) for done in range(1, step + 1)]
     mask = additive_mask(causal_mask(prompts, length), torch.float64)[:, :, :count]
-    wanted = scaled_dot_product_attention(
+    expected = scaled_dot_product_attention(
         queries,
         *(torch.cat([context[n], *(pair[n][:, :, :count] for pair in own)], 2) for n in range(2)),
         attn_mask=whole_mask(prompts, length, step)[:, None],
         enable_gqa=True,
     )
-    found = diagonal_attention(queries, context, own, mask)
-    torch.testing.assert_close(found, wanted)
+    result = diagonal_attention(queries, context, own, mask)
+    torch.testing.assert_close(result, expected)
     inputs = [queries, *context, *(part for pair in own for part in pair)]
-    weight = torch.randn(found.shape, generator=draw, dtype=torch.float64)
+    weight = torch.randn(result.shape, generator=draw, dtype=torch.float64)
     for one, other in zip(
-        torch.autograd.grad((found * weight).sum(), inputs),
-        torch.autograd.grad((wanted * weight).sum(), inputs),
+        torch.autograd.grad((result * weight).sum(), inputs),
+        torch.autograd.grad((expected * weight).sum(), inputs),
         strict=True,
     ):
         torch.testing.assert_close(one, other)
@@ -159,7 +159,7 @@ def test_noise_follows_eagle() -> None:
 def slots_of(network: FlashNetwork, text: TargetFeatures, root: int) -> list[Tensor]:
     """Slots (H,) of one column of the answer, whose tokens are within it: a pass over slot 0 of every column up to this
     one and over its other slots, each refined by the answer's own tokens."""
-    begin, told = text.prompt, torch.zeros(32).double()
+    begin, message = text.prompt, torch.zeros(32).double()
     prompt = network.prompt(text.embeds[:begin], text.features[:begin], text.visual[:begin])
     known = network.fuse(text.embeds[begin : begin + root + 1], text.features[begin - 1 : begin + root])
     own = network.slot_states(known[-1])
@@ -167,12 +167,12 @@ def slots_of(network: FlashNetwork, text: TargetFeatures, root: int) -> list[Ten
     place = begin - 1 + root
     positions = torch.cat([prompt.positions, torch.arange(begin - 1, place), place + torch.arange(network.slots)])
     hidden, _ = network.layer(states[None], positions[None])
-    raw, found = network.finish(hidden[0, -network.slots :], text.features[place]), []
+    raw, result = network.finish(hidden[0, -network.slots :], text.features[place]), []
     for slot in range(min(network.slots, len(text.answer) - 1 - root)):
         if slot:
-            told = told + text.embeds[place + 1 + slot]
-        found.append(network.refine_slot(raw[slot], told, slot))
-    return found
+            message = message + text.embeds[place + 1 + slot]
+        result.append(network.refine_slot(raw[slot], message, slot))
+    return result
 
 
 def test_unrolled_slots_equal_a_pass_per_column() -> None:
@@ -189,13 +189,13 @@ def test_unrolled_slots_equal_a_pass_per_column() -> None:
         steps = FlashModule.steps(module.eval(), columns, [text], 3)
         assert [states.shape[1] for states in steps] == [max(count - slot, 0) for slot in range(3)][: len(steps)]
         for root in range(count):
-            for slot, wanted in enumerate(slots_of(network, text, root)):
-                torch.testing.assert_close(steps[slot][0, root], wanted)
+            for slot, expected in enumerate(slots_of(network, text, root)):
+                torch.testing.assert_close(steps[slot][0, root], expected)
     batch = unroll_inputs(network, TEXTS)
     for row, text in enumerate(TEXTS):
         count = len(text.answer) - 1
-        alone = raw_slots(network, unroll_inputs(network, [text]))
-        torch.testing.assert_close(raw_slots(network, batch)[row, :count], alone[0])
+        single = raw_slots(network, unroll_inputs(network, [text]))
+        torch.testing.assert_close(raw_slots(network, batch)[row, :count], single[0])
     embeds = text_embeds(batch, 3)
     assert torch.equal(embeds[0, 1, 0], TEXTS[0].embeds[TEXTS[0].prompt + 2])
     assert torch.equal(embeds[0, 1, 1], TEXTS[0].embeds[TEXTS[0].prompt + 3])
@@ -205,10 +205,10 @@ def test_unrolled_slots_equal_a_pass_per_column() -> None:
 ALL = LossWeights(1.0, 0.1, 10.0, 0.1)
 
 
-def naive(said: Tensor, wanted: Tensor, head: Tensor) -> dict[str, float]:
+def naive(said: Tensor, expected: Tensor, head: Tensor) -> dict[str, float]:
     """Place by place, token by token."""
     sums = dict.fromkeys(("features", "tokens", "distribution", "ranks", "right"), 0.0)
-    for a, b in zip(said.tolist(), wanted.tolist(), strict=True):
+    for a, b in zip(said.tolist(), expected.tolist(), strict=True):
         gaps = [abs(x - y) for x, y in zip(a, b, strict=True)]
         sums["features"] += sum(0.5 * g * g if g < 1 else g - 0.5 for g in gaps) / len(gaps)
         own, theirs = (
@@ -227,33 +227,33 @@ def naive(said: Tensor, wanted: Tensor, head: Tensor) -> dict[str, float]:
 @pytest.mark.parametrize("cells", [1 << 20, 40])
 def test_losses_equal_naive_ones(cells: int) -> None:
     torch.manual_seed(0)
-    said, wanted, head = torch.randn(7, 6).requires_grad_(), torch.randn(7, 6), torch.randn(20, 6)
-    found = losses(said, wanted, lambda states: states @ head.T, ALL, cells)
-    reference = naive(said, wanted, head)
+    said, expected, head = torch.randn(7, 6).requires_grad_(), torch.randn(7, 6), torch.randn(20, 6)
+    result = losses(said, expected, lambda states: states @ head.T, ALL, cells)
+    reference = naive(said, expected, head)
     for name, value in reference.items():
-        assert float(found[name].detach()) == pytest.approx(value, rel=1e-4), name
+        assert float(result[name].detach()) == pytest.approx(value, rel=1e-4), name
     total = sum(getattr(ALL, name) * reference[name] for name in vars(ALL))
-    assert float(found["loss"].detach()) == pytest.approx(total, rel=1e-4)
+    assert float(result["loss"].detach()) == pytest.approx(total, rel=1e-4)
 
 
 def test_chunked_gradients_equal_the_whole() -> None:
     torch.manual_seed(1)
-    wanted, head = torch.randn(9, 6).double(), torch.randn(20, 6).double()
+    expected, head = torch.randn(9, 6).double(), torch.randn(20, 6).double()
     gradients = []
     for cells in (1 << 20, 60):
         torch.manual_seed(2)
         said = torch.randn(9, 6).double().requires_grad_()
-        losses(said, wanted, lambda states: states @ head.T, ALL, cells)["loss"].backward()
+        losses(said, expected, lambda states: states @ head.T, ALL, cells)["loss"].backward()
         gradients.append(said.grad)
     torch.testing.assert_close(*gradients)
 
 
 def test_losses_of_zero_weight_are_not_logged() -> None:
     said = torch.randn(3, 4)
-    found = losses(said, said, lambda states: states @ torch.eye(4), LossWeights())
-    assert set(found) == {"loss", "features", "tokens", "right"}
-    assert float(found["features"]) == 0.0
-    assert float(found["right"]) == 1.0
+    result = losses(said, said, lambda states: states @ torch.eye(4), LossWeights())
+    assert set(result) == {"loss", "features", "tokens", "right"}
+    assert float(result["features"]) == 0.0
+    assert float(result["right"]) == 1.0
 
 
 @pytest.mark.parametrize("wrong", [{"features": -1.0}, {"features": 0.0, "tokens": 0.0}])

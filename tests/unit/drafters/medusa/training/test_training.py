@@ -33,11 +33,11 @@ def test_the_loss_is_cross_entropy_and_divergence(weight: float, cells: int) -> 
     targets = torch.randint(15, (7,), generator=generator)
     loss, ranks = head_loss(states, output, targets, teacher, weight, cells)
     logits = states @ output.T
-    wanted = cross_entropy(logits, targets)
+    expected = cross_entropy(logits, targets)
     guide = (teacher @ output.T).log_softmax(1)
-    wanted = wanted + weight * kl_div(logits.log_softmax(1), guide, log_target=True, reduction="batchmean")
-    torch.testing.assert_close(loss, wanted)
-    torch.testing.assert_close(*(torch.autograd.grad(3 * value, states)[0] for value in (loss, wanted)))
+    expected = expected + weight * kl_div(logits.log_softmax(1), guide, log_target=True, reduction="batchmean")
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(3 * value, states)[0] for value in (loss, expected)))
     order = logits.argsort(1, descending=True)
     assert ranks.tolist() == [row.index(target) for row, target in zip(order.tolist(), targets.tolist(), strict=True)]
 
@@ -131,12 +131,12 @@ def test_labels_equal_generate(nodes: int) -> None:
     timed = [row % 2 == 1 for row in range(6)]
     head = [SOT, LANGUAGES["<|de|>"], TASKS["transcribe"]]
     prompts = [head if flag else [*head, NO_TIMESTAMPS] for flag in timed]
-    found = decode_greedily(model, states, prompts, timed, 30, drafter, nodes)
+    result = decode_greedily(model, states, prompts, timed, 30, drafter, nodes)
     found_before = decode_greedily(
         model, states, [[PREVIOUS, 5, 6, *prompts[0]], *prompts[1:]], timed, 30, drafter, nodes
     )
-    assert found_before[1:] == found[1:]
-    assert found_before[0] != found[0]
+    assert found_before[1:] == result[1:]
+    assert found_before[0] != result[0]
 
     def first(model: Any, input_ids: Any, **options: Any) -> Any:
         raise Stopped(speculate(None)(model, input_ids, **options)[:, input_ids.shape[1] :].tolist())
@@ -146,8 +146,8 @@ def test_labels_equal_generate(nodes: int) -> None:
         with pytest.raises(Stopped) as stop:
             model.generate(sounds[rows], language="de", return_timestamps=flag, custom_generate=first)
         for row, text in zip(rows, stop.value.args[0], strict=True):
-            assert found[row][:30] == text[: len(found[row])]
-            assert len(found[row]) == 30 or found[row][-1] == 60
+            assert result[row][:30] == text[: len(result[row])]
+            assert len(result[row]) == 30 or result[row][-1] == 60
 
 
 def test_different_models_have_different_fingerprints() -> None:
@@ -161,8 +161,8 @@ def test_different_models_have_different_fingerprints() -> None:
 def test_features_are_whispers() -> None:
     samples = torch.randn(480_000, generator=torch.Generator().manual_seed(0)) * 0.1
     for mels in (80, 128):
-        wanted = WhisperFeatureExtractor(feature_size=mels)(samples.numpy(), sampling_rate=16000, return_tensors="pt")
-        torch.testing.assert_close(whisper_mel(samples[None], mels), wanted.input_features, rtol=1e-3, atol=1e-3)
+        expected = WhisperFeatureExtractor(feature_size=mels)(samples.numpy(), sampling_rate=16000, return_tensors="pt")
+        torch.testing.assert_close(whisper_mel(samples[None], mels), expected.input_features, rtol=1e-3, atol=1e-3)
 
 
 def test_prompts_are_the_models_own() -> None:
