@@ -50,7 +50,9 @@ TABLE = {
 DESCRIBED = {
     name.removesuffix(".png"): answer for name, task, _, answer in rows(IMAGES / "samples.tsv") if task == "describe"
 }
-PICTURES = TABLE | SHOWN | {(name, asked): text for name, text in DESCRIBED.items() for asked in OPEN}
+PICTURES = (
+    TABLE | SHOWN | {(name, questions_of_page): text for name, text in DESCRIBED.items() for questions_of_page in OPEN}
+)
 FRENCH = {name: renderings for name, _, *renderings in rows(SAMPLES / "samples.tsv")}
 ENGLISH = {name: text for name, _, text in rows(SAMPLES / "english" / "samples.tsv")[1:]}
 
@@ -62,7 +64,7 @@ def text_of(page: Path) -> str:
     return text
 
 
-def asked(page: Path) -> set[tuple[str, str]]:
+def questions_of_page(page: Path) -> set[tuple[str, str]]:
     """(picture, question) of a page, about the sample pictures. Questions to other models are theirs."""
     text = re.sub(r"\\\n *", "", "\n".join(line for line in text_of(page).splitlines() if "model=llava" not in line))
     result = set()
@@ -118,13 +120,13 @@ def test_a_recording_is_transcribed_rightly(name: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_questions_of_pages_have_a_true_answer_here(page: Path) -> None:
-    assert asked(page) <= set(PICTURES)
+    assert questions_of_page(page) <= set(PICTURES)
     if "ask(" in text_of(page):
         assert set(re.findall(r'ask\("([^"]+)"\)', text_of(page))) <= set(SECOND)
 
 
 def test_questions_of_pages_are_found() -> None:
-    result = set().union(*(asked(page) for page in PAGES))
+    result = set().union(*(questions_of_page(page) for page in PAGES))
     assert {
         ("menu", "How much is BURGER?"),
         ("timetable", "At what time is DUBLIN?"),

@@ -57,7 +57,7 @@ LONG = MODES["long"]
 WARNING = "transformers' own loop decodes, without drafts"
 
 
-def both(
+def decode_both_ways(
     given: dict[str, Tensor], entry_point: str, options: dict[str, Any], drafter: Any = MODEL
 ) -> tuple[Tensor, float]:
     """The sequences, and the tokens for each row and round after the prompt's."""
@@ -88,7 +88,7 @@ def test_a_batch_is_generates_own(kind: str, index: int) -> None:
     expected = stock(given, {**common, **options_of(kind, rows)})
     torch.manual_seed(index)
     with nullcontext() if kind in ROW_WISE else pytest.warns(RuntimeWarning, match=WARNING):
-        result, rate = both(given, entry_point, {**common, **options_of(kind, rows, declared)})
+        result, rate = decode_both_ways(given, entry_point, {**common, **options_of(kind, rows, declared)})
     assert torch.equal(result, expected)
     assert rate > 1 if kind in ROW_WISE else rate <= 1
 
@@ -98,7 +98,7 @@ def test_processors_not_marked_row_wise_go_to_the_stock_loop(kind: str) -> None:
     common, given = {"max_new_tokens": 12, "do_sample": False}, prompts(2, 3)
     expected = stock(given, {**common, **options_of(kind, 2)})
     with pytest.warns(RuntimeWarning, match="mmdec_row_wise = True"):
-        result, rate = both(given, "generate", {**common, **options_of(kind, 2)})
+        result, rate = decode_both_ways(given, "generate", {**common, **options_of(kind, 2)})
     assert torch.equal(result, expected)
     assert rate <= 1
 
@@ -107,7 +107,7 @@ def test_processors_not_marked_row_wise_go_to_the_stock_loop(kind: str) -> None:
 def test_a_single_row_is_drafted_with_any_processor(kind: str) -> None:
     """The walk visits each position once, in order, as the stock loop does."""
     common, given = {"max_new_tokens": 24, "do_sample": False}, prompts(1, 4)
-    result, rate = both(given, "speculate", {**common, **options_of(kind, 1)})
+    result, rate = decode_both_ways(given, "speculate", {**common, **options_of(kind, 1)})
     assert torch.equal(result, stock(given, {**common, **options_of(kind, 1)}))
     assert rate > 1
 

@@ -54,7 +54,7 @@ def fresh() -> None:
     mmdec.default_statistics().clear()
 
 
-def say(
+def run_turn(
     network: PreTrainedModel, inputs: dict[str, Tensor], entry_point: str, drafter: Any, cache: DynamicCache | None
 ) -> tuple[Tensor, Any]:
     """One turn through an entry point: the sequences and the cache for the next."""
@@ -109,7 +109,7 @@ def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
             "small": model(case["family"], 1),
             "wild": Wild(turn, expected.tolist() if not new else ()),
         }.get(case["drafter"], case["drafter"])
-        result, mine = say(network, inputs, case["entry_point"], drafter, mine)
+        result, mine = run_turn(network, inputs, case["entry_point"], drafter, mine)
         assert torch.equal(result[:, shown.shape[1] :], expected[:, text.shape[1] :])
         after = torch.ones_like(expected)
         after[:, : mask.shape[1]] = mask
@@ -165,16 +165,16 @@ def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
 def test_a_cache_of_another_model_is_refused() -> None:
     network, ids = model("LlamaForCausalLM"), torch.arange(6, 14)[None]
 
-    def held() -> DynamicCache:
+    def filled_cache() -> DynamicCache:
         filled = DynamicCache(config=network.config)
         network(ids[:, :4], **{CACHE_ARGUMENT: filled}, use_cache=True)
         return filled
 
-    shallow, uneven = held(), held()
+    shallow, uneven = filled_cache(), filled_cache()
     shallow.layers.pop()
     uneven.layers[1].keys = uneven.layers[1].keys[:, :, :2]  # type: ignore[index]
     uneven.layers[1].values = uneven.layers[1].values[:, :, :2]  # type: ignore[index]
-    for odd in (shallow, uneven, EncoderDecoderCache(held(), DynamicCache())):
+    for odd in (shallow, uneven, EncoderDecoderCache(filled_cache(), DynamicCache())):
         with pytest.raises(InputError, match=f"`{CACHE_ARGUMENT}` must (be|have been filled by this model)"):
             mmdec.generate(network, ids, "lookup", **{CACHE_ARGUMENT: odd}, **OPTIONS)
 

@@ -49,7 +49,7 @@ def inputs_of(vlm: Any, groups: list[list[np.ndarray]], texts: list[str]) -> Any
     ).to("cpu", vlm.model.dtype)
 
 
-def asked(vlm: Any, group: list[np.ndarray], prompt: str) -> str:
+def stock_answer(vlm: Any, group: list[np.ndarray], prompt: str) -> str:
     content = [*[{"type": "image"}] * len(group), {"type": "text", "text": prompt}]
     return vlm.processor.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
@@ -64,7 +64,7 @@ def ended(vlm: Any, tokens: list[int]) -> list[int]:
 def test_answers_are_those_of_generate(vlm: Any, pictures: list[np.ndarray]) -> None:
     """One question, and three together with one, two and no pictures; the model is found by its folder."""
     groups, prompts = [[pictures[0]], pictures[1:], []], ["What is this?", "Where is the red star?", "It is 09:30."]
-    texts = [vlm.tokenizer.bos_token + asked(vlm, *question) for question in zip(groups, prompts, strict=True)]
+    texts = [vlm.tokenizer.bos_token + stock_answer(vlm, *question) for question in zip(groups, prompts, strict=True)]
     expected = []
     for chosen in ([0], [0, 1, 2]):
         inputs = inputs_of(vlm, [groups[index] for index in chosen], [texts[index] for index in chosen])

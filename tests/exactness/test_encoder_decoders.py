@@ -32,7 +32,7 @@ def drafter(name: str, expected: Tensor, nodes: Any) -> Any:
     return Wild(0.3, expected.tolist(), 0.9) if name == "wild" else name
 
 
-def both(
+def decode_both_ways(
     model: Any, inputs: dict[str, Any], name: str, nodes: Any, sampled: bool, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the text of plain decoding and the text with drafts."""
@@ -55,7 +55,7 @@ def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     for attention in attentions(case["family"]):
         model = encoder_decoder(case["family"], attention)
         inputs = sources(model, case["batch"])
-        expected, result = both(model, inputs, case["drafter"], case["nodes"], case["sampled"])
+        expected, result = decode_both_ways(model, inputs, case["drafter"], case["nodes"], case["sampled"])
         assert torch.equal(result, expected)
 
 
@@ -127,11 +127,11 @@ def test_a_prompt_of_the_decoder_may_be_padded() -> None:
         model = encoder_decoder(family)
         prompt = torch.tensor([[7, 8, 9, 7], [0, 0, 5, 6], [0, 4, 4, 4]])
         inputs = {**sources(model, 3), "decoder_input_ids": prompt, "decoder_attention_mask": (prompt > 0).long()}
-        expected, result = both(model, inputs, "wild", (12, 4), False)
+        expected, result = decode_both_ways(model, inputs, "wild", (12, 4), False)
         assert torch.equal(result, expected), family
     inputs["decoder_attention_mask"] = torch.tensor([[1, 1, 1, 0]] * 3)
     with pytest.raises(InputError, match="1 at the end of every row"):
-        both(model, inputs, "lookup", 4, False)
+        decode_both_ways(model, inputs, "lookup", 4, False)
 
 
 def test_several_samples_of_one_source() -> None:

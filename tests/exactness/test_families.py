@@ -147,11 +147,11 @@ def test_other_classes_are_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked = []
 
-    def counted(*args: Any) -> float:
+    def record_difference(*args: Any) -> float:
         asked.append(args)
         return difference(*args)
 
-    monkeypatch.setattr(families, "difference", counted)
+    monkeypatch.setattr(families, "difference", record_difference)
     for _ in range(3):
         TextTarget(Renamed(LlamaConfig(**SIZES, rope_theta=1234.0)))
         with pytest.raises(InputError, match="Bounded differs"):

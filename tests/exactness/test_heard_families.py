@@ -34,14 +34,16 @@ def sounds() -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def heard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedAudioLm:
+def loaded_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedAudioLm:
     folder: Path = tmp_path_factory.mktemp("hearing") / request.param
     return load_audio_lm(write(request.param, folder))
 
 
-def stock(heard: LoadedAudioLm, sounds: list[np.ndarray], prompt: str | None = None, **options: Any) -> list[list[int]]:
+def stock(
+    loaded_model: LoadedAudioLm, sounds: list[np.ndarray], prompt: str | None = None, **options: Any
+) -> list[list[int]]:
     """Call `generate` with the inputs that the family's own processor makes."""
-    processor: Any = heard.processor
+    processor: Any = loaded_model.processor
     padded = {"processor_kwargs": {"text_kwargs": {"padding": True, "padding_side": "left"}, "return_tensors": "pt"}}
     if hasattr(processor, "apply_transcription_request"):
         inputs = processor.apply_transcription_request(sounds, prompt=prompt)
@@ -65,26 +67,26 @@ def stock(heard: LoadedAudioLm, sounds: list[np.ndarray], prompt: str | None = N
             return_dict=True,
             **padded,
         )
-    made = stock_generate(heard)(**inputs, **{"max_new_tokens": 14, "do_sample": False, **options})
-    return [ended(heard, row) for row in made[:, inputs["input_ids"].shape[1] :].tolist()]
+    made = stock_generate(loaded_model)(**inputs, **{"max_new_tokens": 14, "do_sample": False, **options})
+    return [ended(loaded_model, row) for row in made[:, inputs["input_ids"].shape[1] :].tolist()]
 
 
-def stock_generate(heard: LoadedAudioLm) -> Any:
-    model: Any = heard.model
+def stock_generate(loaded_model: LoadedAudioLm) -> Any:
+    model: Any = loaded_model.model
     return model.generate
 
 
-def ended(heard: LoadedAudioLm, tokens: list[int]) -> list[int]:
-    end = heard.tokenizer.eos_token_id
+def ended(loaded_model: LoadedAudioLm, tokens: list[int]) -> list[int]:
+    end = loaded_model.tokenizer.eos_token_id
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
-def test_texts_are_those_of_generate(heard: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
+def test_texts_are_those_of_generate(loaded_model: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
     """One recording, and four of other lengths together; the model is found by its folder."""
-    single = mmdec.transcribe(sounds[0], model=heard.directory or "", drafter="lookup", **OPTIONS)
-    assert single.tokens == stock(heard, sounds[:1])[0]
-    together = mmdec.transcribe(sounds, model=heard, drafter="lookup", prompt=ASKED, **OPTIONS)
-    assert [text.tokens for text in together] == stock(heard, sounds, ASKED)
+    single = mmdec.transcribe(sounds[0], model=loaded_model.directory or "", drafter="lookup", **OPTIONS)
+    assert single.tokens == stock(loaded_model, sounds[:1])[0]
+    together = mmdec.transcribe(sounds, model=loaded_model, drafter="lookup", prompt=ASKED, **OPTIONS)
+    assert [text.tokens for text in together] == stock(loaded_model, sounds, ASKED)
     assert len({tuple(text.tokens) for text in together}) > 1
     assert [text.seconds for text in together] == [length / RATE for length in LENGTHS]
     assert single.timings["encoder"] > 0
@@ -92,30 +94,30 @@ def test_texts_are_those_of_generate(heard: LoadedAudioLm, sounds: list[np.ndarr
 
 
 @pytest.mark.parametrize("name", ["recycling", "small", "eagle", "eagle3", "msd"])
-def test_drafters_change_no_text(heard: LoadedAudioLm, sounds: list[np.ndarray], name: str) -> None:
+def test_drafters_change_no_text(loaded_model: LoadedAudioLm, sounds: list[np.ndarray], name: str) -> None:
     """Networks that read the states, and a small language model that reads text alone."""
-    expected = stock(heard, sounds[:3])
-    drafter: Any = DRAFTERS[name](heard.model, expected)
-    result = mmdec.transcribe(sounds[:3], model=heard, drafter=drafter, **OPTIONS)
+    expected = stock(loaded_model, sounds[:3])
+    drafter: Any = DRAFTERS[name](loaded_model.model, expected)
+    result = mmdec.transcribe(sounds[:3], model=loaded_model, drafter=drafter, **OPTIONS)
     assert [text.tokens for text in result] == expected
 
 
-def test_options_of_generate_keep_their_meaning(heard: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
+def test_options_of_generate_keep_their_meaning(loaded_model: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
     options = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
-    result = mmdec.transcribe(sounds[:2], model=heard, drafter="lookup", **{**OPTIONS, **options})
-    assert [text.tokens for text in result] == stock(heard, sounds[:2], **options)
+    result = mmdec.transcribe(sounds[:2], model=loaded_model, drafter="lookup", **{**OPTIONS, **options})
+    assert [text.tokens for text in result] == stock(loaded_model, sounds[:2], **options)
     torch.manual_seed(3)
-    sampled = mmdec.transcribe(sounds[0], model=heard, drafter="lookup", do_sample=True, **OPTIONS)
+    sampled = mmdec.transcribe(sounds[0], model=loaded_model, drafter="lookup", do_sample=True, **OPTIONS)
     torch.manual_seed(3)
-    assert sampled.tokens == stock(heard, sounds[:1], do_sample=True)[0]
+    assert sampled.tokens == stock(loaded_model, sounds[:1], do_sample=True)[0]
 
 
-def test_listeners_are_called_for_every_recording(heard: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
+def test_listeners_are_called_for_every_recording(loaded_model: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
     rounds, message, done = list[Round](), list[int](), list[tuple[float, float]]()
     silent = np.zeros(RATE, np.float32)
     result = mmdec.transcribe(
         [sounds[0], silent, *sounds[1:3]],
-        model=heard,
+        model=loaded_model,
         drafter="lookup",
         batch_size=2,
         on_round=rounds.append,
@@ -150,10 +152,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "named"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
 def test_meaningless_options_are_refused(
-    heard: LoadedAudioLm, sounds: list[np.ndarray], options: dict[str, Any], named: str
+    loaded_model: LoadedAudioLm, sounds: list[np.ndarray], options: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InputError, match=named) as refusal:
-        mmdec.transcribe(sounds[0], model=heard, drafter="lookup", **{**OPTIONS, **options})
+        mmdec.transcribe(sounds[0], model=loaded_model, drafter="lookup", **{**OPTIONS, **options})
     assert str(refusal.value).endswith(".")
 
 

@@ -32,18 +32,18 @@ def whisper() -> LoadedWhisper:
 
 
 @pytest.fixture(scope="module")
-def alone(whisper: LoadedWhisper) -> list[mmdec.Transcript]:
-    return [heard(whisper, sound, drafter=None) for sound in SOUNDS]
+def single_transcripts(whisper: LoadedWhisper) -> list[mmdec.Transcript]:
+    return [transcribe_sound(whisper, sound, drafter=None) for sound in SOUNDS]
 
 
-def heard(whisper: LoadedWhisper, sound: Any, **options: Any) -> Any:
+def transcribe_sound(whisper: LoadedWhisper, sound: Any, **options: Any) -> Any:
     return mmdec.transcribe(sound, sample_rate=16_000, model=whisper, timestamps="segment", **options)
 
 
 @pytest.mark.parametrize("drafter", ["ctc", "lookup", "recycling"])
 def test_drafts_change_nothing(whisper: LoadedWhisper, single: list[mmdec.Transcript], drafter: str) -> None:
     for nodes in (5, (7, 3)):
-        result = [heard(whisper, sound, drafter=drafter, num_speculative_tokens=nodes) for sound in SOUNDS]
+        result = [transcribe_sound(whisper, sound, drafter=drafter, num_speculative_tokens=nodes) for sound in SOUNDS]
         assert [one.tokens for one in result] == [one.tokens for one in single]
         assert drafter != "ctc" or any(one.tokens_per_round > 1.5 for one in result)
 
@@ -53,12 +53,12 @@ def test_drafts_change_nothing(whisper: LoadedWhisper, single: list[mmdec.Transc
 def test_batches_change_nothing(
     whisper: LoadedWhisper, single: list[mmdec.Transcript], drafter: str | None, size: int
 ) -> None:
-    result = heard(whisper, SOUNDS, drafter=drafter, batch_size=size)
+    result = transcribe_sound(whisper, SOUNDS, drafter=drafter, batch_size=size)
     assert [one.tokens for one in result] == [one.tokens for one in single]
 
 
 def test_the_text_is_nearly_that_of_float32(single: list[mmdec.Transcript]) -> None:
-    expected = [heard(load_whisper("whisper-tiny.en", "cpu"), sound, drafter=None) for sound in SOUNDS]
+    expected = [transcribe_sound(load_whisper("whisper-tiny.en", "cpu"), sound, drafter=None) for sound in SOUNDS]
     assert rate([word_edits(one.text, other.text) for one, other in zip(expected, single, strict=True)])["value"] < 0.05
 
 

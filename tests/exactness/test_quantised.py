@@ -34,7 +34,7 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
 WARNING = "its activations are quantised"
 
 
-def by(entry_point: str, model: Any, inputs: dict[str, Tensor], drafter: Any = "recycling") -> list[list[int]]:
+def tokens_by(entry_point: str, model: Any, inputs: dict[str, Tensor], drafter: Any = "recycling") -> list[list[int]]:
     """Each row's new tokens."""
     start = inputs["input_ids"].shape[1]
     if entry_point == "stock":
@@ -61,9 +61,9 @@ def test_quantised_language_models_keep_their_texts(entry_point: str, batch: int
         message = batch > 1 or drafter is not None  # else nothing stands beside a token
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            result = by(entry_point, model, prompts(batch, seed), drafter)
+            result = tokens_by(entry_point, model, prompts(batch, seed), drafter)
         assert [WARNING in str(one.message) for one in heard] == [True] * (message and seed == 0)
-        assert result == by("stock", model, prompts(batch, seed))
+        assert result == tokens_by("stock", model, prompts(batch, seed))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,8 +72,8 @@ def test_quantised_vlms_keep_their_texts(kind: str) -> None:
     rows = [[[8, 9, 8, 9], Picture.random(1), [8, 9]], [[8, 10], Picture.random(2), [11]]]
     for inputs in (batch_of(kind, rows[:1]), batch_of(kind, rows)):
         with pytest.warns(RuntimeWarning) if len(inputs["input_ids"]) == 1 else warnings.catch_warnings():
-            result = by("generate", model, inputs)
-        assert result == by("stock", model, inputs)
+            result = tokens_by("generate", model, inputs)
+        assert result == tokens_by("stock", model, inputs)
 
 
 @pytest.mark.parametrize("mode", ["short", "long"])
@@ -110,7 +110,7 @@ def test_weights_alone_are_drafted() -> None:
     assert apart < 1e-5 < bound
     result = mmdec.generate(model, given, "recycling", num_speculative_tokens=(12, 4), **OPTIONS)
     assert result.tokens_per_round > 1
-    assert result.sequences[:, 14:].tolist() == by("stock", model, given)
+    assert result.sequences[:, 14:].tolist() == tokens_by("stock", model, given)
 
 
 @pytest.mark.parametrize("kind", ["text", "whisper", *KINDS])
@@ -125,11 +125,11 @@ def test_rounding_is_not_taken_for_quantisation(kind: str, dtype: torch.dtype) -
 def test_a_model_is_measured_once_and_anew_when_it_was_quantised_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = list[tuple[float, float]]()
 
-    def counted(model: Any, target: Any) -> tuple[float, float]:
+    def record_difference(model: Any, target: Any) -> tuple[float, float]:
         measured.append(difference(model, target))
         return measured[-1]
 
-    monkeypatch.setattr(siblings, "difference", counted)
+    monkeypatch.setattr(siblings, "difference", record_difference)
     assert not siblings_change_logits(LLAMA, target_of(LLAMA))
     assert not measured  # of torch's and transformers' own parts
     model = weights_alone(LLAMA)

@@ -58,7 +58,7 @@ def warm_and_cut(ids: Tensor, scores: Tensor) -> Tensor:
 Drafting = Callable[[Toy, EnumeratedChoices, list[int], Shape], Draft]
 
 
-def drawn(replacement: bool = False, holes: bool = False, low: bool = False) -> Drafting:
+def drawn_children(replacement: bool = False, holes: bool = False, low: bool = False) -> Drafting:
     """Children drawn from the drafter's distribution; with replacement there are twins. `holes`: some tokens are never
     drafted. `low`: in single precision and not quite normalised, as real drafters have it."""
 
@@ -152,12 +152,12 @@ def difference(one: Distribution, other: Distribution) -> float:
     [
         (sampled, fixed(), TREE),
         (sampled, fixed(twins=True), TREE),
-        (sampled, drawn(), CHAIN),
-        (residual, drawn(), CHAIN),
-        (residual, drawn(), TREE),
-        (residual, drawn(holes=True), BRANCHED),
-        (residual, drawn(low=True), STAR),
-        (residual, drawn(replacement=True), TREE),
+        (sampled, drawn_children(), CHAIN),
+        (residual, drawn_children(), CHAIN),
+        (residual, drawn_children(), TREE),
+        (residual, drawn_children(holes=True), BRANCHED),
+        (residual, drawn_children(low=True), STAR),
+        (residual, drawn_children(replacement=True), TREE),
         (residual, fixed(), TREE),
         (residual, fixed(twins=True), BRANCHED),
     ],
@@ -179,11 +179,11 @@ def test_several_rounds_have_the_targets_distribution(
 @pytest.mark.parametrize(
     ("rule", "drafting", "shape", "vocab"),
     [
-        (residual, drawn(), [0, 0, 0, 0], 5),
-        (residual, drawn(), [0, 0, 0], 6),
-        (residual, drawn(), [0, 0, 1, 1, 2, 2], 3),
-        (residual, drawn(), [0, 0, 0], 2),  # more children than tokens
-        (residual, drawn(), [0, 1, 2, 3], 1),
+        (residual, drawn_children(), [0, 0, 0, 0], 5),
+        (residual, drawn_children(), [0, 0, 0], 6),
+        (residual, drawn_children(), [0, 0, 1, 1, 2, 2], 3),
+        (residual, drawn_children(), [0, 0, 0], 2),  # more children than tokens
+        (residual, drawn_children(), [0, 1, 2, 3], 1),
         (sampled, fixed(), [0, 0, 1, 1, 2, 3], 6),
     ],
 )
@@ -206,13 +206,19 @@ def test_one_round_of_a_larger_draft_has_the_targets_distribution(
 
 def test_a_drafter_equal_to_the_target_is_always_accepted() -> None:
     target = Toy(3, seed=5)
-    got = drafted_law(residual, target, lambda o, text: drawn()(target, o, text, CHAIN), [0], 3)
+    got = drafted_law(residual, target, lambda o, text: drawn_children()(target, o, text, CHAIN), [0], 3)
     assert difference(got, plain_distribution(target, [0], 3, frozenset(), [])) < 1e-9
 
 
 @pytest.mark.parametrize(
     ("rule", "drafting"),
-    [(typical, fixed()), (typical, drawn()), (always, fixed()), (always, drawn()), (residual, fixed(probs=True))],
+    [
+        (typical, fixed()),
+        (typical, drawn_children()),
+        (always, fixed()),
+        (always, drawn_children()),
+        (residual, fixed(probs=True)),
+    ],
     ids=["typical", "typical, drawn", "always", "always, drawn", "best tokens that pretend to be drawn"],
 )
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
@@ -222,7 +228,7 @@ def test_lossy_rules_are_caught(rule: Callable[[EnumeratedChoices], Rule], draft
     assert difference(got, plain_distribution(target, [1, 0], 3, frozenset(), [])) > 1e-2
 
 
-@pytest.mark.parametrize(("rule", "drafting"), [(sampled, fixed()), (residual, drawn())])
+@pytest.mark.parametrize(("rule", "drafting"), [(sampled, fixed()), (residual, drawn_children())])
 def test_the_whole_loop_with_two_rows_has_the_targets_distribution(
     rule: Callable[[EnumeratedChoices], Rule], drafting: Drafting
 ) -> None:

@@ -45,7 +45,7 @@ class Request:
     decoding: DecodingOptions
     rounds: list[Round] = field(default_factory=list)
 
-    def alone(self) -> list[list[int]]:
+    def single_text(self) -> list[list[int]]:
         options = {"drafter": None, "seed": self.decoding.seed, **self.options}
         return mmdec.generate(self.model, self.ids, **options).sequences.tolist()
 
@@ -77,13 +77,13 @@ def test_rows_that_join_and_leave_keep_their_texts(family: str, prefill: int, mo
     model, dice = model_of(family), random.Random(prefill)
     shared, score_together = list[int](), DecoderTarget.score_together
 
-    def counted(target: DecoderTarget, parts: Any) -> Any:
+    def record_parts(target: DecoderTarget, parts: Any) -> Any:
         shared.append(len(parts))
         return score_together(target, parts)
 
-    monkeypatch.setattr(DecoderTarget, "score_together", counted)
+    monkeypatch.setattr(DecoderTarget, "score_together", record_parts)
     asked = requests(model, dice, 8)
-    expected = [request.alone() for request in asked]
+    expected = [request.single_text() for request in asked]
     scheduler = Scheduler(SchedulerLimits(rows=5, prefill=prefill))
     tasks, runs = list[Task](), [request.prepare() for request in asked]
     waiting = list(zip(asked, runs, strict=True))
@@ -106,7 +106,7 @@ def test_an_error_or_a_cancelled_request_leaves_its_neighbours_alone() -> None:
     asked = requests(model, random.Random(3), 4)
     for request in asked:
         request.options["max_new_tokens"] = 24
-    expected = [request.alone() for request in asked]
+    expected = [request.single_text() for request in asked]
     scheduler, runs = Scheduler(), [request.prepare() for request in asked]
 
     def refuse(round_: Round) -> None:
@@ -130,7 +130,7 @@ def test_a_failing_pass_ends_the_request_at_fault() -> None:
     """A processor of one request raises; it is called when its own scores are read, not in the shared pass."""
     model = model_of("LlamaForCausalLM")
     asked = requests(model, random.Random(4), 3)
-    expected = [request.alone() for request in asked]
+    expected = [request.single_text() for request in asked]
 
     def fail(ids: Tensor, scores: Tensor) -> Tensor:
         raise ValueError("the processor of one request")

@@ -9,14 +9,14 @@ import torch
 
 import mmdec
 from mmdec.errors import InputError
-from tests.support.every_class import made, prompts
+from tests.support.every_class import make_network, prompts
 
 KINDS = ("hidden_states", "attentions")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_outputs_equal_stock(kind: str) -> None:
-    model, inputs = made("LlamaForCausalLM"), prompts("x", (9, 4))
+    model, inputs = make_network("LlamaForCausalLM"), prompts("x", (9, 4))
     model.set_attn_implementation("eager")
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, f"output_{kind}": True}
     expected = model.generate(**inputs, **options, return_dict_in_generate=True)
@@ -32,10 +32,10 @@ def test_step_outputs_equal_stock(kind: str) -> None:
 
 def test_generate_refuses_step_outputs() -> None:
     with pytest.raises(InputError, match="`output_attentions` must be left out"):
-        mmdec.generate(made("LlamaForCausalLM"), torch.tensor([[5, 6]]), output_attentions=True)
+        mmdec.generate(make_network("LlamaForCausalLM"), torch.tensor([[5, 6]]), output_attentions=True)
 
 
 @pytest.mark.parametrize("family", ["BloomForCausalLM", "MptForCausalLM"])
 def test_alibi_is_refused_by_name(family: str) -> None:
     with pytest.raises(InputError, match=f"{family} adds ALiBi's bias"):
-        mmdec.generate(made(family), torch.tensor([[5, 6]]), "lookup")
+        mmdec.generate(make_network(family), torch.tensor([[5, 6]]), "lookup")

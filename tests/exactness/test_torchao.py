@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mmdec
-from tests.support.every_class import made, prompts
+from tests.support.every_class import make_network, prompts
 from tests.support.random_drafter import Wild
 
 ao: Any = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
@@ -25,7 +25,7 @@ def quantised(family: str, kind: str) -> Any:
         "int4": lambda: ao.IntxWeightOnlyConfig(weight_dtype=vars(torch)["int4"], granularity=ao.PerGroup(16)),
         "activations": ao.Int8DynamicActivationInt8WeightConfig,
     }
-    model = made(family)
+    model = make_network(family)
     ao.quantize_(model, configs[kind]())
     return model
 

@@ -28,7 +28,7 @@ def model_of(family: str, attention: str) -> PreTrainedModel:
     return language_model(family, num_hidden_layers=3, attn_implementation=attention).double()
 
 
-def alone(model: PreTrainedModel, text: list[int]) -> Tensor:
+def logits_of_text(model: PreTrainedModel, text: list[int]) -> Tensor:
     with torch.no_grad():
         return model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
 
@@ -39,7 +39,7 @@ def furthest(model: PreTrainedModel, draft: Draft, logits: Tensor, texts: list[l
     for row, text in enumerate(texts):
         parents, tokens = draft.parents[row].tolist(), draft.tokens[row].tolist()
         for node in range(int(draft.size[row])):
-            want = alone(model, text + [tokens[step] for step in way(parents, node)])
+            want = logits_of_text(model, text + [tokens[step] for step in way(parents, node)])
             worst = max(worst, float((logits[row, node] - want).abs().max() / want.abs().max()))
     return worst
 
@@ -85,7 +85,7 @@ def test_each_node_is_scored_as_the_end_of_its_path(family: str, attention: str,
     texts, inputs = prompts(rng, lengths)
     session, _, _, scores = target.prefill(inputs, Needs())
     for row, text in enumerate(texts):
-        want = alone(model, text)
+        want = logits_of_text(model, text)
         assert float((scores.logits[row, 0] - want).abs().max() / want.abs().max()) < BOUND[attention]
     target.commit(session, verdict_of([[0]] * len(texts)))  # the prompt's verdict changes nothing
     for nodes in (7, 1, 4, 12, 1, 9):
@@ -134,7 +134,7 @@ def test_padding_in_the_middle_of_a_row_is_closed() -> None:
     texts = [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
     session, _, _, scores = target.prefill({"input_ids": ids, "attention_mask": mask}, Needs())
     for row, text in enumerate(texts):
-        torch.testing.assert_close(scores.logits[row, 0], alone(model, text), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(scores.logits[row, 0], logits_of_text(model, text), rtol=1e-10, atol=1e-10)
     for nodes in (6, 6):
         draft = random_draft(rng, 2, nodes)
         assert furthest(model, draft, target.score(session, draft).logits, texts) < BOUND["sdpa"]

@@ -96,7 +96,7 @@ def stock(model: Any, inputs: dict[str, Tensor], choice: str) -> Tensor | None:
     return None if tied and choice == "greedy" else out.sequences
 
 
-def drawn(
+def drawn_prompts(
     draw: Callable[[], Draw], model: Any, inputs: Callable[[Draw], dict[str, Tensor]], choice: str
 ) -> tuple[Draw, Tensor]:
     """Draw inputs until stock's answer does not depend on rounding. Returns the inputs and that answer."""
@@ -108,7 +108,7 @@ def drawn(
     pytest.fail("twenty draws in a row have two tokens that float32 does not tell apart")
 
 
-def say(case: dict[str, Any], model: Any, inputs: dict[str, Tensor], drafter: Any, held: DynamicCache) -> Tensor:
+def run_turn(case: dict[str, Any], model: Any, inputs: dict[str, Tensor], drafter: Any, held: DynamicCache) -> Tensor:
     """The sequences, through the case's entry point."""
     options: dict[str, Any] = {**options_of(model, case["choice"]), CACHE_ARGUMENT: held}
     seed = 5 if case["choice"] == "sampled" and case["batch"] > 1 else None
@@ -136,18 +136,18 @@ def test_texts_equal_plain_decoding(case: dict[str, Any]) -> None:
     def row_list() -> list[Row]:
         return rows_of(rng, case["content"], case["batch"])
 
-    rows, said = drawn(row_list, model, lambda rows: batch_of(kind, rows), case["choice"])
+    rows, said = drawn_prompts(row_list, model, lambda rows: batch_of(kind, rows), case["choice"])
     inputs = batch_of(kind, rows)
     held = DynamicCache(config=model.config)
-    assert torch.equal(say(case, model, inputs, make(model, said.tolist()), held), said)
+    assert torch.equal(run_turn(case, model, inputs, make(model, said.tolist()), held), said)
     if case["turn"] == "first":
         return
 
-    def turn(more: list[Row]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def inputs_of_turn(more: list[Row]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         return second_turn(kind, rows, more, said, inputs["attention_mask"])
 
-    more, expected = drawn(row_list, model, lambda more: turn(more)[0], case["choice"])
-    whole, new = turn(more)
+    more, expected = drawn_prompts(row_list, model, lambda more: inputs_of_turn(more)[0], case["choice"])
+    whole, new = inputs_of_turn(more)
     shown, past = whole, 0
     # `generate` itself knows no positions for new text without the text and the images before it, if there are images.
     names = ("input_ids", "attention_mask", "mm_token_type_ids")
@@ -162,5 +162,5 @@ def test_texts_equal_plain_decoding(case: dict[str, Any]) -> None:
         if kind in AXES:
             shown["mm_token_type_ids"] = whole["mm_token_type_ids"][:, past:]
     expected = expected[:, past:]
-    assert torch.equal(say(case, model, shown, make(model, expected.tolist()), held), expected)
+    assert torch.equal(run_turn(case, model, shown, make(model, expected.tolist()), held), expected)
     assert held.get_seq_length() == past + expected.shape[1] - 1

@@ -31,7 +31,7 @@ def doubled(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
 
 
-def alone(model: Any, kind: str, row: Row, more: list[int]) -> Tensor:
+def logits_of_text(model: Any, kind: str, row: Row, more: list[int]) -> Tensor:
     """The logits after one row and these tokens, in a pass without a cache: the model finds its own positions."""
     inputs = doubled(batch_of(kind, [[*row, more]]))
     del inputs["attention_mask"]
@@ -44,7 +44,7 @@ def furthest(model: Any, kind: str, rows: list[Row], texts: list[list[int]], dra
     for row, (parts, text) in enumerate(zip(rows, texts, strict=True)):
         tokens, parents = draft.tokens[row].tolist(), draft.parents[row].tolist()
         for node in range(int(draft.size[row])):
-            want = alone(model, kind, parts, text + [tokens[step] for step in way(parents, node)])
+            want = logits_of_text(model, kind, parts, text + [tokens[step] for step in way(parents, node)])
             worst = max(worst, float((logits[row, node] - want).abs().max() / want.abs().max()))
     return worst
 
@@ -65,7 +65,7 @@ def test_each_node_is_scored_as_the_end_of_its_path(kind: str, attention: str) -
         texts: list[list[int]] = [[] for _ in rows]
         session, _, _, scores = target.prefill(doubled(batch_of(kind, rows)), Needs())
         for row, parts in enumerate(rows):
-            want = alone(model, kind, parts, [])
+            want = logits_of_text(model, kind, parts, [])
             assert float((scores.logits[row, 0] - want).abs().max() / want.abs().max()) < BOUND[attention]
         target.commit(session, verdict_of([[0]] * len(rows)))
         for nodes in (6, 1, 5):

@@ -21,7 +21,7 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.probe import PROBE_VOCABULARY, PROBE_WINDOW
 from mmdec.targets.recurrent_cache import has_states
-from tests.support.every_class import made
+from tests.support.every_class import make_network
 from tests.support.families import attention_of, model_of
 from tests.support.random_drafter import Wild
 
@@ -49,7 +49,7 @@ class Report:
 @lru_cache(200)
 def network(family: str, attention: str, double: bool, seed: int, windows: bool = False) -> Any:
     """Build a small random model. windows: whether it has sliding windows. double: float64."""
-    model = made(family) if windows else model_of(family, seed)
+    model = make_network(family) if windows else model_of(family, seed)
     model.set_attn_implementation(attention)
     return model.double() if double else model
 

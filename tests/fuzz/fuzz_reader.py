@@ -28,7 +28,7 @@ from tests.support.odd_files import Odd, write_odd
 WATCHDOG = 20.0  # seconds
 
 
-def heard(call) -> torch.Tensor | str:
+def sound_or_error(call) -> torch.Tensor | str:
     """Return the call's samples (T,), or the message of its InputError, whose form is checked. Other errors are
     raised."""
     faulthandler.dump_traceback_later(WATCHDOG, exit=True)
@@ -57,14 +57,14 @@ def examine(odd: Odd, other: Path, model: SpeechTranslator) -> dict[str, object]
     """Read a file twice, each time after the file `other`, and list in "wrong" what is wrong with the results."""
     wrong = []
     audio.load_audio(other)
-    first = heard(lambda: read_audio(odd.path))
+    first = sound_or_error(lambda: read_audio(odd.path))
     audio.load_audio(other)
-    second = heard(lambda: read_audio(odd.path))
+    second = sound_or_error(lambda: read_audio(odd.path))
     if not same(first, second):
         wrong.append("another answer the second time")
     if os.path.isfile(odd.path):
         content = odd.path.read_bytes()
-        bare = heard(lambda: read_audio(io.BytesIO(content)))
+        bare = sound_or_error(lambda: read_audio(io.BytesIO(content)))
         if not isinstance(bare, str) and not same(bare, first):
             wrong.append("a file object gives other samples than the path")
     if isinstance(first, torch.Tensor):
@@ -72,7 +72,7 @@ def examine(odd: Odd, other: Path, model: SpeechTranslator) -> dict[str, object]
             wrong.append("not finite")
         if first.abs().max() > 4:  # resampled noise goes somewhat beyond full scale
             wrong.append("beyond full scale")
-        spoken = heard(lambda: torch.from_numpy(translate_speech(odd.path, model=model).audio))
+        spoken = sound_or_error(lambda: torch.from_numpy(translate_speech(odd.path, model=model).audio))
         if isinstance(spoken, str) and "no unit" not in spoken:
             wrong.append(f"read, but not translated: {spoken}")
     if odd.sound is not None:

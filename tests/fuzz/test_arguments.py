@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[tuple[str, str], ...]] = dict.fromkeys(
 }
 
 
-def drawn(seed: str, entry_points: dict[str, Door]) -> tuple[Callable[[], Any], str, bool]:
+def drawn_call(seed: str, entry_points: dict[str, Door]) -> tuple[Callable[[], Any], str, bool]:
     """One call with odd arguments, in words too, and whether its text is its own."""
     dice = random.Random(seed)
     if dice.random() < 0.25:
@@ -290,7 +290,7 @@ def test_odd_arguments_are_taken_or_refused_clearly(
         seed, result = f"arguments {number}", []
         for turn in range(2):
             elsewhere(f"{number}-{turn}")
-            call, words, own = drawn(seed, entry_points)
+            call, words, own = drawn_call(seed, entry_points)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # transformers warns of options that do nothing

@@ -37,11 +37,11 @@ def older_python() -> Iterator[None]:
     real = dataclasses.dataclass
 
     def dataclass(cls: Any = None, /, **options: Any) -> Any:
-        def made(one: Any) -> Any:
+        def make_dataclass(one: Any) -> Any:
             old = one.__module__.startswith("fairseq") and "__hash__" not in one.__dict__
             return real(one, **({"unsafe_hash": True, **options} if old and not options.get("frozen") else options))
 
-        return made if cls is None else made(cls)
+        return make_dataclass if cls is None else make_dataclass(cls)
 
     for kind in (float, int, bool, object):
         if kind.__name__ not in np.__dict__:
@@ -71,7 +71,7 @@ def authors(sizes: dict[str, Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def both() -> tuple[Any, DASpeech]:
+def both_models() -> tuple[Any, DASpeech]:
     theirs, weights = authors(SMALL), random_weights(arguments(SMALL), UNITS)
     theirs.load_state_dict(weights)  # strict: every name and shape
     result = read_published(arguments(SMALL), weights)
@@ -91,8 +91,8 @@ def test_names_and_shapes_equal_the_authors() -> None:
 # batch is compared with their rows, each alone.
 @pytest.mark.parametrize("frames", [[64], [120, 77], [48, 200, 33]])
 @torch.no_grad()
-def test_networks_equal_the_authors(both: tuple[Any, DASpeech], frames: list[int]) -> None:
-    theirs, ours = both
+def test_networks_equal_the_authors(both_models: tuple[Any, DASpeech], frames: list[int]) -> None:
+    theirs, ours = both_models
     lengths = torch.tensor(frames)
     features = torch.randn(len(frames), max(frames), 80, generator=torch.Generator().manual_seed(frames[0]))
     features *= (torch.arange(max(frames)) < lengths[:, None])[..., None]
@@ -114,8 +114,8 @@ def test_networks_equal_the_authors(both: tuple[Any, DASpeech], frames: list[int
 
 
 @torch.no_grad()
-def test_vocoders_equal_the_authors(both: tuple[Any, DASpeech]) -> None:
-    theirs, ours = both
+def test_vocoders_equal_the_authors(both_models: tuple[Any, DASpeech]) -> None:
+    theirs, ours = both_models
     counts = torch.tensor([23, 17])
     hidden = torch.randn(2, 23, SMALL["decoder_embed_dim"], generator=torch.Generator().manual_seed(3))
     output = ours.tts(ours.acoustic_input(hidden), counts)
@@ -128,9 +128,9 @@ def test_vocoders_equal_the_authors(both: tuple[Any, DASpeech]) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 3, 4])  # they fail where no phone is written
 @torch.no_grad()
-def test_lookahead_equals_the_authors(both: tuple[Any, DASpeech], seed: int) -> None:
+def test_lookahead_equals_the_authors(both_models: tuple[Any, DASpeech], seed: int) -> None:
     """They write the first and last vertices' likeliest units, we write <s> and </s>; trained ones are the same."""
-    theirs, ours = both
+    theirs, ours = both_models
     features, lengths = torch.randn(1, 160, 80, generator=torch.Generator().manual_seed(seed)), torch.tensor([160])
     encoded = theirs.encoder(features, src_lengths=lengths)
     begun = theirs.initialize_output_tokens(encoded, features, lengths)

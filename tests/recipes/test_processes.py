@@ -102,7 +102,7 @@ def heads(root: Path) -> tuple[Options, Options]:
 
 
 def drafter(system: str, **network: Any) -> Callable[[Path], tuple[Options, Options]]:
-    def written(root: Path) -> tuple[Options, Options]:
+    def write_options(root: Path) -> tuple[Options, Options]:
         model: Options = {"network": json.dumps({"intermediate_size": 16, **network}), "warmup": 1, "noise": 0.0}
         model |= {} if system in ("flash", "dflash") else {"unroll": 2, "unroll_from": 3}
         # kept features are rounded to half precision, where the last bit depends on the padding beside a text
@@ -112,7 +112,7 @@ def drafter(system: str, **network: Any) -> Callable[[Path], tuple[Options, Opti
         data |= {"dev_samples": 4, "max_tokens": 12, "base_dtype": "float32", "workers": 0, "batch_size": 2}
         return model, data
 
-    return written
+    return write_options
 
 
 RECIPES: dict[str, Callable[[Path], tuple[Options, Options]]] = {

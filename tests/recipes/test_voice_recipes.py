@@ -244,15 +244,15 @@ def test_the_first_process_makes_all_caches(corpus: Path, tmp_path: Path, monkey
 def test_ranks_drop_out_differently_and_steps_alike(monkeypatch: pytest.MonkeyPatch):
     module = AcousticModule(["<s>", "<pad>", "</s>", "<unk>", "a"], config="small", seed=3)
 
-    def drawn(step: int, rank: int) -> Tensor:
+    def drawn_batch(step: int, rank: int) -> Tensor:
         monkeypatch.setattr(AcousticModule, "global_step", step)
         monkeypatch.setattr(AcousticModule, "global_rank", rank)
         module.on_train_batch_start(None, 0)  # type: ignore[arg-type]
         return torch.rand(4)
 
-    assert torch.equal(drawn(5, 1), drawn(5, 1))
-    assert not torch.equal(drawn(5, 0), drawn(5, 1))
-    assert not torch.equal(drawn(5, 1), drawn(6, 1))
+    assert torch.equal(drawn_batch(5, 1), drawn_batch(5, 1))
+    assert not torch.equal(drawn_batch(5, 0), drawn_batch(5, 1))
+    assert not torch.equal(drawn_batch(5, 1), drawn_batch(6, 1))
 
 
 def test_recordings_with_one_rendering_are_read_once(corpus: Path, tmp_path: Path):

@@ -186,7 +186,7 @@ def windowed_config(name: str) -> PreTrainedConfig:
     return kind(**{**known, **OWN.get(name, {}), **on})
 
 
-def made(name: str) -> Any:
+def make_network(name: str) -> Any:
     """Build a small random model of a class."""
     kind: Any = getattr(transformers, name)
     attention = "sdpa" if kind._supports_sdpa else "eager"
@@ -226,7 +226,7 @@ def tried(name: str) -> Outcome:
     """Decode with a class in several ways, and compare with transformers' `generate`."""
     started = time.perf_counter()
     try:
-        model = made(name)
+        model = make_network(name)
     except Exception as error:
         return _without_weights(name, f"no small model can be made: {short_reason(error)}")
     greedy: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}

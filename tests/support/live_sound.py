@@ -17,7 +17,7 @@ SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "english"
 
 
 @lru_cache
-def spoken(name: str, seconds: float | None = None) -> Tensor:
+def speech_samples(name: str, seconds: float | None = None) -> Tensor:
     """Load a sample of data/samples/english, or its first seconds."""
     sound = load_audio(SAMPLES / f"{name}.flac")
     return sound if seconds is None else sound[: round(seconds * RATE)]
@@ -32,7 +32,7 @@ def noise(seconds: float, level: float = 1e-3, seed: int = 0) -> Tensor:
 def talk(parts: Sequence[float | tuple[str, float | None]], level: float = 0.0) -> Tensor:
     """Join parts to one sound (T,), and add noise of `level`. parts: a number is a pause in seconds, a tuple the
     arguments of `spoken`."""
-    sounds = [spoken(*part) if isinstance(part, tuple) else torch.zeros(round(part * RATE)) for part in parts]
+    sounds = [speech_samples(*part) if isinstance(part, tuple) else torch.zeros(round(part * RATE)) for part in parts]
     whole = torch.cat(sounds)
     return whole + noise(len(whole) / RATE, level)[: len(whole)] if level else whole
 

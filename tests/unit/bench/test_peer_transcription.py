@@ -50,11 +50,11 @@ def echo(monkeypatch: pytest.MonkeyPatch, says: dict[str, str | None]) -> None:
     def calls(_: Any, converted: Path, harness: TranscriptionHarness, threads: Sequence[int]) -> dict[Any, Any]:
         assert not converted.exists()
 
-        def say(text: str | None, samples: Tensor) -> str:
+        def write_text(text: str | None, samples: Tensor) -> str:
             return harness.measure([samples], Method.greedy()).texts[0] if text is None else text
 
         return {
-            (name, count): lambda samples, text=text: say(text, samples)
+            (name, count): lambda samples, text=text: write_text(text, samples)
             for name, text in says.items()
             for count in threads
         }

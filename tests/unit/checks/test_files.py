@@ -336,16 +336,16 @@ def test_outputs_have_the_default_file_mode(umask: int, mode: int, tmp_path: Pat
     finally:
         os.umask(before)
 
-    def found(name: str) -> int:
+    def mode_of(name: str) -> int:
         return (tmp_path / name).stat().st_mode & 0o777
 
-    assert found("new.txt") == found("model/inner/a.safetensors") == mode
-    assert found("old.txt") == found("kept.txt") == 0o640
-    assert found("model") == found("model/inner") == 0o777 & ~umask
+    assert mode_of("new.txt") == mode_of("model/inner/a.safetensors") == mode
+    assert mode_of("old.txt") == mode_of("kept.txt") == 0o640
+    assert mode_of("model") == mode_of("model/inner") == 0o777 & ~umask
     (tmp_path / "model").chmod(0o700)
     with atomic_folder(tmp_path / "model"):
         pass
-    assert found("model") == 0o700
+    assert mode_of("model") == 0o700
 
 
 def test_samples_an_encoder_cannot_take_are_refused_first(tmp_path: Path) -> None:

@@ -31,10 +31,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Benchmarks that find what is known, and tell that they ran."""
     calls: list[str] = []
 
-    def found(name: str) -> Any:
+    def stand_in(name: str) -> Any:
         return lambda *_args, **_options: (calls.append(name), findings.ALL[name])[1]
 
-    monkeypatch.setattr(bench_language_models, "bench_language", found("core"))
+    monkeypatch.setattr(bench_language_models, "bench_language", stand_in("core"))
     return calls
 
 
@@ -168,7 +168,7 @@ def bare_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Path("data/samples").symlink_to(Path(__file__).parents[3] / "data" / "samples")
 
 
-def asked(bench: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, str]:
+def first_argument_and_output(bench: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, str]:
     """The first argument of the measurement behind `mmdec bench asr` or `vlm`, and what was said."""
     module, given = {"asr": bench_transcription, "vlm": bench_description}[bench], []
     monkeypatch.setattr(module, f"bench_{bench}", lambda first, *_, **__: (given.append(first), findings.ALL[bench])[1])
@@ -179,16 +179,16 @@ def asked(bench: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any
 
 @pytest.mark.usefixtures("bare_checkout")
 def test_without_a_corpus_the_sample_recordings_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    recordings, said = asked("asr", monkeypatch)
+    recordings, said = first_argument_and_output("asr", monkeypatch)
     assert "no corpus is here" in said
     assert [path.suffix for path in recordings] == [".flac"] * 3
-    assert asked("asr", monkeypatch, "own.wav")[0] == [Path("own.wav")]
-    assert sorted(asked("asr", monkeypatch, "data/samples/english", "own.wav")[0]) == sorted(
+    assert first_argument_and_output("asr", monkeypatch, "own.wav")[0] == [Path("own.wav")]
+    assert sorted(first_argument_and_output("asr", monkeypatch, "data/samples/english", "own.wav")[0]) == sorted(
         [*recordings, Path("own.wav")]
     )
-    assert asked("asr", monkeypatch, "--corpus", "elsewhere")[0] == []
+    assert first_argument_and_output("asr", monkeypatch, "--corpus", "elsewhere")[0] == []
     Path("data/english").mkdir()
-    assert asked("asr", monkeypatch) == ([], "")
+    assert first_argument_and_output("asr", monkeypatch) == ([], "")
 
 
 @pytest.mark.parametrize("lines", [[], ["file\tquestion"], ["a.png\tb\tWhat?"], ["../a.png\tb\tWhat?\tThat."]])

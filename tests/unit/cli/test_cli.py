@@ -395,13 +395,13 @@ def command(verb: str) -> Any:
     return result
 
 
-def said(verb: str) -> str:
+def help_text(verb: str) -> str:
     return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, [*verb.split(), "--help"]).stdout
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_names_are_whole_at_80_columns(verb: str) -> None:
-    shown = said(verb)
+    shown = help_text(verb)
     assert "…" not in shown
     for option in command(verb).params:
         assert all(f"{name} " in shown for name in option.opts if name.startswith("--"))
@@ -409,7 +409,7 @@ def test_names_are_whole_at_80_columns(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_each_help_page_has_one_example(verb: str) -> None:
-    assert said(verb).count("Example: mmdec ") == 1
+    assert help_text(verb).count("Example: mmdec ") == 1
 
 
 @pytest.mark.parametrize("verb", ENDING)

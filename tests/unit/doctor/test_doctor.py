@@ -104,20 +104,20 @@ def apply_remedies(folder: Path, findings: list[Trial], copy: Path) -> Path:
             for part in inner:
                 place = place[part]
             place[last] = value
-    return written(described, load_file(folder / "model.safetensors"), copy)
+    return write_checkpoint(described, load_file(folder / "model.safetensors"), copy)
 
 
-def written(described: dict[str, Any], state: dict[str, torch.Tensor], folder: Path) -> Path:
+def write_checkpoint(described: dict[str, Any], state: dict[str, torch.Tensor], folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(described))
     save_file(state, folder / "model.safetensors")
     return folder
 
 
-def planted(sound: Path, change: Change, folder: Path) -> Path:
+def write_changed_checkpoint(sound: Path, change: Change, folder: Path) -> Path:
     described, state = json.loads((sound / "config.json").read_text()), load_file(sound / "model.safetensors")
     change(described, state)
-    return written(described, {name: value.contiguous() for name, value in state.items()}, folder)
+    return write_checkpoint(described, {name: value.contiguous() for name, value in state.items()}, folder)
 
 
 def tokens_as_table(described: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
@@ -148,7 +148,7 @@ def test_a_planted_fault_is_named_and_its_remedy_repairs_the_folder(
     name: str, sound: Path, texts: list[OwnText], tmp_path: Path
 ) -> None:
     convention, change = FAULTS[name]
-    folder = planted(sound, change, tmp_path / "faulty")
+    folder = write_changed_checkpoint(sound, change, tmp_path / "faulty")
     findings, _, run = examine_folder(folder, texts)
     depth = 2 if convention == "feature of drafted tokens" else 1
     best = share(read(sound), texts, depth)
@@ -198,7 +198,7 @@ def test_a_lost_head_is_named_alone(sound: Path, texts: list[OwnText], tmp_path:
         rows = read(sound).output.weight[state["d2t"] + torch.arange(len(state["d2t"]))]
         state["lm_head.weight"] = rows.clone()
 
-    findings, tried, run = examine_folder(planted(sound, change, tmp_path / "faulty"), texts)
+    findings, tried, run = examine_folder(write_changed_checkpoint(sound, change, tmp_path / "faulty"), texts)
     assert [(row.convention, row.now) for row in findings] == [("LM head", "the model's rows")]
     assert "`lm_head.weight`" in str(findings[0].remedy)
     assert findings[0].gain.value > 0.3
@@ -238,11 +238,11 @@ def test_remedies_name_the_keys_of_mmdecs_own_folders(texts: list[OwnText], tmp_
 
 
 def test_two_faults_are_repaired_one_after_the_other(sound: Path, texts: list[OwnText], tmp_path: Path) -> None:
-    def both(described: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
+    def check_both(described: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
         outputs(described, state)
         described["norm_before_residual"] = True
 
-    findings, _, run = examine_folder(planted(sound, both, tmp_path / "faulty"), texts)
+    findings, _, run = examine_folder(write_changed_checkpoint(sound, check_both, tmp_path / "faulty"), texts)
     assert {row.convention for row in findings} == {"layer ids", "residual"}
     assert share(run, texts) == pytest.approx(share(read(sound), texts), abs=1e-6)
 

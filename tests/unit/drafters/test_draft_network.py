@@ -70,14 +70,14 @@ def test_a_step_equals_eagle_written_out() -> None:
     def heads(name: str) -> Tensor:
         return (x @ getattr(weights.self_attn, name).weight.T).view(8, 4, 8).transpose(0, 1)
 
-    def turned(states: Tensor) -> Tensor:
+    def rotate(states: Tensor) -> Tensor:
         angles = torch.arange(8)[:, None] * 10000.0 ** -(torch.arange(4) / 4)
         first, second = states[..., :4], states[..., 4:]
         return torch.cat(
             [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1
         )
 
-    scores = turned(heads("q_proj")) @ turned(heads("k_proj")).transpose(1, 2) / 8**0.5
+    scores = rotate(heads("q_proj")) @ rotate(heads("k_proj")).transpose(1, 2) / 8**0.5
     scores = scores.masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf)
     mixed = (scores.softmax(-1) @ heads("v_proj")).transpose(0, 1).reshape(8, 32)
     x = x + mixed @ weights.self_attn.o_proj.weight.T

@@ -97,12 +97,12 @@ def test_transformers_drafts_the_same_tokens(model: Any) -> None:
     drafter, drafts = Mtp.of(model), list[tuple[int, int]]()
     propose = drafter.propose
 
-    def watched(state: Any, roots: Tensor, plan: Plan) -> Any:
+    def record_draft(state: Any, roots: Tensor, plan: Plan) -> Any:
         draft = propose(state, roots, plan)
         drafts.append((int(roots), int(draft.tokens[0, 1])))
         return draft
 
-    drafter.propose = watched  # type: ignore[method-assign]
+    drafter.propose = record_draft  # type: ignore[method-assign]
     prompt = prompts(1)
     options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
     expected = model.generate(**prompt, **options)

@@ -37,7 +37,7 @@ def vlm(request: pytest.FixtureRequest) -> LoadedVlm:
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six questions of two tasks about four pictures."""
     folder = tmp_path_factory.mktemp("asked")
     for seed in range(4):
@@ -76,17 +76,17 @@ def test_answers_are_scored_by_their_benchmarks_rules(
     assert score(question, said) == pytest.approx(right)
 
 
-def test_a_model_is_scored_by_task(vlm: LoadedVlm, asked: Path, tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in asked.read_text(encoding="utf-8").splitlines()]
+def test_a_model_is_scored_by_task(vlm: LoadedVlm, questions_file: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in questions_file.read_text(encoding="utf-8").splitlines()]
     call: dict[str, Any] = {"model": vlm, "num_speculative_tokens": 3, "drafter": "lookup"}
-    answers = [mmdec.describe(asked.parent / row["image"], row["question"], **call) for row in rows]
+    answers = [mmdec.describe(questions_file.parent / row["image"], row["question"], **call) for row in rows]
     for row, answer in zip(rows[:4], answers, strict=False):
         row["answer"] = answer.text.upper() + "."  # four are right, three of them of the first task
     rows.append({"image": "none.png", "question": "Missing?", "category": "b", "answer": "x"})
     path = tmp_path / "q.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     for size in (1, 4):
-        report = evaluate_vlm(path, asked.parent, vlm, drafter="lookup", plan=3, batch_size=size, threads=1)
+        report = evaluate_vlm(path, questions_file.parent, vlm, drafter="lookup", plan=3, batch_size=size, threads=1)
         assert {task: (row["right"]["value"], row["right"]["n"]) for task, row in report["by_task"].items()} == {
             "a": (1.0, 3),
             "b": (0.25, 4),
@@ -105,7 +105,7 @@ def test_a_model_is_scored_by_task(vlm: LoadedVlm, asked: Path, tmp_path: Path) 
     assert rows_of(text) == ["a", "b", "all"]
     assert "refused 6: `image` must be an existing file" in text
     assert "any words" not in text
-    swapped = evaluate_vlm(path, asked.parent, vlm, drafter=None, swap=True, limit=2, threads=1)
+    swapped = evaluate_vlm(path, questions_file.parent, vlm, drafter=None, swap=True, limit=2, threads=1)
     assert swapped["n"] == 4
     assert swapped["decoding"]["drafted_per_round"] == 0
     assert "pictures swapped" in shown(vlm_table(swapped))
@@ -117,29 +117,35 @@ def rows_of(table: str) -> list[str]:
 
 
 def test_answers_in_other_words_are_counted_separately(
-    vlm: LoadedVlm, asked: Path, monkeypatch: pytest.MonkeyPatch
+    vlm: LoadedVlm, questions_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions = [ImageQuestion(str(n), "?", (), "colour", "exact", ("red",), reference="Red.") for n in range(4)]
     said = ["Red.", "The house is red.", "The red house.", "The house is blue."]
     monkeypatch.setattr("mmdec.evaluation.description.questions_of", lambda *_: questions)
-    answer = mmdec.describe(next(asked.parent.glob("*.png")), model=vlm, max_new_tokens=2)
+    answer = mmdec.describe(next(questions_file.parent.glob("*.png")), model=vlm, max_new_tokens=2)
     given = [replace(answer, text=text) for text in said]
     monkeypatch.setattr(DescriptionHarness, "describe", lambda *_: [given.pop(0)])
-    report = evaluate_vlm(asked, None, vlm, drafter=None, threads=1)
+    report = evaluate_vlm(questions_file, None, vlm, drafter=None, threads=1)
     row = report["by_task"]["colour"]
     assert (row["right"]["value"], row["right_in_any_words"]["value"]) == (0.25, 0.5)
     assert "colour, right in any words: 50.0 [" in shown(vlm_table(report))
     assert rows_of(shown(vlm_table(report))) == ["colour"]  # what all tasks have would be said twice
 
 
-def test_compressors_are_counted_by_task(asked: Path, tmp_path: Path) -> None:
+def test_compressors_are_counted_by_task(questions_file: Path, tmp_path: Path) -> None:
     folder = write(tmp_path / "tiny")
     drafter_weights("specvlm", load_vlm(folder, "cpu").model, folder / "specvlm")
-    report = evaluate_vlm(asked, asked.parent, folder, drafter="specvlm", plan=(4, 2), device="cpu", threads=1)
-    rows = [json.loads(line) for line in asked.read_text(encoding="utf-8").splitlines()]
+    report = evaluate_vlm(
+        questions_file, questions_file.parent, folder, drafter="specvlm", plan=(4, 2), device="cpu", threads=1
+    )
+    rows = [json.loads(line) for line in questions_file.read_text(encoding="utf-8").splitlines()]
     chosen = [
         mmdec.describe(
-            asked.parent / row["image"], row["question"], model=folder, drafter="specvlm", num_speculative_tokens=(4, 2)
+            questions_file.parent / row["image"],
+            row["question"],
+            model=folder,
+            drafter="specvlm",
+            num_speculative_tokens=(4, 2),
         ).compressor
         for row in rows
     ]
@@ -147,17 +153,27 @@ def test_compressors_are_counted_by_task(asked: Path, tmp_path: Path) -> None:
     assert report["by_task"]["a"]["decoding"]["compressors"] == Counter(chosen[:3])
     assert report["decoding"]["compressors"] == Counter(chosen)
     assert f"images shortened, a: {chosen[0]}" in shown(vlm_table(report))
-    without = evaluate_vlm(asked, asked.parent, folder, drafter="lookup", limit=1, device="cpu", threads=1)
+    without = evaluate_vlm(
+        questions_file, questions_file.parent, folder, drafter="lookup", limit=1, device="cpu", threads=1
+    )
     assert without["decoding"]["compressors"] == {}
     assert "images shortened" not in shown(vlm_table(without))
 
 
-def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, asked: Path) -> None:
+def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, questions_file: Path) -> None:
     lines: list[str] = []
     result = bench_vlm(
-        asked, asked.parent, vlm, drafters=["lookup", "recycling"], plan="3", per_task=2, repeats=2, threads=1,
-        max_new_tokens=9, log=lines.append,
-    )  # fmt: skip
+        questions_file,
+        questions_file.parent,
+        vlm,
+        drafters=["lookup", "recycling"],
+        plan="3",
+        per_task=2,
+        repeats=2,
+        threads=1,
+        max_new_tokens=9,
+        log=lines.append,
+    )
     check_form(result)
     kinds = {row.group: (row.kind, row.size) for row in result.comparisons}
     assert (kinds["all"], kinds["task a"], kinds["9-32 tokens"]) == (("all", None), ("task", None), ("length", 20.5))
@@ -218,7 +234,7 @@ def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
 
 
 def test_a_method_with_different_text_is_not_timed(
-    vlm: LoadedVlm, asked: Path, monkeypatch: pytest.MonkeyPatch
+    vlm: LoadedVlm, questions_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = DescriptionHarness.describe
 
@@ -230,28 +246,36 @@ def test_a_method_with_different_text_is_not_timed(
 
     monkeypatch.setattr(DescriptionHarness, "describe", wrong)
     with pytest.raises(MmdecError, match="`recycling` differs from greedy decoding on question 0"):
-        bench_vlm(asked, asked.parent, vlm, drafters=["lookup", "recycling"], per_task=1, repeats=1, threads=1)
+        bench_vlm(
+            questions_file,
+            questions_file.parent,
+            vlm,
+            drafters=["lookup", "recycling"],
+            per_task=1,
+            repeats=1,
+            threads=1,
+        )
 
 
-def test_wrong_arguments(vlm: LoadedVlm, asked: Path, tmp_path: Path) -> None:
+def test_wrong_arguments(vlm: LoadedVlm, questions_file: Path, tmp_path: Path) -> None:
     for options in ({"per_task": 0}, {"repeats": 0}, {"threads": 0}, {"drafters": ()}, {"plan": "many"}):
         with pytest.raises(InputError, match=next(iter(options))):
-            bench_vlm(asked, asked.parent, vlm, **{"threads": 1, **options})
+            bench_vlm(questions_file, questions_file.parent, vlm, **{"threads": 1, **options})
     for wrong in ({"batch_size": 0}, {"limit": 0}, {"drafter": "eagel"}):
         with pytest.raises(InputError, match=next(iter(wrong))):
-            evaluate_vlm(asked, asked.parent, vlm, **{"threads": 1, **wrong})
+            evaluate_vlm(questions_file, questions_file.parent, vlm, **{"threads": 1, **wrong})
     (tmp_path / "empty.jsonl").touch()
     for call in (bench_vlm, evaluate_vlm):
         with pytest.raises(InputError, match="`questions` must hold questions"):
             call(tmp_path / "empty.jsonl", None, vlm, threads=1)
 
 
-def test_own_pictures_are_all_asked_one_question(vlm: LoadedVlm, asked: Path) -> None:
+def test_own_pictures_are_all_asked_one_question(vlm: LoadedVlm, questions_file: Path) -> None:
     options: Any = {"prompt": "What is this?", "threads": 1, "max_new_tokens": 4}
-    report = evaluate_vlm(None, asked.parent, vlm, drafter="lookup", limit=2, **options)
+    report = evaluate_vlm(None, questions_file.parent, vlm, drafter="lookup", limit=2, **options)
     assert (report["n"], report["right"]["n"]) == (2, 0)  # nothing says what is right
     assert report["decoding"]["tokens"] > 0
-    report = bench_vlm(None, asked.parent / "1.png", vlm, drafters=["lookup"], repeats=1, **options)
+    report = bench_vlm(None, questions_file.parent / "1.png", vlm, drafters=["lookup"], repeats=1, **options)
     assert "1 questions" in report.title
     assert "task own pictures" in {row.group for row in report.comparisons}
 

@@ -24,7 +24,7 @@ class Half(SuppressTokensLogitsProcessor):
         return scores / 2
 
 
-def held(processor: Any) -> tuple[Processor, int]:
+def prepared_processor(processor: Any) -> tuple[Processor, int]:
     """The processor as a run has it, and the model's vocabulary."""
     target = target_of(language_model())
     (only,) = OutputRecorder(target, PROMPT, [processor], GenerationConfig()).processors
@@ -43,7 +43,7 @@ def held(processor: Any) -> tuple[Processor, int]:
     ],
 )
 def test_suppression_is_transformers_own(processor: Any) -> None:
-    known, vocabulary = held(processor)
+    known, vocabulary = prepared_processor(processor)
     assert isinstance(known, Suppression)
     text = Sequences(PROMPT, Stop(99), [known])
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(0))
@@ -61,4 +61,4 @@ def test_suppression_is_transformers_own(processor: Any) -> None:
     [Half([1]), SuppressTokensLogitsProcessor([1.5]), SuppressTokensLogitsProcessor([1, 10**6])],
 )
 def test_other_processors_are_called_unchanged(processor: Any) -> None:
-    assert held(processor)[0] is processor
+    assert prepared_processor(processor)[0] is processor

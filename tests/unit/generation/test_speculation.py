@@ -27,41 +27,43 @@ from tests.support.tiny_vlm_folder import write
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[MediaTarget]:
+def made_targets(monkeypatch: pytest.MonkeyPatch) -> list[MediaTarget]:
     """The targets that were made."""
     targets: list[MediaTarget] = []
     make = MediaTarget.__init__
 
-    def counted(self: MediaTarget, model: Any) -> None:
+    def count_target(self: MediaTarget, model: Any) -> None:
         targets.append(self)
         make(self, model)
 
-    monkeypatch.setattr(MediaTarget, "__init__", counted)
+    monkeypatch.setattr(MediaTarget, "__init__", count_target)
     return targets
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_call_makes_its_target_once(kind: str, made: list[MediaTarget]) -> None:
+def test_a_call_makes_its_target_once(kind: str, made_targets: list[MediaTarget]) -> None:
     model = vision_model(kind)
     inputs = batch_of(kind, [[[8, 9, 8, 9], Picture.random(1), [8, 9]]])
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
     plain = model.generate(**inputs, **options)  # type: ignore[operator] # mixed in
-    assert made == []
+    assert made_targets == []
     assert torch.equal(mmdec.generate(model, inputs, **options).sequences, plain)
-    assert len(made) == 1
+    assert len(made_targets) == 1
     assert list(mmdec.stream(model, inputs, **options))
-    assert len(made) == 2
+    assert len(made_targets) == 2
     assert torch.equal(model.generate(**inputs, **options, custom_generate=mmdec.speculate()), plain)  # type: ignore[operator] # mixed in
-    assert len(made) == 3
+    assert len(made_targets) == 3
 
 
-def test_a_description_makes_its_target_once_when_its_drafter_is_known(tmp_path: Path, made: list[MediaTarget]) -> None:
+def test_a_description_makes_its_target_once_when_its_drafter_is_known(
+    tmp_path: Path, made_targets: list[MediaTarget]
+) -> None:
     vlm = load_vlm(write(tmp_path / "tiny"), "cpu")
     picture = torch.zeros(24, 40, 3, dtype=torch.uint8).numpy()
     first = mmdec.describe(picture, model=vlm, max_new_tokens=3)
-    del made[:]
+    del made_targets[:]
     assert mmdec.describe(picture, model=vlm, max_new_tokens=3).tokens == first.tokens
-    assert len(made) == 1
+    assert len(made_targets) == 1
 
 
 def test_a_dtype_is_the_loaded_models_own() -> None:

@@ -11,14 +11,16 @@ from mmdec import InputError
 from mmdec.jobs.manifest import MAX_LINE, Row, digest, is_manifest, read_manifest
 
 
-def written(folder: Path, name: str, content: str | bytes) -> Path:
+def write_manifest(folder: Path, name: str, content: str | bytes) -> Path:
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
 def test_a_table_with_names(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.tsv", "\ufeffid\ttext\taudio\tlanguage\r\n1\tx\ta b.wav\tfr\r\n\r\n2\ty\tc.wav\t\r\n")
+    path = write_manifest(
+        tmp_path, "a.tsv", "\ufeffid\ttext\taudio\tlanguage\r\n1\tx\ta b.wav\tfr\r\n\r\n2\ty\tc.wav\t\r\n"
+    )
     assert is_manifest(path)
     assert read_manifest(path, ["language"]) == [
         Row(0, "a b.wav", "1", (("language", "fr"),)),
@@ -28,7 +30,7 @@ def test_a_table_with_names(tmp_path: Path) -> None:
 
 def test_json_lines(tmp_path: Path) -> None:
     lines = [{"path": "é.wav", "id": 7, "other": [1]}, {"image": "b.png", "prompt": "What?", "id": None}]
-    path = written(tmp_path, "a.JSONL", "".join(json.dumps(line) + "\n" for line in lines))
+    path = write_manifest(tmp_path, "a.JSONL", "".join(json.dumps(line) + "\n" for line in lines))
     assert read_manifest(path, ["prompt"]) == [Row(0, "é.wav", "7"), Row(1, "b.png", "", (("prompt", "What?"),))]
 
 
@@ -46,7 +48,7 @@ def test_json_lines(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_keeps_its_place_and_costs_no_other(tmp_path: Path, line: bytes, said: str) -> None:
-    path = written(tmp_path, "a.jsonl", b'{"path": "a"}\n' + line + b'\n{"path": "c"}\n')
+    path = write_manifest(tmp_path, "a.jsonl", b'{"path": "a"}\n' + line + b'\n{"path": "c"}\n')
     first, bad, last = read_manifest(path)
     assert (first, last) == (Row(0, "a"), Row(2, "c"))
     assert bad.index == 1
@@ -54,7 +56,7 @@ def test_a_bad_row_keeps_its_place_and_costs_no_other(tmp_path: Path, line: byte
 
 
 def test_a_row_of_a_table_with_too_few_columns(tmp_path: Path) -> None:
-    rows = read_manifest(written(tmp_path, "a.tsv", "path\tid\na\nb\t2\n"))
+    rows = read_manifest(write_manifest(tmp_path, "a.tsv", "path\tid\na\nb\t2\n"))
     assert "must have 2 columns, but has 1" in rows[0].refusal
     assert rows[1] == Row(1, "b", "2")
 
@@ -69,7 +71,7 @@ def test_a_row_of_a_table_with_too_few_columns(tmp_path: Path) -> None:
 )
 def test_broken_manifests_are_refused(tmp_path: Path, name: str, content: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        read_manifest(written(tmp_path, name, content))
+        read_manifest(write_manifest(tmp_path, name, content))
 
 
 def test_different_lists_have_different_digests() -> None:
@@ -91,4 +93,4 @@ def test_parquet(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="must have a column"):
         read_manifest(tmp_path / "b.parquet")
     with pytest.raises(InputError, match="must be Parquet"):
-        read_manifest(written(tmp_path, "c.parquet", b"PAR1"))
+        read_manifest(write_manifest(tmp_path, "c.parquet", b"PAR1"))

@@ -55,13 +55,13 @@ def test_a_run_killed_anywhere_is_finished_by_the_next(tmp_path: Path) -> None:
 def test_finished_rows_are_not_repeated(tmp_path: Path) -> None:
     work, rows, calls = work_in(tmp_path), rows_of(COUNT), list[str]()
 
-    def counted(paths: list[str]) -> Any:
+    def record_call(paths: list[str]) -> Any:
         calls.extend(paths)
         return named(paths)
 
-    finish(work, rows, (2, 3), counted)
+    finish(work, rows, (2, 3), record_call)
     assert len(calls) == ROWS_PER_PART
-    finish(work, rows, (1, 1), counted)
+    finish(work, rows, (1, 1), record_call)
     assert sorted(calls) == sorted(f"{tmp_path}/in/{index}" for index in range(COUNT))
     assert work.unfinished_parts(rows) == []
     check_once(work.output, COUNT)

@@ -32,7 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def made(drafter: Any, model: Any) -> Any:
+def drafter_of(drafter: Any, model: Any) -> Any:
     return Speculation(DecodingOptions(drafter)).drafter_for(model)
 
 
@@ -42,7 +42,7 @@ def made(drafter: Any, model: Any) -> Any:
 def test_the_tokenizers_decide_the_drafters_class(home: Path, name: str, kind: type, given: str) -> None:
     large = load_language_model(home / "large", "cpu")
     small: Any = home / name if given == "folder" else load_language_model(home / name, "cpu").model
-    assert isinstance(made(small, large.model), kind)
+    assert isinstance(drafter_of(small, large.model), kind)
     inputs = large.tokenizer(
         ["Where is the red star?", "It is"], return_tensors="pt", padding=True, padding_side="left"
     )
@@ -55,7 +55,7 @@ def test_the_tokenizers_decide_the_drafters_class(home: Path, name: str, kind: t
 def test_transformers_models_bring_their_folders(home: Path) -> None:
     large = AutoModelForCausalLM.from_pretrained(home / "large")
     small = AutoModelForCausalLM.from_pretrained(home / "other")
-    assert isinstance(made(small, large), OtherVocabulary)
+    assert isinstance(drafter_of(small, large), OtherVocabulary)
 
 
 def test_the_targets_tokenizer_may_be_given(home: Path) -> None:
@@ -66,17 +66,17 @@ def test_the_targets_tokenizer_may_be_given(home: Path) -> None:
 def test_without_a_tokenizer_a_larger_vocabulary_is_refused(home: Path) -> None:
     nowhere = language_model("llama", 4, vocab_size=61)
     with pytest.raises(InputError, match=r"at most the target's 61 tokens where the target has no tokenizer"):
-        made(home / "other", nowhere)
+        drafter_of(home / "other", nowhere)
     lone = language_model("llama", 5, vocab_size=400)
     with pytest.raises(InputError, match=r"where the smaller model has no tokenizer in its folder, but has 400"):
-        made(lone, load_language_model(home / "large", "cpu").model)
+        drafter_of(lone, load_language_model(home / "large", "cpu").model)
 
 
 def test_a_damaged_tokenizer_is_one_error(home: Path, tmp_path: Path) -> None:
     folder = write(tmp_path / "damaged", OTHER, 2)
     (folder / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(InputError, match="must have a whole tokenizer"):
-        made(folder, load_language_model(home / "large", "cpu").model)
+        drafter_of(folder, load_language_model(home / "large", "cpu").model)
 
 
 def test_a_model_without_a_tokenizer_is_refused(home: Path, tmp_path: Path) -> None:

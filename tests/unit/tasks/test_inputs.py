@@ -212,7 +212,7 @@ def test_bytes_and_dicts_without_sound_are_refused() -> None:
     assert_refused("`array` and `sampling_rate`, `bytes` or `path`, but is a dict of 'audio'", {"audio": 1})
 
 
-def held(sound: np.ndarray, rate: int = RATE) -> bytes:
+def wav_bytes(sound: np.ndarray, rate: int = RATE) -> bytes:
     """A wav file's bytes."""
     file = io.BytesIO()
     soundfile.write(file, sound, rate, subtype="FLOAT", format="WAV")
@@ -222,22 +222,22 @@ def held(sound: np.ndarray, rate: int = RATE) -> bytes:
 def test_dicts_of_datasets_are_read(tmp_path: Path) -> None:
     """Decoded and undecoded columns of sound, and bytes of a file."""
     sound, slow = buzz(0.5), buzz(0.5, rate=8000)
-    (tmp_path / "a.wav").write_bytes(held(sound))
+    (tmp_path / "a.wav").write_bytes(wav_bytes(sound))
     expected = read_audio(sound, RATE)
     forms: list[Any] = [
         {"array": sound, "sampling_rate": RATE, "path": "gone.wav"},
         {"array": sound.tolist(), "sampling_rate": float(RATE)},
         {"array": torch.from_numpy(sound), "sampling_rate": np.int64(RATE)},
-        {"bytes": held(sound), "path": None},
+        {"bytes": wav_bytes(sound), "path": None},
         {"bytes": None, "path": str(tmp_path / "a.wav")},
         {"array": None, "path": tmp_path / "a.wav"},
-        held(sound),
-        bytearray(held(sound)),
+        wav_bytes(sound),
+        bytearray(wav_bytes(sound)),
     ]
     for form in forms:
         assert torch.allclose(read_audio(form), expected, atol=1e-6)
     assert torch.equal(read_audio({"array": slow, "sampling_rate": 8000}), read_audio(slow, 8000))
-    assert torch.equal(read_audio(held(slow, 8000)), read_audio(slow, 8000))
+    assert torch.equal(read_audio(wav_bytes(slow, 8000)), read_audio(slow, 8000))
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | Non
         assert asked[: len(before)] == before
         ids = torch.tensor([asked])
 
-        def made(images: Any, ids: torch.Tensor = ids) -> dict[str, Any]:
+        def make_inputs(images: Any, ids: torch.Tensor = ids) -> dict[str, Any]:
             result = (
                 processor.image_processor([Image.fromarray(one) for one in images], return_tensors="pt")
                 if images
@@ -65,10 +65,12 @@ def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | Non
                 types["mm_token_type_ids"] = (ids == processor.image_token_id).long()
             return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **types, **result}
 
-        single = model.generate(**made(shown), **options)[0, ids.shape[1] :].tolist()
+        single = model.generate(**make_inputs(shown), **options)[0, ids.shape[1] :].tolist()
         assert answer.tokens == single
         if processor.image_token == "<image>":  # stock Qwen loses the positions of a second turn's images
-            same = model.generate(**made(pictures), **{CACHE_ARGUMENT: cache}, **options)[0, ids.shape[1] :].tolist()
+            same = model.generate(**make_inputs(pictures), **{CACHE_ARGUMENT: cache}, **options)[
+                0, ids.shape[1] :
+            ].tolist()
             assert answer.tokens == same
         assert len(chat.messages) == 2 * (turn + 1)
         assert chat.messages[-1]["content"][0]["text"] == answer.text

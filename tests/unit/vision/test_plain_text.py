@@ -52,7 +52,7 @@ def special(vlm: LoadedVlm) -> list[str]:
     return [token.content for token in vlm.tokenizer.added_tokens_decoder.values() if token.special]
 
 
-def asked(vlm: LoadedVlm, *messages: Message, count: int = 1) -> dict[str, Any]:
+def inputs_of_messages(vlm: LoadedVlm, *messages: Message, count: int = 1) -> dict[str, Any]:
     question = Question("", tuple(pixels(seed) for seed in range(count)))
     return model_inputs(vlm, [render_chat(vlm, messages)], [question])
 
@@ -70,11 +70,11 @@ def test_special_tokens_of_a_caller_are_text(vlm: LoadedVlm) -> None:
     and says the caller's text."""
     names = special(vlm)
     marks = {*vlm.tokenizer.convert_tokens_to_ids(names)}
-    plain = ids(asked(vlm, user(vlm, "x")))
+    plain = ids(inputs_of_messages(vlm, user(vlm, "x")))
     for text in ("What does {} mean?", "{}{} x {}", "{}"):
         for name in names:
             said = text.replace("{}", name)
-            made = ids(asked(vlm, user(vlm, said)))
+            made = ids(inputs_of_messages(vlm, user(vlm, said)))
             assert [each for each in made if each in marks] == [each for each in plain if each in marks], said
             whole = vlm.tokenizer.decode([each for each in made if each not in marks])
             assert said.replace(" ", "") in whole.replace(" ", ""), (said, whole)
@@ -86,8 +86,8 @@ def test_tokens_that_two_parts_spell_together_are_text(vlm: LoadedVlm) -> None:
     marks = {*vlm.tokenizer.added_tokens_decoder}
     name = vlm.image_token
     parts = [{"type": "text", "text": text} for text in (name[:3], name[3:])]
-    made = ids(asked(vlm, {"role": "user", "content": [{"type": "image"}, *parts]}))
-    plain = ids(asked(vlm, user(vlm, "x")))
+    made = ids(inputs_of_messages(vlm, {"role": "user", "content": [{"type": "image"}, *parts]}))
+    plain = ids(inputs_of_messages(vlm, user(vlm, "x")))
     assert [each for each in made if each in marks] == [each for each in plain if each in marks]
 
 
@@ -110,7 +110,7 @@ def test_a_history_with_special_tokens_is_text(vlm: LoadedVlm, role: str) -> Non
         for each in (*said, *last)
     ]
     marks = {*vlm.tokenizer.added_tokens_decoder}
-    made, plain = ids(asked(vlm, *said, *last)), ids(asked(vlm, *changed))
+    made, plain = ids(inputs_of_messages(vlm, *said, *last)), ids(inputs_of_messages(vlm, *changed))
     assert [each for each in made if each in marks] == [each for each in plain if each in marks]
 
 
@@ -137,7 +137,7 @@ def test_ordinary_texts_keep_their_tokens(vlm: LoadedVlm) -> None:
         [render_chat(vlm, [user(vlm, text)]) for text in (ORDINARY[0], vlm.image_token)],
         [Question("", (pixels(0),))] * 2,
     )
-    single = ids(asked(vlm, user(vlm, ORDINARY[0])))
+    single = ids(inputs_of_messages(vlm, user(vlm, ORDINARY[0])))
     assert both["input_ids"][0][both["attention_mask"][0] == 1].tolist() == single
 
 
@@ -148,9 +148,9 @@ def test_a_question_about_html_is_answered(family: str) -> None:
     call: dict[str, Any] = {"model": vlm, "max_new_tokens": 6}
     name = vlm.image_token
     question = f"What does {name} mean in HTML?"
-    inputs = asked(vlm, user(vlm, question))
+    inputs = inputs_of_messages(vlm, user(vlm, question))
     assert int((inputs["input_ids"] == vlm.model.config.image_token_id).sum()) == int(
-        (asked(vlm, user(vlm, QUESTION))["input_ids"] == vlm.model.config.image_token_id).sum()
+        (inputs_of_messages(vlm, user(vlm, QUESTION))["input_ids"] == vlm.model.config.image_token_id).sum()
     )
     made = vlm.model.generate(**inputs, max_new_tokens=6)[0, inputs["input_ids"].shape[1] :].tolist()
     assert mmdec.describe(pixels(0), question, **call).tokens == made

@@ -64,7 +64,7 @@ def test_the_alignment_is_the_best_of_all_paths(seed: int) -> None:
         assert alignment.place() == max(place for place, score in scores.items() if score > best - 1e-4)
 
 
-def spoken(path: list[int], size: int, sure: float = 0.9) -> np.ndarray:
+def logprobs_of_path(path: list[int], size: int, sure: float = 0.9) -> np.ndarray:
     """Log-probabilities of a path that is heard."""
     table = np.full((len(path), size), (1 - sure) / (size - 1))
     table[np.arange(len(path)), path] = sure
@@ -82,7 +82,7 @@ def drafter() -> Ctc:
 
 
 def run(made: Ctc, path: list[int], accepted: list[int], nodes: int = 12, timed: bool = False) -> list[int]:
-    row = CtcRow(made, timed, TIMESTAMPS, alignment=Alignment(spoken(path, len(made.pieces))))
+    row = CtcRow(made, timed, TIMESTAMPS, alignment=Alignment(logprobs_of_path(path, len(made.pieces))))
     state = CtcState([row])
     tokens = torch.tensor([accepted])
     verdict = Verdict(tokens, tokens[:, -1], tokens[:, -1] < 0, tokens, torch.tensor([len(accepted)]))
@@ -232,7 +232,10 @@ def test_a_chain_ends_where_the_head_is_unsure() -> None:
     made = drafter()
     a, e = (made.pieces.of_token(number)[0] for number in (1, 5))
     row = CtcRow(
-        made, False, TIMESTAMPS, alignment=Alignment(np.concatenate([spoken([a, 0], 31), spoken([e, 0], 31, 0.3)]))
+        made,
+        False,
+        TIMESTAMPS,
+        alignment=Alignment(np.concatenate([logprobs_of_path([a, 0], 31), logprobs_of_path([e, 0], 31, 0.3)])),
     )
     state = CtcState([row])
     roots = torch.zeros(1, dtype=torch.long)

@@ -156,12 +156,12 @@ def test_transformers_own_class_drafts_the_same_tokens_and_text(tmp_path: Path) 
     drafts: list[tuple[int, list[int]]] = []  # root, tokens
     propose = drafter.propose
 
-    def watched(state: Any, roots: Tensor, plan: Plan) -> Draft:
+    def record_draft(state: Any, roots: Tensor, plan: Plan) -> Draft:
         draft = propose(state, roots, plan)
         drafts.append((int(roots), int_rows(draft.tokens)[0][1:]))
         return draft
 
-    drafter.propose = watched
+    drafter.propose = record_draft
     prompt = {name: value[:1] for name, value in prompts(1).items()}
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
     expected = MODEL.generate(**prompt, **options)

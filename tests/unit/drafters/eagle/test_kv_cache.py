@@ -23,7 +23,7 @@ PROMPT = torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
 MORE = torch.tensor([[11, 12, 13]])
 
 
-def turn(drafter: Any, ids: Tensor, cache: DynamicCache, model: Any = MODEL, **more: Any) -> mmdec.Generation:
+def run_turn(drafter: Any, ids: Tensor, cache: DynamicCache, model: Any = MODEL, **more: Any) -> mmdec.Generation:
     inputs: Any = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE_ARGUMENT: cache}
     return mmdec.generate(model, inputs, drafter, num_speculative_tokens=4, **{**OPTIONS, **more})
 
@@ -48,10 +48,10 @@ def test_a_second_turn_continues_the_memory_of_the_first(system: str) -> None:
     trained = overfitted(system, MODEL, whole)
 
     cache = fresh()
-    assert torch.equal(turn(trained, PROMPT, cache).sequences, first)
+    assert torch.equal(run_turn(trained, PROMPT, cache).sequences, first)
     bare = copy.deepcopy(cache)  # the same columns, no memory
-    warm = turn(trained, ids, cache)
-    cold = turn(trained, ids, bare)
+    warm = run_turn(trained, ids, cache)
+    cold = run_turn(trained, ids, bare)
     assert torch.equal(warm.sequences, whole)
     assert torch.equal(cold.sequences, whole)
     assert accepted(warm) >= accepted(cold)
@@ -61,7 +61,7 @@ def test_a_second_turn_continues_the_memory_of_the_first(system: str) -> None:
 def test_the_memory_holds_the_whole_text_once() -> None:
     watched, cache, ids = Watched(tree_growing("eagle", MODEL)), fresh(), PROMPT
     for index in range(3):
-        ids = turn(watched, ids, cache).sequences
+        ids = run_turn(watched, ids, cache).sequences
         memory = watched.memories[-1]
         assert memory.columns == [cache.get_seq_length()] == [ids.shape[1] - 1]
         assert memory is watched.memories[0]
@@ -72,11 +72,11 @@ def test_the_memory_holds_the_whole_text_once() -> None:
 def test_drafts_of_a_second_turn_are_those_of_a_run_over_everything() -> None:
     """The memory equals that of one long run."""
     watched, cache = Watched(tree_growing("eagle", MODEL)), fresh()
-    ids = torch.cat([turn(watched, PROMPT, cache).sequences, MORE], 1)
-    drafted = [one.drafted for one in turn(watched, ids, cache).rounds]
+    ids = torch.cat([run_turn(watched, PROMPT, cache).sequences, MORE], 1)
+    drafted = [one.drafted for one in run_turn(watched, ids, cache).rounds]
     keys = watched.memories[-1].cache.accepted()[0]
     single = Watched(tree_growing("eagle", MODEL))
-    assert [one.drafted for one in turn(single, ids, fresh()).rounds] == drafted
+    assert [one.drafted for one in run_turn(single, ids, fresh()).rounds] == drafted
     torch.testing.assert_close(keys, single.memories[-1].cache.accepted()[0], atol=1e-4, rtol=1e-4)
 
 
@@ -87,11 +87,11 @@ def test_a_cache_that_does_not_fit_starts_a_new_memory() -> None:
     def second(change: Any = None, by: NetworkDrafter = drafter) -> list[DraftState]:
         """Memories of two turns, with something between them."""
         cache, watched = fresh(), Watched(drafter)
-        ids = turn(watched, PROMPT, cache).sequences
+        ids = run_turn(watched, PROMPT, cache).sequences
         ids = ids if change is None else change(ids, cache)
         again = Watched(by)
         ids = torch.cat([ids, MORE], 1)
-        assert torch.equal(turn(again, ids, cache).sequences, plain(ids))
+        assert torch.equal(run_turn(again, ids, cache).sequences, plain(ids))
         return [*watched.memories, *again.memories]
 
     same = second()
@@ -101,15 +101,15 @@ def test_a_cache_that_does_not_fit_starts_a_new_memory() -> None:
         cache.crop(-3)
         return ids[:, :-3]
 
-    def written(ids: Tensor, cache: DynamicCache) -> Tensor:
-        return turn(None, torch.cat([ids, MORE], 1), cache).sequences
+    def write_more(ids: Tensor, cache: DynamicCache) -> Tensor:
+        return run_turn(None, torch.cat([ids, MORE], 1), cache).sequences
 
     def written_anew(ids: Tensor, cache: DynamicCache) -> Tensor:
         """Write as many columns as before, of another text."""
         cache.crop(-5)
-        return turn(None, torch.cat([ids[:, :-5], MORE], 1), cache, max_new_tokens=2).sequences
+        return run_turn(None, torch.cat([ids[:, :-5], MORE], 1), cache, max_new_tokens=2).sequences
 
-    for change in (cropped, written, written_anew):
+    for change in (cropped, write_more, written_anew):
         memories = second(change)
         assert memories[0] is not memories[1]
     memories = second(by=other)
@@ -119,9 +119,9 @@ def test_a_cache_that_does_not_fit_starts_a_new_memory() -> None:
 def test_no_memory_is_kept_without_a_cache_or_in_a_batch() -> None:
     watched = Watched(tree_growing("eagle", MODEL))
     cache = fresh()
-    ids = turn(watched, PROMPT.expand(2, -1), cache).sequences
-    turn(watched, torch.cat([ids, MORE.expand(2, -1)], 1), cache)
-    turn(watched, PROMPT, fresh())
+    ids = run_turn(watched, PROMPT.expand(2, -1), cache).sequences
+    run_turn(watched, torch.cat([ids, MORE.expand(2, -1)], 1), cache)
+    run_turn(watched, PROMPT, fresh())
     assert watched.previous_state == [None] * 3
 
 
@@ -133,7 +133,7 @@ def test_memory_left_by_an_error_is_dropped() -> None:
 
     watched.update = fails
     with pytest.warns(RuntimeWarning, match="out of luck"):
-        ids = turn(watched, PROMPT, cache).sequences
+        ids = run_turn(watched, PROMPT, cache).sequences
     again = Watched(watched.drafter)
-    turn(again, torch.cat([ids, MORE], 1), cache)
+    run_turn(again, torch.cat([ids, MORE], 1), cache)
     assert again.previous_state == [None]

@@ -331,7 +331,7 @@ DAMAGES = [
 ]
 
 
-def taken(layout: str, data: Any) -> int:
+def count_rows(layout: str, data: Any) -> int:
     """On how many files it is trained."""
     count: dict[str, Callable[[], int]] = {
         "pairs": lambda: len(data.train_set),
@@ -368,7 +368,7 @@ def test_one_bad_file_is_left_out_and_named(
     assert file.name.removesuffix(".wav") in caplog.text
     assert "left out" in caplog.text
     if layout != "english half":
-        assert taken(layout, data) == (7 if layout == "pairs" else 5)
+        assert count_rows(layout, data) == (7 if layout == "pairs" else 5)
 
 
 @pytest.mark.parametrize("layout", ["chapters", "manifest", "json lines"])

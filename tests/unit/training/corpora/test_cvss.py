@@ -21,14 +21,14 @@ from tests.support.tiny_corpus import TinyCorpus, phones_of, read_table, write_c
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> TinyCorpus:
+def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> TinyCorpus:
     return write_corpus(tmp_path_factory.mktemp("written"))
 
 
 @pytest.fixture
-def corpus(written: TinyCorpus, tmp_path: Path) -> TinyCorpus:
+def corpus(tiny_corpus: TinyCorpus, tmp_path: Path) -> TinyCorpus:
     """A copy that a test may spoil."""
-    shutil.copytree(written.root, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(tiny_corpus.root, tmp_path, dirs_exist_ok=True)
     return TinyCorpus(tmp_path)
 
 

@@ -133,7 +133,7 @@ def lines(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def written(path: Path, value: Any) -> Path:
+def write_json(path: Path, value: Any) -> Path:
     path.write_text(json.dumps(value), encoding="utf-8")
     return path
 
@@ -206,7 +206,7 @@ def test_textvqa(tmp_path: Path) -> None:
             }
         ],
     }
-    (one,) = read_questions(written(tmp_path / "TextVQA_0.5.1_val.json", rows))
+    (one,) = read_questions(write_json(tmp_path / "TextVQA_0.5.1_val.json", rows))
     assert one.images == (tmp_path / "train_images" / "003a8ae2ef43b901.jpg",)
     assert one.question == "what is the brand of this camera?" + SHORT_ANSWER_PROMPT
     assert (one.id, one.scoring, len(one.answers)) == ("34602", "", 10)
@@ -244,9 +244,9 @@ def test_vqav2(tmp_path: Path) -> None:
             },
         ]
     }
-    path = written(tmp_path / "v2_OpenEnded_mscoco_val2014_questions.json", questions)
+    path = write_json(tmp_path / "v2_OpenEnded_mscoco_val2014_questions.json", questions)
     assert [one.scoring for one in read_questions(path)] == ["", ""]  # as for the test split, which has no annotations
-    written(tmp_path / "v2_mscoco_val2014_annotations.json", annotations)
+    write_json(tmp_path / "v2_mscoco_val2014_annotations.json", annotations)
     other, wet = read_questions(path)
     assert other.images == (tmp_path / "val2014" / "COCO_val2014_000000262148.jpg",)
     assert (other.task, wet.task) == ("other", "yes/no")
@@ -267,7 +267,7 @@ def test_conversations_with_notes(tmp_path: Path) -> None:
     ]
     turns = [{"from": who, "value": text} for pair in said for who, text in zip(("human", "gpt"), pair, strict=True)]
     row = {"id": "a", "image": "a.png", "conversations": turns}
-    path = written(tmp_path / "test.json", [{**row, "turns": notes}])
+    path = write_json(tmp_path / "test.json", [{**row, "turns": notes}])
     colour, again, described = read_questions(path)
     assert (colour.task, colour.scoring, colour.answers, colour.reference) == (
         "colour",
@@ -279,9 +279,9 @@ def test_conversations_with_notes(tmp_path: Path) -> None:
     assert (described.scoring, described.claims) == ("claims", (("red", "star"),))
     assert described.images == (tmp_path / "images" / "a.png",)
     for odd in (None, 3, {"claims": None}, {"claims": 3}):  # somebody else's field of that name
-        foreign = read_questions(written(tmp_path / "odd.json", [{**row, "turns": [odd]}]))
+        foreign = read_questions(write_json(tmp_path / "odd.json", [{**row, "turns": [odd]}]))
         assert (foreign[0].task, foreign[0].claims) == ("all", ())
-    plain = read_questions(written(tmp_path / "mix.json", [row]))
+    plain = read_questions(write_json(tmp_path / "mix.json", [row]))
     assert [one.scoring for one in plain] == ["", ""]
 
 

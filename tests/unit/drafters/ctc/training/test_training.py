@@ -92,7 +92,7 @@ def test_top_layers_are_trained_and_evaluated_with_the_head(
     batch = StateDataset(sentences.store, sentences.dev_texts, [[name]])[0]
     row = next(row for row in sentences.rows("dev") if state_name(row, 0) == name)
 
-    def both() -> tuple[torch.Tensor, torch.Tensor]:
+    def outputs_before_and_after() -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
             kept, frames = module.eval()(batch)
         saved = {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams), "global_step": 0}
@@ -101,7 +101,7 @@ def test_top_layers_are_trained_and_evaluated_with_the_head(
         assert frames.tolist() == counts.tolist()
         return kept, heard
 
-    first, alike = both()
+    first, alike = outputs_before_and_after()
     torch.testing.assert_close(first, alike, rtol=2e-2, atol=2e-2)  # kept in half precision
     optimizer = module.train().configure_optimizers()["optimizer"]  # type: ignore[index] # a dictionary here
     module.log = lambda *a, **k: None  # type: ignore[method-assign] # no trainer
@@ -110,7 +110,7 @@ def test_top_layers_are_trained_and_evaluated_with_the_head(
     for group in optimizer.param_groups:
         group["lr"] = 0.01
     optimizer.step()
-    second, alike = both()
+    second, alike = outputs_before_and_after()
     torch.testing.assert_close(second, alike, rtol=2e-2, atol=2e-2)
     assert (second - first).abs().max() > 0.1
     weight = load_speech_encoder(str(folder / "whisper")).encoder.layers[-1].fc1.weight  # type: ignore[attr-defined]

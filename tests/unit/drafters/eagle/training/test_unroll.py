@@ -110,11 +110,14 @@ def test_diagonal_attention_equals_the_full_mask(heads: int, groups: int, step: 
     prompts, length = torch.tensor([[True] * 3, [True, False, False]]), 6
     count = length - step
 
-    def made(groups: int, columns: int) -> Tensor:
+    def random_states(groups: int, columns: int) -> Tensor:
         return torch.randn(2, groups, columns, 8, generator=draw, dtype=torch.float64).requires_grad_()
 
-    queries, context = made(heads, count), (made(groups, 3 + length), made(groups, 3 + length))
-    own = [(made(groups, length - done), made(groups, length - done)) for done in range(1, step + 1)]
+    queries, context = (
+        random_states(heads, count),
+        (random_states(groups, 3 + length), random_states(groups, 3 + length)),
+    )
+    own = [(random_states(groups, length - done), random_states(groups, length - done)) for done in range(1, step + 1)]
     mask = additive_mask(causal_mask(prompts, length), torch.float64)[:, :, :count]
     expected = scaled_dot_product_attention(
         queries,
