@@ -50,7 +50,7 @@ class EnumeratedChoices:
 
 
 class EnumeratedDice(Dice):
-    """Dice whose results the choices chooses."""
+    """Throws dice whose results `EnumeratedChoices` chooses."""
 
     def __init__(self, choices: EnumeratedChoices) -> None:
         self.choices = choices

@@ -55,7 +55,7 @@ def references(
     processors: Callable[[], list[Processor]],
     criteria: Sequence[Criterion] = (),
 ) -> tuple[list[list[int]], list[list[Processor]]]:
-    """Plain decoding row by row, with processors of its own each."""
+    """Decode each row alone and plainly, with processors of its own."""
     ids = padded(prompts)["input_ids"]
     texts, used = [], []
     for row, prompt in enumerate(prompts):
@@ -104,7 +104,8 @@ def test_any_tree_leaves_the_text_unchanged(
 @RUNS
 @given(case=cases(), kind=st.sampled_from(["truth", "forest"]))
 def test_processors_see_what_plain_decoding_shows_them(case: tuple[Toy, list[list[int]], Stop, int], kind: str) -> None:
-    """Called for exactly the visited nodes, in autoregressive order, on exactly the row of the plain loop."""
+    """They are called for exactly the visited nodes, in autoregressive order, with exactly the row of the plain
+    loop."""
     target, prompts, stop, seed = case
     recorder = Recorder()
     expected, used = references(target, prompts, stop, lambda: [penalty, Recorder()])
@@ -198,7 +199,7 @@ def breaks(name: str) -> Callable[[Draft], Any]:
 
 
 class Faulty(Scripted):
-    """Sound until its fault, which comes in its second round."""
+    """Drafts correctly until its fault, which comes in its second round."""
 
     def __init__(self, target: Toy, fault: str, again: bool = False) -> None:
         super().__init__(truth(target))

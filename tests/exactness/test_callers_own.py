@@ -60,7 +60,7 @@ WARNING = "transformers' own loop decodes, without drafts"
 def decode_both_ways(
     given: dict[str, Tensor], entry_point: str, options: dict[str, Any], drafter: Any = MODEL
 ) -> tuple[Tensor, float]:
-    """The sequences, and the tokens for each row and round after the prompt's."""
+    """Return the sequences, and the tokens for each row and round after the prompt's."""
     rounds: list[Round] = []
     if entry_point == "generate":
         result = mmdec.generate(MODEL, given, drafter, num_speculative_tokens=6, **options)

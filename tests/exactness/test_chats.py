@@ -57,7 +57,7 @@ def fresh() -> None:
 def run_turn(
     network: PreTrainedModel, inputs: dict[str, Tensor], entry_point: str, drafter: Any, cache: DynamicCache | None
 ) -> tuple[Tensor, Any]:
-    """One turn through an entry point: the sequences and the cache for the next."""
+    """Run one turn through an entry point. Returns the sequences and the cache for the next turn."""
     given: Any = {**OPTIONS, CACHE_ARGUMENT: cache}
     plug = mmdec.speculate(drafter, num_speculative_tokens=(5, 3))
     if entry_point == "generate":

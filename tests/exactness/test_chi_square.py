@@ -76,7 +76,8 @@ class Shared(Dice):
 
 
 def chi_square(counts: Mapping[K, int], law: Mapping[K, float]) -> float:
-    """How many of its own deviations the statistic lies above its mean; bins merged to five expected at least."""
+    """Return how many of its own deviations the statistic lies above its mean. Bins are merged to five expected at
+    least."""
     trials = sum(counts.values())
     assert set(counts) <= set(law)
     bins, seen, expected = [], 0.0, 0.0

@@ -92,7 +92,7 @@ def test_a_processor_that_writes_the_prompt_itself_is_refused(tmp_path: Path, pi
 
 
 def test_a_chat_answers_as_the_whole_dialogue(vlm: Any, pictures: list[np.ndarray]) -> None:
-    """Three turns with one, another and no picture, compared with the whole dialogue from scratch."""
+    """Three turns with one, another and no picture give what the whole dialogue gives from scratch."""
     chat, shown = mmdec.Chat(model=vlm.directory, **OPTIONS), list[np.ndarray]()
     for prompt, group in (("What is this?", pictures[:1]), ("And this?", pictures[1:2]), ("Why?", [])):
         before = len(chat.tokens)

@@ -132,7 +132,7 @@ def test_a_window_of_any_name_is_found() -> None:
 
 
 class Renamed(LlamaForCausalLM):
-    """Nothing but another name."""
+    """Has another name and is the same otherwise."""
 
 
 class Closed(LlamaForCausalLM):

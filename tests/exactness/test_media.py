@@ -81,7 +81,7 @@ def test_the_drop_in_gives_what_generate_gives(family: str) -> None:
 
 @pytest.mark.parametrize("family", ONE_AXIS)
 def test_a_chat_goes_on_from_its_cache(family: str) -> None:
-    """Two turns, the second with text alone, compared with transformers' own two turns."""
+    """Two turns, the second with text alone, equal transformers' own two turns."""
     model = media_model(family + FOR)
     inputs = media_inputs(model, [1], seed=2)
     options: dict[str, Any] = {"max_new_tokens": 9, "eos_token_id": None, "do_sample": False, "suppress_tokens": HELD}
@@ -131,7 +131,7 @@ HEARD = (*LISTENING, "Voxtral")
 
 
 def rows() -> list[str]:
-    """The table of the page, a line a family."""
+    """Return the table of the page, a line for each family."""
     exact = "exact: one row and four, second turns"
     seen = [f"| `{name}{FOR}` | {exact}, 0 to 3 pictures | {_door(name, SEEN)} |" for name in VISION_FAMILIES.split()]
     heard = [f"| `{name}{FOR}` | {exact}, 0 to 3 sounds | {_door(name, HEARD)} |" for name in AUDIO_FAMILIES.split()]

@@ -139,7 +139,7 @@ def test_transcripts_are_reported_in_order_as_they_finish(whisper: LoadedWhisper
 
 
 class Stop(Exception):
-    """Raised by a listener."""
+    """A listener raises this."""
 
 
 @pytest.mark.parametrize("listener", ["on_round", "on_transcript", "progress"])

@@ -35,7 +35,7 @@ WARNING = "its activations are quantised"
 
 
 def tokens_by(entry_point: str, model: Any, inputs: dict[str, Tensor], drafter: Any = "recycling") -> list[list[int]]:
-    """Each row's new tokens."""
+    """Return each row's new tokens."""
     start = inputs["input_ids"].shape[1]
     if entry_point == "stock":
         return model.generate(**inputs, **OPTIONS)[:, start:].tolist()

@@ -139,7 +139,7 @@ DRAFTERS: tuple[Callable[[LoadedWhisper], dict[str, Any]], ...] = (
 
 
 def stock(whisper: LoadedWhisper, samples: list[Tensor], way: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """Each recording's segments by transformers' own loop."""
+    """Return each recording's segments by transformers' own loop."""
     model: Any = whisper.model
     extractor = whisper.extractor
     long = len(samples[0]) // extractor.hop_length > extractor.nb_max_frames
@@ -234,7 +234,7 @@ def test_batches_equal_single_recordings(whisper: LoadedWhisper, name: str) -> N
 
 @pytest.mark.parametrize("length", [0.1, 5.0, 30.0, 30.01])
 def test_recordings_without_speech_equal_stock(whisper: LoadedWhisper, length: float) -> None:
-    """Noise, at and around a whole window."""
+    """The recordings hold noise, and are as long as a window, shorter or longer."""
     generator = torch.Generator().manual_seed(0)
     samples = NOISE * torch.randn(int(length * SAMPLE_RATE), generator=generator)
     (expected,) = stock(whisper, [samples], WAYS["segments"])

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(not MODELS, reason="name real language models: M
 
 @cache
 def loaded(path: Path) -> tuple[Any, list[int]]:
-    """A model in float32 and the tokens of a page."""
+    """Load a model in float32 and the tokens of a page."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
     return model.eval(), tokenizer(PAGE.read_text("utf-8"))["input_ids"]
@@ -80,7 +80,7 @@ def test_a_text_equals_stock(model_and_page: tuple[Any, list[int]], length: int,
 
 @pytest.mark.parametrize("drafter", ["lookup", "recycling"])
 def test_ragged_rows_equal_stock(model_and_page: tuple[Any, list[int]], drafter: str) -> None:
-    """One row within a window, one beyond it."""
+    """One row lies within a window, one goes beyond it."""
     model, page = model_and_page
     most = model.config.max_position_embeddings - NEW
     check(model, prompts(page, (min(90, most // 2), min(600, most))), drafter)

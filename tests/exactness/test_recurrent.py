@@ -43,7 +43,7 @@ def fresh() -> None:
 
 
 def batch_of(family: str, rows: int, width: int = 21) -> dict[str, torch.Tensor]:
-    """Repetitive prompts, longer than any chunk, padded on the left."""
+    """Return repetitive prompts, longer than any chunk, padded on the left."""
     rng = random.Random(family)
     ids = torch.tensor([([rng.randrange(3, PROBE_VOCABULARY) for _ in range(5)] * width)[:width] for _ in range(rows)])
     mask = torch.ones_like(ids)

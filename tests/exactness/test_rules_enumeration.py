@@ -86,7 +86,7 @@ def drawn_children(replacement: bool = False, holes: bool = False, low: bool = F
 
 
 def fixed(twins: bool = False, probs: bool = False) -> Drafting:
-    """The drafter's best tokens, or one of them twice. `probs`: they pretend to be drawn, a known mistake."""
+    """Draft the drafter's best tokens, or one of them twice. `probs`: they pretend to be drawn, a known mistake."""
 
     def draft(drafter: Toy, choices: EnumeratedChoices, prefix: list[int], shape: Shape) -> Draft:
         tokens: list[int] = []

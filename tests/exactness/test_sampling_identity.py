@@ -86,7 +86,7 @@ def test_equal_prompts_get_different_texts(drafted: bool) -> None:
 
 
 def test_sampling_at_batch_one_equals_stock() -> None:
-    """100 sequences, four drafters: one `torch.multinomial` a token on torch's own generator, no more."""
+    """100 sequences and four drafters call `torch.multinomial` once a token on torch's own generator, and no more."""
     random = Random(0)
     rule = MatchRule(transformers_sample, "sampled")
     for seed in range(100):

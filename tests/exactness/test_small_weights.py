@@ -49,14 +49,14 @@ def check(model: Any, drafted: bool | None) -> None:
 
 
 def packed(levels: Tensor, axis: int, kind: str) -> Tensor:
-    """Whole numbers below 16, eight in an int32 along an axis."""
+    """Pack whole numbers below 16, eight in an int32 along an axis."""
     eights = levels.long().unflatten(axis, (-1, 8)).movedim(axis + 1, -1)[..., list(ORDER[kind])]
     result = (eights << (4 * torch.arange(8))).sum(-1)
     return result.where(result < 2**31, result - 2**32).to(torch.int32)
 
 
 class Packed(nn.Module):
-    """A linear layer with 4-bit weights, eight in an int32: GPTQ packs inputs, AWQ outputs."""
+    """Computes a linear layer with 4-bit weights, eight in an int32: GPTQ packs inputs, AWQ outputs."""
 
     qweight: Tensor
     scales: Tensor
@@ -200,7 +200,7 @@ def test_a_peft_model_keeps_its_texts() -> None:
 
 
 def test_a_device_map_keeps_its_texts(tmp_path: Path) -> None:
-    """A layer that lies on disk between its passes."""
+    """One layer lies on disk between its passes."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     llama().save_pretrained(tmp_path)
     parts = ("embed_tokens", "layers.0", "norm", "rotary_emb")

@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_
 
 
 def quantised(family: str, kind: str) -> Any:
-    """A small model with torchao's weights."""
+    """Return a small model with torchao's weights."""
     configs = {
         "int8": ao.Int8WeightOnlyConfig,
         "int4": lambda: ao.IntxWeightOnlyConfig(weight_dtype=vars(torch)["int4"], granularity=ao.PerGroup(16)),

@@ -34,7 +34,7 @@ def logits_of_text(model: PreTrainedModel, text: list[int]) -> Tensor:
 
 
 def furthest(model: PreTrainedModel, draft: Draft, logits: Tensor, texts: list[list[int]]) -> float:
-    """The largest difference between a node's logits and those of its path alone, over the largest logit."""
+    """Return the largest difference between a node's logits and those of its path alone, over the largest logit."""
     worst = 0.0
     for row, text in enumerate(texts):
         parents, tokens = draft.parents[row].tolist(), draft.tokens[row].tolist()

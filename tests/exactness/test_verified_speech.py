@@ -80,7 +80,7 @@ def test_a_right_graph_needs_two_passes() -> None:
 
 
 def test_the_next_unit_has_the_distribution_of_all_paths() -> None:
-    """P(y | prefix) by enumeration of every path through a small graph."""
+    """P(y | prefix) equals the enumeration of every path through a small graph."""
     emissions, links, lengths = lattice(1, 6, 0)
     drafter = DagDrafter(emissions, links, lengths, EOS)
     none = torch.zeros(1, 1, dtype=torch.long)

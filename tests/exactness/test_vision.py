@@ -76,7 +76,7 @@ def rows_of(rng: random.Random, content: str, batch: int) -> list[Row]:
 
 
 def options_of(model: Any, choice: str) -> dict[str, Any]:
-    """Those of `generate`."""
+    """Return the options of `generate`."""
     silent = [*OPTIONS["suppress_tokens"], int(model.config.image_token_id)]
     return {**OPTIONS, **CHOICE[choice], "suppress_tokens": silent}
 
@@ -109,7 +109,7 @@ def drawn_prompts(
 
 
 def run_turn(case: dict[str, Any], model: Any, inputs: dict[str, Tensor], drafter: Any, held: DynamicCache) -> Tensor:
-    """The sequences, through the case's entry point."""
+    """Return the sequences, through the case's entry point."""
     options: dict[str, Any] = {**options_of(model, case["choice"]), CACHE_ARGUMENT: held}
     seed = 5 if case["choice"] == "sampled" and case["batch"] > 1 else None
     nodes: Any = NODES[case["shape"]]

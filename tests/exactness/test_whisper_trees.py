@@ -13,7 +13,8 @@ from tests.support.tiny_whisper import TEXT, sound, whisper
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_tree_logits_equal_those_of_each_path(attention: str) -> None:
-    """In float64, in a ragged batch with padding on the left, over three rounds with rows that leave."""
+    """They are compared in float64, in a ragged batch with padding on the left, over three rounds with rows that
+    leave."""
     network = whisper(80, 3).double()
     network.set_attn_implementation(attention)
     target = WhisperTarget(network)

@@ -221,7 +221,7 @@ def test_every_finite_verb_has_json(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["promote", "bench passes", "bench compressor", "bench paper"])
 def test_a_removed_verb_names_its_replacement(verb: str) -> None:
-    """Instead of "No such command"."""
+    """The message replaces "No such command"."""
     result = CliRunner(env={"COLUMNS": "500"}).invoke(cli.app, [*verb.split(), "x"])
     assert result.exit_code == 2
     assert " is gone: " in result.stderr

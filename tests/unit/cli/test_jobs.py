@@ -108,7 +108,7 @@ def test_options_that_cannot_be_compared_are_refused(drafter: str, refused: dict
 
 @pytest.fixture(scope="module", params=["transcribe", "describe"])
 def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A verb with two inputs and a small model."""
+    """Return the words of a command with two inputs and a small model."""
     folder = tmp_path_factory.mktemp("compared")
     if request.param == "transcribe":
         model, inputs, more = tiny_whisper.write(folder / "tiny"), [folder / "a.wav", folder / "b.wav"], ["-l", "en"]

@@ -119,7 +119,7 @@ def test_a_list_and_an_output_folder_are_required(folder: Path, tmp_path: Path) 
 
 
 def test_killed_and_started_again_until_all_is_done(folder: Path, tmp_path: Path) -> None:
-    """A process of its own, killed three times at random moments of its work."""
+    """The command runs in a process of its own, which is killed three times at random moments of its work."""
     words = ["mmdec", "transcribe", str(folder / "long.jsonl"), "--output", str(tmp_path / "out")]
     words += ["--model", str(folder / "whisper"), "--language", "en", "--device", "cpu", "--threads", "1"]
     rows = [{"path": f"{index % 3}.wav"} for index in range(6 * ROWS_PER_PART)]

@@ -27,7 +27,7 @@ PROMPT = torch.tensor([[0, 5, 6], [7, 8, 9]])
 
 
 class Counter:
-    """A processor with a state."""
+    """Counts its calls: a processor with a state."""
 
     def __init__(self) -> None:
         self.calls = 0

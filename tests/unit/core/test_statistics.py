@@ -42,7 +42,7 @@ PRIOR = Prior(((0.8, 0.1), (0.7, 0.2), (0.6, 0.2)))
 
 @pytest.fixture(autouse=True)
 def no_starved_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine rounds wait for a processor, and those teach no seconds."""
+    """Let no round wait for a processor. On a busy machine rounds do, and those teach no seconds."""
     monkeypatch.setattr("mmdec.core.timing.STARVED_CPU_FRACTION", 0.0)
 
 

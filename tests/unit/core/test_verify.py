@@ -27,7 +27,7 @@ VOCAB = 8
 
 
 def scores(best: list[list[int]]) -> Scores:
-    """The most probable token after each node (B, N)."""
+    """Make scores whose most probable token after each node (B, N) is given."""
     return Scores(10.0 * torch.nn.functional.one_hot(torch.tensor(best), VOCAB).float())
 
 
@@ -123,7 +123,7 @@ def test_forbidden_tokens_never_come() -> None:
 
 
 class Diary:
-    """A processor that remembers how its calls went."""
+    """Remembers how its calls went."""
 
     def __init__(self) -> None:
         self.lines: list[list[int]] = []
