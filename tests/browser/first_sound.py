@@ -78,7 +78,7 @@ def request(server: Server) -> float:
 
 
 def wav(output: Any) -> str:
-    """The path of a sound in a message, at any depth; "" where there is none."""
+    """Return the path of a sound in a message, at any depth; "" where there is none."""
     if isinstance(output, str):
         return output if output.startswith("/") and output.endswith(".wav") else ""
     parts = output.values() if isinstance(output, dict) else output if isinstance(output, list) else ()
@@ -91,7 +91,7 @@ def quantity(name: str, values: Sequence[float]) -> Quantity:
 
 
 def measure(repeats: int) -> BenchReport:
-    """The whole way, then its parts, each for itself."""
+    """Time the whole way, then each of its parts."""
     load = os.getloadavg()[0]
     with (
         tempfile.TemporaryDirectory(prefix="mmdec-sound-") as folder,

@@ -30,7 +30,7 @@ def press(page: Any, name: str) -> None:
 
 
 def result_text(page: Any, tab: str) -> str:
-    """The text of the result."""
+    """Return the text of the result."""
     return page.locator(f"#mm-{tab}-results .mm-text").inner_text()
 
 

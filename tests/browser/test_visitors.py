@@ -24,7 +24,7 @@ ENGLISH = dict(list(true_english().items())[:3])
 
 
 def visit(address: str, number: int, turn: int) -> str:
-    """One person presses one sample. Every third goes away after the first answer. What went wrong, or ""."""
+    """Let one person press one sample. Every third leaves after the first answer. Returns what went wrong, or ""."""
     label = list(ENGLISH)[(number + turn) % len(ENGLISH)]
     leaves = (number + turn) % 3 == 0
     done = False

@@ -38,7 +38,7 @@ QUESTION = "What is this?"
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example's name, and that of a drafter with weights; other tests do not see them."""
+    """Return the example's name, and that of a drafter with weights; other tests do not see them."""
     monkeypatch.setattr(registry, "_registered", {})
     mmdec.register_drafter("toy", ToyDrafter)
     note = "Toy: what followed the last time."
@@ -99,7 +99,7 @@ def test_transcribe_gives_the_models_own_tokens(whisper: Path, drafter: Any) -> 
 
 @pytest.fixture(scope="module")
 def sees(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a vision-language model and a picture."""
+    """Return a folder with a vision-language model and a picture."""
     folder = tmp_path_factory.mktemp("sees")
     write_vlm(folder / "vlm")
     Image.fromarray(picture()).save(folder / "picture.png")

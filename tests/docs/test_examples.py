@@ -44,7 +44,7 @@ def run(
 
 
 def plain(target: PairTarget, row: list[int]) -> list[int]:
-    """Greedy decoding by hand."""
+    """Return greedy decoding by hand."""
     text = list(row)
     while len(text) < LENGTH and text[-1] != 0:
         text.append(int(target.counts[text[-2], text[-1]].argmax()))

@@ -62,7 +62,7 @@ def test_tests_import_only_support_modules() -> None:
 
 
 def imported(node: ast.AST) -> list[str]:
-    """The modules that a statement imports."""
+    """Return the modules that a statement imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -102,7 +102,7 @@ def test_only_the_registry_lists_drafters() -> None:
 
 
 def texts(node: ast.List | ast.Tuple | ast.Set | ast.Dict) -> set[str]:
-    """The strings that a list, or a dictionary's keys, hold."""
+    """Return the strings that a list, or a dictionary's keys, hold."""
     parts = node.keys if isinstance(node, ast.Dict) else node.elts
     return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
 
@@ -190,7 +190,7 @@ def names_in_code(tree: ast.AST) -> set[str]:
 
 
 def class_members(trees: Iterable[ast.AST]) -> dict[str, set[str]]:
-    """The names in each class's body and in those of its bases; of classes with one name, all."""
+    """Return the names in each class's body and in those of its bases; of classes with one name, all."""
     classes: dict[str, list[ast.ClassDef]] = {}
     for tree in trees:
         for node in ast.walk(tree):

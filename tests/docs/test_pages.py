@@ -60,7 +60,7 @@ def cells(path: Path) -> list[dict[str, Any]]:
 
 
 def code_of(path: Path) -> str:
-    """A notebook's; IPython, which every notebook has and this environment has not, is a stand-in."""
+    """Return a notebook's code; IPython, which every notebook has and this environment has not, is a stand-in."""
     return "import tests.docs.ipython_stand_in\n" + "\n".join(
         "".join(cell["source"]) for cell in cells(path) if cell["cell_type"] == "code"
     )
@@ -87,7 +87,7 @@ COMMANDS = sorted(
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Every piece, run in a folder that looks like a checkout."""
+    """Return every piece, run in a folder that looks like a checkout."""
     place = tmp_path_factory.mktemp("pages")
     cache = write_cache(place / "cache", " ".join(PIECES.values()))
     jobs = []
@@ -159,7 +159,7 @@ def parse(words: list[str]) -> None:
 
 
 def mmdec_words(command: str) -> list[str] | None:
-    """The command's words after the program; None where it is another program's."""
+    """Return the command's words after the program; None where it is another program's."""
     words = shlex.split(command)
     if words[:3] == ["python", "-m", "mmdec"]:
         return ["mmdec", *words[3:]]

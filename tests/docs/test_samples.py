@@ -65,7 +65,7 @@ def text_of(page: Path) -> str:
 
 
 def questions_of_page(page: Path) -> set[tuple[str, str]]:
-    """(picture, question) of a page, about the sample pictures. Questions to other models are theirs."""
+    """Return (picture, question) of a page, about the sample pictures. Questions to other models are theirs."""
     text = re.sub(r"\\\n *", "", "\n".join(line for line in text_of(page).splitlines() if "model=llava" not in line))
     result = set()
     for pattern in ASKED:
@@ -98,7 +98,7 @@ def test_a_second_question_is_answered_rightly(question: str) -> None:
 
 @cache
 def translated(strategy: str) -> dict[str, str]:
-    """All recordings by one call."""
+    """Return all recordings by one call."""
     said = mmdec.translate_speech([SAMPLES / name for name in FRENCH], strategy=strategy)
     return {name: out.text for name, out in zip(FRENCH, said, strict=True)}
 

@@ -121,7 +121,7 @@ def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
 
 
 def assert_alike(mine: Any, theirs: DynamicCache, seen: Tensor) -> None:
-    """The same columns, wherever there is a token."""
+    """Return the same columns, wherever there is a token."""
     assert mine.get_seq_length() == theirs.get_seq_length() == seen.shape[1]
     for one, other in zip(mine.layers, theirs.layers, strict=True):
         for held, expected in ((one.keys, other.keys), (one.values, other.values)):

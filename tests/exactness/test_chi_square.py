@@ -149,7 +149,7 @@ def narrow(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
 
 
 def joint(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
-    """Four tokens one after the other of a vocabulary of 4: 256 texts, 1500 draws, each by all before."""
+    """Return texts of four tokens of a vocabulary of 4: 256 texts, 1500 draws, each by all before."""
     target, racing = Toy(4, seed=1, scale=1.0), Racing(Toy(4, seed=2, scale=1.0), width, depth)
     said = texts(target, racing, rule(racing), 1500, 4)
     return chi_square(Counter(map(tuple, said)), plain_distribution(target, [1], 4))

@@ -155,7 +155,7 @@ def test_the_source_is_known_where_its_tokens_are_the_texts() -> None:
 
 
 def copier() -> Any:
-    """A BART that has learned to say its source again, in some 250 steps."""
+    """Return a BART that has learned to say its source again, in some 250 steps."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
         small = dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 32)

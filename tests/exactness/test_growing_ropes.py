@@ -32,7 +32,7 @@ PLACES = {"below": (6, 15), "across": (20, 29), "beyond": (40, 33)}  # the rows'
 
 
 def model_of(kind: str, family: str = "LlamaForCausalLM") -> Any:
-    """Two small layers whose text may be as long as any."""
+    """Return a model of two small layers whose text may be of any length."""
     network: Any = getattr(transformers, family)
     model = small_model(network, config_of(family), "sdpa")
     rope = {**model.config.rope_parameters, **ROPES[kind], "rope_theta": 10000.0}

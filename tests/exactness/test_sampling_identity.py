@@ -28,7 +28,7 @@ def prompts(random: Random, batch: int, vocab: int) -> list[list[int]]:
 
 
 def cooler(ids: Tensor, scores: Tensor) -> Tensor:
-    """A temperature, a ban of what was said last, and the best few alone."""
+    """Return a temperature, a ban of what was said last, and the best few alone."""
     scores = (scores / 0.8).index_fill(1, ids[0, -1:], -1.0)
     return scores.masked_fill(scores < scores.topk(4).values[:, -1:], -torch.inf)
 

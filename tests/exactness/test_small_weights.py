@@ -80,7 +80,7 @@ class Packed(nn.Module):
         return nn.functional.linear(states, weight.flatten(0, 1).T, self.bias)
 
     def published(self) -> dict[str, Tensor]:
-        """The tensors of a checkpoint; GPTQ's zeros are one less."""
+        """Return the tensors of a checkpoint; GPTQ's zeros are one less."""
         gptq, inputs = self.kind == "gptq", len(self.scales) * GROUP
         zeros = packed(self.zeros[:, 0] - int(gptq), 1, self.kind)
         groups = {"g_idx": torch.arange(inputs, dtype=torch.int32) // GROUP} if gptq else {}

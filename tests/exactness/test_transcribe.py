@@ -112,7 +112,7 @@ _stock: dict[str, dict[int, list[dict[str, Any]]]] = {}
 
 
 def stock(whisper: LoadedWhisper, name: str) -> dict[int, list[dict[str, Any]]]:
-    """Each recording's segments by transformers' own loop."""
+    """Return each recording's segments by transformers' own loop."""
     way = WAYS[name]
     if name not in _stock:
         _stock[name] = {}

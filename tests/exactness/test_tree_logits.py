@@ -62,7 +62,7 @@ def play(
     nodes: int,
     bound: float,
 ) -> None:
-    """One round: a random draft, whose logits must be those of its paths, and a random path accepted."""
+    """Return one round: a random draft, whose logits must be those of its paths, and a random path accepted."""
     draft = random_draft(rng, len(texts), nodes)
     logits = target.score(session, draft).logits
     assert furthest(model, draft, logits, texts) < bound

@@ -32,7 +32,8 @@ def doubled(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def logits_of_text(model: Any, kind: str, row: Row, more: list[int]) -> Tensor:
-    """The logits after one row and these tokens, in a pass without a cache: the model finds its own positions."""
+    """Return the logits after one row and these tokens, in a pass without a cache: the model finds its own
+    positions."""
     inputs = doubled(batch_of(kind, [[*row, more]]))
     del inputs["attention_mask"]
     with torch.no_grad():

@@ -54,7 +54,7 @@ class Door:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """Two tiny models, a recording and a corpus, by short names."""
+    """Return two tiny models, a recording and a corpus, by short names."""
     place = tmp_path_factory.mktemp("fuzz")
     shutil.copytree(tiny_model, place / "translator")
     write(place / "whisper")
@@ -167,7 +167,7 @@ REFUSED: dict[str, tuple[tuple[str, str], ...]] = dict.fromkeys(
 
 
 def drawn_call(seed: str, entry_points: dict[str, Door]) -> tuple[Callable[[], Any], str, bool]:
-    """One call with odd arguments, in words too, and whether its text is its own."""
+    """Return one call with odd arguments, in words too, and whether its text is its own."""
     dice = random.Random(seed)
     if dice.random() < 0.25:
         return command(dice)

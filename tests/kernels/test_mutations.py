@@ -77,7 +77,7 @@ MUTATIONS = [
 
 
 def mutant(module: ModuleType, old: str, new: str, folder: Path) -> ModuleType:
-    """The module with one place of its source changed. A kernel is compiled from a file."""
+    """Return the module with one place of its source changed. A kernel is compiled from a file."""
     assert module.__file__ is not None
     source = Path(module.__file__).read_text(encoding="utf-8")
     assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"

@@ -54,7 +54,7 @@ def older_python() -> Iterator[None]:
 
 
 def authors(sizes: dict[str, Any]) -> Any:
-    """The authors' network of these sizes, evaluating."""
+    """Return the authors' network of these sizes, evaluating."""
     sys.path[:0] = [str(Path(CLONE) / "fairseq"), CLONE]
     with older_python():
         from DASpeech.models import s2s_conformer_dag_fastspeech2 as theirs  # type: ignore[import-not-found]

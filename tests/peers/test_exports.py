@@ -75,7 +75,8 @@ def filled(network: Any) -> Any:
 
 
 def loaded(folder: Path, classes: dict[str, tuple[Any, Any]]) -> Any:
-    """The folder in the peer's own classes; every tensor of the folder must have a place there, and none be missing."""
+    """Return the folder in the peer's own classes; every tensor of the folder must have a place there, and none be
+    missing."""
     settings = json.loads((folder / "config.json").read_text())
     assert "model_type" not in settings
     config_class, network_class = classes[settings["speculators_model_type"]]
@@ -125,7 +126,7 @@ def test_the_peers_classes_give_our_logits_of_an_exported_eagle3(tmp_path: Path,
 
 
 def our_block(network: Any, embedding: Any, root: int, features: Tensor, head: Any) -> Tensor:
-    """(b, D): the logits of all of a block's states, behind columns with features (T, k * H)."""
+    """Return (b, D): the logits of all of a block's states, behind columns with features (T, k * H)."""
     columns, size = features.shape[0], network.config.block_size
     states = network.fuse(features[:, :0], features)[None]
     tokens = torch.tensor([[root, *[network.config.mask_token] * (size - 1)]])
@@ -141,7 +142,7 @@ def our_block(network: Any, embedding: Any, root: int, features: Tensor, head: A
 
 
 def peers_block(peer: Any, root: int, features: Tensor) -> Tensor:
-    """The same by the peer's layers, as its forward pass runs them for one anchor."""
+    """Return the same by the peer's layers, as its forward pass runs them for one anchor."""
     columns, size = features.shape[0], peer.block_size
     context = peer.hidden_norm(peer.fc(features[None]))
     states = peer.embed_tokens(torch.tensor([[root, *[peer.mask_token_id] * (size - 1)]]))

@@ -21,7 +21,7 @@ FRAMES = (53, 38, 211)
 
 
 def theirs() -> torch.nn.ModuleDict:
-    """fairseq2's encoder, with its own wide subsampler; every tensor drawn anew."""
+    """Return fairseq2's encoder, with its own wide subsampler; every tensor drawn anew."""
     factory = S2TConformerFactory(S2TConformerConfig(model_dim=64, use_relative_pos=True, **SIZES))
     parts = {"encoder_frontend": factory.create_encoder_frontend(), "encoder": factory.create_conformer_encoder()}
     model = torch.nn.ModuleDict(parts).eval()
@@ -35,14 +35,14 @@ def theirs() -> torch.nn.ModuleDict:
 
 @torch.no_grad()
 def encoded(model: torch.nn.ModuleDict, features: torch.Tensor) -> torch.Tensor:
-    """fairseq2's states (S, D) of features (N, 80)."""
+    """Return fairseq2's states (S, D) of features (N, 80)."""
     seqs, _ = model["encoder_frontend"](features[None], BatchLayout.of(features[None]))
     return model["encoder"](seqs, BatchLayout.of(seqs))[0]
 
 
 @torch.no_grad()
 def check_equal(model: torch.nn.ModuleDict, ours: SpeechEncoder) -> None:
-    """The same states to 1e-5, alone in fairseq2, one padded batch here."""
+    """Check that states are the same to 1e-5, alone in fairseq2 and in one padded batch here."""
     draw = torch.Generator().manual_seed(2)
     features = [torch.randn(frames, 80, generator=draw) for frames in FRAMES]
     batch = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)

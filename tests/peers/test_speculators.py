@@ -39,7 +39,7 @@ CASES: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def saved(folder: Path, parallel: bool, case: str) -> tuple[Any, Path]:
-    """A network of the peer with random weights, and the folder that it wrote."""
+    """Return a network of the peer with random weights, and the folder that it wrote."""
     kind, layer, options = CASES[case]
     verifier = VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"])
     more = {"mask_token_id": 5} if parallel else {}

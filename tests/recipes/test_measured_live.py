@@ -19,7 +19,7 @@ def whisper() -> LoadedWhisper:
 
 
 def update(text: str, end: float, final: bool = False, rounds: int = 1) -> StreamUpdate:
-    """An update of a window that begins at 10 s; its words end at 0.5, 1.0, 1.5 s of the window."""
+    """Return an update of a window that begins at 10 s; its words end at 0.5, 1.0, 1.5 s of the window."""
     timed = [Word(f" {word}", at / 2, at / 2 + 0.5) for at, word in enumerate(text.split())]
     segments = [Segment(0.0, end - 10, text, [], timed if final else None)]
     tokens = [1] * len(text.split())

@@ -53,7 +53,7 @@ TINY = (
 
 
 def options(name: str, base: Path, corpus: Path, *more: str) -> list[str]:
-    """A recipe as written, but small and in one process."""
+    """Return a recipe as written, but small and in one process."""
     place = "runs/tiny" if name == "whisper-tiny.en" else "runs/medusa-librispeech"
     return [
         "fit",

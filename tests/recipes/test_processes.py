@@ -145,7 +145,7 @@ SIZE = {"batch_size", "batch_states", "batch_pieces", "batch_seconds"}  # of a p
 
 
 def arguments(recipe: str, model: Options, data: Options, processes: int) -> list[str]:
-    """The recipe, on this many processes; one process has a batch of twice the size."""
+    """Return the recipe, on this many processes; one process has a batch of twice the size."""
     whole = {name: value * 2 if processes == 1 and name in SIZE else value for name, value in data.items()}
     trainer = {"accelerator": "cpu", "precision": "32-true", "devices": processes, "log_every_n_steps": 1}
     trainer |= {"strategy": "auto" if processes == 1 else "ddp_fork_find_unused_parameters_true"}
@@ -162,7 +162,7 @@ def arguments(recipe: str, model: Options, data: Options, processes: int) -> lis
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """The loss of each step."""
+    """Return the loss of each step."""
     (log,) = folder.glob("runs/**/metrics.csv")
     with log.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def ctc_transcripts(*places: int) -> CtcTranscripts:
-    """Each place's first piece, another one beside it."""
+    """Return each place's first piece, another one beside it."""
     pieces = torch.tensor([[[place, place + 100] for place in places]]).view(1, -1, 2)
     weights = torch.tensor([0.75, 0.25]).expand(1, len(places), 2)
     counts, frames = torch.tensor([len(places)]), torch.zeros(1, len(places))

@@ -22,7 +22,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two epochs of translation without a graph."""
+    """Return two epochs of translation without a graph."""
     out = tmp_path_factory.mktemp("whole")
     fit(text, out)
     return out

@@ -31,7 +31,7 @@ pytestmark = [
 
 
 def write_llama(folder: Path) -> Path:
-    """A small Llama with a tokenizer, whose answers repeat themselves."""
+    """Return a small Llama with a tokenizer, whose answers repeat themselves."""
     tokenizer = build_tokenizer([*ASKED, *["A red green blue grey square."] * 4], 300)
     model: Any = language_model(vocab_size=len(tokenizer), num_hidden_layers=4)
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=0)

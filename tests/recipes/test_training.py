@@ -47,14 +47,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> TinyCorpus:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The recipes name folders relative to where they run."""
+    """Run in a folder of the test: the recipes name folders relative to where they run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["python"])  # which Lightning would read
     return tmp_path
 
 
 def arguments(name: str, corpus: TinyCorpus, *more: str) -> list[str]:
-    """A recipe as written, but on the tiny corpus, with a tiny network, in one process."""
+    """Return a recipe as written, but on the tiny corpus, with a tiny network, in one process."""
     return [
         "fit",
         *(f"--config={RECIPES / recipe}.yaml" for recipe in ("../base", name)),
@@ -112,7 +112,7 @@ def test_the_recipes_at_paper_scale_run(name: str, corpus: TinyCorpus, workplace
 
 
 def losses(log: Path, name: str = "metrics.csv") -> dict[int, dict[str, str]]:
-    """The training losses of each step, digit for digit."""
+    """Return the training losses of each step, digit for digit."""
     with open(log / name, encoding="utf-8", newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["train/loss"]]
     return {

@@ -55,7 +55,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(recipe: str, base: Path, corpus: Path, *more: str) -> list[str]:
-    """A recipe as written, but small and in one process."""
+    """Return a recipe as written, but small and in one process."""
     system = Path(recipe).name
     return [
         "fit",

@@ -63,7 +63,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fit(recipe: str, corpus: Path, out: Path, *more: str) -> None:
-    """The recipe with its own settings, but small: on the CPU, two steps an epoch, files under `out`."""
+    """Return the recipe with its own settings, but small: on the CPU, two steps an epoch, files under `out`."""
     TrainingCLI(
         LightningModule,
         LightningDataModule,

@@ -59,7 +59,7 @@ def draft_network(system: str, model: Any, seed: int = 0, **changes: Any) -> Dra
 
 
 def tree_growing(system: str, model: Any, seed: int = 0, width: int = 10, **changes: Any) -> Any:
-    """Build a drafter with random weights: `TreeGrowing`, or `Flash`."""
+    """Build a drafter with random weights: `NetworkDrafter`, or `Flash`."""
     network = draft_network(system, model, seed, **changes)
     kind: Any = Flash if isinstance(network, FlashNetwork) else NetworkDrafter
     return kind(network, model.get_input_embeddings(), model.get_output_embeddings(), width)

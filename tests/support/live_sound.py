@@ -31,7 +31,7 @@ def noise(seconds: float, level: float = 1e-3, seed: int = 0) -> Tensor:
 
 def talk(parts: Sequence[float | tuple[str, float | None]], level: float = 0.0) -> Tensor:
     """Join parts to one sound (T,), and add noise of `level`. parts: a number is a pause in seconds, a tuple the
-    arguments of `spoken`."""
+    arguments of `speech_samples`."""
     sounds = [speech_samples(*part) if isinstance(part, tuple) else torch.zeros(round(part * RATE)) for part in parts]
     whole = torch.cat(sounds)
     return whole + noise(len(whole) / RATE, level)[: len(whole)] if level else whole

@@ -126,7 +126,7 @@ def test_declared_lengths_are_not_trusted(tmp_path: Path) -> None:
 
 
 def flac_of(seconds: int, samples: np.ndarray) -> bytes:
-    """A FLAC whose header declares a length; 0: none."""
+    """Return a FLAC whose header declares a length; 0: none."""
     content = bytearray(encoded(samples, "FLAC"))
     content[21] &= 0xF0  # the stream's information begins at byte 8; its last 36 bits of 18 bytes are the length
     content[22:26] = (seconds * RATE).to_bytes(4, "big")
@@ -204,7 +204,7 @@ def test_impossible_sample_values_are_refused(subtype: str, tmp_path: Path) -> N
 
 @contextmanager
 def nobody() -> Iterator[Path]:
-    """A folder for a process without root's rights: permissions hold for it."""
+    """Yield a folder for a process without root's rights: permissions hold for it."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o777)
     root = os.geteuid() == 0

@@ -35,12 +35,12 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def whisper(pristine: Path, tmp_path: Path) -> Path:
-    """A Whisper of the test's own, to spoil."""
+    """Return a Whisper of the test's own, to spoil."""
     return Path(shutil.copytree(pristine, tmp_path / "whisper"))
 
 
 def split(folder: Path) -> dict[str, str]:
-    """The same weights in two shards; returns the index's map."""
+    """Write the same weights in two shards. Returns the index's map."""
     state = load_file(folder / WHOLE)
     names = {name: PARTS[number % 2] for number, name in enumerate(sorted(state))}
     for part in PARTS:

@@ -169,7 +169,7 @@ def bare_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def first_argument_and_output(bench: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, str]:
-    """The first argument of the measurement behind `mmdec bench asr` or `vlm`, and what was said."""
+    """Return the first argument of the measurement behind `mmdec bench asr` or `vlm`, and what was said."""
     module, given = {"asr": bench_transcription, "vlm": bench_description}[bench], []
     monkeypatch.setattr(module, f"bench_{bench}", lambda first, *_, **__: (given.append(first), findings.ALL[bench])[1])
     result = run("bench", bench, *words)

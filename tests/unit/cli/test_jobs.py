@@ -39,7 +39,7 @@ SAID = r"(\d+\.?\d* times (faster|slower)|as fast), same text: \d+\.\d{3} s with
 
 
 def caller(seconds: dict[str, list[float]], tokens: dict[str, list[int]], calls: list[str]) -> Any:
-    """A call whose runs of either kind take these seconds, one after the other, and give these tokens."""
+    """Return a call whose runs of either kind take these seconds, one after the other, and give these tokens."""
 
     def call(batch: list[Any], drafter: str | None = "medusa") -> list[Any]:
         way = "plain" if drafter is None else "drafted"
@@ -142,7 +142,7 @@ KINDS = ("graph", "transcript", "answer")
 
 
 def fitted(folder: Path, bias: float) -> Path:
-    """The folder with a curve that is always as sure as its bias says."""
+    """Return the folder with a curve that is always as sure as its bias says."""
     write_calibrations(folder, {kind: Calibration({}, bias) for kind in KINDS}, {})
     return folder
 

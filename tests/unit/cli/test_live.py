@@ -53,7 +53,7 @@ def wav(data: np.ndarray, rate: int = RATE, subtype: str = "PCM_16", form: str =
 
 
 def streamed(content: bytes) -> bytes:
-    """A wav whose writer did not know its length, as FFmpeg writes it into a pipe."""
+    """Return a wav whose writer did not know its length, as FFmpeg writes it into a pipe."""
     at = content.index(b"data")
     return content[:4] + b"\xff\xff\xff\xff" + content[8 : at + 4] + b"\xff\xff\xff\xff" + content[at + 8 :]
 

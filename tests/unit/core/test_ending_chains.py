@@ -76,7 +76,7 @@ WHISPER_BASE = (13.5, 13.5, 17.8, 18.8, 21.4, 22.2, 23.7, 25.2, 25.6, 25.9, 26.3
 
 
 def rates(seed: int, rounds: int) -> list[tuple[float, float]]:
-    """(tokens, milliseconds) of a first run's rounds: whisper-base's passes, a head that knows its chances."""
+    """Return (tokens, milliseconds) of a first run's rounds: whisper-base's passes, a head that knows its chances."""
     dice, run = random.Random(seed), list[tuple[float, float]]()
     budget = Budget(DecodingStatistics(), MeasurementKey("model", "cpu", "drafter"), (), True)
     for _ in range(rounds):

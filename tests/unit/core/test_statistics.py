@@ -230,7 +230,7 @@ def test_every_public_call_learns_in_the_given_statistics() -> None:
 
 
 def state() -> dict[str, str]:
-    """All that modules and classes of the core and the drafters hold and might change; drafters' caches of pure
+    """Return all that modules and classes of the core and the drafters hold and might change; drafters' caches of pure
     functions are no such thing."""
     result = {}
     for package in (mmdec.core, mmdec.drafters):

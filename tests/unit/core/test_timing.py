@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[3] / "mmdec"
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A list whose first element `time.perf_counter` shows."""
+    """Return a list whose first element `time.perf_counter` shows."""
     shown = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: shown[0])
     return shown
@@ -58,7 +58,7 @@ def test_only_core_timing_reads_a_clock() -> None:
 
 @pytest.fixture
 def worked(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A list whose first element the processor's clock shows."""
+    """Return a list whose first element the processor's clock shows."""
     shown = [10.0]
     monkeypatch.setattr("time.thread_time", lambda: shown[0])
     monkeypatch.setattr("sys.platform", "linux")

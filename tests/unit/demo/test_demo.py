@@ -111,7 +111,7 @@ TRANSLATIONS = next(iter(true_english().values()))  # of the first sample
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The JSON lines that the process prints: of the tabs, then of each malformed file."""
+    """Return the JSON lines that the process prints: of the tabs, then of each malformed file."""
     folder = tmp_path_factory.mktemp("uploads")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CHILD, str(folder), str(2 * FILES)]

@@ -32,7 +32,7 @@ UNITS = ["<s>", "<pad>", "</s>", "<unk>", "b", "iy", "<ch>"]
 
 
 def graph(size: int = 5) -> Graph:
-    """A chain with jumps of one (0.7) and two (0.3): vertex i says unit 4 + i % 3 most of the time."""
+    """Return a chain with jumps of one (0.7) and two (0.3): vertex i says unit 4 + i % 3 most of the time."""
     links = torch.full((size, size), -torch.inf)
     for index in range(size - 1):
         links[index, index + 1] = 0.0 if index == size - 2 else np.log(0.7)

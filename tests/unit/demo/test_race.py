@@ -171,7 +171,7 @@ def test_brief_lanes_are_table_rows() -> None:
 
 
 def race_of(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Mapping[str, list[int]], list[str]]:
-    """A race of two ways that take `seconds` each: the order of runs, the counted results, the status lines."""
+    """Return a race of two ways that take `seconds` each: the order of runs, the counted results, the status lines."""
     clock, order, message = 0.0, list[str](), list[str]()
 
     def way(name: str) -> Callable[[], int]:

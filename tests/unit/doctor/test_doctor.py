@@ -58,7 +58,7 @@ COST = 0.02
 
 @pytest.fixture(scope="module")
 def texts() -> list[OwnText]:
-    """The target's answers, all its layers recorded."""
+    """Return the target's answers, all its layers recorded."""
     own = TextTarget(target())
     needs = Needs(layers=(-1, *range(own.layers)), embeds=True)
     asked = [DoctorPrompt(text) for text in prompt_texts(24)]
@@ -72,7 +72,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(folder: Path) -> NetworkRun:
-    """A folder's network as it is read."""
+    """Return a folder's network as it is read."""
     drafter, model = load_drafter(folder, target()), target()
     assert isinstance(drafter, NetworkDrafter)
     return NetworkRun(drafter.network, model.get_input_embeddings(), drafter.output)
@@ -90,12 +90,12 @@ def examine_sound(texts: list[OwnText], tmp_path_factory: pytest.TempPathFactory
 
 
 def share(run: NetworkRun, texts: list[OwnText], depth: int = 1) -> float:
-    """The share of tokens `depth` behind the root that are right."""
+    """Return the share of tokens `depth` behind the root that are right."""
     return accepted_share([right_tokens(run, text, depth)[depth - 1].numpy().astype(float) for text in texts]).value
 
 
 def apply_remedies(folder: Path, findings: list[Trial], copy: Path) -> Path:
-    """A copy of a folder with what the remedies set in config.json."""
+    """Return a copy of a folder with what the remedies set in config.json."""
     described = json.loads((folder / "config.json").read_text())
     for row in findings:
         for name, value in row.remedy.config.items():
@@ -126,7 +126,7 @@ def tokens_as_table(described: dict[str, Any], state: dict[str, torch.Tensor]) -
 
 
 def outputs(described: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
-    """The ids of an exporter that counts outputs, where readers take boundaries."""
+    """Return the ids of an exporter that counts outputs, where readers take boundaries."""
     described[IDS] = [number - 1 for number in described[IDS]]
 
 

@@ -33,7 +33,7 @@ def inputs(batch: int = 2, length: int = 9) -> tuple[Tensor, Tensor]:
 
 
 def rows(net: DraftNetwork, embeds: Tensor, features: Tensor) -> Tensor:
-    """Whole texts at once: (B, L - 1, H)."""
+    """Return whole texts at once: (B, L - 1, H)."""
     states = net.inputs(embeds, features)
     return net.layer(states, torch.arange(states.shape[1]).expand(len(states), -1))[0]
 

@@ -19,7 +19,7 @@ TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
 def naive(text: Sequence[int], longest: int, shortest: int, length: int) -> list[int]:
-    """The tokens after the most recent earlier match of the longest suffix; the copy runs on into itself."""
+    """Return the tokens after the most recent earlier match of the longest suffix; the copy runs on into itself."""
     for n in range(longest, shortest - 1, -1):
         for at in range(len(text) - 1, n - 1, -1):
             if list(text[at - n : at]) == list(text[len(text) - n :]):
@@ -52,7 +52,7 @@ def verdict(emitted: Sequence[Sequence[int]]) -> Verdict:
 
 
 def advance(drafter: Lookup, state: object, emitted: Sequence[Sequence[int]]) -> torch.Tensor:
-    """A round that emitted these; returns the roots."""
+    """Update the state by a round that emitted these. Returns the roots."""
     roots = torch.tensor([row[-1] for row in emitted])
     none = chain_drafts(roots, [[] for _ in emitted])
     drafter.update(state, none, Scores(torch.zeros(len(emitted), 1, 4)), verdict(emitted))  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 
 def with_head(kind: str, folder: Path) -> Any:
-    """A tiny model, loaded from a folder that holds one native head with random weights."""
+    """Return a tiny model, loaded from a folder that holds one native head with random weights."""
     config_class, network_class, sizes = KINDS[kind]
     torch.manual_seed(0)
     config_class(**{**EXPERTS, **sizes})

@@ -33,7 +33,7 @@ def context(tokens: list[list[int]], mask: list[list[bool]] | None = None) -> Co
 
 
 def ranked(*orders: list[int], vocab: int = 20) -> Tensor:
-    """(1, N, V) logits whose best tokens are these."""
+    """Return (1, N, V) logits whose best tokens are these."""
     logits = torch.full((1, len(orders), vocab), -9.0)
     for node, order in enumerate(orders):
         logits[0, node, order] = -torch.arange(len(order), dtype=torch.float)

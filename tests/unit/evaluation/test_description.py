@@ -38,7 +38,7 @@ def vlm(request: pytest.FixtureRequest) -> LoadedVlm:
 
 @pytest.fixture(scope="module")
 def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six questions of two tasks about four pictures."""
+    """Return six questions of two tasks about four pictures."""
     folder = tmp_path_factory.mktemp("asked")
     for seed in range(4):
         Image.fromarray(pixels(seed)).save(folder / f"{seed}.png")
@@ -112,7 +112,7 @@ def test_a_model_is_scored_by_task(vlm: LoadedVlm, questions_file: Path, tmp_pat
 
 
 def rows_of(table: str) -> list[str]:
-    """The first word of each line with an interval."""
+    """Return the first word of each line with an interval."""
     return [line.split()[0] for line in table.splitlines() if re.search(r"\d \[\d.*\] +\d+ ", line)]
 
 

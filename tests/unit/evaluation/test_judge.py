@@ -29,7 +29,7 @@ from tests.support import tiny_whisper
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Whisper of two languages: French stands where its tokenizer has another token."""
+    """Return a Whisper of two languages: French stands where its tokenizer has another token."""
     directory = tiny_whisper.write(tmp_path_factory.mktemp("judge") / "tiny-judge", with_heads=False)
     settings = GenerationConfig.from_pretrained(directory)
     languages: dict[str, int] = dict(settings.lang_to_id)  # type: ignore[attr-defined] # Whisper's own

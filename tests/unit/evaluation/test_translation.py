@@ -206,7 +206,7 @@ class Hearer:
 
 
 def natural(folder: Path, lengths: Mapping[str, int]) -> Path:
-    """A manifest of sounds of so many samples, and the folder of pairs `said` beside it."""
+    """Return a manifest of sounds of so many samples, and the folder of pairs `said` beside it."""
     (folder / "said").mkdir()
     rows, pairs = ["id\tpath\tsplit\tspeaker\tspeed\tseconds\ttext"], []
     for name, size in lengths.items():

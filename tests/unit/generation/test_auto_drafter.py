@@ -37,7 +37,7 @@ def bare(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shipped(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of models in which heads for `bare` are shipped."""
+    """Return a folder of models in which heads for `bare` are shipped."""
     home = tmp_path / "shipped" / "for-whisper"
     model = read_model(bare)
     save_heads(home / "medusa", heads(model))

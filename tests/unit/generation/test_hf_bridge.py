@@ -25,7 +25,7 @@ class Half(SuppressTokensLogitsProcessor):
 
 
 def prepared_processor(processor: Any) -> tuple[Processor, int]:
-    """The processor as a run has it, and the model's vocabulary."""
+    """Return the processor as a run has it, and the model's vocabulary."""
     target = target_of(language_model())
     (only,) = OutputRecorder(target, PROMPT, [processor], GenerationConfig()).processors
     return only, target.vocab_size

@@ -28,7 +28,7 @@ from tests.support.tiny_vlm_folder import write
 
 @pytest.fixture
 def made_targets(monkeypatch: pytest.MonkeyPatch) -> list[MediaTarget]:
-    """The targets that were made."""
+    """Return the targets that were made."""
     targets: list[MediaTarget] = []
     make = MediaTarget.__init__
 

@@ -26,7 +26,7 @@ def inputs_of(*texts: str) -> dict[str, Any]:
 
 
 def two_letters(inputs: dict[str, Any]) -> str:
-    """Two letters of what the model says, and not at its beginning."""
+    """Return two letters of what the model says, and not at its beginning."""
     text = TOKENIZER.decode(MODEL.generate(**inputs, **NEW)[0, inputs["input_ids"].shape[1] + 3 :])
     return text[:2]
 

@@ -23,7 +23,7 @@ from mmdec.io.images import read_image, to_pil
 
 
 def gradient(width: int = 8, height: int = 6) -> np.ndarray:
-    """No two pixels alike, and no colour grey."""
+    """Return a picture without equal pixels and without grey."""
     rows, columns = np.mgrid[:height, :width]
     return np.stack([rows * 20 + 10, columns * 20 + 40, 255 - rows * 9 - columns], -1).astype(np.uint8)
 
@@ -112,7 +112,7 @@ def test_every_colour_mode_is_read() -> None:
 
 
 def grey_tiff(numbers: np.ndarray, bits: int = 16, largest: int | None = None) -> bytes:
-    """A TIFF of one channel with `bits` bits a sample. largest: its MaxSampleValue."""
+    """Return a TIFF of one channel with `bits` bits a sample. largest: its MaxSampleValue."""
     height, width = numbers.shape
     rows = "".join("".join(f"{number:0{bits}b}" for number in row) for row in numbers.tolist())
     tags = [(256, width), (257, height), (258, bits), (259, 1), (262, 1), (273, 8), (277, 1), (278, height)]
@@ -125,7 +125,7 @@ def grey_tiff(numbers: np.ndarray, bits: int = 16, largest: int | None = None) -
 
 
 def grey_png(numbers: np.ndarray, significant: int | None = None) -> bytes:
-    """A 16-bit PNG of one channel. significant: the bits that its chunk sBIT states."""
+    """Return a 16-bit PNG of one channel. significant: the bits that its chunk sBIT states."""
     content = encoded(Image.fromarray(numbers.astype(np.uint16)))
     if significant is None:
         return content
@@ -170,7 +170,7 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 
 def deep_png(numbers: np.ndarray, significant: bytes = b"", key: bytes = b"") -> bytes:
-    """A 16-bit PNG of 2 (grey and alpha), 3 (RGB) or 4 (RGBA) channels. key: its chunk tRNS."""
+    """Return a 16-bit PNG of 2 (grey and alpha), 3 (RGB) or 4 (RGBA) channels. key: its chunk tRNS."""
     height, width, channels = numbers.shape
     head = struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
     optional = [chunk(name, content) for name, content in ((b"sBIT", significant), (b"tRNS", key)) if content]
@@ -185,7 +185,8 @@ def deep_png(numbers: np.ndarray, significant: bytes = b"", key: bytes = b"") ->
 def deep_tiff(
     numbers: np.ndarray, order: str = "<", packed: bool = False, extra: int | None = 2, turn: int = 1
 ) -> bytes:
-    """A 16-bit TIFF of 3 or 4 channels. extra: what the fourth is (ExtraSamples): 0 nothing, 1 alpha that the colours
+    """Return a 16-bit TIFF of 3 or 4 channels. extra: what the fourth is (ExtraSamples): 0 nothing, 1 alpha that the
+    colours
     are multiplied by, 2 alpha. turn: its Orientation."""
     height, width, channels = numbers.shape
     data = numbers.astype(f"{order}u2").tobytes()
@@ -287,7 +288,7 @@ def test_images_of_odd_sizes_are_read(size: tuple[int, int]) -> None:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A small PNG that says it is large."""
+    """Return a small PNG that says it is large."""
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")

@@ -37,7 +37,7 @@ def wait(true: Callable[[], bool]) -> None:
 
 
 def below(pid: int) -> dict[int, str]:
-    """The processes that a process has started, directly or not, and their command lines."""
+    """Return the processes that a process has started, directly or not, and their command lines."""
     result, parents = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

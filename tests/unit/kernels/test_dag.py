@@ -149,7 +149,7 @@ def test_float32_and_half_inputs() -> None:
 
 
 def detour(depth: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A graph whose prefixes shine on vertices that lead nowhere, `depth` below the peak of each step."""
+    """Return a graph whose prefixes shine on vertices that lead nowhere, `depth` below the peak of each step."""
     match = torch.zeros(1, 5, 9, dtype=torch.float64)
     links = torch.zeros(1, 9, 9, dtype=torch.float64)
     match[0, 1:4, 1:4] = -depth  # the only way through: vertices 1, 2, 3

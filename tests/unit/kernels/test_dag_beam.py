@@ -37,7 +37,7 @@ def lattice(seed: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def all_texts(emissions: torch.Tensor, links: torch.Tensor, collapse: bool) -> dict[tuple[int, ...], float]:
-    """The probability of each text, over every path and every choice of tokens."""
+    """Return the probability of each text, over every path and every choice of tokens."""
     end, chances = len(emissions) - 1, dict[tuple[int, ...], float]()
     for count in range(end):
         for inner in itertools.combinations(range(1, end), count):

@@ -37,7 +37,7 @@ def random_lattice(
 
 
 def best_tokens(emissions: Tensor) -> tuple[list[int], list[float]]:
-    """Each vertex's token and its log-probability, one vertex at a time."""
+    """Return each vertex's token and its log-probability, one vertex at a time."""
     tokens = [int(row.argmax()) for row in emissions]
     tokens[-1] = EOS
     tokens[0] = BOS
@@ -51,7 +51,7 @@ def link_score(path: tuple[int, ...], links: Tensor) -> float:
 def brute_force(
     strategy: str, emissions: Tensor, links: Tensor, *, weight: float, penalty: float, longest: int
 ) -> tuple[int, ...]:
-    """The path that the definition asks for, by a walk in Python or by listing all paths of all lengths."""
+    """Return the path that the definition asks for, by a walk in Python or by listing all paths of all lengths."""
     size = len(links)
     gains = best_tokens(emissions)[1]
     if strategy in ("greedy", "lookahead"):
@@ -175,7 +175,7 @@ def test_a_batch_equals_its_samples_one_by_one(strategy: LatticeStrategy) -> Non
 
 
 def collapsed(path: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The rule of `collapse` for one path of (token, vertex), in plain Python."""
+    """Apply the rule of `collapse` to one path of (token, vertex), in plain Python."""
     kept = [path[0]]
     for k in range(1, len(path)):
         if path[k][0] != path[k - 1][0]:
@@ -206,7 +206,7 @@ def test_collapse_keeps_one_vertex_of_each_run(lengths: list[int], seed: int) ->
 
 
 def steps(path: LatticePath, sample: int) -> list[tuple[int, int]]:
-    """(token, vertex) along one path."""
+    """Return (token, vertex) along one path."""
     count = int(path.lengths[sample])
     pairs = zip(path.tokens[sample, :count].tolist(), path.vertices[sample, :count].tolist(), strict=True)
     return list(pairs)

@@ -17,7 +17,7 @@ ways = pytest.mark.parametrize("gather", [copy_rows, index_rows])
 
 
 def moved(kv: Tensor, columns: list[list[int]], begins: list[int]) -> Tensor:
-    """The definition: read from the original, write into a copy."""
+    """Compute it by the definition: read from the original, write into a copy."""
     out = kv.clone()
     for row, (path, begin) in enumerate(zip(columns, begins, strict=True)):
         for step, column in enumerate(path):

@@ -132,7 +132,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def in_fairseq(ours: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights under fairseq's names."""
+    """Return the same weights under fairseq's names."""
     return {f"encoder.{name}": value for name, value in ours.items()}
 
 

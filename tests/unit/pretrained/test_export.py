@@ -68,7 +68,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def network(name: str, target: Path | str = "") -> Any:
-    """A network of the table with random weights and tables."""
+    """Return a network of the table with random weights and tables."""
     system, options, _ = NETWORKS[name]
     made: Any = draft_network(system, MODEL, target=str(target), **options)
     for weight in made.parameters():

@@ -49,7 +49,7 @@ def test_a_damaged_file_is_one_clear_error(tensors: dict[str, torch.Tensor], tmp
 
 
 def roc_area(above: list[float], below: list[float]) -> float:
-    """How often a value of `above` exceeds one of `below`."""
+    """Return how often a value of `above` exceeds one of `below`."""
     return float((np.array(above)[:, None] > np.array(below)).mean())
 
 

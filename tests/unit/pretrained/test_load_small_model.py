@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, and two smaller ones: of its tokenizer, and of another."""
+    """Return a model, and two smaller ones: of its tokenizer, and of another."""
     folder = tmp_path_factory.mktemp("models")
     write(folder / "large", TEXTS, 0)
     write(folder / "same", TEXTS, 1, num_hidden_layers=1)

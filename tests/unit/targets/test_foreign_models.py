@@ -109,7 +109,7 @@ def test_a_forward_that_was_replaced_names_what_it_lacks() -> None:
 
 
 def checkpointing(model: Any) -> Any:
-    """A copy whose layers are marked as `gradient_checkpointing_enable` marks them."""
+    """Return a copy whose layers are marked as `gradient_checkpointing_enable` marks them."""
     copied = copy.deepcopy(model)
     for part in copied.modules():
         if hasattr(part, "gradient_checkpointing"):

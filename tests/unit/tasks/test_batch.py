@@ -29,7 +29,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def unheard(bad: dict[Path, str]) -> tuple[Path, dict[Path, str]]:
-    """The silent recording, of which a transcript is empty, and what is bad for a transcript, too."""
+    """Return the silent recording, of which a transcript is empty, and what is bad for a transcript, too."""
     (silent,) = (path for path in bad if path.name == "silent.wav")
     return silent, {path: reason for path, reason in bad.items() if path != silent}
 

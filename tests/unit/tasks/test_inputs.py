@@ -213,7 +213,7 @@ def test_bytes_and_dicts_without_sound_are_refused() -> None:
 
 
 def wav_bytes(sound: np.ndarray, rate: int = RATE) -> bytes:
-    """A wav file's bytes."""
+    """Return a wav file's bytes."""
     file = io.BytesIO()
     soundfile.write(file, sound, rate, subtype="FLOAT", format="WAV")
     return file.getvalue()

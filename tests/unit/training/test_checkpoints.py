@@ -100,7 +100,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run's checkpoints: two good ones, a newer one that is cut off, and the last."""
+    """Return a run's checkpoints: two good ones, a newer one that is cut off, and the last."""
     monkeypatch.chdir(tmp_path)
     for step in (9, 10, 11):
         save(checkpoint(step), tmp_path / f"step={step}.ckpt")

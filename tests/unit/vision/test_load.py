@@ -163,7 +163,7 @@ def test_a_qwen_is_read_without_torchvision(tmp_path: Path) -> None:
 
 
 def spoil(folder: Path) -> None:
-    """A weight that is no number."""
+    """Return a weight that is not a number."""
     state = load_file(folder / "model.safetensors")
     name = next(name for name in state if name.endswith("weight"))
     state[name] = state[name] * float("nan")
@@ -199,7 +199,7 @@ def test_a_damaged_folder_is_one_error(folder: Path, damage: Callable[[Path], ob
 
 @pytest.fixture(scope="module")
 def pairs() -> dict[str, Any]:
-    """Two models, their processors, and none."""
+    """Return two models, their processors, and none."""
     (model, processor), (other, foreign) = llava(), qwen()
     linear = torch.nn.Linear(2, 2)
     return {"llava": model, "its": processor, "qwen": other, "foreign": foreign, "linear": linear, "none": None}

@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 4, "num_speculative_tokens": 2}
 
 @pytest.fixture(params=[llava, qwen])
 def short(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """A model of 60 positions, and its processor."""
+    """Return a model of 60 positions, and its processor."""
     model, processor = request.param()
     model.config.get_text_config(decoder=True).max_position_embeddings = 60
     return {"model": model, "processor": processor}

@@ -23,7 +23,7 @@ LIMIT = 0.04  # below: empty pictures; above: samples
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that judges its answers by the picture alone."""
+    """Return a tiny model that judges its answers by the picture alone."""
     folder = write(tmp_path_factory.mktemp("models") / "tiny")
     slope, middle = 4.0, math.log(LIMIT)
     write_calibrations(folder, {"answer": Calibration({STRUCTURE: slope}, -slope * middle, {STRUCTURE: middle})}, {})

@@ -48,7 +48,7 @@ def loaded(family: str) -> LoadedVlm:
 
 
 def special(vlm: LoadedVlm) -> list[str]:
-    """All special tokens of the tokenizer, placeholders included."""
+    """Return all special tokens of the tokenizer, placeholders included."""
     return [token.content for token in vlm.tokenizer.added_tokens_decoder.values() if token.special]
 
 

@@ -79,7 +79,7 @@ def test_unsupported_eagle3_networks_have_no_cpu_step(changes: dict[str, Any]) -
 
 
 def odd_layers(case: str, net: DraftNetwork, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Embedding, nn.Linear]:
-    """An embedding and an LM head with what neither step can do."""
+    """Return an embedding and an LM head with what neither step can do."""
     embedding, output = nn.Embedding(31, 24), nn.Linear(24, 31, bias=False)
     if case == "double":
         for module in (net, embedding, output):

@@ -21,7 +21,7 @@ def network(visual_token: VisualToken) -> MsdNetwork:
 
 
 def numbered(length: int) -> Tensor:
-    """(1, length, 2): column t holds t."""
+    """Return (1, length, 2): column t holds t."""
     return torch.arange(length).float()[None, :, None].expand(-1, -1, 2)
 
 

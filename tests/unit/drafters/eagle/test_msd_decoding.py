@@ -95,7 +95,7 @@ def test_batched_columns_equal_single_ones(layout: str) -> None:
 
 
 def start_drafter(model: Any, drafter: Any, inputs: dict[str, Any], given: torch.Tensor) -> DraftState:
-    """The memory after a batch's prompts and the tokens (B,) behind them."""
+    """Return the memory after a batch's prompts and the tokens (B,) behind them."""
     _, context, draft, scores = target_of(model).prefill(inputs, drafter.needs)
     memory, zeros = drafter.start(context), torch.zeros_like(given)
     drafter.update(memory, draft, scores, Verdict(zeros[:, None], given, zeros.bool(), given[:, None], zeros + 1))

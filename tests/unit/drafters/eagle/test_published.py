@@ -42,7 +42,7 @@ QWEN = {
 
 
 def layer(bias: bool = False, norm: bool = False) -> dict[str, Tensor]:
-    """An EAGLE-1/2 checkpoint; with bias and norm MSD's for Qwen2-VL."""
+    """Return an EAGLE-1/2 checkpoint; with bias and norm MSD's for Qwen2-VL."""
     torch.manual_seed(0)
     shapes = {
         "embed_tokens.weight": (TOKENS, SIZE),
@@ -89,7 +89,7 @@ def published(folder: Path, state: dict[str, Tensor], config: dict[str, Any], pi
 
 
 def naive_layer(state: dict[str, Tensor], x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Llama's decoder layer on x (n, H), causal, with or without its first norm, as the checkpoint has it."""
+    """Return Llama's decoder layer on x (n, H), causal, with or without its first norm, as the checkpoint has it."""
 
     def norm(name: str, x: Tensor) -> Tensor:
         weight = state.get(f"layers.0.{name}.weight")
@@ -327,7 +327,7 @@ IDS = torch.arange(40) + torch.arange(40) // 2
 
 
 def eagle3(prefix: str = "midlayer.", features: int = 3, mask: bool = False) -> dict[str, Tensor]:
-    """An EAGLE-3 checkpoint as SafeAILab, SpecForge, AngelSlim and NVIDIA publish it."""
+    """Return an EAGLE-3 checkpoint as SafeAILab, SpecForge, AngelSlim and NVIDIA publish it."""
     torch.manual_seed(0)
     shapes = {
         "fc.weight": (SIZE, features * SIZE),

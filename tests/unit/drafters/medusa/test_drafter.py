@@ -167,7 +167,7 @@ def test_heads_on_disk_draft_only_for_their_model(tmp_path: Path) -> None:
 
 
 def published(place: Path, kind: str, shards: bool) -> dict[str, Tensor]:
-    """A checkpoint as aiola lays them out, with a Whisper of one weight."""
+    """Return a checkpoint as aiola lays them out, with a Whisper of one weight."""
     torch.manual_seed(0)
     own = heads(BLOCK)
     assert own.block is not None

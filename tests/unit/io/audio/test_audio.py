@@ -245,7 +245,7 @@ TONE = (0.3 * np.sin(2 * np.pi * 440 * TIME)).astype(np.float32)[None]  # a seco
 
 
 def hertz(samples: torch.Tensor) -> float:
-    """The loudest frequency of 16 kHz samples."""
+    """Return the loudest frequency of 16 kHz samples."""
     return float(torch.fft.rfft(samples).abs().argmax()) * 16_000 / len(samples)
 
 

@@ -64,7 +64,7 @@ def encoded(form: Format, subtype: str, samples: int = 4800, channels: int = 1) 
 
 
 def with_size(content: bytes, form: Format, change: Callable[[int], int]) -> bytes:
-    """The same file, which declares another size."""
+    """Return the same file, which declares another size."""
     changed, size = bytearray(content), struct.Struct(form.size)
     at = changed.index(form.mark) + form.behind
     (true,) = size.unpack_from(changed, at)

@@ -25,7 +25,7 @@ FRAGMENTS = {"movflags": "frag_keyframe+empty_moov", "frag_duration": "500000"}
 
 
 def bursts(rate: int, seconds: int = 6) -> np.ndarray:
-    """A burst of noise of 0.1 s at each half second, over faint noise. (T,) float32."""
+    """Return a burst of noise of 0.1 s at each half second, over faint noise. (T,) float32."""
     draw = np.random.default_rng(0)
     samples = 0.01 * draw.standard_normal(rate * seconds)
     for second in range(seconds):
@@ -91,7 +91,7 @@ def test_an_undamaged_container_has_no_note(suffix: str) -> None:
 
 
 def damaged(content: bytes, share: float, size: int) -> bytes:
-    """The same bytes with `size` bytes of noise in them. share: where, as a share of all bytes."""
+    """Return the same bytes with `size` bytes of noise in them. share: where, as a share of all bytes."""
     spoilt, start = bytearray(content), int(share * len(content))
     spoilt[start : start + size] = np.random.default_rng(3).bytes(size)
     return bytes(spoilt)
@@ -274,7 +274,7 @@ def test_a_flac_with_zeros_in_it_loses_nothing_silently(share: float) -> None:
 
 
 def with_total(content: bytes, total: int) -> bytes:
-    """A FLAC that declares another number of samples."""
+    """Return a FLAC that declares another number of samples."""
     changed, at = bytearray(content), content.index(b"fLaC")
     changed[at + 21] = changed[at + 21] & 0xF0 | total >> 32
     changed[at + 22 : at + 26] = (total & 0xFFFFFFFF).to_bytes(4, "big")
@@ -356,7 +356,7 @@ def test_an_ogg_without_the_mark_of_its_end_is_whole(kind: str) -> None:
 
 
 def retimed(content: bytes, cluster: int, time: int | None = None) -> bytes:
-    """A Matroska file with a damaged timestamp in one cluster. time: in ms; None: its highest bit is flipped."""
+    """Return a Matroska file with a damaged timestamp in one cluster. time: in ms; None: its highest bit is flipped."""
     at, result = -1, -1
     for _ in range(cluster + 1):
         at = content.index(b"\x1f\x43\xb6\x75", at + 1)

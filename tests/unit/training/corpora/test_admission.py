@@ -14,7 +14,7 @@ from tests.unit.training.corpora.small_corpora import picture, sound
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    """Two recordings, a text and a missing one."""
+    """Return two recordings, a text and a missing one."""
     for number in range(2):
         (tmp_path / f"{number}.flac").write_bytes(sound(number, 0.5 + number))
     (tmp_path / "2.flac").write_bytes(b"no sound")

@@ -28,7 +28,7 @@ TRAINED = SOUNDS + PICTURES
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a layout without any damage."""
+    """Return the folder of a layout without any damage."""
     written: dict[str, Path] = {}
 
     def folder(layout: str) -> Path:
@@ -42,7 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def copied(whole: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
-    """A copy that a test may damage."""
+    """Return a copy that a test may damage."""
 
     def folder(layout: str) -> Path:
         return Path(shutil.copytree(whole(layout), tmp_path / "corpus"))
@@ -51,7 +51,7 @@ def copied(whole: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path
 
 
 def assert_refused(layout: str, root: Path, *words: str, **options: Any) -> None:
-    """One sentence, with its remedy, that has all the words."""
+    """Return one sentence, with its remedy, that has all the words."""
     with pytest.raises(InputError) as caught:
         LAYOUTS[layout].take(root, **options)
     said = str(caught.value)

@@ -27,7 +27,7 @@ def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> TinyCorpus:
 
 @pytest.fixture
 def corpus(tiny_corpus: TinyCorpus, tmp_path: Path) -> TinyCorpus:
-    """A copy that a test may spoil."""
+    """Return a copy that a test may spoil."""
     shutil.copytree(tiny_corpus.root, tmp_path, dirs_exist_ok=True)
     return TinyCorpus(tmp_path)
 

@@ -195,7 +195,7 @@ def test_plain_windows_are_not_changed(corpus: Path, tokenizer: WhisperTokenizer
 
 
 def own_recordings(folder: Path, speakers: list[str]) -> Path:
-    """A manifest of short recordings without splits."""
+    """Return a manifest of short recordings without splits."""
     lines = ["path\ttext\tspeaker"]
     for number, speaker in enumerate(speakers):
         save_audio(folder / f"{number}.wav", 0.3 * torch.sin(torch.arange(8000) * (0.05 + 0.01 * number)))

@@ -40,7 +40,7 @@ def drafting(**changes: Any) -> DFlash:
 
 
 def texts_of(module: DFlashModule) -> list[TargetFeatures]:
-    """The model's own answers, and one that is not."""
+    """Return the model's own answers, and one that is not."""
     prompts = [{"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row), dtype=torch.long)}
                for row in ([5, 6, 7, 8], [11, 12], [30, 31, 32])]  # fmt: skip
     answers = module.teacher.answer(prompts[:2], 7)
@@ -48,7 +48,7 @@ def texts_of(module: DFlashModule) -> list[TargetFeatures]:
 
 
 def naive(module: DFlashModule, texts: list[TargetFeatures]) -> tuple[float, float]:
-    """The loss and the estimate of tokens a round: root by root, token by token."""
+    """Return the loss and the estimate of tokens a round: root by root, token by token."""
     drafter = NetworkDrafter(module.network, MODEL.get_input_embeddings(), MODEL.get_output_embeddings())
     depth = module.depth
     sums, counts, reached, roots = [0.0] * depth, [0] * depth, 0, 0

@@ -44,7 +44,7 @@ def drafting(size: int = 0) -> Eagle3:
 
 
 def texts_of(module: Eagle3Module) -> list[TargetFeatures]:
-    """The model's own answers, and one that is not."""
+    """Return the model's own answers, and one that is not."""
     prompts = [{"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row), dtype=torch.long)}
                for row in ([5, 6, 7, 8], [11, 12], [30, 31, 32])]  # fmt: skip
     answers = module.teacher.answer(prompts[:2], 7)
@@ -52,7 +52,7 @@ def texts_of(module: Eagle3Module) -> list[TargetFeatures]:
 
 
 def naive(module: Eagle3Module, texts: list[TargetFeatures], steps: list[Tensor]) -> tuple[float, float]:
-    """The loss and the estimate of tokens a round: root by root, token by token."""
+    """Return the loss and the estimate of tokens a round: root by root, token by token."""
     network: Any = module.network
     tokens = network.token_ids(torch.arange(network.vocabulary)).tolist()
     total, reached, roots = 0.0, 0, 0

@@ -28,7 +28,7 @@ ANSWERS = [[7, 8, 9, 10], [11, 12], [13, 14, 15, 16, 17]]
 
 
 def prompts(kind: str) -> list[dict[str, torch.Tensor]]:
-    """One picture; no picture; two pictures of other sizes, and a video."""
+    """Return one picture; no picture; two pictures of other sizes, and a video."""
     first, second, third = (Picture.random(seed, size) for seed, size in enumerate(SIZES))
     film = Picture.random(9, (16, 16), frames=4)
     rows = [[[20, 21], first, [22]], [[23, 24, 25]], [second, [26], third, film, [27, 28]]]

@@ -40,7 +40,7 @@ SYSTEMS: list[tuple[str, dict[str, Any]]] = [
 
 
 def reading(prompt: int, answer: int, seed: int, seen: range = range(0), channels: int = 32) -> TargetFeatures:
-    """A text of random numbers. seen: its visual columns. channels: of its features."""
+    """Return a text of random numbers. seen: its visual columns. channels: of its features."""
     draw = torch.Generator().manual_seed(seed)
     length = prompt + answer - 1
     visual = torch.zeros(length, dtype=torch.bool)
@@ -88,7 +88,8 @@ def test_every_root_is_drafted_from_as_decoding_would(system: str, changes: dict
 
 
 def whole_mask(prompts: Tensor, length: int, step: int) -> Tensor:
-    """(B, n, M + N + step * n), n = N - step: what the roots' newest columns see of the prompt, the N columns of step
+    """Return (B, n, M + N + step * n), n = N - step: what the roots' newest columns see of the prompt, the N columns of
+    step
     0, and the first n of each later step."""
     count, rows = length - step, []
     for prompt in prompts.tolist():
