@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -19,9 +20,11 @@ from mmdec.core.verify import ResidualRule, SamplingState
 from mmdec.drafters.small_model.other_vocabulary import OtherVocabulary
 from mmdec.targets.text import TextTarget
 from tests.exactness.letter_tokenizer import Letters, alphabet, renamed, shuffled
+from tests.exactness.pairwise import cover
 from tests.exactness.text_models import MODELS
 from tests.support.blended_toy import Toy
 from tests.support.draft_networks import texts
+from tests.support.grid import WHOLE
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 from tests.support.tiny_vlm import KINDS, WORDS, Picture, batch_of, vision_model
 from tests.support.tiny_vlm import VOCABULARY as SEEN
@@ -39,14 +42,21 @@ def drafter(target_tokenizer: Letters, kind: str = "llama", positions: int | Non
     return OtherVocabulary(TextTarget(small(kind)), OTHER, target_tokenizer, positions, size)
 
 
+GRID: dict[str, Sequence[Any]] = {
+    "tokenizer": ["letters", "pairs"],
+    "models": [("llama", "gpt2"), ("qwen2", "llama")],  # the target and the drafter
+    "nodes": [None, 1, 5, (12, 3)],
+    "batch": [1, 4],
+}
+
+
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("nodes", [None, 1, 5, (12, 3)], ids=str)
-@pytest.mark.parametrize(("target", "kind"), [("llama", "gpt2"), ("qwen2", "llama")])
-@pytest.mark.parametrize("tokenizer", [OWN, PAIRED], ids=["letters", "pairs"])
-def test_greedy_output_is_the_models_own(tokenizer: Letters, target: str, kind: str, nodes: Any, batch: int) -> None:
+@pytest.mark.parametrize("case", cover(GRID, WHOLE), ids=lambda case: "-".join(map(str, case.values())))
+def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
     """With pairs the text goes back by other tokens than the model chose."""
-    model, inputs = MODELS[target], prompts(batch)
+    tokenizer = OWN if case["tokenizer"] == "letters" else PAIRED
+    (target, kind), nodes = case["models"], case["nodes"]
+    model, inputs = MODELS[target], prompts(case["batch"])
     options: dict[str, Any] = {"max_new_tokens": 25, "do_sample": False}
     expected = model.generate(**inputs, **options)  # type: ignore[operator]
     result = mmdec.generate(model, inputs, drafter(tokenizer, kind), num_speculative_tokens=nodes, **options)
