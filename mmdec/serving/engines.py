@@ -23,7 +23,7 @@ from mmdec.core.steps import Compute, DecodingSteps, watch
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions, Speculation
-from mmdec.generation.speculation import prepare
+from mmdec.generation.speculation import prepare_run
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.pretrained.language_model import LoadedLanguageModel
 from mmdec.serving.answers import AnswerText, TextDeltas
@@ -262,7 +262,7 @@ class AnswerEngine:
             request = DescriptionRequest.of(self.vlm, options)
             batch = AnswerBatch(request, [dialogue.question.pictures], dialogue.seconds)
             generate = request.generate_options(with_text=False)
-            run = prepare(self.vlm.model, dialogue.inputs, batch.speculation, generate)
+            run = prepare_run(self.vlm.model, dialogue.inputs, batch.speculation, generate)
         text = AnswerText(job, batch.usage[0], self.tokenizer, stops, strips=True)
 
         def hear(round_: Round) -> None:
@@ -339,7 +339,7 @@ class TextEngine:
         options: Mapping[str, Any],
         stops: Sequence[str],
     ) -> DecodingSteps:
-        run = prepare(self.loaded.model, prompt.inputs, speculation, options)
+        run = prepare_run(self.loaded.model, prompt.inputs, speculation, options)
         usage = Usage()
         text = AnswerText(job, usage, self.tokenizer, stops, prompt.strips)
 

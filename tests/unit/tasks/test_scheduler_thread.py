@@ -17,7 +17,7 @@ import mmdec
 from mmdec.core.scheduler import SchedulerLimits
 from mmdec.core.steps import Compute, DecodingSteps, Round
 from mmdec.generation.run import DecodingOptions, Speculation
-from mmdec.generation.speculation import prepare
+from mmdec.generation.speculation import prepare_run
 from mmdec.tasks.scheduler_thread import DecodingStopped, Priority, SchedulerThread
 from tests.support.families import model_of
 from tests.support.running_servers import until
@@ -48,7 +48,7 @@ def prompt(seed: int) -> torch.Tensor:
 def steps_of(ids: torch.Tensor, new: int = 24) -> DecodingSteps:
     """Decode, and return the sequences. The call is prepared in the scheduler's thread."""
     speculation = Speculation(DecodingOptions("lookup"))
-    run = prepare(llama(), ids, speculation, {"max_new_tokens": new, "do_sample": False})
+    run = prepare_run(llama(), ids, speculation, {"max_new_tokens": new, "do_sample": False})
     yield from run.steps
     return run.sequences.tolist()
 
