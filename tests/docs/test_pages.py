@@ -163,7 +163,7 @@ def mmdec_words(command: str) -> list[str] | None:
     words = shlex.split(command)
     if words[:3] == ["python", "-m", "mmdec"]:
         return ["mmdec", *words[3:]]
-    return words if words[0] == "mmdec" else None
+    return words if words[:1] == ["mmdec"] else None
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if mmdec_words(line)])
