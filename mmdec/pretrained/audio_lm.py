@@ -26,7 +26,7 @@ from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import find_model, model_kind
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES, read_network
-from mmdec.pretrained.loaded_language_model import LoadedLanguageModel
+from mmdec.pretrained.loaded_media_model import LoadedMediaModel
 from mmdec.pretrained.vlm import check_processor
 from mmdec.targets.families import AUDIO_FAMILIES
 
@@ -39,7 +39,7 @@ VOXTRAL = "Voxtral"  # beginning of the names of classes whose tokenizer needs t
 
 @final
 @dataclass
-class LoadedAudioLm(LoadedLanguageModel):
+class LoadedAudioLm(LoadedMediaModel):
     """An audio language model with its processor. All callers share one object, and none changes the weights."""
 
     def __post_init__(self) -> None:

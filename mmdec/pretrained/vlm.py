@@ -33,7 +33,7 @@ from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import find_model, model_kind
 from mmdec.pretrained.image_familiarity import FAMILIAR_FILE, FamiliarPictures, read_familiar
 from mmdec.pretrained.language_model import DRAFTER_WEIGHT_FILES, config_class, read_network
-from mmdec.pretrained.loaded_language_model import LoadedLanguageModel
+from mmdec.pretrained.loaded_media_model import LoadedMediaModel
 
 DEFAULT_MODEL = "vlm-scenes"
 PACKAGES = ("torchvision", "num2words")  # packages that some processors need
@@ -56,7 +56,7 @@ VLM_FILES = (
 
 @final
 @dataclass
-class LoadedVlm(LoadedLanguageModel):
+class LoadedVlm(LoadedMediaModel):
     """A vision-language model with its processor. All callers share one object, and none changes the weights."""
 
     # statistics of the training images; None: unknown

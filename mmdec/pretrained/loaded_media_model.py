@@ -19,7 +19,7 @@ from mmdec.types import Drafter
 
 
 @dataclass
-class LoadedLanguageModel:
+class LoadedMediaModel:
     """A model with its processor. All callers share one object, and none changes the weights."""
 
     model: PreTrainedModel
