@@ -1,7 +1,7 @@
 """Engines: each makes the jobs of one task (transcription, speech translation, answers) with one model.
 
 A job's steps are those of the library's own calls, so the server's results equal those of the library. Answers to all
-requests share the passes of their model. Recordings are computed one after another.
+requests share the passes of their model, and so do recordings that a Whisper transcribes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 import mmdec
 from mmdec.checks.arguments import suggesting_options
@@ -33,15 +33,19 @@ from mmdec.targets.ropes import max_positions
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.tasks.generate_options import length_errors
 from mmdec.tasks.inputs import describe_silence
+from mmdec.tasks.loading import decoding_options, load_speculation
 from mmdec.tasks.options import option_names
 from mmdec.tasks.scheduler_thread import DecodingStopped, Priority
 from mmdec.tasks.usage import Usage
 from mmdec.vision.answer import ANSWER, AnswerBatch, DescriptionRequest
 from mmdec.vision.options import DescribeOptions
+from mmdec.whisper.checkpoint import LoadedWhisper
+from mmdec.whisper.decoder import can_use_eager_copy
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 from mmdec.whisper.options import TranscribeOptions
-from mmdec.whisper.request import can_translate
-from mmdec.whisper.transcribe import LoadedTranscriber
+from mmdec.whisper.recordings import transcription_steps
+from mmdec.whisper.request import TranscriptionRequest, can_translate
+from mmdec.whisper.transcribe import LoadedTranscriber, as_drafter
 
 RATE = 16_000  # sample rate in Hz of the audio that jobs hold
 
@@ -64,7 +68,6 @@ class TranscriptionEngine:
 
     def __init__(self, loaded: LoadedTranscriber, options: EngineOptions) -> None:
         self.loaded, self._options = loaded, options
-        self.models: Sequence[nn.Module] = ()  # `transcribe` takes its locks itself; for times of words it writes
 
     @property
     def translates(self) -> bool:
@@ -85,8 +88,14 @@ class TranscriptionEngine:
         chosen = TranscribeOptions.of(given).changed()
         if isinstance(self.loaded, LoadedAudioLm):  # without `do_sample`, the model's settings would decide it
             chosen["do_sample"] = "temperature" in chosen
+        # The lock of the model is held while its rows run. An audio language model's call takes it itself, and so does
+        # one that changes the model to compute the times of words.
+        shares = isinstance(self.loaded, LoadedWhisper) and (
+            chosen.get("timestamps") != "word" or can_use_eager_copy(self.loaded.model)
+        )
+        models = (self.loaded.model,) if shares else ()
         steps = partial(self._steps, samples=samples, options=chosen)
-        return Job(self, steps, priority=Priority.JOB, seconds=len(samples) / RATE)
+        return Job(self, steps, models, priority=Priority.JOB, seconds=len(samples) / RATE)
 
     def live(self, **options: Any) -> LiveTranscriber:
         """Make a live transcriber.
@@ -101,15 +110,7 @@ class TranscriptionEngine:
         return LiveTranscriber(model=self.loaded, threads=shared.threads, statistics=shared.statistics, **options)
 
     def _steps(self, job: Job, samples: Any, options: Mapping[str, Any]) -> DecodingSteps:
-        """Transcribe a recording: the only place of the server that says how.
-
-        It is one computation, between whose rounds nothing else is decoded.
-        """
-        result = yield Compute(self.loaded.model.device, partial(self._transcribe, job, samples, options))
-        assert result is not None
-        return result.value
-
-    def _transcribe(self, job: Job, samples: Any, options: Mapping[str, Any]) -> mmdec.Transcript:
+        """Transcribe a recording. Where it is no row among others, it is one computation."""
         # Text is streamed only if it cannot change later. It can change in two cases: windows of a long recording may
         # be decoded again from the last timestamp; the output of Qwen3-ASR begins with the name of the language.
         extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
@@ -126,15 +127,20 @@ class TranscriptionEngine:
                 if piece := deltas.next_delta(text):
                     job.put_event("text", piece)
 
-        result = mmdec.transcribe(
-            samples,
-            sample_rate=RATE,
-            model=self.loaded,
-            threads=self._options.threads,
-            statistics=self._options.statistics,
-            on_round=hear,
-            **options,
-        )
+        given = {**options, "on_round": hear, "statistics": self._options.statistics}
+        if isinstance(self.loaded, LoadedWhisper) and job.models:
+            with suggesting_options(option_names(TranscribeOptions)):
+                chosen = TranscribeOptions.of(given)
+                decoding = decoding_options(chosen, as_drafter(self.loaded, chosen.drafter))
+                speculation = load_speculation(decoding, self.loaded.model)
+                request = TranscriptionRequest.of(self.loaded, speculation, chosen, 1)
+            result = yield from transcription_steps(request, request.check(samples))
+        else:
+            fixed = {"sample_rate": RATE, "model": self.loaded, "threads": self._options.threads}
+            call = partial(mmdec.transcribe, samples, **fixed, **given)
+            computed = yield Compute(self.loaded.model.device, call)
+            assert computed is not None
+            result: mmdec.Transcript = computed.value
         if job.streams and (rest := deltas.end(result.text)):
             job.put_event("text", rest)
         return result
@@ -147,7 +153,6 @@ class LiveEngine:
     task = "live transcription"
 
     def __init__(self, transcriber: TranscriptionEngine) -> None:
-        self.models: Sequence[nn.Module] = ()  # a transcriber takes its locks itself
         self._device = transcriber.loaded.model.device
 
     def job(self, work: Any, count: Any) -> Job:
@@ -157,7 +162,8 @@ class LiveEngine:
             work: Function that returns an iterator of updates.
             count: Called with each update.
         """
-        return Job(self, partial(self._steps, work=work, count=count), priority=Priority.REALTIME)
+        steps = partial(self._steps, work=work, count=count)
+        return Job(self, steps, priority=Priority.REALTIME)  # a transcriber takes its locks itself
 
     def _steps(self, job: Job, work: Any, count: Any) -> DecodingSteps:
         """Compute the updates one after another; between two of them, other requests are decoded."""
@@ -179,10 +185,9 @@ class TranslationEngine:
 
     def __init__(self, translator: SpeechTranslator, options: EngineOptions) -> None:
         self.translator, self._options = translator, options
-        self.models: Sequence[nn.Module] = ()  # `translate_speech` takes its locks itself
 
     def job(self, samples: Any) -> Job:
-        """Make a job of 16 kHz samples (T,) of French speech."""
+        """Make a job of 16 kHz samples (T,) of French speech. `translate_speech` takes its locks itself."""
         steps = partial(self._steps, samples=samples)
         return Job(self, steps, priority=Priority.JOB, seconds=len(samples) / RATE)
 
@@ -238,7 +243,6 @@ class AnswerEngine:
 
     def __init__(self, vlm: Any, options: EngineOptions) -> None:
         self.vlm, self._options = vlm, options
-        self.models: Sequence[nn.Module] = (vlm.model,)
         # whether confidences are calibrated for this model
         self.calibrated = ANSWER in read_calibrations(vlm.directory)
 
@@ -255,7 +259,7 @@ class AnswerEngine:
         given |= {"stop_strings": list(stops)} if stops else {}
         chosen = DescribeOptions.of(given | {"statistics": self._options.statistics})
         steps = partial(self._steps, dialogue=prompt, options=chosen, stops=stops)
-        return Job(self, steps, _cache_tokens(self.vlm.model, prompt.tokens, given))
+        return Job(self, steps, (self.vlm.model,), _cache_tokens(self.vlm.model, prompt.tokens, given))
 
     def _steps(self, job: Job, dialogue: Dialogue, options: DescribeOptions, stops: Sequence[str]) -> DecodingSteps:
         with suggesting_options(option_names(DescribeOptions)):
@@ -297,7 +301,6 @@ class TextEngine:
 
     def __init__(self, loaded: LoadedLanguageModel, options: EngineOptions) -> None:
         self.loaded = loaded
-        self.models: Sequence[nn.Module] = (loaded.model,)
         self._speculation = Speculation(DecodingOptions(statistics=options.statistics))
 
     @property
@@ -329,7 +332,8 @@ class TextEngine:
         stops = given.pop("stop_strings", ())
         given |= {"stop_strings": list(stops), "tokenizer": self.tokenizer} if stops else {}
         steps = partial(self._steps, prompt=prompt, speculation=speculation, options=given, stops=stops)
-        return Job(self, steps, _cache_tokens(self.loaded.model, prompt.tokens, given))
+        model = self.loaded.model
+        return Job(self, steps, (model,), _cache_tokens(model, prompt.tokens, given))
 
     def _steps(
         self,

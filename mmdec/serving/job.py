@@ -20,11 +20,6 @@ class Engine(Protocol):
     @property
     def task(self) -> str: ...
 
-    @property
-    def models(self) -> Sequence[nn.Module]:
-        """The models whose locks its jobs need."""
-        ...
-
 
 @final
 class Job:
@@ -36,6 +31,7 @@ class Job:
         engine: Of the model that decodes it.
         steps: Makes the steps of the decoding, which return the result. Whatever they do runs in the scheduler's
             thread.
+        models: Models whose locks are held while it runs.
         tokens: Tokens that its cache may come to hold.
         priority: When it starts.
         seconds: Duration of the audio, for the metrics.
@@ -45,11 +41,13 @@ class Job:
         self,
         engine: Engine,
         steps: Callable[[Job], DecodingSteps],
+        models: Sequence[nn.Module] = (),
         tokens: int = 0,
         priority: Priority = Priority.CHAT,
         seconds: float = 0.0,
     ) -> None:
-        self.engine, self.steps, self.tokens, self.priority, self.seconds = engine, steps, tokens, priority, seconds
+        self.engine, self.steps, self.models, self.tokens = engine, steps, models, tokens
+        self.priority, self.seconds = priority, seconds
         self.streams = False  # whether the client gets text while the job is decoded
         self.decoding: Decoding | None = None  # once it was submitted
         self.began = time.monotonic()

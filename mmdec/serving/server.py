@@ -163,7 +163,7 @@ class Server:
 
         job.decoding = self.scheduler.submit(
             job.steps(job),
-            job.engine.models,
+            job.models,
             tokens=job.tokens,
             priority=job.priority,
             label=model,

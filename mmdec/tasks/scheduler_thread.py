@@ -18,6 +18,7 @@ from itertools import count
 from queue import SimpleQueue
 from typing import Any, final
 
+import torch
 from torch import nn
 
 from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
@@ -254,7 +255,8 @@ class SchedulerThread:
             self._start(decoding)
         if not self._started:
             return False
-        self._scheduler.step()
+        with torch.no_grad():
+            self._scheduler.step()
         running = Counter[str]()
         for decoding in list(self._started):
             task = decoding.task

@@ -129,7 +129,7 @@ def test_a_request_whose_client_left_is_not_decoded(engines: dict[str, Any], fol
 
 
 def test_a_waiting_request_whose_client_left_is_dropped(engines: dict[str, Any]) -> None:
-    """While the batch before is being decoded: the place is free at once."""
+    """While the model is being changed: the place is free at once, and the other request goes on waiting."""
     lock = mmdec.model_lock(engines["whisper"].loaded.model)
     with served(engines) as (client, server), ThreadPoolExecutor(1) as pool:
         with lock.write():
@@ -139,7 +139,7 @@ def test_a_waiting_request_whose_client_left_is_dropped(engines: dict[str, Any])
             until(lambda: busy(server) == 2)
             left.close()
             until(lambda: server.open == 1)
-            assert client.get("/health").json() == {"status": "ok", "waiting": 0, "decoding": 1}
+            assert client.get("/health").json() == {"status": "ok", "waiting": 1, "decoding": 0}
         assert stays.result().status_code == 200
         assert counted(client, "stopped_total") == 1
 

@@ -22,7 +22,7 @@ from mmdec.serving.engines import EngineOptions, TranscriptionEngine
 from mmdec.serving.server import confidence_warning
 from tests.conftest import RATE, buzz
 from tests.support.audio_lm_folders import write
-from tests.support.running_servers import as_wav, events, finished, served, wav
+from tests.support.running_servers import as_wav, events, finished, served, until, wav
 
 TRANSCRIBE, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
 
@@ -145,6 +145,24 @@ def test_recordings_that_come_together_get_their_own_text(client: httpx.Client, 
         answers = [pool.submit(post, client, TRANSCRIBE, as_wav(sound)) for sound in sounds]
         rounded = mmdec.transcribe([as_wav(sound) for sound in sounds], model=folder / "whisper")
         assert [answer.result().json()["text"] for answer in answers] == [each.text for each in rounded]
+
+
+def test_recordings_and_chats_run_side_by_side(engines: dict[str, Any], folder: Path) -> None:
+    sounds = [wav(0.6 + 0.1 * index, index) for index in range(3)]
+    expected = [mmdec.transcribe(sound, model=folder / "whisper").text for sound in sounds]
+    with served(engines) as (client, server), ThreadPoolExecutor(3) as pool:
+        with mmdec.model_lock(engines["whisper"].loaded.model).write():  # none begins before all have come
+            answers = [pool.submit(post, client, TRANSCRIBE, sound) for sound in sounds]
+            until(lambda: server.load()["whisper"].waiting == 3)
+            chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+            assert client.post("/v1/chat/completions", json=chat).status_code == 200  # its model is free
+        assert [answer.result().json()["text"] for answer in answers] == expected
+        text = client.get("/metrics").text
+        rows, steps = (
+            float(text.partition(f'mmdec_batch_rows_{name}{{model="whisper"}} ')[2].split()[0])
+            for name in ("sum", "count")
+        )
+        assert rows > 1.5 * steps
 
 
 def test_silence_is_an_empty_transcript(client: httpx.Client) -> None:
