@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, WhisperForConditionalGeneration
 
 from mmdec.core.scheduler import Scheduler, SchedulerLimits
 from mmdec.core.steps import DecodingSteps
+from mmdec.generation.hf_bridge import fallback_reasons
 from mmdec.generation.model_lock import reading
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.io.audio.voice_activity import SpeechWindow, cut_at_pauses
@@ -84,10 +85,11 @@ def transcribe_recordings(
         for index, windows in pieces.items()
         for window in windows
     ]
+    width = 1 if _keeps_state(request) else batch_size
     unfinished = {index: list[tuple[int, DecodedRecording]]() for index in pieces}  # recording -> its finished pieces
     report_finished()
     with _decoding_context(request), _encoder_thread(request, len(decoders)) as side_thread:
-        for index, start, decoded in _decode_together(decoders, batch_size, side_thread):
+        for index, start, decoded in _decode_together(decoders, width, side_thread):
             finished = unfinished[index]
             finished.append((start, decoded))
             report.finish(index, start, decoded.samples)
@@ -121,6 +123,12 @@ def transcription_steps(
         except CallbackError as error:
             raise error.original from None
     return _transcript(request, decoded)
+
+
+def _keeps_state(request: TranscriptionRequest) -> bool:
+    """Return whether a processor or criterion of the caller's may keep a state, so that recordings go one by one."""
+    processors, criteria = (request.options.get(name) or () for name in ("logits_processor", "stopping_criteria"))
+    return bool(fallback_reasons(processors, criteria, batch=2))
 
 
 def _pieces(request: TranscriptionRequest, recording: Tensor, at_pauses: bool) -> list[SpeechWindow]:

@@ -80,7 +80,7 @@ COMMANDS = sorted(
         for language, block in FENCED.findall(text)
         if language in ("bash", "")
         for line in block.replace("\\\n", " ").splitlines()
-        if line.strip()
+        if line.partition("  #")[0].strip()
     }
 )
 

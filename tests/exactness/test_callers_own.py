@@ -180,14 +180,13 @@ def test_whisper_is_generates_own(make: Callable[[], dict[str, Any]], batch: int
 
 
 def test_a_list_of_recordings_is_transcribed_as_generate_does(tmp_path: Path) -> None:
-    """Each window's call sees the batch; one warning serves all, and confidence is that of the text."""
+    """A criterion that counts its calls sees one recording after the other, as in calls of their own."""
     whisper = load_whisper(write(tmp_path / "tiny"), "cpu")
     sounds = [buzz(0.9), buzz(0.9, 1)]
-    options: dict[str, Any] = {"model": whisper, "sample_rate": 16_000, "max_new_tokens": 9}
-    with pytest.warns(RuntimeWarning, match=WARNING) as message:
-        result = mmdec.transcribe(sounds, drafter="lookup", stopping_criteria=[Patience()], **options)
-    assert len(message) == 1
-    plain = [mmdec.transcribe(one, drafter=None, stopping_criteria=[Patience()], **options) for one in sounds]
+    options: dict[str, Any] = {"model": whisper, "sample_rate": 16_000, "max_new_tokens": 9, "drafter": "lookup"}
+    patience = Patience()
+    plain = [mmdec.transcribe(one, stopping_criteria=[patience], **options) for one in sounds]
+    result = mmdec.transcribe(sounds, stopping_criteria=[Patience()], **options)
     assert [one.tokens for one in result] == [one.tokens for one in plain]
     assert [one.evidence for one in result] == [pytest.approx(one.evidence, rel=1e-4) for one in plain]
 
