@@ -74,8 +74,9 @@ def _alpha_step(
     row = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * NARROW + tl.arange(0, NARROW)
     final, end = tl.load(last + row), tl.load(ends + row)
-    # each token needs a later vertex: token t is on vertex t at the earliest, and leaves one for each later token
-    open_j = (j >= t) & (j <= end - final + t) & (t <= final)
+    # Each token needs a later vertex: token t is on vertex t at the earliest, and leaves one for each later token. The
+    # last condition is written for each j, because Triton 3.9's interpreter makes an integer of a scalar's.
+    open_j = (j >= t) & (j <= end - final + t) & (final + 0 * j >= t)
     here = alpha + row * a_b + t * a_t
     emitted = tl.load(match + row * m_b + t * m_t + j * m_j, mask=open_j, other=float("-inf")).to(tl.float32)
     if t == 0:
@@ -112,7 +113,7 @@ def _beta_step(
     final, end = tl.load(last + row), tl.load(ends + row)
     here = beta + row * b_b + t * b_t
     if t >= final:
-        tl.store(here + i, tl.where((i == end) & (t == final), 0.0, float("-inf")), mask=i < size)
+        tl.store(here + i, tl.where((i == end) & (final + 0 * i == t), 0.0, float("-inf")), mask=i < size)
     else:
         open_i = (i >= t) & (i <= end - final + t)
         top = tl.full([NARROW], float("-inf"), tl.float32)

@@ -190,6 +190,7 @@ class LiveTranscriber:
         whisper = as_loaded(WHISPER, chosen)
         self._decoding = decoding_options(chosen, as_drafter(whisper, chosen.drafter))
         first = load_speculation(self._decoding, whisper.model)
+        self._drafts = first.drafter_for(whisper.model) is not None
         self._request = request = TranscriptionRequest.of(whisper, first, chosen, 1)
         # options for provisional text: no word times, and less silence after the audio than up to 30 s; the shorter
         # silence hardly ever changes a token
@@ -332,7 +333,7 @@ class LiveTranscriber:
         Args:
             request: The options, those for final or for provisional text.
         """
-        if self._texts and self._texts[0] and self._decoding.drafter is not None:
+        if self._texts and self._texts[0] and self._drafts:
             last, *older = self._texts
             drafter = LastHypothesis(last, older, self._ending(window, request, last[-1]))
             drafting = replace(self._decoding, drafter=drafter, num_speculative_tokens=MAX_DRAFT_CHAIN)

@@ -41,25 +41,32 @@ def transcribe_sound(whisper: LoadedWhisper, sound: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("drafter", ["ctc", "lookup", "recycling"])
-def test_drafts_change_nothing(whisper: LoadedWhisper, single: list[mmdec.Transcript], drafter: str) -> None:
+def test_drafts_change_nothing(
+    whisper: LoadedWhisper, single_transcripts: list[mmdec.Transcript], drafter: str
+) -> None:
     for nodes in (5, (7, 3)):
         result = [transcribe_sound(whisper, sound, drafter=drafter, num_speculative_tokens=nodes) for sound in SOUNDS]
-        assert [one.tokens for one in result] == [one.tokens for one in single]
+        assert [one.tokens for one in result] == [one.tokens for one in single_transcripts]
         assert drafter != "ctc" or any(one.tokens_per_round > 1.5 for one in result)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("drafter", [None, "ctc"])
 def test_batches_change_nothing(
-    whisper: LoadedWhisper, single: list[mmdec.Transcript], drafter: str | None, size: int
+    whisper: LoadedWhisper, single_transcripts: list[mmdec.Transcript], drafter: str | None, size: int
 ) -> None:
     result = transcribe_sound(whisper, SOUNDS, drafter=drafter, batch_size=size)
-    assert [one.tokens for one in result] == [one.tokens for one in single]
+    assert [one.tokens for one in result] == [one.tokens for one in single_transcripts]
 
 
-def test_the_text_is_nearly_that_of_float32(single: list[mmdec.Transcript]) -> None:
+def test_the_text_is_nearly_that_of_float32(single_transcripts: list[mmdec.Transcript]) -> None:
     expected = [transcribe_sound(load_whisper("whisper-tiny.en", "cpu"), sound, drafter=None) for sound in SOUNDS]
-    assert rate([word_edits(one.text, other.text) for one, other in zip(expected, single, strict=True)])["value"] < 0.05
+    assert (
+        rate([word_edits(one.text, other.text) for one, other in zip(expected, single_transcripts, strict=True)])[
+            "value"
+        ]
+        < 0.05
+    )
 
 
 def test_a_row_has_the_same_bits_beside_any_others() -> None:

@@ -114,7 +114,7 @@ def test_one_bad_image_does_not_lose_the_others(call, model: Path, pictures: lis
         (["--drafter", "eagle"], "`--drafter` must have weights for this model"),
         (["--drafter", "eagel"], "`--drafter` must be one of"),
         (["--drafter", "eagel", "--stream"], "`--drafter` must be one of"),
-        (["--stream", "--json"], "`--stream` must be left out"),
+        (["--stream", "--json"], "`--stream` cannot be combined with"),
         (["--device", "tpu"], "`--device` must be"),
         (["--model", "nothing"], "`--model` must be"),
     ],
