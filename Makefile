@@ -110,7 +110,7 @@ clean:  ## what the commands above wrote, but not .venv and .venv-dev
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("mmdec needs Python 3.11 or newer, but $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing into .venv: about 1.4 GB (5.1 GB where torch comes as its CUDA build), a minute or more"
+	@echo "installing into .venv: about 1.6 GB (5.3 GB where torch comes as its CUDA build), a minute or more"
 	@test -n "$(TORCH)" || command -v nvidia-smi > /dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0+cpu 2> /dev/null || true
 	$(BIN)/python -m pip install --quiet $(TORCH) --editable .
 	@touch $@

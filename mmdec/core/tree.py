@@ -43,7 +43,7 @@ def ancestors(parents: Tensor) -> Tensor:
     """Return (B, N, N) bool: [b, i, j] is True if node j is on the path from the root to node i, i included."""
     size = parents.shape[1]
     eye = torch.eye(size, dtype=torch.bool, device=parents.device)
-    # Pointer doubling: after k steps, `seen` holds each node's 2^k nearest ancestors, the node included.
+    # Pointer doubling: after k steps, `reached` holds each node's 2^k nearest ancestors, the node included.
     reached = eye.expand(parents.shape[0], -1, -1).clone()
     jump = torch.where(parents < 0, 0, parents)
     reached = reached | torch.nn.functional.one_hot(jump, size).bool() if size > 1 else reached

@@ -267,7 +267,7 @@ class DecoderLayer(nn.Module):
 class DraftNetwork(nn.Module, ABC):
     """The abstract base of draft networks."""
 
-    system: ClassVar[str]  # the drafter's name, which `mmdec.drafters.registry.draft_network` sets
+    system: ClassVar[str]  # the drafter's name, which `mmdec.drafters.registry.built_in_network` sets
     config_class: ClassVar[type[DraftConfig]]
     layers: nn.ModuleList  # `build` creates it
     # Whether each position's output continues the target's features, so that the doctor can run the network over a

@@ -50,7 +50,7 @@ def build(server: Server, origins: Sequence[str] = ()) -> FastAPI:
     app = FastAPI(title="mmdec", version=mmdec.__version__, lifespan=lifespan)
     app.state.server = server
     app.add_middleware(AccessMiddleware, server=server, origins=origins)  # type: ignore[arg-type] # an ASGI class
-    if origins:  # before the door, because a browser asks without the token whether it may send it
+    if origins:  # outside AccessMiddleware, because a browser asks without the token whether it may send it
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,

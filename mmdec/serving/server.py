@@ -180,11 +180,10 @@ class Server:
         return next(name for name, model in self.models.items() if model is engine)
 
     async def events(self, request: Request, job: Job) -> AsyncIterator[tuple[str, Any]]:
-        """Submit a job.
+        """Submit a job, and cancel it if its client disconnects or the answer takes too long.
 
-        Yields ("text", piece of text) while it is decoded, then ("result", the result).
-
-        The job is cancelled if its client disconnects or the answer takes too long.
+        Yields:
+            ("text", piece of text) while it is decoded, then ("result", the result).
 
         Raises:
             ApiError: If the job fails or is cancelled.

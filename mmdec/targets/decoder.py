@@ -587,7 +587,7 @@ class DecoderTarget(HfTarget):
         target._run(sequences[:, :-1][:, -missing:], mask, positions, cache, (), prompt.extra, last=True)
 
     def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, missing: int) -> None:
-        """Run the model over the last `lacking` tokens of the only batch row, so that the caller's cache holds them.
+        """Run the model over the last `missing` tokens of the only batch row, so that the caller's cache holds them.
 
         Args:
             columns: Number of tokens of the prompt, cached ones and padding included.

@@ -92,7 +92,7 @@ class Eagle3Config(LayeredConfig):
 
     Args:
         layers: Indices of the target's layers whose features are read; empty: the three that `default_layers` chooses.
-            fc_norm: whether each of these features has its own norm before fc.
+        fc_norm: Whether each of these features has its own norm before fc.
     """
 
     MIN_LAYERS: ClassVar[int] = 0

@@ -56,7 +56,7 @@ class DraftBatch:
         rows: Names of the samples.
         answers: Token ids that the target generated.
         prompts: The target's input tensors for each sample; None if the features of all samples are stored, so that the
-            target do not have to be run.
+            target does not have to be run.
     """
 
     rows: list[str]
