@@ -65,9 +65,8 @@ class DecodedUnits:
     tokens: list[list[int]]  # unit ids, without special ones
     passes: list[int]  # number of passes
     evidence: EvidenceRows
-    hidden: list[Tensor] | None = (
-        None  # the graph's states (K + 1, D) at the K units and </s>; None: no graph chose them
-    )
+    # the graph's states (K + 1, D) at the K units and </s>; None: no graph chose them
+    hidden: list[Tensor] | None = None
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,7 @@ from mmdec.core.sampling import KeyedSample, Sequences, most_probable, transform
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Round, watch
 from mmdec.core.verify import LOSSY_RULES, MatchRule, ResidualRule, Rule, RuleName, SamplingState, TypicalRule
-from mmdec.drafters.registry import (
-    AUTO,
-)
+from mmdec.drafters.registry import AUTO
 from mmdec.errors import InputError
 from mmdec.generation.chat_state import ConversationTurn, drop_chat_state
 from mmdec.generation.decoding_run import DecodingRun, SpeculativeRun

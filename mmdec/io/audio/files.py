@@ -79,8 +79,8 @@ def load_audio(
     It reads wav, flac, ogg, mp3, aiff, au, caf and NIST Sphere, with integers of 8 to 32 bits or floats; and with PyAV
     (extra `mmdec[av]`) the audio of mp4, m4a, mov, webm and mka. The whole content is read, even if the header declares
     less. Floats beyond full scale are scaled down to it. Channels that would cancel each other are inverted before they
-    are mixed. Times are those of the file's clock: silence stands for sound
-    that starts late, for holes, and for parts that cannot be read. `load_recording` also says which parts those are.
+    are mixed. Times are those of the file's clock: silence stands for sound that starts late, for holes, and for parts
+    that cannot be read. `load_recording` also says which parts those are.
 
     Args:
         source: A path, or a binary file object.
@@ -109,9 +109,8 @@ def load_recording(
     # each block of samples is (at most 2^20 / channels, channels)
     for rate, block in _blocks(source, max_seconds, loss, strict):
         rates.append(rate)
-        peak = float(
-            np.fmax.reduce(np.abs(block), axis=None, initial=peak)
-        )  # peak over all channels: in the mono mix, two channels may cancel
+        # the peak over all channels: in the mono mix, two channels may cancel
+        peak = float(np.fmax.reduce(np.abs(block), axis=None, initial=peak))
         mixer = mixer or Mixer(rate)
         with np.errstate(all="ignore"):  # infinite samples are found by the check after the loop
             blocks.append(mixer.add(block))
