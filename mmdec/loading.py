@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Loaded = SpeechTranslator | LoadedTranscriber | LoadedVlm | LoadedLanguageModel
 
-TRANSLATES = "daspeech"
+DASPEECH_KIND = "daspeech"
 DEFAULT = "daspeech-everyday"
 
 
@@ -59,7 +59,7 @@ def load(
             f"`model` must be a model by itself, but '{os.fspath(model)}' is a drafter, {system}. Call "
             "`mmdec.load_drafter(folder, model)` with the model that it drafts for."
         )
-    if system in ("", TRANSLATES):
+    if system in ("", DASPEECH_KIND):
         from mmdec.daspeech.translate import load as load_translator
 
         return load_translator(model, device, vocoder=vocoder, dtype=dtype)

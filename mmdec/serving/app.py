@@ -22,15 +22,15 @@ try:
 except ImportError as error:
     raise MmdecError(f"The server needs {error.name}, which is not installed. pip install 'mmdec[serve]'") from error
 
-from mmdec.loading import DEFAULT as TRANSLATES
+from mmdec.loading import DEFAULT as DEFAULT_TRANSLATOR
 from mmdec.serving import chat, completions, realtime, speech
 from mmdec.serving.engines import AnyEngine, EngineOptions, load_engine
 from mmdec.serving.server import EXPOSED_HEADERS, AccessMiddleware, ApiError, Server, ServerLimits, server_of
-from mmdec.vision.describe import DEFAULT_MODEL as ANSWERS
-from mmdec.whisper.transcribe import DEFAULT_MODEL as TRANSCRIBES
+from mmdec.vision.describe import DEFAULT_MODEL as DEFAULT_VLM
+from mmdec.whisper.transcribe import DEFAULT_MODEL as DEFAULT_TRANSCRIBER
 
 # models that are served if the user names none: the shipped transcriber, translator and vision-language model
-MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)
+MODELS = (DEFAULT_TRANSCRIBER, DEFAULT_TRANSLATOR, DEFAULT_VLM)
 BACKLOG = 2048  # maximum number of new connections that wait until the server accepts them; uvicorn's default
 SHUTDOWN_SECONDS = 120  # seconds that open requests get to finish after the server received a signal to stop
 

@@ -118,7 +118,7 @@ class TranscriptionEngine:
         grows = not (long or describe_silence(samples) or hasattr(self.loaded.processor, "parse_output"))
         tokens, deltas = list[int](), TextDeltas()
 
-        def hear(round_: Round) -> None:
+        def on_round(round_: Round) -> None:
             if job.is_cancelled:
                 raise DecodingStopped("the client has gone")
             if job.streams and grows:
@@ -127,7 +127,7 @@ class TranscriptionEngine:
                 if piece := deltas.next_delta(text):
                     job.put_event("text", piece)
 
-        given = {**options, "on_round": hear, "statistics": self._options.statistics}
+        given = {**options, "on_round": on_round, "statistics": self._options.statistics}
         if isinstance(self.loaded, LoadedWhisper) and job.models:
             with suggesting_options(option_names(TranscribeOptions)):
                 chosen = TranscribeOptions.of(given)
@@ -269,11 +269,11 @@ class AnswerEngine:
             run = prepare_run(self.vlm.model, dialogue.inputs, batch.speculation, generate)
         text = AnswerText(job, batch.usage[0], self.tokenizer, stops, strips=True)
 
-        def hear(round_: Round) -> None:
+        def on_round(round_: Round) -> None:
             batch.add(round_)
             text.send()
 
-        yield from watch(run.steps, hear)
+        yield from watch(run.steps, on_round)
         (description,) = batch.descriptions()
         return text.finish(description.timings, confidence=description.confidence)
 
@@ -347,11 +347,11 @@ class TextEngine:
         usage = Usage()
         text = AnswerText(job, usage, self.tokenizer, stops, prompt.strips)
 
-        def hear(round_: Round) -> None:
+        def on_round(round_: Round) -> None:
             usage.clock(round_, 0, drafts=True)
             text.send()
 
-        yield from watch(run.steps, hear)
+        yield from watch(run.steps, on_round)
         return text.finish(usage.seconds)
 
 
