@@ -227,16 +227,16 @@ class Links(nn.Module):
             lengths: (B,), numbers of vertices.
         """
         b, heads, size, _ = q.shape
-        toll = jump_penalties(size, self.prior is not None, q.device)[None]
+        penalties = jump_penalties(size, self.prior is not None, q.device)[None]
         if b > 1:
-            toll = torch.where(lengths_to_mask(lengths, size)[:, None], toll, _NO_JUMP)
+            penalties = torch.where(lengths_to_mask(lengths, size)[:, None], penalties, _NO_JUMP)
         # at least 1e-20, because a slope of 0 would make the mask 0
         slopes = q.new_ones(heads) if self.prior is None else F.softplus(self.prior).clamp(min=1e-20)
         gates = self.gate_linear(x).softmax(-1)  # shape (B, L, H)
         links = q.new_zeros(b, size, size)
         scores, weights = torch.empty_like(links), torch.empty_like(links)
         for head in range(heads):
-            torch.mul(toll, -slopes[head], out=scores)
+            torch.mul(penalties, -slopes[head], out=scores)
             scores.baddbmm_(q[:, head], k[:, head].transpose(1, 2), alpha=self.config.link_dim**-0.5)
             torch.softmax(scores, -1, out=weights)
             links.addcmul_(weights, gates[..., head, None])
@@ -264,11 +264,11 @@ def jump_penalties(size: int, prior: bool, device: torch.device) -> Tensor:
         device: The table's device.
     """
     rows = 1 << max(size - 1, 255).bit_length()
-    return _toll_table(rows, prior, device)[:size, :size]
+    return _cached_penalties(rows, prior, device)[:size, :size]
 
 
 @lru_cache(maxsize=8)
-def _toll_table(rows: int, prior: bool, device: torch.device) -> Tensor:
+def _cached_penalties(rows: int, prior: bool, device: torch.device) -> Tensor:
     """Return a cached table (rows, rows) of the jumps' penalties, made by `jump_penalties`.
 
     A penalty depends on j - i only, so a smaller table is the top left corner of a larger one.
