@@ -115,12 +115,12 @@ def test_a_single_row_is_drafted_with_any_processor(kind: str) -> None:
 def test_one_warning_serves_many_runs() -> None:
     plug = mmdec.speculate("lookup")
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "custom_generate": plug}
-    with warnings.catch_warnings(record=True) as message:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for seed in range(3):
             MODEL.generate(**prompts(2, seed), **options, logits_processor=[Grammar()])
-    assert len(message) == 1
-    assert str(message[0].message).startswith("Grammar may read other rows")
+    assert len(caught) == 1
+    assert str(caught[0].message).startswith("Grammar may read other rows")
 
 
 def test_the_output_object_is_the_stock_loops() -> None:
@@ -197,9 +197,9 @@ def test_the_stock_loop_gets_images_unchanged(kind: str) -> None:
     inputs = batch_of(kind, [[[8, 9, 8], Picture.random(1), [8, 9]], [[8, 10], Picture.random(2), [11]]])
     options = {"max_new_tokens": 12, "do_sample": False}
     expected = model.generate(**inputs, **options, logits_processor=[Grammar()])
-    with pytest.warns(RuntimeWarning, match=WARNING) as message:
+    with pytest.warns(RuntimeWarning, match=WARNING) as caught:
         result = mmdec.generate(model, inputs, **options, logits_processor=[Grammar()])
-    assert len(message) == 1
+    assert len(caught) == 1
     assert torch.equal(result.sequences, expected)
 
 

@@ -113,7 +113,7 @@ def test_options_of_generate_keep_their_meaning(loaded_model: LoadedAudioLm, sou
 
 
 def test_listeners_are_called_for_every_recording(loaded_model: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
-    rounds, message, done = list[Round](), list[int](), list[tuple[float, float]]()
+    rounds, finished, done = list[Round](), list[int](), list[tuple[float, float]]()
     silent = np.zeros(RATE, np.float32)
     result = mmdec.transcribe(
         [sounds[0], silent, *sounds[1:3]],
@@ -121,11 +121,11 @@ def test_listeners_are_called_for_every_recording(loaded_model: LoadedAudioLm, s
         drafter="lookup",
         batch_size=2,
         on_round=rounds.append,
-        on_transcript=lambda index, _: message.append(index),
+        on_transcript=lambda index, _: finished.append(index),
         progress=lambda now, total: done.append((now, total)),
         **OPTIONS,
     )
-    assert message == [0, 1, 2, 3]
+    assert finished == [0, 1, 2, 3]
     assert result[1].text == ""
     assert "silent" in result[1].note
     for row in (0, 2, 3):
@@ -195,10 +195,10 @@ def test_the_verb_takes_the_folder(tmp_path: Path, sounds: list[np.ndarray]) -> 
     for index, sound in enumerate(sounds[:2]):
         paths.append(str(save_audio(tmp_path / f"{index}.wav", sound, RATE)))
     given = ["--model", str(folder), "--drafter", "lookup", "--device", "cpu"]
-    message = CliRunner().invoke(cli.app, ["transcribe", *paths, *given, "--json"])
-    assert message.exit_code == 0, message.output
+    completed = CliRunner().invoke(cli.app, ["transcribe", *paths, *given, "--json"])
+    assert completed.exit_code == 0, completed.output
     result = mmdec.transcribe(paths, model=folder, drafter=None, device="cpu")
-    assert [json.loads(line)["tokens"] for line in message.stdout.splitlines()] == [text.tokens for text in result]
+    assert [json.loads(line)["tokens"] for line in completed.stdout.splitlines()] == [text.tokens for text in result]
     refused = CliRunner().invoke(cli.app, ["transcribe", paths[0], *given, "--timestamps", "word"])
     assert refused.exit_code != 0
     assert "`--timestamps` must be None for GraniteSpeech" in str(refused.exception or refused.output)

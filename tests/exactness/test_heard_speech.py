@@ -70,8 +70,8 @@ def test_reranked_is_the_graphs_text_that_both_decoders_find_likeliest(seed: int
     assert read == [len(texts)]  # its confidence needs no pass of its own
     with torch.inference_mode():
         (single,) = score_texts(model.model.ar, [texts[worth.index(max(worth))]], source)
-    message = autoregressive_evidence(single)
-    assert {name: row.evidence[name] for name in message} == pytest.approx(message, abs=1e-4)
+    evidence = autoregressive_evidence(single)
+    assert {name: row.evidence[name] for name in evidence} == pytest.approx(evidence, abs=1e-4)
     assert row.units == [model.units[token] for token in texts[worth.index(max(worth))]]
     assert row.passes == 2
     assert max(worth) > worth[0] or seed not in (0, 3)  # not the search's own first in some

@@ -121,7 +121,7 @@ def test_jobs_share_passes_and_refill(whisper: LoadedWhisper, monkeypatch: pytes
 
 
 def test_transcripts_are_reported_in_order_as_they_finish(whisper: LoadedWhisper) -> None:
-    message, done = list[tuple[int, str]](), list[float]()
+    reported, done = list[tuple[int, str]](), list[float]()
     sounds = [talk([("two_cities", 20.0)]), talk([("austen", None)]), noise(0.0), talk([("austen", None)])]
     sounds[2] = torch.zeros(RATE)
     result = mmdec.transcribe(
@@ -131,9 +131,9 @@ def test_transcripts_are_reported_in_order_as_they_finish(whisper: LoadedWhisper
         cut_at_pauses=True,
         batch_size=2,
         progress=lambda now, _: done.append(now),
-        on_transcript=lambda index, one: message.append((index, one.text)),
+        on_transcript=lambda index, one: reported.append((index, one.text)),
     )
-    assert message == [(index, one.text) for index, one in enumerate(result)]
+    assert reported == [(index, one.text) for index, one in enumerate(result)]
     assert done == sorted(done)
     assert done[-1] == pytest.approx(sum(map(len, sounds)) / RATE)
 

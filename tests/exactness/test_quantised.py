@@ -58,11 +58,11 @@ def tokens_by(entry_point: str, model: Any, inputs: dict[str, Tensor], drafter: 
 def test_quantised_language_models_keep_their_texts(entry_point: str, batch: int, drafter: str | None) -> None:
     model = dynamic(LLAMA)
     for seed in range(2):
-        message = batch > 1 or drafter is not None  # else nothing stands beside a token
+        warns = batch > 1 or drafter is not None  # else nothing stands beside a token
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             result = tokens_by(entry_point, model, prompts(batch, seed), drafter)
-        assert [WARNING in str(one.message) for one in heard] == [True] * (message and seed == 0)
+        assert [WARNING in str(one.message) for one in heard] == [True] * (warns and seed == 0)
         assert result == tokens_by("stock", model, prompts(batch, seed))
 
 

@@ -104,7 +104,7 @@ def fixed(twins: bool = False, probs: bool = False) -> Drafting:
     return draft
 
 
-def drafted_law(
+def drafted_distribution(
     rule: Callable[[EnumeratedChoices], Rule],
     target: Toy,
     draft: Callable[[EnumeratedChoices, list[int]], Draft],
@@ -172,7 +172,9 @@ def test_several_rounds_have_the_targets_distribution(
 ) -> None:
     target, drafter = Toy(3, seed=1, scale=1.0), Toy(3, seed=2, scale=1.0)
     expected = plain_distribution(target, [1, 0], 4, eos, processors)
-    got = drafted_law(rule, target, lambda o, text: drafting(drafter, o, text, shape), [1, 0], 4, eos, processors)
+    got = drafted_distribution(
+        rule, target, lambda o, text: drafting(drafter, o, text, shape), [1, 0], 4, eos, processors
+    )
     assert difference(got, expected) < 1e-9
 
 
@@ -199,14 +201,14 @@ def test_one_round_of_a_larger_draft_has_the_targets_distribution(
         return drafting(drafter, choices, text, shape if len(text) == 2 else [])  # later rounds are plain
 
     length = 2 if vocab > 4 else 3
-    got = drafted_law(rule, target, draft, [0, 0], length)
+    got = drafted_distribution(rule, target, draft, [0, 0], length)
     assert difference(got, plain_distribution(target, [0, 0], length, frozenset(), [])) < 1e-9
     assert calls > 1 or vocab == 1
 
 
 def test_a_drafter_equal_to_the_target_is_always_accepted() -> None:
     target = Toy(3, seed=5)
-    got = drafted_law(residual, target, lambda o, text: drawn_children()(target, o, text, CHAIN), [0], 3)
+    got = drafted_distribution(residual, target, lambda o, text: drawn_children()(target, o, text, CHAIN), [0], 3)
     assert difference(got, plain_distribution(target, [0], 3, frozenset(), [])) < 1e-9
 
 
@@ -224,7 +226,7 @@ def test_a_drafter_equal_to_the_target_is_always_accepted() -> None:
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 def test_lossy_rules_are_caught(rule: Callable[[EnumeratedChoices], Rule], drafting: Drafting, shape: Shape) -> None:
     target, drafter = Toy(3, seed=1, scale=1.0), Toy(3, seed=2, scale=1.0)
-    got = drafted_law(rule, target, lambda o, text: drafting(drafter, o, text, shape), [1, 0], 3)
+    got = drafted_distribution(rule, target, lambda o, text: drafting(drafter, o, text, shape), [1, 0], 3)
     assert difference(got, plain_distribution(target, [1, 0], 3, frozenset(), [])) > 1e-2
 
 

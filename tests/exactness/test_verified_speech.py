@@ -65,14 +65,14 @@ def test_a_right_graph_needs_two_passes() -> None:
     network = decoder(3)
     states, sizes = torch.randn(1, 9, 16), torch.tensor([9])
     units = network.generate(states, sizes, 25)[0]
-    message = [0, *units, EOS]
-    emissions = torch.full((1, len(message), UNITS), -20.0)
-    emissions[0, range(len(message)), message] = 0.0
-    links = torch.full((1, len(message), len(message)), -torch.inf)
-    for before, after in pairwise(range(len(message))):
+    vertex_units = [0, *units, EOS]
+    emissions = torch.full((1, len(vertex_units), UNITS), -20.0)
+    emissions[0, range(len(vertex_units)), vertex_units] = 0.0
+    links = torch.full((1, len(vertex_units), len(vertex_units)), -torch.inf)
+    for before, after in pairwise(range(len(vertex_units))):
         links[0, before, after] = 0.0
     text = Sequences(torch.zeros(1, 1, dtype=torch.long), Stop(26, frozenset({EOS})))
-    drafter = DagDrafter(emissions, links, torch.tensor([len(message)]), EOS)
+    drafter = DagDrafter(emissions, links, torch.tensor([len(vertex_units)]), EOS)
     inputs = {"states": states, "state_lengths": sizes}
     rounds = list(decode(UnitTarget(network), inputs, text, MatchRule(), drafter, Budget.fixed(100)))
     assert len(rounds) == 2

@@ -34,8 +34,8 @@ from tests.support.whisper_calls import (
     PLAIN,
     SHAPES,
     SPOKEN,
+    KnownTextDrafter,
     Mode,
-    Oracle,
     assert_same,
     call,
     ctc,
@@ -77,7 +77,7 @@ def drafter(case: dict[str, Any]) -> Any:
         return ctc(name)
     if name in ("right", "wrong"):
         texts = windows(case["mels"], case["mode"], case["batch"])
-        return Oracle(texts, name == "right", isinstance(case["nodes"], tuple))
+        return KnownTextDrafter(texts, name == "right", isinstance(case["nodes"], tuple))
     return name
 
 
@@ -127,7 +127,7 @@ def test_passes_are_as_few_as_the_drafts_are_good(mode: str, batch: int, bushy: 
         nodes = (2 * depth, depth) if bushy else depth
         for right in (True, False):
             with watched(MODELS[80]) as passes:
-                call(MODELS[80], MODES[mode], batch, custom_generate=plug(Oracle(texts, right, bushy), nodes))
+                call(MODELS[80], MODES[mode], batch, custom_generate=plug(KnownTextDrafter(texts, right, bushy), nodes))
             gain = depth + 1 if right else 1
             assert passes.count == sum(max(math.ceil((length - 1) / gain) for length in rows) for rows in lengths)
 
@@ -142,7 +142,7 @@ def test_ends_and_timestamp_pairs_anywhere_in_a_draft(mels: int, batch: int, nod
     assert EOT in said
     assert any(one >= TIMESTAMPS <= other for one, other in pairwise(said))
     assert any(EOT not in row[3:] for rows in texts for row in rows.tolist())  # cut by length
-    found = call(MODELS[mels], MODES["long"], batch, custom_generate=plug(Oracle(texts, True, False), nodes))
+    found = call(MODELS[mels], MODES["long"], batch, custom_generate=plug(KnownTextDrafter(texts, True, False), nodes))
     assert_same(found, stock(mels, "long", batch, "sdpa"))
 
 
@@ -186,7 +186,7 @@ def test_the_fallback_ladder_draws_the_same_numbers(name: str, seed: int) -> Non
     proposing = {
         "linear": lambda: Medusa(heads("linear"), network.proj_out),
         "block": lambda: Medusa(heads("block"), network.proj_out),
-        "right": lambda: Oracle([text.sequences for text in texts], True, False),
+        "right": lambda: KnownTextDrafter([text.sequences for text in texts], True, False),
     }.get(name, lambda: name)()
     torch.manual_seed(seed)
     assert_same(network.generate(**inputs, **options, max_new_tokens=12, custom_generate=plug(proposing, 4)), wanted)

@@ -116,8 +116,8 @@ def test_the_peers_classes_give_our_logits_of_an_exported_eagle3(tmp_path: Path,
     expected = our_logits(network, tokens, features, drafted)
     torch.testing.assert_close(peers_logits(peer, tokens, features, drafted, parallel), expected, rtol=1e-5, atol=1e-5)
     drawn = expected.argmax(-1)
-    message = drawn if peer.d2t is None else drawn + peer.d2t[drawn]
-    assert torch.equal(network.token_ids(drawn), message)
+    token_ids = drawn if peer.d2t is None else drawn + peer.d2t[drawn]
+    assert torch.equal(network.token_ids(drawn), token_ids)
     # what the peer saves again is what we read
     peer.save_pretrained(tmp_path / "again")
     again: Any = read_network(tmp_path / "again")

@@ -83,8 +83,8 @@ def test_folders_of_the_peer_give_its_logits(tmp_path: Path, parallel: bool, cas
         result = our_logits(ours, tokens, features, drafted)
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
         drawn = expected.argmax(-1)
-        message = drawn if peer.d2t is None else drawn + peer.d2t[drawn]
-        assert torch.equal(ours.token_ids(result.argmax(-1)), message)
+        token_ids = drawn if peer.d2t is None else drawn + peer.d2t[drawn]
+        assert torch.equal(ours.token_ids(result.argmax(-1)), token_ids)
 
 
 @torch.no_grad()

@@ -49,13 +49,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, step in ((1, 10), (2, 20)):
         reader = ReaderModule(units=[own.pieces.names, own.english.names], seed=seed, **READER)
         keep(reader, root / "reader", step)
-    for name, state, message in (
+    for name, state, record in (
         ("vocoder", own.vocoder.state_dict(), {"config": asdict(own.vocoder.config)}),  # type: ignore[call-overload]
         ("tts", own.voice.tts.state_dict(), {"config": asdict(own.voice.config), "units": UNITS}),
     ):
         (root / name).mkdir()
         save_file({key: value.contiguous() for key, value in state.items()}, root / name / f"{name}.safetensors")
-        (root / name / f"{name}.json").write_text(json.dumps(message), encoding="utf-8")
+        (root / name / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
     return root
 
 
@@ -70,11 +70,11 @@ def test_the_folder_has_the_weights_of_its_runs(runs: Path, tmp_path: Path) -> N
     main(command(runs, tmp_path / "everyday"))
     translator = mmdec.load(tmp_path / "everyday", "cpu")
     assert translator.decoding.strategy == "lookahead"
-    message = json.loads((tmp_path / "everyday" / "provenance.json").read_text(encoding="utf-8"))["training"]
-    assert message["head"]["step"] == 7
-    assert (message["reader"]["step"], message["reader"]["checkpoints"]) == (20, 1)
-    assert message["reader"]["hyperparameters"]["vertices"] == 4.0
-    assert not {"units", "_instantiator"} & message["reader"]["hyperparameters"].keys()
+    training = json.loads((tmp_path / "everyday" / "provenance.json").read_text(encoding="utf-8"))["training"]
+    assert training["head"]["step"] == 7
+    assert (training["reader"]["step"], training["reader"]["checkpoints"]) == (20, 1)
+    assert training["reader"]["hyperparameters"]["vertices"] == 4.0
+    assert not {"units", "_instantiator"} & training["reader"]["hyperparameters"].keys()
     states = {name: torch.load(next((runs / name).glob(f"step={step}.ckpt")), weights_only=True)["state_dict"]
               for name, step in (("head", 7), ("reader", 20))}  # fmt: skip
     own = translator.model.state_dict()

@@ -168,11 +168,11 @@ def _slot(
     after = torch.cat([positions, positions[-1] + torch.arange(1, count)])
     hidden, _ = network.layer(torch.cat([states, slots[None, 1:]], 1), after[None])  # causal
     slots = network.finish(hidden[0, -count:], feature)
-    message, refined = torch.zeros_like(feature), [slots[0]]
+    embedded, refined = torch.zeros_like(feature), [slots[0]]
     for index, token in enumerate(path[:count]):
-        message = message + embedding(torch.tensor(token))
+        embedded = embedded + embedding(torch.tensor(token))
         if index + 1 < count:
-            refined.append(network.refine_slot(slots[index + 1], message, index + 1))
+            refined.append(network.refine_slot(slots[index + 1], embedded, index + 1))
     if len(path) < count:
         return refined[len(path)]
     own = torch.stack(refined)

@@ -88,20 +88,20 @@ SHAPES: dict[str, Any] = {
 
 @dataclass
 class Known:
-    """The oracle's memory of a run."""
+    """The state of a `KnownTextDrafter` in one run."""
 
     texts: list[list[int]]  # each row's text after the prompt
     places: list[int]  # number of its tokens that are decoded already
 
 
-class Oracle:
+class KnownTextDrafter:
     """A drafter that is given the texts of all windows and is always right, or always wrong (`right` False). bushy: put
     a wrong sibling before each right node."""
 
     needs = Needs()
 
     def __init__(self, windows: list[Tensor], right: bool, bushy: bool) -> None:
-        self.name, self.windows, self.right, self.bushy = "oracle", list(windows), right, bushy
+        self.name, self.windows, self.right, self.bushy = "known text", list(windows), right, bushy
 
     def check(self, target: Target) -> None: ...
 

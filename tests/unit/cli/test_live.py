@@ -125,9 +125,9 @@ def test_subtitles_are_numbered_through(call, finals: list[mmdec.StreamUpdate]) 
 def test_text_comes_while_the_pipe_is_open(model: Path, tmp_path: Path) -> None:
     """In a process of its own: the first line is there before the sound ends."""
     command = ["mmdec", "transcribe", "-", "--model", str(model), "--language", "en", "--device", "cpu"]
-    content, message = streamed(wav(S16)), tmp_path / "errors"
+    content, error_log = streamed(wav(S16)), tmp_path / "errors"
     (receive, send), (read, write) = os.pipe(), os.pipe()
-    with message.open("wb") as errors, os.fdopen(receive), os.fdopen(write):
+    with error_log.open("wb") as errors, os.fdopen(receive), os.fdopen(write):
         program = start([*command, "--threads", "1", "--every", "0"], streams=(receive, write, errors))
     with os.fdopen(send, "wb") as sound, os.fdopen(read, "rb") as text:
         sound.write(content[: 2 * 3 * RATE])
@@ -136,10 +136,10 @@ def test_text_comes_while_the_pipe_is_open(model: Path, tmp_path: Path) -> None:
         sound.write(content[2 * 3 * RATE :])
         sound.close()
         rest = text.read()
-    assert program.wait(120) == 0, message.read_text()
+    assert program.wait(120) == 0, error_log.read_text()
     assert first.strip()
     assert len(rest.splitlines()) == 1
-    assert "Traceback" not in message.read_text()
+    assert "Traceback" not in error_log.read_text()
 
 
 @pytest.mark.parametrize(

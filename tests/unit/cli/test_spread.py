@@ -59,8 +59,8 @@ def test_a_list_in_shards_gives_what_the_call_gives(folder: Path, tmp_path: Path
     for shard in ("2/2", "1/2", "1/1"):
         done = transcribed(folder, tmp_path / "out", "--shard", shard)
         assert done.exit_code == (shard != "2/2"), done.output  # the missing file is in the first part
-    message = json.loads(done.stdout)
-    assert (message["rows"], message["failed"], message["done_now"]) == (COUNT, 1, 0)
+    report = json.loads(done.stdout)
+    assert (report["rows"], report["failed"], report["done_now"]) == (COUNT, 1, 0)
     check_once(tmp_path / "out", COUNT)
     expected = mmdec.transcribe([folder / f"{n}.wav" for n in range(3)], model=folder / "whisper", language="en")
     for row in table(tmp_path / "out", "results"):
@@ -139,8 +139,8 @@ def test_killed_and_started_again_until_all_is_done(folder: Path, tmp_path: Path
         assert before < len(done_in(results)) < 6
     with (tmp_path / "told.json").open("wb") as file:
         assert start(words, streams=(subprocess.DEVNULL, file, subprocess.DEVNULL)).wait() == 0
-    message: dict[str, Any] = json.loads((tmp_path / "told.json").read_text())
-    assert 0 < message["done_now"] < message["rows"] == 6 * ROWS_PER_PART
+    report: dict[str, Any] = json.loads((tmp_path / "told.json").read_text())
+    assert 0 < report["done_now"] < report["rows"] == 6 * ROWS_PER_PART
     check_once(tmp_path / "out", 6 * ROWS_PER_PART)
 
 

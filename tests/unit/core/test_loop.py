@@ -99,12 +99,12 @@ def test_chosen_logprobs_are_those_of_each_rows_tokens(dtype: torch.dtype) -> No
     path = torch.tensor([[0, 1, 3], [0, 2, -1]])
     tokens = torch.tensor([[5, 6, 1], [2, 4, -1]])
     verdict = Verdict(path, torch.tensor([1, 4]), torch.tensor([False, False]), tokens, torch.tensor([3, 2]))
-    message = chosen_logprobs(logits, verdict)
+    logprobs = chosen_logprobs(logits, verdict)
     for row, length in enumerate((3, 2)):
         for step in range(length):
             expected = logits[row, path[row, step]].float().log_softmax(-1)[tokens[row, step]]
-            assert float(message[row, step]) == pytest.approx(float(expected), abs=1e-5)
+            assert float(logprobs[row, step]) == pytest.approx(float(expected), abs=1e-5)
     single = chosen_logprobs(
         logits[:1], Verdict(path[:1], tokens[:1, -1], verdict.done[:1], tokens[:1], verdict.lengths[:1])
     )
-    assert torch.allclose(single, message[:1])
+    assert torch.allclose(single, logprobs[:1])

@@ -46,8 +46,8 @@ def test_every_strategy_answers(any_model: Path, strategy: str, tmp_path: Path) 
 
 def test_a_translation_as_plain_values(any_model: Path) -> None:
     out = mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=any_model, device="cpu")
-    message = json.loads(json.dumps(out.to_dict()))
-    assert message.keys() == {
+    fields = json.loads(json.dumps(out.to_dict()))
+    assert fields.keys() == {
         "text",
         "sample_rate",
         "units",
@@ -57,7 +57,7 @@ def test_a_translation_as_plain_values(any_model: Path) -> None:
         "confidence",
         "note",
     }
-    assert all(message[name] == getattr(out, name) for name in message)
+    assert all(fields[name] == getattr(out, name) for name in fields)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -172,7 +172,7 @@ def test_brief_lanes_are_table_rows() -> None:
 
 def race_of(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Mapping[str, list[int]], list[str]]:
     """Return a race of two ways that take `seconds` each: the order of runs, the counted results, the status lines."""
-    clock, order, message = 0.0, list[str](), list[str]()
+    clock, order, statuses = 0.0, list[str](), list[str]()
 
     def way(name: str) -> Callable[[], int]:
         def run() -> int:
@@ -184,19 +184,19 @@ def race_of(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Mappi
         return run
 
     def tell(*, first: bool = False, **values: Any) -> None:
-        message.append(values["status"])
+        statuses.append(values["status"])
 
     monkeypatch.setattr(race.time, "monotonic", lambda: clock)
     results = run_in_turn(tell, "Done.", {"a": way("a"), "b": way("b")})
-    return "".join(order), results, message
+    return "".join(order), results, statuses
 
 
 def test_methods_run_in_turn_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    order, results, message = race_of(0.0, monkeypatch)
+    order, results, statuses = race_of(0.0, monkeypatch)
     assert order == "ab" * (1 + TURNS)
     assert results == {"a": [3, 5, 7, 9, 11], "b": [4, 6, 8, 10, 12]}  # the first run of each is not counted
-    assert len(message) == 1 + TURNS
-    assert f"turn 1 of up to {TURNS}" in message[1]
+    assert len(statuses) == 1 + TURNS
+    assert f"turn 1 of up to {TURNS}" in statuses[1]
 
 
 @pytest.mark.parametrize(

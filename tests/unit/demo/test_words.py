@@ -130,18 +130,18 @@ def test_drafted_runs_are_compared_with_plain_decoding() -> None:
 @pytest.mark.parametrize("head", [None, "<p>What?</p>"])
 def test_text_is_reported_as_it_is_accepted(head: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmdec.demo.race.REFRESH", 0.0)
-    message: list[str] = []
+    pages: list[str] = []
     rounds: list[Round] = []
 
     def tell(*, first: bool = False, **values: str) -> None:
-        message.append(values.get("text", ""))
+        pages.append(values.get("text", ""))
 
     hear = round_listener(tell, tokenizer(), rounds, head)
     given = [Round(0, [0], [[1]], [0], [0], [False]), Round(1, [0], [[2, 5]], [4], [1], [False])]
     for round_ in given:
         hear(round_)
     assert rounds == given
-    texts = ["".join(ElementTree.fromstring(text).itertext()) for text in message if text]
+    texts = ["".join(ElementTree.fromstring(text).itertext()) for text in pages if text]
     assert texts == ([] if head is None else ["What? go", "What? go up!"])
 
 

@@ -85,9 +85,9 @@ def test_rows_are_done_once_though_a_worker_and_the_driver_die(tmp_path: Path) -
     before = done()
     assert before < parts
     ended = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    message = json.loads(ended.stdout)
-    print(message, moments, before, parts)
-    assert 0 < message["done_now"] <= COUNT - (before - 1) * ROWS_PER_PART
+    report = json.loads(ended.stdout)
+    print(report, moments, before, parts)
+    assert 0 < report["done_now"] <= COUNT - (before - 1) * ROWS_PER_PART
     check_once(tmp_path / "out", COUNT)
     expected = mmdec.transcribe([tmp_path / f"{n}.wav" for n in range(3)], model=model, language="en")
     result = table(tmp_path / "out", "results")

@@ -66,7 +66,7 @@ def test_a_drafter_of_another_model_is_one_error(folder: Path, sizes: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "trained_for"),
     [
         ({"base": "402af2b1ab88", "target": "vlm-scenes"}, "vlm-scenes (402af2b1ab88)"),
         ({"target": "vlm-scenes"}, "vlm-scenes"),
@@ -74,13 +74,13 @@ def test_a_drafter_of_another_model_is_one_error(folder: Path, sizes: dict[str, 
         ({}, "another model"),
     ],
 )
-def test_the_error_names_the_targets_folder(names: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_the_error_names_the_targets_folder(names: dict[str, str], trained_for: str, tmp_path: Path) -> None:
     save_network(draft_network("eagle", MODEL, **names), tmp_path / "drafter")
     with pytest.raises(InputError) as caught:
         mmdec.load_drafter(tmp_path / "drafter", language_model(vocab_size=62))
-    assert f"It was trained for {message}; use" in str(caught.value)
+    assert f"It was trained for {trained_for}; use" in str(caught.value)
     card = (tmp_path / "drafter" / "README.md").read_text(encoding="utf-8")
-    assert f"for {message}." in card or not names
+    assert f"for {trained_for}." in card or not names
     assert ('model="vlm-scenes"' in card) == ("target" in names)
     assert "```" not in draft_card(read_network(tmp_path / "drafter"), reads_images=False)
 

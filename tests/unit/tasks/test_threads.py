@@ -143,7 +143,7 @@ def test_other_threads_keep_their_number(busy: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "environment", "message"),
+    ("count", "environment", "expected"),
     [
         (8, {}, True),
         (4, {}, True),
@@ -153,8 +153,8 @@ def test_other_threads_keep_their_number(busy: None) -> None:
         (8, {"OMP_NUM_THREADS": ""}, True),
     ],
 )
-def test_torchs_default_number_is_recognised(count: int, environment: dict[str, str], message: bool) -> None:
-    assert is_default(count, environment, {4, 8}) is message
+def test_torchs_default_number_is_recognised(count: int, environment: dict[str, str], expected: bool) -> None:
+    assert is_default(count, environment, {4, 8}) is expected
 
 
 @pytest.mark.parametrize(

@@ -144,9 +144,9 @@ def test_a_checkpoint_of_another_recipe_is_refused(whole: Path, tmp_path: Path):
     (tmp_path / "checkpoints" / "last.ckpt").write_bytes(last.read_bytes())
     with pytest.raises(
         InputError, match=r"last\.ckpt' does not fit it \(RuntimeError: .*size mismatch for line"
-    ) as message:
+    ) as caught:
         fit(recipe(tmp_path, width=3), "--ckpt_path=last")
-    assert "\n" not in str(message.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_good_one(tmp_path: Path, caplog: pytest.LogCaptureFixture):

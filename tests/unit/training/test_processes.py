@@ -75,10 +75,10 @@ def test_children_and_grandchildren_end_with_a_killed_parent(tmp_path: Path) -> 
         "import os, subprocess\nfrom mmdec.training.processes import child_environment\n"
         f"subprocess.run([sys.executable, '-c', {outer!r}], env={{**os.environ, **child_environment()}})\n"
     )
-    message = [tmp_path / "outer", tmp_path / "inner"]
+    pid_files = [tmp_path / "outer", tmp_path / "inner"]
     try:
-        until(lambda: all(path.is_file() and path.read_text() for path in message))
-        children = [int(path.read_text()) for path in message]
+        until(lambda: all(path.is_file() and path.read_text() for path in pid_files))
+        children = [int(path.read_text()) for path in pid_files]
         assert all(map(alive, children))
     finally:
         parent.send_signal(signal.SIGKILL)

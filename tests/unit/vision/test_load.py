@@ -52,9 +52,9 @@ def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path)
     for name in ("eagle", "msd"):
         with pytest.raises(
             InputError, match=f"`drafter` must have weights for this model, but '{name}' has none"
-        ) as message:
+        ) as caught:
             mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=name)
-        assert "lookup, recycling" in str(message.value)
+        assert "lookup, recycling" in str(caught.value)
     drafter_weights("msd", vlm.model, folder.with_name("tiny-msd"))
     assert drafter_folder(folder, "msd") == folder.with_name("tiny-msd").resolve()
     automatic: Any = drafter_of(vlm, "auto")

@@ -157,10 +157,10 @@ def test_cpu_refiners_equal_the_network(refine: bool) -> None:
     net = flash(refine=refine)
     step, _, _ = slots_of(net)
     assert step is not None
-    slots, message = torch.randn(4, 24), torch.randn(4, 24)
-    result = [step.refine_slot(slots[i].numpy(), message[i].numpy(), i) for i in range(1, 4)]
+    slots, embedded = torch.randn(4, 24), torch.randn(4, 24)
+    result = [step.refine_slot(slots[i].numpy(), embedded[i].numpy(), i) for i in range(1, 4)]
     for i in range(1, 4):  # a later one leaves the earlier ones as they were
-        torch.testing.assert_close(torch.from_numpy(result[i - 1]), net.refine_slot(slots[i], message[i], i), **CLOSE)
+        torch.testing.assert_close(torch.from_numpy(result[i - 1]), net.refine_slot(slots[i], embedded[i], i), **CLOSE)
 
 
 @torch.inference_mode()

@@ -106,13 +106,13 @@ def test_slots_equal_loops() -> None:
 
 def test_refiners_equal_a_hand_computation() -> None:
     model = network()
-    slot, message = torch.randn(16), torch.randn(16)
+    slot, embedded = torch.randn(16), torch.randn(16)
     refiner: Any = model.refiners[1]
     assert refiner.down.out_features == 2
-    by_hand = slot + refiner.up(silu(refiner.down(torch.cat([message, slot]))))
-    torch.testing.assert_close(model.refine_slot(slot, message, 2), by_hand)
-    assert torch.equal(model.refine_slot(slot, message, 0), slot)
-    assert torch.equal(network(refine=False).refine_slot(slot, message, 2), slot)
+    by_hand = slot + refiner.up(silu(refiner.down(torch.cat([embedded, slot]))))
+    torch.testing.assert_close(model.refine_slot(slot, embedded, 2), by_hand)
+    assert torch.equal(model.refine_slot(slot, embedded, 0), slot)
+    assert torch.equal(network(refine=False).refine_slot(slot, embedded, 2), slot)
 
 
 def test_new_refiners_correct_nothing() -> None:

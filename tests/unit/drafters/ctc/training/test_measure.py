@@ -161,8 +161,8 @@ def test_the_command_counts_and_writes_a_drafter(
     given += ["--states", str(folder / "kept"), "--out", str(tmp_path / "ctc"), "--trained", "Trained on noise."]
     given += ["--languages", "en"]
     assert drafts.main(given) == 0
-    message = capsys.readouterr().out
-    assert "chains of 8: " in message
+    printed = capsys.readouterr().out
+    assert "chains of 8: " in printed
     head, pieces, tokens = read_ctc(tmp_path / "ctc")
     assert head.config.d_states == width
     assert pieces.kept == data.pieces.kept

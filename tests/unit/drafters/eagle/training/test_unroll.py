@@ -163,7 +163,7 @@ def test_noise_follows_eagle() -> None:
 def slots_of(network: FlashNetwork, text: TargetFeatures, root: int) -> list[Tensor]:
     """Slots (H,) of one column of the answer, whose tokens are within it: a pass over slot 0 of every column up to this
     one and over its other slots, each refined by the answer's own tokens."""
-    begin, message = text.prompt, torch.zeros(32).double()
+    begin, embedded = text.prompt, torch.zeros(32).double()
     prompt = network.prompt(text.embeds[:begin], text.features[:begin], text.visual[:begin])
     known = network.fuse(text.embeds[begin : begin + root + 1], text.features[begin - 1 : begin + root])
     own = network.slot_states(known[-1])
@@ -174,8 +174,8 @@ def slots_of(network: FlashNetwork, text: TargetFeatures, root: int) -> list[Ten
     raw, result = network.finish(hidden[0, -network.slots :], text.features[place]), []
     for slot in range(min(network.slots, len(text.answer) - 1 - root)):
         if slot:
-            message = message + text.embeds[place + 1 + slot]
-        result.append(network.refine_slot(raw[slot], message, slot))
+            embedded = embedded + text.embeds[place + 1 + slot]
+        result.append(network.refine_slot(raw[slot], embedded, slot))
     return result
 
 
