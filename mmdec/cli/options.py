@@ -31,16 +31,6 @@ SPEECH_TEXT = Path("data/everyday"), Path("data/phrasebook")
 WHISPER_MODEL, WHISPER_CORPUS = "whisper-tiny.en", Path("data/english")
 VLM_MODEL = "vlm-scenes"
 OWN_PROMPT = "Describe this image."
-# verbs that are gone -> what to use instead
-REMOVED_COMMANDS = {
-    "promote": "`mmdec promote` is gone: measure both models with `mmdec eval` or `mmdec bench`, and copy the better "
-    "one's folder into models/.",
-    **dict.fromkeys(
-        ("passes", "compressor", "paper"),
-        "This benchmark of random weights is gone: `mmdec bench core`, `speech`, `asr` and `vlm` time real models, and "
-        "`mmdec bench kernels` the operators.",
-    ),
-}
 
 Inputs = Annotated[
     list[str],
@@ -176,16 +166,7 @@ class Verb(TyperCommand):
 
 
 class VerbGroup(TyperGroup):
-    """A command with subcommands.
-
-    Its error messages, like all others, name options as the user types them, and say what to use instead of a verb that
-    is gone.
-    """
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in REMOVED_COMMANDS and args[0] not in self.commands:
-            ctx.fail(REMOVED_COMMANDS[args[0]])
-        return super().resolve_command(ctx, args)
+    """A command with subcommands. Its error messages, like all others, name options as the user types them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with _range_errors():

@@ -76,8 +76,8 @@ def test_without_an_output_the_text_is_printed(
     assert one.stdout == text + "\n"
     several = run("translate", *recordings, *options)
     assert several.stdout.startswith(f"{recordings[0]}:\n  {text}\n{recordings[1]}:\n")
-    message = run("translate", recordings[0], "--json", *options)
-    assert (json.loads(message.stdout)["text"], json.loads(message.stdout)["output"]) == (text, None)
+    result = run("translate", recordings[0], "--json", *options)
+    assert (json.loads(result.stdout)["text"], json.loads(result.stdout)["output"]) == (text, None)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -217,14 +217,6 @@ def test_help_names_the_verbs_and_the_exit_codes() -> None:
 def test_every_finite_verb_has_json(verb: str) -> None:
     """All but `demo`, which serves until it is stopped."""
     assert "--json" in CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verb.split(), "--help"]).stdout
-
-
-@pytest.mark.parametrize("verb", ["promote", "bench passes", "bench compressor", "bench paper"])
-def test_a_removed_verb_names_its_replacement(verb: str) -> None:
-    """The message replaces "No such command"."""
-    result = CliRunner(env={"COLUMNS": "500"}).invoke(cli.app, [*verb.split(), "x"])
-    assert result.exit_code == 2
-    assert " is gone: " in result.stderr
 
 
 def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
