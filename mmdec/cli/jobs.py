@@ -110,6 +110,6 @@ def _has_calibration(model: str) -> bool:
     from mmdec.tasks.confidence import CONFIDENCE_FILE, read_calibrations
 
     try:
-        return bool(read_calibrations(find_model(model, files=["config.json", CONFIDENCE_FILE])))
+        return bool(read_calibrations(find_model(model, None, ["config.json", CONFIDENCE_FILE])))
     except InputError:  # the folder was removed meanwhile
         return False

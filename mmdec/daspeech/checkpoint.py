@@ -42,6 +42,7 @@ from mmdec.daspeech.checkpoint_files import (
     write_json,
 )
 from mmdec.daspeech.model import DASpeech, DASpeechConfig
+from mmdec.daspeech.options import DASPEECH_KIND
 from mmdec.daspeech.options import DEFAULT_MODEL as DEFAULT_MODEL  # `mmdec.hub` has it from here
 from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts, read_piece_translator, save_piece_translator
 from mmdec.daspeech.vocoder import OUR_MELS, HifiGanVocoder, MelKind, Vocoder
@@ -54,7 +55,7 @@ from mmdec.whisper.checkpoint import WHISPER_KIND as WHISPER_KIND
 from mmdec.whisper.checkpoint import load_whisper_encoder
 from mmdec.whisper.encoder import WhisperEncoder
 
-ENCODER_KINDS = (WHISPER_KIND, "daspeech")  # values of `kind` for the models that `load_encoder` accepts
+ENCODER_KINDS = (WHISPER_KIND, DASPEECH_KIND)  # values of `kind` for the models that `load_encoder` accepts
 PHONE_LAYOUT = "phones"
 VOCODER_RULE = "a directory"
 # weights are divided into several files, because code hosts do not accept large files
@@ -91,7 +92,7 @@ def resolve(model: str | os.PathLike[str]) -> Path:
     Args:
         model: A shipped name, a directory, or a hub id, which is downloaded.
     """
-    return check_complete(find_model(model), os.fspath(model))
+    return check_complete(find_model(model, DASPEECH_KIND), os.fspath(model))
 
 
 def save_model(
@@ -122,7 +123,7 @@ def save_model(
     target = Path(directory)
     with atomic_folder(target) as fresh:
         config = {
-            "system": "daspeech",
+            "system": DASPEECH_KIND,
             "model_type": "mmdec-daspeech",
             "architecture": model.config.to_dict(),
             "vocoder": describe_vocoder(vocoder),
@@ -185,7 +186,7 @@ def read_parts(
     """
     try:
         config = read_settings(directory / "config.json")
-        if config["system"] != "daspeech":
+        if config["system"] != DASPEECH_KIND:
             raise InputError(
                 f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}. Name another."
             )
@@ -238,7 +239,7 @@ def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
     folder = find_model(
         model, WHISPER_KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json")
     )
-    if model_kind(folder) == "daspeech":
+    if model_kind(folder) == DASPEECH_KIND:
         return load_piece_translator(folder).model.encoder.eval().requires_grad_(False)
     return load_whisper_encoder(folder)
 
@@ -292,7 +293,7 @@ def check_complete(directory: Path, name: str) -> Path:
         InputError: If a file is missing or the model is not a translator.
     """
     system = model_kind(directory)
-    if system not in ("", "daspeech"):
+    if system not in ("", DASPEECH_KIND):
         raise InputError(
             f"`model` must translate speech, but '{name}' is {system!r}. Call `mmdec.transcribe` for a model that "
             "transcribes speech."

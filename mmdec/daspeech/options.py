@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mmdec.daspeech.passes import OnPass
     from mmdec.daspeech.translator import SpeechTranslator
 
+DASPEECH_KIND = "daspeech"  # "system" in config.json, see `model_kind`
 DEFAULT_MODEL = "daspeech-everyday"
 
 

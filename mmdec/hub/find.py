@@ -35,7 +35,7 @@ def model_folders() -> tuple[Path, ...]:
     return MODEL_FOLDERS
 
 
-def shipped_names(system: str | None = "daspeech") -> list[str]:
+def shipped_names(system: str | None) -> list[str]:
     """Return the names of shipped models.
 
     Args:
@@ -61,7 +61,7 @@ def model_kind(directory: Path) -> str:
 
 def find_model(
     model: str | os.PathLike[str],
-    system: str | None = "daspeech",
+    system: str | None,
     files: Sequence[str] = HUB_FILES,
     fetching: Mapping[str, Any] | None = None,
 ) -> Path:
