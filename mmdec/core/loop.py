@@ -143,21 +143,25 @@ def decode_steps(
             timer.lap("core")
             share_of_pass = len(rows) / (result.rows or len(rows))
             if index > 0:
-                seconds, drafting, starved = timer.round_costs()
+                target_seconds, draft_seconds, starved = timer.round_costs()
+                # The budget compares drafting with the whole pass. The decodings that share a pass draft one after
+                # another, so together they take about 1 / share_of_pass times as long as this one.
                 budget.observe(
                     batch=max(result.rows, len(rows)),
                     draft_sizes=sizes,
                     depth=height(draft),
                     accepted=round_.accepted,
-                    target_seconds=seconds,
-                    draft_seconds=drafting / share_of_pass,
+                    target_seconds=target_seconds,
+                    draft_seconds=draft_seconds / share_of_pass,
                     starved=starved,
                     columns=result.columns if result.columns > max(sizes) else 0,
                 )
             elif context.media is not None:
                 round_ = replace(round_, vision=context.media.vision_seconds, summaries=context.media.summaries)
-            seconds_of_stages = {**timer.seconds, "target": timer.seconds["target"] * share_of_pass}
-            yield replace(round_, **seconds_of_stages)
+            seconds = timer.seconds
+            yield replace(
+                round_, target=seconds["target"] * share_of_pass, drafter=seconds["drafter"], core=seconds["core"]
+            )
             if not text.live:
                 return
 
