@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mmdec.checks.devices import check_dtype
+from mmdec.daspeech.options import DASPEECH_KIND, DEFAULT_MODEL
 from mmdec.drafters.registry import loader_names
 from mmdec.errors import InputError
 from mmdec.hub.find import find_model, model_kind
@@ -20,12 +21,9 @@ if TYPE_CHECKING:
 
     Loaded = SpeechTranslator | LoadedTranscriber | LoadedVlm | LoadedLanguageModel
 
-DASPEECH_KIND = "daspeech"
-DEFAULT = "daspeech-everyday"
-
 
 def load(
-    model: str | os.PathLike[str] = DEFAULT,
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
     device: str | torch.device | None = None,
     *,
     vocoder: str | os.PathLike[str] | None = None,

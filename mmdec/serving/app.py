@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     raise MmdecError(f"The server needs {error.name}, which is not installed. pip install 'mmdec[serve]'") from error
 
-from mmdec.loading import DEFAULT as DEFAULT_TRANSLATOR
+from mmdec.daspeech.options import DEFAULT_MODEL as DEFAULT_TRANSLATOR
 from mmdec.serving import chat, completions, realtime, speech
 from mmdec.serving.engines import AnyEngine, EngineOptions, load_engine
 from mmdec.serving.server import EXPOSED_HEADERS, AccessMiddleware, ApiError, Server, ServerLimits, server_of
