@@ -225,6 +225,11 @@ def _generate_many(
     try:
         for index, prompt in enumerate(prompts):
             run = prepare_run(model, prompt, speculation.with_seed(None if seed is None else seed + index), options)
+            if run.rows > max_batch:
+                raise InputError(
+                    f"`max_batch` must be at least {run.rows}, the rows of `inputs[{index}]`, but is "
+                    f"{max_batch}. Raise it, or give fewer rows in one prompt."
+                )
             while scheduler.running and scheduler.rows + run.rows > max_batch:
                 step()
             rounds = list[Round]()

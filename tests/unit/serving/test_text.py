@@ -190,7 +190,7 @@ def test_a_request_beyond_the_cache_is_refused_with_both_numbers(texts: dict[str
     with served(texts, ServerLimits(cache=50)) as (client, _):
         answer = complete(client, max_tokens=200)
         assert answer.status_code == 400
-        assert "may take up 50 tokens" in answer.json()["error"]["message"]
+        assert "must take up at most 50 tokens" in answer.json()["error"]["message"]
         assert complete(client, max_tokens=20, stream=True).status_code == 200
         refused = complete(client, max_tokens=200, stream=True)
         assert (refused.status_code, refused.headers["content-type"]) == (400, "application/json")
