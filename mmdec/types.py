@@ -81,6 +81,8 @@ class Needs:
     # whether a chat keeps the drafter's state for the next turn (`Context.previous_state`)
     keeps_state_between_turns: bool = False
     may_stop_early: bool = False  # whether it ends a chain early if its tokens become improbable, see `Plan.threshold`
+    may_find_nothing: bool = False  # whether it drafts nothing in some texts, without any fault
+    has_other_vocabulary: bool = False  # whether its tokens are not the target's, so that its text is converted
 
 
 class TreeShape(Protocol):

@@ -136,7 +136,7 @@ class Lookup:
         min_ngram: Shortest n-gram, in tokens, that counts as a match.
     """
 
-    needs = Needs(may_stop_early=True)
+    needs = Needs(may_stop_early=True, may_find_nothing=True)
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
         if min_ngram < 1:

@@ -124,7 +124,7 @@ class Recycling:
             tokens begin without successors.
     """
 
-    needs = Needs(may_stop_early=True)
+    needs = Needs(may_stop_early=True, may_find_nothing=True)
 
     def __init__(self, warm: Tensor | None = None) -> None:
         if warm is not None and (warm.ndim != 2 or warm.shape[1] != MAX_SUCCESSORS or warm.is_floating_point()):

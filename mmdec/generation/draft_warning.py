@@ -9,17 +9,12 @@ import torch
 from transformers import PreTrainedModel
 
 from mmdec.core.steps import Round
-from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
-from mmdec.drafters.lookup import Lookup
-from mmdec.drafters.recycling import Recycling
-from mmdec.drafters.small_model.other_vocabulary import OtherVocabulary
 from mmdec.generation.auto_drafter import warn_once
 from mmdec.types import Drafter
 
 MIN_WARNING_ROUNDS = 20  # a call of at least this many rounds warns if its drafts brought nothing
-# drafters that find nothing in some texts, without any fault
-SELECTIVE_DRAFTERS = (Lookup, Recycling, Ctc, CtcByLanguage)
-MIN_SELECTIVE_ROUNDS = 10  # such a drafter causes a warning only after this many rounds with drafts
+# a drafter that may find nothing causes a warning only after this many rounds with drafts
+MIN_SELECTIVE_ROUNDS = 10
 # accepted tokens a row and round below which a half-precision dtype on a CPU is named as the cause
 LOW_ACCEPTANCE = 0.1
 
@@ -51,8 +46,7 @@ class DraftCounts:
         enough = LOW_ACCEPTANCE * self.rows if halved else 0
         if self.rounds < MIN_WARNING_ROUNDS or self.accepted > enough:
             return
-        selective = isinstance(self.drafter, SELECTIVE_DRAFTERS)
-        if selective and self.rounds_with_drafts < MIN_SELECTIVE_ROUNDS and not halved:
+        if self.drafter.needs.may_find_nothing and self.rounds_with_drafts < MIN_SELECTIVE_ROUNDS and not halved:
             return
         if halved:
             dtype = str(self.model.dtype).removeprefix("torch.")
@@ -62,7 +56,7 @@ class DraftCounts:
             )
         elif not self.drafted:
             reason = "it proposed nothing: the text may hold nothing that it can continue"
-        elif isinstance(self.drafter, OtherVocabulary):
+        elif self.drafter.needs.has_other_vocabulary:
             reason = "it has another vocabulary, and its text, in the model's tokens, was never the model's own"
         else:
             reason = "it may have been made for another model, or for other texts"

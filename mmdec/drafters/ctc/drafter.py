@@ -176,7 +176,7 @@ class Ctc:
         refused: Ids of prompt tokens with which a row gets no drafts, such as a task whose text is in another language.
     """
 
-    needs = Needs(memory=True, may_stop_early=True)
+    needs = Needs(memory=True, may_stop_early=True, may_find_nothing=True)
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class OtherVocabulary:
         self._model, self._positions, self._size = model, positions, size
         self._tokenizer, self._target_tokenizer = tokenizer, target_tokenizer
         self._special, self._target_special = set(tokenizer.all_special_ids), set(target_tokenizer.all_special_ids)
-        self.needs = Needs(may_stop_early=True)
+        self.needs = Needs(may_stop_early=True, has_other_vocabulary=True)
 
     @property
     def name(self) -> str:
