@@ -57,12 +57,12 @@ class OwnText:
 
     @property
     def prompt(self) -> int:
-        """Return P, the number of tokens of the prompt."""
+        """P, the number of tokens of the prompt."""
         return self.context.tokens.shape[1] - self.positions
 
     @property
     def positions(self) -> int:
-        """Return N, the number of positions in the answer where a draft can begin."""
+        """N, the number of positions in the answer where a draft can begin."""
         return len(self.answer) - 1
 
 
@@ -139,13 +139,13 @@ class NetworkRun:
 
     @property
     def table(self) -> nn.Module:
-        """Return the token embedding: the network's own, or the target's."""
+        """The token embedding: the network's own, or the target's."""
         embedding = self.network.own_embedding
         return self.embedding if embedding is None else embedding
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Return the target's layers whose features the network reads."""
+        """The target's layers whose features the network reads."""
         return self.network.config.layers
 
     def drafter(self) -> NetworkDrafter | None:

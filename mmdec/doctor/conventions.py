@@ -82,7 +82,7 @@ class CheckpointFolder:
 
     @property
     def layout(self) -> str:
-        """Return the format of the checkpoint folder: mmdec's, speculators', or the flat one of other trainers."""
+        """The format of the checkpoint folder: mmdec's, speculators', or the flat one of other trainers."""
         if "system" in self.described:
             return OWN_FORMAT
         return SPECULATORS_FORMAT if "speculators_model_type" in self.described else FLAT_FORMAT

@@ -104,7 +104,7 @@ class DraftConfig:
 
     @property
     def target_size(self) -> int:
-        """Return the number of channels of the target's hidden states."""
+        """The number of channels of the target's hidden states."""
         return self.hidden_size
 
     def for_depth(self, layers: int) -> Self:
@@ -116,18 +116,18 @@ class DraftConfig:
 
     @property
     def projected(self) -> bool:
-        """Return which embedding the network reads at image tokens: True: the projected visual embedding; False: that
+        """Which embedding the network reads at image tokens: True: the projected visual embedding; False: that
         of the placeholder token."""
         return True
 
     @property
     def mrope_axes(self) -> int:
-        """Return how many axes of the target's M-RoPE positions the network uses. 0: it counts tokens."""
+        """How many axes of the target's M-RoPE positions the network uses. 0: it counts tokens."""
         return 0
 
     @property
     def uses_mrope(self) -> bool:
-        """Return whether the network uses the target's M-RoPE positions instead of counting tokens."""
+        """Whether the network uses the target's M-RoPE positions instead of counting tokens."""
         return self.mrope_axes > 0
 
     @property
@@ -307,22 +307,22 @@ class DraftNetwork(nn.Module, ABC):
 
     @property
     def own_embedding(self) -> nn.Embedding | None:
-        """Return the network's own embedding; None: it uses the target's."""
+        """The network's own embedding; None: it uses the target's."""
         return None
 
     @property
     def own_head(self) -> nn.Linear | None:
-        """Return the network's own LM head; None: it uses the target's."""
+        """The network's own LM head; None: it uses the target's."""
         return None
 
     @property
     def card_note(self) -> str:
-        """Return what users must know of this network, for the model card of a converted folder; "": nothing."""
+        """What users must know of this network, for the model card of a converted folder; "": nothing."""
         return ""
 
     @property
     def engine_name(self) -> str | None:
-        """Return what inference engines call such a drafter, such as "EAGLE-3"; None: no engine reads it."""
+        """What inference engines call such a drafter, such as "EAGLE-3"; None: no engine reads it."""
         return None
 
     def export(self, to: Layout, served: ExportTarget, count: int) -> Exported:
@@ -347,7 +347,7 @@ class DraftNetwork(nn.Module, ABC):
 
     @property
     def max_depth(self) -> int | None:
-        """Return the number of tokens that a draft's longest path may have; None: any number."""
+        """The number of tokens that a draft's longest path may have; None: any number."""
         return None
 
     def prompt_embeds(self, context: Context, visual: Tensor, embedding: nn.Module) -> Tensor:
@@ -437,12 +437,12 @@ class DraftNetwork(nn.Module, ABC):
 
     @property
     def depth(self) -> int:
-        """Return the number of layers."""
+        """The number of layers."""
         return len(self.layers)
 
     @property
     def vocabulary(self) -> int:
-        """Return the number of tokens that the network can draft."""
+        """The number of tokens that the network can draft."""
         return self.config.vocab_size
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
@@ -455,7 +455,7 @@ class DraftNetwork(nn.Module, ABC):
 
     @property
     def offsets(self) -> Tensor | None:
-        """Return (`vocabulary`,): for each token of the draft vocabulary, its id in the target's vocabulary minus its
+        """(`vocabulary`,): for each token of the draft vocabulary, its id in the target's vocabulary minus its
         id in the draft vocabulary. None if both vocabularies are the same."""
         return None
 

@@ -121,7 +121,7 @@ class Mtp:
 
     @property
     def name(self) -> str:
-        """Return a name made of "mtp", the width, and a hash of the head's weights."""
+        """A name made of "mtp", the width, and a hash of the head's weights."""
         return f"mtp-{self.width}-{fingerprint(self.head.layers)}"
 
     def check(self, target: Target) -> None:

@@ -48,7 +48,7 @@ class DrafterEntry:
 
     @property
     def has_weights(self) -> bool:
-        """Return whether this drafter is loaded from a folder with weights."""
+        """Whether this drafter is loaded from a folder with weights."""
         return self.network is not None or self.loader is not None
 
 

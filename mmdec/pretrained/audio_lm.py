@@ -60,27 +60,27 @@ class LoadedAudioLm(LoadedMediaModel):
 
     @property
     def extractor(self) -> Any:
-        """Return the processor's feature extractor."""
+        """The processor's feature extractor."""
         parts: Any = self.processor
         return getattr(parts, "feature_extractor", None) or parts.audio_processor
 
     @property
     def max_seconds(self) -> float | None:
-        """Return the maximum seconds of a recording that the processor reads without cutting it; None: no maximum."""
+        """The maximum seconds of a recording that the processor reads without cutting it; None: no maximum."""
         if type(self.model).__name__.startswith("Qwen2Audio"):  # its processor silently cuts recordings at one window
             return float(self.extractor.chunk_length)
         return getattr(self.processor, "max_audio_len", None)
 
     @property
     def requests(self) -> Mapping[str, Any]:
-        """Return the parameters of the processor's method `apply_transcription_request`, by name; empty if it has no
+        """The parameters of the processor's method `apply_transcription_request`, by name; empty if it has no
         such method."""
         call = getattr(self.processor, "apply_transcription_request", None)
         return {} if call is None else inspect.signature(call).parameters
 
     @property
     def written(self) -> bool:
-        """Return whether the processor's `apply_transcription_request` can return the prompt as text.
+        """Whether the processor's `apply_transcription_request` can return the prompt as text.
 
         Voxtral's cannot.
         """

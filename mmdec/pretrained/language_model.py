@@ -56,7 +56,7 @@ class LoadedLanguageModel:
 
     @cached_property
     def plain(self) -> PlainText:
-        """Return what keeps special tokens in texts of callers apart from those of the chat template."""
+        """What keeps special tokens in texts of callers apart from those of the chat template."""
         return PlainText(self.tokenizer)
 
     def chat_inputs(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Tensor]:

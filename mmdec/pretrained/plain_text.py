@@ -104,14 +104,14 @@ class PlainText:
 
     @property
     def reader(self) -> Any:
-        """Return a tokenizer for prompts with hidden special tokens."""
+        """A tokenizer for prompts with hidden special tokens."""
         if self._hidden_tokenizer is None:
             self._hidden_tokenizer = _HiddenTokenizer(self._tokenizer, self._aliases, self.restore, self._special)
         return self._hidden_tokenizer
 
     @property
     def processor(self) -> Any:
-        """Return the model's processor, for prompts with hidden special tokens."""
+        """The model's processor, for prompts with hidden special tokens."""
         reading = copy.copy(self._processor)
         reading.tokenizer = self.reader
         return reading

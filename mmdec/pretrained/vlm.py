@@ -72,7 +72,7 @@ class LoadedVlm(LoadedMediaModel):
 
     @property
     def image_token(self) -> str:
-        """Return the text that stands for an image in a prompt, such as "<image>"."""
+        """The text that stands for an image in a prompt, such as "<image>"."""
         return cast(Any, self.processor).image_token
 
 

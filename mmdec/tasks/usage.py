@@ -87,7 +87,7 @@ class Usage:
 
     @property
     def finish_reason(self) -> str:
-        """Return "length" if the text was cut at the maximum length, else "stop"."""
+        """The reason for the end: "length" if the text was cut at the maximum length, else "stop"."""
         return "length" if self.cut else "stop"
 
     @property

@@ -75,6 +75,19 @@ def test_every_file_has_a_docstring(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 
 
+def test_docstrings_of_properties_are_noun_phrases() -> None:
+    """A property is read like a value, so its docstring says what the value is."""
+    verbs = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.name}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        if {ast.unparse(decorator) for decorator in node.decorator_list} & {"property", "cached_property"}
+        if (ast.get_docstring(node) or "").startswith("Return ")
+    ]
+    assert verbs == []
+
+
 def test_the_package_is_marked_as_typed() -> None:
     """`.ci/run` looks for the marker in the wheel, too."""
     assert (PACKAGE / "py.typed").is_file()

@@ -479,7 +479,7 @@ class AcousticModule(LightningModule):
 
     @property
     def network(self) -> AcousticModule:
-        """Return this module, into which `InitialWeights` loads weights. They have the same names as in DASpeech."""
+        """This module, into which `InitialWeights` loads weights. They have the same names as in DASpeech."""
         return self
 
     def setup(self, stage: str) -> None:

@@ -196,7 +196,7 @@ class Ctc:
 
     @property
     def name(self) -> str:
-        """Return a name that contains a hash of the head's weights and settings."""
+        """A name that contains a hash of the head's weights and settings."""
         return f"ctc-{fingerprint(self.head, self.pieces.kept[:8])}"
 
     def check(self, target: Target) -> None:
@@ -398,7 +398,7 @@ class CtcByLanguage:
 
     @property
     def name(self) -> str:
-        """Return the names of all heads."""
+        """The names of all heads."""
         return "+".join(head.name for head in self.heads)
 
     def check(self, target: Target) -> None:

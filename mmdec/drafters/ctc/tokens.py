@@ -149,7 +149,7 @@ class TokenPieces:
 
     @property
     def names(self) -> list[str]:
-        """Return the pieces as readable text, in the order of their ids."""
+        """The pieces as readable text, in the order of their ids."""
         texts = [self.merges.bytes(token).decode("utf-8", "backslashreplace") for token in self.kept]
         return ["<blank>", "<mark>", *texts]
 

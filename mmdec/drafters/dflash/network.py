@@ -91,12 +91,12 @@ class DFlashConfig(LayeredConfig):
 
     @property
     def features(self) -> int:
-        """Return the number of target layers whose features are read."""
+        """The number of target layers whose features are read."""
         return len(self.layers) or self.num_hidden_layers
 
     @property
     def drafts(self) -> int:
-        """Return the number of tokens that one block drafts."""
+        """The number of tokens that one block drafts."""
         return self.block_size if self.from_anchor else self.block_size - 1
 
     @property

@@ -73,7 +73,7 @@ class NetworkDrafter:
 
     @property
     def name(self) -> str:
-        """Return a name made of the network's `system` (such as "eagle"), the width, and a hash of the weights."""
+        """A name made of the network's `system` (such as "eagle"), the width, and a hash of the weights."""
         return f"{self.network.system}-{self.width}-{fingerprint(self.network, self.network.config)}"
 
     def check(self, target: Target) -> None:

@@ -77,12 +77,12 @@ class LayeredConfig(DraftConfig):
 
     @property
     def vocabulary(self) -> int:
-        """Return the number of tokens that can be drafted."""
+        """The number of tokens that can be drafted."""
         return self.draft_vocab_size or self.vocab_size
 
     @property
     def has_draft_vocabulary(self) -> bool:
-        """Return whether the draft vocabulary is a part of the target's, so that tables convert between the two."""
+        """Whether the draft vocabulary is a part of the target's, so that tables convert between the two."""
         return self.vocabulary < self.vocab_size
 
 
@@ -173,7 +173,7 @@ class Eagle3Config(LayeredConfig):
 
     @property
     def projected(self) -> bool:
-        """Return whether the network reads the projected visual embedding at image tokens."""
+        """Whether the network reads the projected visual embedding at image tokens."""
         return self.pictures == "projected"
 
     @property

@@ -39,12 +39,12 @@ class DraftCache:
 
     @property
     def width(self) -> int:
-        """Return the number of accepted positions of the longest batch row."""
+        """The number of accepted positions of the longest batch row."""
         return max(self.lengths)
 
     @property
     def is_ragged(self) -> bool:
-        """Return whether the rows have different numbers of accepted positions."""
+        """Whether the rows have different numbers of accepted positions."""
         return self._uneven is not None
 
     def write(self, keys: Tensor, values: Tensor, counts: Sequence[int], layer: int) -> KeyValues:

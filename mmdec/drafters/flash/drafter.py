@@ -60,7 +60,7 @@ class Flash:
 
     @property
     def name(self) -> str:
-        """Return a name made of the network's `system`, the width, a hash of the weights, and "chain" or "tree"."""
+        """A name made of the network's `system`, the width, a hash of the weights, and "chain" or "tree"."""
         return f"{self._columns.name}-{'tree' if self.tree else 'chain'}"
 
     def check(self, target: Target) -> None:
@@ -143,7 +143,7 @@ class SlotLevels(Levels):
 
     @property
     def first(self) -> Tensor:
-        """Return the hidden state (B, 1, H) that predicts the first tokens after the root: slot 0."""
+        """The hidden state (B, 1, H) that predicts the first tokens after the root: slot 0."""
         return self.slots[:, :1]
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
@@ -241,7 +241,7 @@ class SlotChain:
 
     @property
     def first(self) -> Vector:
-        """Return the hidden state (H,) from which the first token of a block is predicted."""
+        """The hidden state (H,) from which the first token of a block is predicted."""
         return self.slots[0]
 
     def follow(self, token: int, feature: Vector) -> Vector:

@@ -97,7 +97,7 @@ class Medusa:
 
     @property
     def name(self) -> str:
-        """Return a name made of the heads' variant (`kind`) and number, and a hash of their weights and chances."""
+        """A name made of the heads' variant (`kind`) and number, and a hash of their weights and chances."""
         config = self.heads.config
         return f"medusa-{config.kind}-{config.heads}-{fingerprint(self.heads, self._prior)}"
 

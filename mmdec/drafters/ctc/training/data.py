@@ -50,7 +50,7 @@ class SpeechEncoder(Protocol):
 
     @property
     def width(self) -> int:
-        """Return the number of channels of an encoder state."""
+        """The number of channels of an encoder state."""
         ...
 
     def encode(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
@@ -403,7 +403,7 @@ class SentenceData(StoredBatches, LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """Return the subword pieces, ordered by id. The command line passes them to the model."""
+        """The subword pieces, ordered by id. The command line passes them to the model."""
         return self.pieces.names
 
     def rows(self, split: str) -> list[Utterance]:

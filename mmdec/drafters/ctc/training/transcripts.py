@@ -124,7 +124,7 @@ class JoinedWindow:
 
     @property
     def seconds(self) -> float:
-        """Return the sum of the recordings' durations in seconds, without the pauses between them."""
+        """The sum of the recordings' durations in seconds, without the pauses between them."""
         return sum(sound_seconds(row.path) for row in self.rows)
 
     def sound(self, distortion: Distortion) -> Tensor:
@@ -175,13 +175,13 @@ class WindowTranscriber:
 
     @property
     def first_time(self) -> int:
-        """Return the id of the first timestamp token."""
+        """The id of the first timestamp token."""
         settings: Any = self.whisper.model.generation_config
         return int(settings.no_timestamps_token_id) + 1
 
     @property
     def end(self) -> int:
-        """Return the id of the token that ends a text."""
+        """The id of the token that ends a text."""
         return ends(self.whisper.model)[0]
 
     def prompt(self, language: str) -> list[int]:
@@ -358,7 +358,7 @@ class TranscriptData(StoredBatches, LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """Return the draft vocabulary as pieces ordered by id. The command line passes it to the model."""
+        """The draft vocabulary as pieces ordered by id. The command line passes it to the model."""
         return self.pieces.names
 
     def _windows(self, split: str) -> list[JoinedWindow]:

@@ -77,7 +77,7 @@ class DFlashModule(DraftModule):
 
     @property
     def depth(self) -> int:
-        """Return the number of tokens that a block drafts; the loss compares all of them."""
+        """The number of tokens that a block drafts; the loss compares all of them."""
         return cast(DFlash, self.network).config.drafts
 
     @property

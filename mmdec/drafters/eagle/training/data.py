@@ -196,13 +196,13 @@ class DraftData(LightningDataModule):
 
     @property
     def target_name(self) -> str:
-        """Return the name of the target's folder, or the target's hub id."""
+        """The name of the target's folder, or the target's hub id."""
         folder = Path(self.base)
         return folder.resolve().name if folder.is_dir() else self.base
 
     @cached_property
     def samples(self) -> dict[str, list[Sample]]:
-        """Return the chosen questions: "train" and "dev" -> samples.
+        """The chosen questions: "train" and "dev" -> samples.
 
         Without `dev_split`, the last training questions are held out as "dev".
         """
@@ -233,12 +233,12 @@ class DraftData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """Return the target's tokens as strings, ordered by id. The command line passes them to the training module."""
+        """The target's tokens as strings, ordered by id. The command line passes them to the training module."""
         return token_list(self.prompting.tokenizer)
 
     @property
     def mark(self) -> str:
-        """Return a name for the folder of stored answers.
+        """A name for the folder of stored answers.
 
         It differs if answers may differ: it is made of the hash of the target's weights, its dtype and the maximum
         tokens of an answer.

@@ -111,7 +111,7 @@ class Eagle3Module(DraftModule):
 
     @property
     def draft_indices(self) -> Tensor:
-        """Return (V,) int64, which gives for each of the target's tokens its index in the draft vocabulary; -1 if it
+        """(V,) int64, which gives for each of the target's tokens its index in the draft vocabulary; -1 if it
         cannot be drafted."""
         network = cast(Eagle3, self.network)
         places = torch.full((network.config.vocab_size,), -1, device=self.device)

@@ -401,12 +401,12 @@ class DraftModule(DrafterModule):
 
     @property
     def depth(self) -> int:
-        """Return the number of drafting steps that training unrolls."""
+        """The number of drafting steps that training unrolls."""
         return 1 if self.training and self.global_step < self.options.unroll_from else self.options.unroll
 
     @property
     def chain(self) -> int:
-        """Return the number of tokens of the chains that validation simulates."""
+        """The number of tokens of the chains that validation simulates."""
         return self.options.chain
 
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:

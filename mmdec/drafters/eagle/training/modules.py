@@ -129,12 +129,12 @@ class FlashModule(DraftModule):
 
     @property
     def depth(self) -> int:
-        """Return the number of slots; the loss compares all of them."""
+        """The number of slots; the loss compares all of them."""
         return cast(FlashNetwork, self.network).slots
 
     @property
     def chain(self) -> int:
-        """Return the number of tokens of the chains that validation simulates: one for each slot."""
+        """The number of tokens of the chains that validation simulates: one for each slot."""
         return min(self.options.chain, self.depth)
 
     def share(self, epoch: int) -> float:

@@ -179,7 +179,7 @@ class Sample:
 
     @property
     def visual(self) -> bool:
-        """Return whether the prompt has pictures, a video or a sound."""
+        """Whether the prompt has pictures, a video or a sound."""
         return bool(self.images or self.video or self.sound)
 
     def without_pictures(self) -> Sample:

@@ -81,7 +81,7 @@ class Teacher:
 
     @property
     def name(self) -> str:
-        """Return a hash of the target's weights. It does not depend on where the model is stored."""
+        """A hash of the target's weights. It does not depend on where the model is stored."""
         return fingerprint(self.model)
 
     @property
@@ -90,7 +90,7 @@ class Teacher:
 
     @property
     def head(self) -> tuple[Tensor, Tensor | None]:
-        """Return the weight (V, H) of the LM head, and its bias (V,) or None."""
+        """The weight (V, H) of the LM head, and its bias (V,) or None."""
         output: Any = self.model.get_output_embeddings()
         return output.weight, getattr(output, "bias", None)
 

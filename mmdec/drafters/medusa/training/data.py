@@ -375,7 +375,7 @@ class HeadData(LightningDataModule):
 
     @cached_property
     def rows(self) -> dict[str, list[Utterance]]:
-        """Return the utterances of each split, by the names "train" and "dev"."""
+        """The utterances of each split, by the names "train" and "dev"."""
         rows = {
             part: read_splits(self.corpus, splits, self.admission)
             for part, splits in (("train", self.options.train_split), ("dev", self.options.dev_split))
@@ -390,12 +390,12 @@ class HeadData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """Return the vocabulary as tokens ordered by id. The command line passes it to the model."""
+        """The vocabulary as tokens ordered by id. The command line passes it to the model."""
         return token_list(self.spelling.tokenizer)
 
     @property
     def reads_own_text(self) -> bool:
-        """Return whether the heads learn the text that the model decodes, instead of transcripts.
+        """Whether the heads learn the text that the model decodes, instead of transcripts.
 
         Only then may long recordings be cut into parts, which have no transcripts.
         """

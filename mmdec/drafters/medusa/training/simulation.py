@@ -28,7 +28,7 @@ class Simulation:
 
     @property
     def tokens_per_round(self) -> float:
-        """Return the new tokens per pass of the target model, with the token that the target itself adds."""
+        """The new tokens per pass of the target model, with the token that the target itself adds."""
         return self.tokens / self.rounds if self.rounds else 1.0
 
 
