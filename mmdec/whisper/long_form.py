@@ -40,8 +40,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from mmdec.checks.arguments import show
 from mmdec.core.steps import Compute, PassResult
 from mmdec.errors import InputError
+from mmdec.whisper.languages import language_code
 from mmdec.whisper.repetition import compression_ratio
-from mmdec.whisper.target import LANGUAGE_CODES
 from mmdec.whisper.words import TokenAligner, WordBeginnings
 
 TIMESTAMP_SECONDS = 0.02  # from one timestamp token to the next
@@ -309,6 +309,15 @@ def transcribe_windows(
     return result
 
 
+def check_no_speech(no_speech: float | None, logprob: float | None) -> None:
+    """Raise InputError for a `no_speech_threshold` without a `logprob_threshold`; None: not given."""
+    if no_speech is not None and logprob is None:
+        raise InputError(
+            f"`logprob_threshold` must be given with `no_speech_threshold`, which is {show(no_speech)}, but is None: a "
+            "window is silent only if both say so. Whisper's default is -1.0."
+        )
+
+
 @dataclass(frozen=True)
 class _Thresholds:
     """The limits beyond which a window's text is refused; None: no limit."""
@@ -318,11 +327,7 @@ class _Thresholds:
     no_speech: float | None
 
     def __post_init__(self) -> None:
-        if self.no_speech is not None and self.logprob is None:
-            raise InputError(
-                f"`logprob_threshold` must be given with `no_speech_threshold`, which is {show(self.no_speech)}, but "
-                "is None: a window is silent only if both say so. Whisper's default is -1.0."
-            )
+        check_no_speech(self.no_speech, self.logprob)
 
     def refuse(self, ratio: float | None, logprob: float | None) -> bool:
         """Return whether a text repeats itself too much or is too improbable."""
@@ -392,7 +397,12 @@ def _start_tokens(
 ) -> _StartTokens:
     tokens: list[Any] = [settings.decoder_start_token_id]
     if language is not None:
-        return _StartTokens([*tokens, _language_id(settings, language)], False)
+        if not getattr(settings, "lang_to_id", None):
+            raise InputError(
+                f"`language` must be None for a model without tokens of languages, but is {show(language)}. Leave it "
+                "out."
+            )
+        return _StartTokens([*tokens, settings.lang_to_id[f"<|{language_code(settings, language)}|>"]], False)
     if task is None:  # the checkpoints of OpenAI still name language and task as tokens that are forced
         forced = getattr(settings, "forced_decoder_ids", None) or getattr(model.config, "forced_decoder_ids", None)
         places = [place for place, _ in forced or ()]
@@ -405,17 +415,6 @@ def _start_tokens(
             tokens += [token for _, token in cast(Any, forced)]
     undetected = getattr(settings, "lang_to_id", None) is not None and [*tokens, None][1] is None
     return _StartTokens(tokens, undetected)
-
-
-def _language_id(settings: Any, language: str) -> int:
-    name = language.lower().removeprefix("<|").removesuffix("|>")
-    known: Mapping[str, int] = getattr(settings, "lang_to_id", None) or {}
-    token = f"<|{LANGUAGE_CODES.get(name, name)}|>"
-    if token not in known:
-        raise InputError(
-            f"`language` must be one that the model knows, but is {show(language)}. It knows {', '.join(known)}."
-        )
-    return known[token]
 
 
 def _with_task(tokens: Sequence[Any], settings: Any, language: str | None, task: str | None) -> list[int]:

@@ -22,14 +22,14 @@ from mmdec.tasks.confidence import Calibration, read_calibrations
 from mmdec.tasks.generate_options import LENGTH_OPTIONS, RESERVED, check_reserved, sets_length
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.features import recording_features
+from mmdec.whisper.languages import ENGLISH_TOKEN, is_multilingual, language_code
+from mmdec.whisper.long_form import check_no_speech
 from mmdec.whisper.options import Timestamps, TranscribeOptions
-from mmdec.whisper.target import LANGUAGE_CODES
 from mmdec.whisper.words import check_alignment
 
 TIMESTAMPS = (None, "segment", "word")
 # the model whose calibration limits the confidence of models without a calibration
 FALLBACK_CALIBRATION_MODEL = "whisper-base"
-ENGLISH_TOKEN = "<|en|>"  # the language of a Whisper that has no tokens of languages
 TASK_NAMES = ("transcribe", "translate")
 MAX_TEMPERATURE = 100.0  # maximum temperature that is accepted
 THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
@@ -238,12 +238,7 @@ def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         default = getattr(settings, name, None)
         if default is not None:
             chosen.setdefault(name, default)
-    if "no_speech_threshold" in chosen and "logprob_threshold" not in chosen:
-        raise InputError(
-            "`logprob_threshold` must be given with `no_speech_threshold`, which is "
-            f"{show(chosen['no_speech_threshold'])}, but is None: a window is silent only if both say so. Whisper's "
-            "default is -1.0."
-        )
+    check_no_speech(chosen.get("no_speech_threshold"), chosen.get("logprob_threshold"))
     if "logprob_threshold" in chosen:
         chosen.setdefault("temperature", 0.0)
     if "max_new_tokens" in chosen:
@@ -270,7 +265,7 @@ def _task(settings: Any, task: str | None) -> dict[str, Any]:
     if not isinstance(task, str) or task not in TASK_NAMES:
         raise InputError(f"`task` must be one of {', '.join(TASK_NAMES)}, but is {show(task)}. Choose one.")
     table = getattr(settings, "task_to_id", None)
-    if not _multilingual(settings) or not table:
+    if not is_multilingual(settings) or not table:
         if task == "transcribe":
             return {}
         raise InputError(f"`task` must be 'transcribe' for a model without other tasks, but is {task!r}. Leave it out.")
@@ -294,27 +289,9 @@ def _languages(settings: Any, language: str | Sequence[str] | None, recordings: 
             "some."
         )
     codes = [language_code(settings, name) for name in names]
-    if not _multilingual(settings):
+    if not is_multilingual(settings):
         return None  # the model has no token for its only language
     return codes if names is language else codes[0]
-
-
-def language_code(settings: Any, language: object) -> str:
-    """Convert a language ("English", "en" or "<|en|>") to its code, "en".
-
-    Raises:
-        InputError: If it is unknown.
-    """
-    known = settings.lang_to_id if _multilingual(settings) else [ENGLISH_TOKEN]
-    codes = [token.removeprefix("<|").removesuffix("|>") for token in known]
-    names = {code: name for name, code in reversed(LANGUAGE_CODES.items())}
-    if isinstance(language, str):
-        wanted = language.lower().strip().removeprefix("<|").removesuffix("|>")
-        code = LANGUAGE_CODES.get(wanted, wanted)
-        if code in codes:
-            return code
-    listed = ", ".join(f"{code} ({names[code]})" if code in names else code for code in sorted(codes))
-    raise InputError(f"`language` must be one that the model knows, but is {show(language)}. It knows {listed}.")
 
 
 def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
@@ -337,9 +314,5 @@ def _shipped_model(name: str) -> Path | None:
 
 def can_translate(settings: Any) -> bool:
     """Return whether a Whisper with the generation config `settings` can translate from a language into English."""
-    others = _multilingual(settings) and [*settings.lang_to_id] != [ENGLISH_TOKEN]
+    others = is_multilingual(settings) and [*settings.lang_to_id] != [ENGLISH_TOKEN]
     return others and "translate" in (getattr(settings, "task_to_id", None) or ())
-
-
-def _multilingual(settings: Any) -> bool:
-    return bool(getattr(settings, "is_multilingual", True)) and bool(getattr(settings, "lang_to_id", None))

@@ -1,0 +1,34 @@
+"""The languages that a Whisper knows, by the tokens of its generation config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmdec.checks.arguments import show
+from mmdec.errors import InputError
+from mmdec.whisper.target import LANGUAGE_CODES
+
+ENGLISH_TOKEN = "<|en|>"  # the language of a Whisper that has no tokens of languages
+
+
+def is_multilingual(settings: Any) -> bool:
+    """Return whether a Whisper with the generation config `settings` has tokens of languages."""
+    return bool(getattr(settings, "is_multilingual", True)) and bool(getattr(settings, "lang_to_id", None))
+
+
+def language_code(settings: Any, language: object) -> str:
+    """Convert a language ("English", "en" or "<|en|>") to its code, "en".
+
+    Raises:
+        InputError: If it is unknown.
+    """
+    known = settings.lang_to_id if is_multilingual(settings) else [ENGLISH_TOKEN]
+    codes = [token.removeprefix("<|").removesuffix("|>") for token in known]
+    names = {code: name for name, code in reversed(LANGUAGE_CODES.items())}
+    if isinstance(language, str):
+        wanted = language.lower().strip().removeprefix("<|").removesuffix("|>")
+        code = LANGUAGE_CODES.get(wanted, wanted)
+        if code in codes:
+            return code
+    listed = ", ".join(f"{code} ({names[code]})" if code in names else code for code in sorted(codes))
+    raise InputError(f"`language` must be one that the model knows, but is {show(language)}. It knows {listed}.")
