@@ -34,6 +34,7 @@ from tests.support.tiny_containers import CODECS
 VERBS = [
     "",
     *("translate", "transcribe", "describe", "train", "train drafter", "demo", "doctor", "info"),
+    *("chat", "serve"),
     *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench core", "bench asr"),
     *("eval vlm", "bench vlm", "bench kernels", "bench all", "bench show"),
     *("convert", "convert medusa", "convert hifigan", "convert daspeech", "convert drafter"),
@@ -212,10 +213,10 @@ def test_help_names_the_verbs_and_the_exit_codes() -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [verb for verb in VERBS if verb not in ("", "train", "eval", "bench", "convert", "export", "demo")]
+    "verb", sorted({*VERBS} - {"", "train", "eval", "bench", "convert", "export", "demo", "chat", "serve"})
 )
 def test_every_finite_verb_has_json(verb: str) -> None:
-    """All but `demo`, which serves until it is stopped."""
+    """All but `demo`, `chat` and `serve`, which run until they are stopped."""
     assert "--json" in CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verb.split(), "--help"]).stdout
 
 
