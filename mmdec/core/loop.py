@@ -97,7 +97,7 @@ def decode_steps(
 ) -> DecodingSteps:
     """Decode as `decode` does, but ask for each pass of the target by yielding it.
 
-    The caller can so run the pass together with passes of other decodings.
+    So the caller can run the pass together with passes of other decodings.
 
     Yields:
         Each pass, which is answered by `send` with a `PassResult`; and each round, until every row has ended.

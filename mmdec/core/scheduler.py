@@ -3,7 +3,7 @@
 Each decoding is a generator (`mmdec.core.loop.decode_steps`) that asks for a pass and goes on with its result. In each
 step the scheduler collects the drafts that wait, has those of one model scored in one pass, and hands each decoding its
 scores. So a decoding joins at any round, and leaves at its end, without waiting for the others. A row's tokens do not
-depend on who sits beside it.
+depend on which rows share its passes.
 
 A prompt is read between two rounds, one piece at each step, so that running rows wait for one piece at most. What does
 not fit into the limits (rows, tokens in caches) waits; requests of higher priority go first.
@@ -111,7 +111,7 @@ class Scheduler:
             rows: Number of its rows.
             tokens: Number of tokens that its cache may come to hold, over all rows.
             priority: Decodings of a lower number start first.
-            on_round: Called with each round. An exception that it raises ends this decoding alone.
+            on_round: Called with each round. An exception that it raises ends only this decoding.
 
         Raises:
             InputError: If the decoding could never fit.

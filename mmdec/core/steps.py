@@ -138,12 +138,12 @@ def watch(
         while True:
             try:
                 step = steps.send(answer)
-            except StopIteration:
-                break
+            except StopIteration as end:
+                at_end()
+                return end.value
             if isinstance(step, Round):
                 on_round(step)
             answer = yield step
-        at_end()
 
 
 def run_pass(request: Pass) -> PassResult:

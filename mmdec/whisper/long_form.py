@@ -18,7 +18,6 @@ References:
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,7 +40,7 @@ from mmdec.checks.arguments import show
 from mmdec.core.steps import Compute, PassResult
 from mmdec.errors import InputError
 from mmdec.whisper.languages import language_code
-from mmdec.whisper.repetition import compression_ratio
+from mmdec.whisper.repetition import token_compression_ratio
 from mmdec.whisper.words import TokenAligner, WordBeginnings
 
 TIMESTAMP_SECONDS = 0.02  # from one timestamp token to the next
@@ -246,13 +245,14 @@ def transcribe_windows(
         for attempt, degree in enumerate(temperatures):
             settings.do_sample = degree is not None and degree > 0
             settings.temperature = degree if settings.do_sample else 1.0
-            call, inputs, own = _prepare(model, config, arguments)
-            output = yield from decode_window(WindowCall(call, own, inputs, features, seek, here, degree, attempt))
+            call_ids, inputs, call_config = _prepare(model, config, arguments)
+            output = yield from decode_window(
+                WindowCall(call_ids, call_config, inputs, features, seek, here, degree, attempt)
+            )
             sequence = _new_tokens(output, ids.shape[1], settings)
             ratio = logprob = no_speech = None
             if thresholds.compression_ratio is not None:
-                size = int(math.log2(model.config.vocab_size) / 8) + 1
-                ratio = compression_ratio(b"".join(token.to_bytes(size, "little") for token in sequence))
+                ratio = token_compression_ratio(sequence, model.config.vocab_size)
             if thresholds.logprob is not None:
                 logprob = _mean_logprob(output.scores, sequence, degree or 0.0)
             if thresholds.no_speech is not None and logprob is not None and logprob < cast(float, thresholds.logprob):

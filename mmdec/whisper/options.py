@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from mmdec.generation.run import DrafterChoice
+    from mmdec.generation.drafter_choice import DrafterChoice
     from mmdec.pretrained.audio_lm import LoadedAudioLm
     from mmdec.whisper.checkpoint import LoadedWhisper
     from mmdec.whisper.transcript import Transcript

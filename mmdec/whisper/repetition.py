@@ -16,8 +16,13 @@ def is_runaway(tokens: Sequence[int], seconds: float, vocab_size: int) -> bool:
     """Return whether a text has too many tokens for `seconds` of sound, or repeats itself by its compression ratio."""
     if len(tokens) > MAX_TOKENS_PER_SECOND * seconds + EXTRA_TOKENS:
         return True
+    return token_compression_ratio(tokens, vocab_size) > MAX_COMPRESSION_RATIO
+
+
+def token_compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:
+    """Return the compression ratio of token ids, each written in as few bytes as hold the vocabulary's ids."""
     size = int(math.log2(vocab_size) / 8) + 1
-    return compression_ratio(b"".join(token.to_bytes(size, "little") for token in tokens)) > MAX_COMPRESSION_RATIO
+    return compression_ratio(b"".join(token.to_bytes(size, "little") for token in tokens))
 
 
 def compression_ratio(content: bytes) -> float:
