@@ -148,7 +148,7 @@ def test_what_can_never_fit_is_refused_at_once_with_both_numbers() -> None:
     with running(SchedulerLimits(rows=2, tokens=100)) as thread:
         with pytest.raises(mmdec.InputError, match=r"must take up at most 100 tokens, .* but would take up 101"):
             thread.submit(steps_of(prompt(1)), tokens=101)
-        with pytest.raises(mmdec.InputError, match="may have 2 rows, but has 3"):
+        with pytest.raises(mmdec.InputError, match="must have at most 2 rows, but has 3"):
             thread.submit(steps_of(prompt(1)), rows=3)
         assert thread._thread is None
 
