@@ -1,4 +1,4 @@
-"""Parallel decoding for speech, vision-language and language models. Public names are imported, with torch, on first use."""
+"""Parallel decoding for speech, vision-language and language models. Names are imported, with torch, on first use."""
 
 import logging
 from importlib import import_module
