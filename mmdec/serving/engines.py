@@ -33,7 +33,6 @@ from mmdec.targets.ropes import max_positions
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.tasks.generate_options import length_errors
 from mmdec.tasks.inputs import describe_silence
-from mmdec.tasks.loading import decoding_options, load_speculation
 from mmdec.tasks.options import option_names
 from mmdec.tasks.scheduler_thread import DecodingStopped, Priority
 from mmdec.tasks.usage import Usage
@@ -45,7 +44,7 @@ from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import transcription_steps
 from mmdec.whisper.request import TranscriptionRequest, can_translate
-from mmdec.whisper.transcribe import LoadedTranscriber, as_drafter
+from mmdec.whisper.transcribe import LoadedTranscriber, transcription_request
 
 RATE = 16_000  # sample rate in Hz of the audio that jobs hold
 
@@ -129,11 +128,8 @@ class TranscriptionEngine:
 
         given = {**options, "on_round": on_round, "statistics": self._options.statistics}
         if isinstance(self.loaded, LoadedWhisper) and job.models:
-            with suggesting_options(option_names(TranscribeOptions)):
-                chosen = TranscribeOptions.of(given)
-                decoding = decoding_options(chosen, as_drafter(self.loaded, chosen.drafter))
-                speculation = load_speculation(decoding, self.loaded.model)
-                request = TranscriptionRequest.of(self.loaded, speculation, chosen, 1)
+            request = transcription_request(self.loaded, TranscribeOptions.of(given), 1)
+            assert isinstance(request, TranscriptionRequest)
             result = yield from transcription_steps(request, request.check(samples))
         else:
             fixed = {"sample_rate": RATE, "model": self.loaded, "threads": self._options.threads}

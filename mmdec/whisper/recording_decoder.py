@@ -162,7 +162,7 @@ class RecordingDecoder:
         seconds = self._encoder.encoded_seconds(encoded.last_hidden_state)
         output = yield from self._decode(call, seconds)
         if output is None:
-            whole: PassResult = yield Compute(self._model.device, partial(self._encoder.whole, call.features))
+            whole: PassResult = yield Compute(self._model.device, partial(self._encoder, call.features, whole=True))
             encoded.last_hidden_state = whole.value  # also for this window's other temperatures
             self._meter.restart()
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())

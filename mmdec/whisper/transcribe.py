@@ -154,7 +154,7 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
     chosen = TranscribeOptions.of(options)
     batch = as_batch(audio, chosen.sample_rate)
     loaded: LoadedTranscriber = as_loaded(_loader(chosen.model), chosen)
-    request = _request(loaded, chosen, len(batch))
+    request = transcription_request(loaded, chosen, len(batch))
 
     def read(given: Audio) -> Recording:
         recording = read_recording(given, chosen.sample_rate, silence=True, strict=chosen.strict)
@@ -186,7 +186,7 @@ def _with_notes_of(recordings: Mapping[int, Recording], on_transcript: OnTranscr
     return lambda index, transcript: on_transcript(index, with_note(transcript, recordings[index].note))
 
 
-def _request(
+def transcription_request(
     loaded: LoadedTranscriber, options: TranscribeOptions, recordings: int
 ) -> TranscriptionRequest | AudioLmRequest:
     """Check the options of a call for its model, a Whisper or an audio language model.

@@ -33,17 +33,14 @@ class WindowEncoder:
             self._fast_encoder = shallow_copy(self._encoder)
             vars(self._fast_encoder)["forward"] = self._fast_forward
 
-    def __call__(self, features: Tensor) -> Tensor:
-        """Return the encoder's states (1, S, H) of a window's features (1, mels, T)."""
-        stopwatch = Stopwatch(features.device)
-        states = self._encode(features, self._margin)
-        self.seconds += stopwatch.lap()
-        return states
+    def __call__(self, features: Tensor, whole: bool = False) -> Tensor:
+        """Return the encoder's states (1, S, H) of a window's features (1, mels, T).
 
-    def whole(self, features: Tensor) -> Tensor:
-        """Return the encoder's states (1, S, H) of features (1, mels, T), encoded to the window's end."""
+        Args:
+            whole: Encode to the window's end, whatever the margin.
+        """
         stopwatch = Stopwatch(features.device)
-        states = self._encode(features, None)
+        states = self._encode(features, None if whole else self._margin)
         self.seconds += stopwatch.lap()
         return states
 

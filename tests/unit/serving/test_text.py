@@ -38,7 +38,7 @@ def web(texts: dict[str, Any]) -> Iterator[httpx.Client]:
         yield client
 
 
-def alone(texts: dict[str, Any], name: str, text: str, **options: Any) -> list[int]:
+def tokens_alone(texts: dict[str, Any], name: str, text: str, **options: Any) -> list[int]:
     """The new tokens of the public call, without drafts."""
     loaded = texts[name].loaded
     special = {} if name == "writes" else {"add_special_tokens": False}
@@ -62,7 +62,7 @@ def complete(client: httpx.Client, **body: Any) -> httpx.Response:
 
 
 def test_a_chat_is_the_call_on_what_the_template_writes(web: httpx.Client, texts: dict[str, Any]) -> None:
-    tokens = alone(texts, "talks", f"{QUESTION} ", max_new_tokens=24, do_sample=False)
+    tokens = tokens_alone(texts, "talks", f"{QUESTION} ", max_new_tokens=24, do_sample=False)
     answer = ask(web, max_tokens=24).json()
     (choice,) = answer["choices"]
     assert choice["message"] == {
@@ -80,7 +80,7 @@ def test_a_chat_is_the_call_on_what_the_template_writes(web: httpx.Client, texts
 
 
 def test_a_completion_is_the_call_on_the_text(web: httpx.Client, texts: dict[str, Any]) -> None:
-    tokens = alone(texts, "writes", QUESTION, max_new_tokens=24, do_sample=False)
+    tokens = tokens_alone(texts, "writes", QUESTION, max_new_tokens=24, do_sample=False)
     wanted = decoded(texts, "writes", tokens)
     answer = complete(web, max_tokens=24).json()
     assert (answer["object"], answer["model"]) == ("text_completion", "writes")
@@ -94,7 +94,7 @@ def test_a_completion_is_the_call_on_the_text(web: httpx.Client, texts: dict[str
 def test_requests_that_share_passes_get_their_own_texts(texts: dict[str, Any]) -> None:
     prompts = [f"{QUESTION} {'Nobody knows why. ' * count}" for count in range(6)]
     wanted = [
-        decoded(texts, "writes", alone(texts, "writes", prompt, max_new_tokens=40, do_sample=False))
+        decoded(texts, "writes", tokens_alone(texts, "writes", prompt, max_new_tokens=40, do_sample=False))
         for prompt in prompts
     ]
     with served(texts) as (client, server), ThreadPoolExecutor(6) as pool:
@@ -113,7 +113,7 @@ def test_a_seed_gives_the_call_s_sample(web: httpx.Client, texts: dict[str, Any]
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "temperature": 1.5, "top_p": 0.9}
     said = {}
     for seed in (1, 2, 3):
-        wanted = decoded(texts, "writes", alone(texts, "writes", QUESTION, seed=seed, **options))
+        wanted = decoded(texts, "writes", tokens_alone(texts, "writes", QUESTION, seed=seed, **options))
         said[seed] = complete(web, max_tokens=20, temperature=1.5, top_p=0.9, seed=seed).json()["choices"][0]["text"]
         assert said[seed] == wanted
     assert len(set(said.values())) > 1
@@ -132,7 +132,7 @@ def test_a_stop_string_ends_the_text_before_it(web: httpx.Client, stream: bool) 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_those_of_the_model(web: httpx.Client, texts: dict[str, Any], stream: bool) -> None:
     loaded = texts["writes"].loaded
-    tokens = alone(texts, "writes", QUESTION, max_new_tokens=16, do_sample=False)
+    tokens = tokens_alone(texts, "writes", QUESTION, max_new_tokens=16, do_sample=False)
     ids = torch.tensor([loaded.tokenizer(QUESTION)["input_ids"] + tokens])
     with torch.inference_mode():
         scores = loaded.model(ids).logits[0].log_softmax(-1)
@@ -222,7 +222,7 @@ def test_openais_client_chats_and_completes(texts: dict[str, Any]) -> None:
         assert {model.id for model in client.models.list()} == {"talks", "writes"}
         messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": QUESTION}]
         chat: dict[str, Any] = {"model": "talks", "messages": messages, "max_completion_tokens": 12, "temperature": 0}
-        tokens = alone(texts, "talks", f"Be short. {QUESTION} ", max_new_tokens=12, do_sample=False)
+        tokens = tokens_alone(texts, "talks", f"Be short. {QUESTION} ", max_new_tokens=12, do_sample=False)
         wanted = decoded(texts, "talks", tokens).strip()
         said = client.chat.completions.create(**chat, logprobs=True).choices[0]
         assert said.message.content == wanted
@@ -230,7 +230,7 @@ def test_openais_client_chats_and_completes(texts: dict[str, Any]) -> None:
         chunks = [*client.chat.completions.create(**chat, stream=True)]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == wanted
         text: dict[str, Any] = {"model": "writes", "prompt": QUESTION, "max_tokens": 12, "temperature": 0}
-        wanted = decoded(texts, "writes", alone(texts, "writes", QUESTION, max_new_tokens=12, do_sample=False))
+        wanted = decoded(texts, "writes", tokens_alone(texts, "writes", QUESTION, max_new_tokens=12, do_sample=False))
         whole = client.completions.create(**text, logprobs=0)
         assert whole.choices[0].text == wanted
         assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens

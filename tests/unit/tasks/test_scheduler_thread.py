@@ -53,7 +53,7 @@ def steps_of(ids: torch.Tensor, new: int = 24) -> DecodingSteps:
     return run.sequences.tolist()
 
 
-def alone(ids: torch.Tensor, new: int = 24) -> list[list[int]]:
+def tokens_alone(ids: torch.Tensor, new: int = 24) -> list[list[int]]:
     return mmdec.generate(llama(), ids, drafter=None, max_new_tokens=new, do_sample=False).sequences.tolist()
 
 
@@ -65,7 +65,7 @@ def endless(begun: threading.Event | None = None) -> DecodingSteps:
 
 
 def test_results_and_rounds_are_those_of_the_calls() -> None:
-    wanted = [alone(prompt(seed)) for seed in range(6)]
+    wanted = [tokens_alone(prompt(seed)) for seed in range(6)]
     shared = list[int]()
     with running(SchedulerLimits(rows=4), on_step=lambda rows: shared.append(rows["llama"])) as thread:
         decodings = [thread.submit(steps_of(prompt(seed)), [llama()], label="llama") for seed in range(6)]
@@ -90,7 +90,7 @@ def test_a_cancelled_decoding_frees_its_rows_before_the_next_pass() -> None:
     ended = threading.Event()
     passes = list[int]()
 
-    def counted() -> DecodingSteps:
+    def counting_steps() -> DecodingSteps:
         try:
             while True:
                 passes.append(1)
@@ -99,14 +99,14 @@ def test_a_cancelled_decoding_frees_its_rows_before_the_next_pass() -> None:
             ended.set()
 
     with running(SchedulerLimits(rows=1)) as thread:
-        first = thread.submit(counted(), label="first")
+        first = thread.submit(counting_steps(), label="first")
         until(lambda: passes)
         second = thread.submit(steps_of(prompt(2)), label="second")
         assert thread.load()["second"].waiting == 1
         with thread._changed:  # the thread is between two steps, or in the last one before the end
             first.cancel()
             before = len(passes)
-        assert second.result(PATIENCE) == alone(prompt(2))
+        assert second.result(PATIENCE) == tokens_alone(prompt(2))
         assert ended.is_set()
         assert len(passes) <= before + 1
         with pytest.raises(DecodingStopped):
@@ -141,7 +141,7 @@ def test_a_callback_or_decoding_that_raises_ends_alone() -> None:
             worse.result(PATIENCE)
         with pytest.raises(ZeroDivisionError):
             list(worse)
-        assert [decoding.result(PATIENCE) for decoding in good] == [alone(prompt(seed)) for seed in (1, 2)]
+        assert [decoding.result(PATIENCE) for decoding in good] == [tokens_alone(prompt(seed)) for seed in (1, 2)]
 
 
 def test_what_can_never_fit_is_refused_at_once_with_both_numbers() -> None:
@@ -235,7 +235,7 @@ def test_a_fault_of_the_scheduler_ends_the_decodings_not_the_thread(monkeypatch:
             decoding = thread.submit(endless())
             with pytest.raises(ZeroDivisionError):
                 decoding.result(PATIENCE)
-        assert thread.submit(steps_of(prompt(1))).result(PATIENCE) == alone(prompt(1))
+        assert thread.submit(steps_of(prompt(1))).result(PATIENCE) == tokens_alone(prompt(1))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
