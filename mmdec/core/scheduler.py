@@ -19,6 +19,8 @@ from functools import partial
 from itertools import count
 from typing import Any, final
 
+from torch import Tensor
+
 from mmdec.core.steps import Compute, DecodingSteps, Pass, PassResult, Prefill, Round, Score, run_pass, time_pass
 from mmdec.errors import InputError
 from mmdec.types import SharedPassTarget
@@ -31,7 +33,8 @@ class SchedulerLimits:
     rows: int = 8  # rows of all running decodings
     # tokens in all caches, counted as the maximum length of each running row; None: no limit
     tokens: int | None = None
-    prefill: int = 256  # tokens of a prompt that are read between two rounds of the running rows
+    # tokens of prompts that are read between two rounds of the running rows; None: all prompts that wait
+    prefill: int | None = 256
 
     def check(self, rows: int, tokens: int) -> None:
         """Raise InputError for a decoding that could never fit.
@@ -131,10 +134,11 @@ class Scheduler:
             pass
 
     def step(self) -> bool:
-        """Run one round: start what fits, run one pass that nobody shares, score all drafts that wait.
+        """Run one round: start what fits, read prompts, score all drafts that wait.
 
-        A pass that nobody shares is one piece of a prompt, or another computation, such as that of an encoder. A side
-        thread takes such computations over, one at a time.
+        Of prompts, as many tokens are read as the limits allow: a piece of a long one, or several short ones. Instead
+        of a prompt, one other computation may run, such as that of an encoder. A side thread takes such computations
+        over, one at a time.
 
         Returns:
             Whether there is more to do.
@@ -144,10 +148,9 @@ class Scheduler:
         others = sorted((task for task in self.running if not isinstance(task.request, Score)), key=_precedence)
         if self._side_thread is not None:
             others = self._send_aside(others, busy=bool(scored))
-        if others:
-            self._run_alone(others[0])
-        elif not scored:
+        if not (others or scored):
             self._take_back(wait=True)
+        self._run_unshared(others)
         for group in _shared_passes(scored):
             self._run(group)
         self._take_back()
@@ -200,6 +203,15 @@ class Scheduler:
     def _fits(self, task: Task) -> bool:
         limit = self.limits.tokens
         return self.rows + task.rows <= self.limits.rows and (limit is None or self.tokens + task.tokens <= limit)
+
+    def _run_unshared(self, tasks: Sequence[Task]) -> None:
+        """Run passes that nobody shares: pieces of prompts, as long as the limit holds, or one other computation."""
+        limit, tokens = self.limits.prefill, 0
+        for task in tasks:
+            if limit is not None and (tokens := tokens + _prompt_tokens(task, limit)) > limit and task is not tasks[0]:
+                return
+            if not task.done:
+                self._run_alone(task)
 
     def _run_alone(self, task: Task) -> None:
         """Run a pass that nobody shares; of a prompt one piece."""
@@ -266,6 +278,16 @@ class Scheduler:
                 tasks.remove(task)
         if not getattr(task.steps, "gi_running", False):  # else it ends itself, after the callback that cancelled it
             task.steps.close()
+
+
+def _prompt_tokens(task: Task, most: int) -> int:
+    """Return how many tokens the next unshared pass of a task reads; `most` for pictures, sound, and no prompt."""
+    request = task.request
+    if not isinstance(request, Prefill) or not isinstance(request.target, SharedPassTarget):
+        return most
+    ids: Any = request.inputs.get("input_ids")
+    media = any(isinstance(value, Tensor) and value.is_floating_point() for value in request.inputs.values())
+    return most if ids is None or media or "encoder_outputs" in request.inputs else min(ids.numel(), most)
 
 
 def _precedence(task: Task) -> tuple[int, int]:

@@ -150,7 +150,7 @@ def _decode_together(
     Yields:
         (index, first sample, result) as pieces end.
     """
-    scheduler = Scheduler(SchedulerLimits(rows=batch_size), side_thread)
+    scheduler = Scheduler(SchedulerLimits(rows=batch_size, prefill=None), side_thread)
     waiting = [(scheduler.add(decoder.steps()), index, start) for index, start, decoder in decoders]
     try:
         more = True
