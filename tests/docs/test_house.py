@@ -7,6 +7,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,17 @@ from mmdec.drafters.registry import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mmdec"
+FOLDERS = ("mmdec", "tests", "data", "demos", "docs", "recipes")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TREE = re.search(
     r"^```text\nmmdec/\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
 )
+
+
+@cache
+def syntax_tree(path: Path) -> ast.Module:
+    """Parse a file, once for all tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def entries() -> set[str]:
@@ -53,7 +61,7 @@ def test_tests_import_only_support_modules() -> None:
     misplaced = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
         for path in sorted(tests.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(syntax_tree(path))
         for name in imported(node)
         if name.startswith("tests.") and not name.startswith(("tests.support.", "tests.conftest"))
         if ".test_" in name or not name.startswith(".".join(path.parent.relative_to(ROOT).parts) + ".")
@@ -72,7 +80,7 @@ def imported(node: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_file_has_a_docstring(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert ast.get_docstring(syntax_tree(path))
 
 
 def test_docstrings_of_properties_are_noun_phrases() -> None:
@@ -80,7 +88,7 @@ def test_docstrings_of_properties_are_noun_phrases() -> None:
     verbs = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.name}"
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(syntax_tree(path))
         if isinstance(node, ast.FunctionDef)
         if {ast.unparse(decorator) for decorator in node.decorator_list} & {"property", "cached_property"}
         if (ast.get_docstring(node) or "").startswith("Return ")
@@ -108,7 +116,7 @@ def test_only_the_registry_lists_drafters() -> None:
     lists = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(syntax_tree(path))
         if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)) and len(texts(node) & BUILT_IN.keys()) > 1
     ]
     assert {line.partition(":")[0] for line in lists} == {"drafters/registry.py", "drafters/eagle/checkpoint.py"}, lists
@@ -127,7 +135,7 @@ def test_imported_names_are_there() -> None:
     absent = [
         f"{path.relative_to(PACKAGE)}: {node.module}.{alias.name}"
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(syntax_tree(path))
         if isinstance(node, ast.ImportFrom) and node.module in files
         for alias in node.names
         if alias.name not in names[node.module] and f"{node.module}.{alias.name}" not in files
@@ -137,7 +145,7 @@ def test_imported_names_are_there() -> None:
 
 def top_names(path: Path) -> set[str]:
     """List the names that a module defines, at its top or in a branch there."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = syntax_tree(path)
     names: set[str] = set()
     statements: list[ast.stmt] = list(tree.body)
     while statements:
@@ -162,11 +170,11 @@ def test_names_in_comments_and_docstrings_exist() -> None:
     Attributes of classes that mmdec does not define, and of objects that are named like a module, pass if the code
     uses their names anywhere.
     """
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+    trees = {path: syntax_tree(path) for path in MODULES}
     code = {name for tree in trees.values() for name in names_in_code(tree)} | {path.parent.name for path in MODULES}
     members = class_members(trees.values())
     stems = {path.parent.name if path.stem == "__init__" else path.stem for path in MODULES}
-    files = [path.as_posix() for path in ROOT.rglob("*.py")]
+    files = {path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
 
     def exists(name: str) -> bool:
         owner, _, attribute = name.partition(".")
@@ -202,7 +210,7 @@ def names_in_code(tree: ast.AST) -> set[str]:
     return names
 
 
-def class_members(trees: Iterable[ast.AST]) -> dict[str, set[str]]:
+def class_members(trees: Iterable[ast.AST]) -> dict[str, frozenset[str]]:
     """Return the names in each class's body and in those of its bases; of classes with one name, all."""
     classes: dict[str, list[ast.ClassDef]] = {}
     for tree in trees:
@@ -210,10 +218,11 @@ def class_members(trees: Iterable[ast.AST]) -> dict[str, set[str]]:
             if isinstance(node, ast.ClassDef):
                 classes.setdefault(node.name, []).append(node)
 
-    def members(name: str) -> set[str]:
+    @cache
+    def members(name: str) -> frozenset[str]:
         bodies = classes.get(name, ())
         bases = {ast.unparse(base).rpartition(".")[2].partition("[")[0] for body in bodies for base in body.bases}
-        names = {name for body in bodies for name in names_in_code(body)}
+        names = frozenset(name for body in bodies for name in names_in_code(body))
         return names.union(*map(members, bases - {name}))
 
     return {name: members(name) for name in classes}
@@ -225,6 +234,6 @@ def comments_and_docstrings(path: Path) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(syntax_tree(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value

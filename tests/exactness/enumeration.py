@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from math import sqrt
 from typing import TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from mmdec.core.sampling import Dice, Processor
 from tests.support.toy_target import Toy
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 Distribution = dict[tuple[int, ...], float]  # text -> probability
 
 
@@ -82,3 +84,19 @@ def plain_distribution(
                     longer[*tokens, token] = chance * p
         distribution = longer
     return distribution
+
+
+def chi_square(counts: Mapping[K, int], law: Mapping[K, float]) -> float:
+    """Return how many of its own deviations the statistic lies above its mean. Bins are merged to five expected at
+    least."""
+    trials = sum(counts.values())
+    assert set(counts) <= set(law)
+    bins, seen, expected = [], 0.0, 0.0
+    for key, chance in sorted(law.items(), key=lambda item: item[1]):
+        seen, expected = seen + counts.get(key, 0), expected + trials * chance
+        if expected >= 5:
+            bins.append((seen, expected))
+            seen = expected = 0.0
+    bins[-1] = (bins[-1][0] + seen, bins[-1][1] + expected)
+    statistic = sum((count - mean) ** 2 / mean for count, mean in bins)
+    return (statistic - (len(bins) - 1)) / sqrt(2 * (len(bins) - 1))

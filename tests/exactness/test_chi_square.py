@@ -6,8 +6,7 @@ Drafts use the run's random stream for drafts. So a stream that is used for two 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from math import sqrt
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import pytest
@@ -18,7 +17,7 @@ from mmdec.core.budget import Budget
 from mmdec.core.sampling import Dice, KeyedSample, Stop
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState
 from mmdec.types import Draft, Plan
-from tests.exactness.enumeration import plain_distribution
+from tests.exactness.enumeration import chi_square, plain_distribution
 from tests.support.toy_target import AlwaysAccept, Memory, Scripted, Toy, run
 
 K = TypeVar("K", bound=Hashable)
@@ -73,22 +72,6 @@ class Shared(Dice):
         if len(self.drafter.noise) <= self.row:  # the prompt's round
             return super().draw(weights)
         return int((weights / self.drafter.noise[self.row]).argmax())
-
-
-def chi_square(counts: Mapping[K, int], law: Mapping[K, float]) -> float:
-    """Return how many of its own deviations the statistic lies above its mean. Bins are merged to five expected at
-    least."""
-    trials = sum(counts.values())
-    assert set(counts) <= set(law)
-    bins, seen, expected = [], 0.0, 0.0
-    for key, chance in sorted(law.items(), key=lambda item: item[1]):
-        seen, expected = seen + counts.get(key, 0), expected + trials * chance
-        if expected >= 5:
-            bins.append((seen, expected))
-            seen = expected = 0.0
-    bins[-1] = (bins[-1][0] + seen, bins[-1][1] + expected)
-    statistic = sum((count - mean) ** 2 / mean for count, mean in bins)
-    return (statistic - (len(bins) - 1)) / sqrt(2 * (len(bins) - 1))
 
 
 def keyed_match(drafter: Racing) -> Rule:

@@ -21,7 +21,7 @@ from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import prepare_run
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.families import FAMILIES
-from tests.exactness.test_chi_square import chi_square
+from tests.exactness.enumeration import chi_square
 from tests.support.families import model_of
 from tests.support.grid import WHOLE, sample
 from tests.support.poisoned_memory import poisoned
