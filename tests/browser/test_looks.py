@@ -12,6 +12,8 @@ from mmdec.demo import samples
 from tests.browser.chromium import open_demo
 from tests.support.demo_server import Server
 
+pytestmark = pytest.mark.slow
+
 FAINT = Path(__file__).with_name("contrast.js").read_text(encoding="utf-8").partition("\n")[2]
 SAMPLES = {  # a sample's button in each tab
     "translate": re.compile(re.escape(samples.french()[0].text)),

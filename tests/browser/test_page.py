@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import soundfile
 
 from mmdec.demo import samples
 from mmdec.demo.transcribe import shorten
 from tests.support.demo_server import Server, true_english
+
+pytestmark = pytest.mark.slow
 
 SAMPLE = samples.french()[0]
 TRUE = true_english()[SAMPLE.text]

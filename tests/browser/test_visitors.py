@@ -16,6 +16,8 @@ from tests.browser.demo_visitor import SECONDS, Visitor
 from tests.support.demo_server import ROOT, Server, true_english
 from tests.support.grid import WHOLE
 
+pytestmark = pytest.mark.slow
+
 PEOPLE = 10 if WHOLE else 3  # with three, two wait for their answers and one presses Stop
 MINUTES = 2.0  # of the whole run
 SAMPLE = samples.french()[0]

@@ -103,6 +103,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return {job["name"]: {**done[job["name"]], "folder": Path(job["folder"])} for job in jobs}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PIECES)
 def test_python_blocks_of_pages_run(name: str, results: dict[str, dict[str, Any]]) -> None:
     result = results[name]
@@ -116,6 +117,7 @@ def test_the_readme_and_each_model_card_have_python_blocks() -> None:
     assert {name.partition(":")[0] for name in BLOCKS} >= set(CARDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_keeps_its_outputs(path: Path, results: dict[str, dict[str, Any]]) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))

@@ -84,6 +84,7 @@ def answers() -> dict[tuple[str, str], str]:
     return {key: out.text for key, out in zip(PICTURES, said, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", PICTURES, ids=lambda key: f"{key[0]}: {key[1]}")
 def test_a_picture_is_answered_rightly(sample: tuple[str, str], answers: dict[tuple[str, str], str]) -> None:
     assert answers[sample] == PICTURES[sample]
@@ -103,6 +104,7 @@ def translated(strategy: str) -> dict[str, str]:
     return {name: out.text for name, out in zip(FRENCH, said, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", FRENCH)
 def test_a_recording_is_translated_rightly(name: str, strategy: str) -> None:
@@ -113,6 +115,7 @@ def test_the_page_offers_every_strategy() -> None:
     assert sorted(WAYS.values()) == sorted(STRATEGIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENGLISH)
 def test_a_recording_is_transcribed_rightly(name: str) -> None:
     assert mmdec.transcribe(SAMPLES / "english" / name).text == ENGLISH[name]

@@ -13,6 +13,7 @@ import mmdec
 from mmdec.io.audio import resample
 from mmdec.whisper import live
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
+from tests.support.grid import slow_but
 from tests.support.live_sound import RATE, chunks, talk
 
 HALF = RATE // 2
@@ -51,7 +52,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", slow_but(WAYS, ("segments", "sampled")))
 def test_final_text_equals_transcribe(whisper: LoadedWhisper, name: str) -> None:
     options = WAYS[name]
     finals = [update for update in listen(whisper, TALK, every=2.0, **options) if update.final]
@@ -67,6 +68,7 @@ def test_final_text_equals_transcribe(whisper: LoadedWhisper, name: str) -> None
         assert bool(spoken) == (name == "words")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(160,), (7_777, 1, 40_000), (10**7,)], ids=str)
 def test_final_text_does_not_depend_on_the_chunks(whisper: LoadedWhisper, sizes: tuple[int, ...]) -> None:
     expected = [(update.start, update.end, update.text) for update in listen(whisper, TALK, every=None)]
@@ -74,6 +76,7 @@ def test_final_text_does_not_depend_on_the_chunks(whisper: LoadedWhisper, sizes:
     assert [(update.start, update.end, update.text) for update in result if update.final] == expected
 
 
+@pytest.mark.slow
 def test_provisional_text_grows_and_belongs_to_its_window(whisper: LoadedWhisper) -> None:
     updates = listen(whisper, TALK)
     finals = [update for update in updates if update.final]
@@ -87,6 +90,7 @@ def test_provisional_text_grows_and_belongs_to_its_window(whisper: LoadedWhisper
         assert all(ends[place + 1] - ends[place] >= 0.99 for place in range(len(ends) - 3))  # `every`
 
 
+@pytest.mark.slow
 def test_text_that_did_not_change_costs_few_passes(whisper: LoadedWhisper) -> None:
     """Beside cold decoding of the same provisional and final texts; a pause's text is decoded once."""
     cold, drafted = (listen(whisper, TALK[: 16 * RATE], drafter=drafter) for drafter in (None, "lookup"))
@@ -118,6 +122,7 @@ def test_speech_without_pauses_is_cut_when_a_window_is_full(whisper: LoadedWhisp
         same(update.transcript, whole(whisper, sound, update))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [8000, 44_100, 48_000])
 def test_another_rate_is_resampled_as_by_transcribe(whisper: LoadedWhisper, rate: int) -> None:
     sound = resample(TALK, RATE, rate)

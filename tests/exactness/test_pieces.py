@@ -16,7 +16,7 @@ import mmdec
 from mmdec.io.audio.voice_activity import cut_at_pauses
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.target import WhisperTarget
-from tests.support.grid import WHOLE
+from tests.support.grid import WHOLE, slow_but
 from tests.support.live_sound import RATE, noise, talk
 
 WINDOW = 30 * RATE
@@ -52,7 +52,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", slow_but(WAYS, ("heads", "words")))
 def test_pieces_in_a_batch_equal_one_after_another(whisper: LoadedWhisper, name: str) -> None:
     options = {**WAYS[name], "sample_rate": RATE, "model": whisper}
     sounds = [*SOUNDS, CUT] if name == "heads" or WHOLE else SOUNDS

@@ -85,6 +85,7 @@ def test_timestamps_keep_their_text(whisper: LoadedWhisper, sounds: dict[str, Te
     assert drafted < plain
 
 
+@pytest.mark.slow
 def test_long_form_with_fallback_and_conditioning(whisper: LoadedWhisper, sounds: dict[str, Tensor]):
     ladder = {"temperature": (0.0, 0.4), "logprob_threshold": -0.2, "compression_ratio_threshold": 1.8}
     conditioned: dict[str, Any] = {"return_timestamps": True, "condition_on_prev_tokens": True, **ladder}
@@ -92,6 +93,7 @@ def test_long_form_with_fallback_and_conditioning(whisper: LoadedWhisper, sounds
     assert drafted < plain
 
 
+@pytest.mark.slow
 def test_a_ragged_batch_keeps_its_texts(whisper: LoadedWhisper, sounds: dict[str, Tensor]):
     batch = [sounds["two_cities"], sounds["austen"], sounds["president"], sounds["two_cities"][:200_000]]
     plain, drafted = same(whisper, features(whisper, batch), 8)
@@ -110,6 +112,7 @@ def test_transcribe_keeps_text_and_words(sounds: dict[str, Tensor]):
     assert 10 < times[-1] < paragraph.seconds
 
 
+@pytest.mark.slow
 def test_segments_and_words_agree(sounds: dict[str, Tensor]):
     """A segment begins with its first word and ends with its last; words do not overlap."""
     timed, marked = (
@@ -134,6 +137,7 @@ def test_other_languages_are_refused(sounds: dict[str, Tensor]):
         mmdec.transcribe(sounds["austen"], sample_rate=16000, language="fr")
 
 
+@pytest.mark.slow
 def test_timestamps_do_not_change_the_confidence(whisper: LoadedWhisper) -> None:
     """Timestamp tokens are not part of the text, so their probabilities do not count."""
     paths = [SAMPLES / "austen.flac", SAMPLES / "two_cities.flac"]

@@ -50,6 +50,7 @@ def speech(drafter: Drafter | str, nodes: Any, batch: int) -> Work:
     return work
 
 
+@pytest.mark.slow
 def test_concurrent_language_model_runs_keep_their_texts() -> None:
     kinds = [("lookup", 5), ("recycling", (14, 4)), (SMALL, (9, 3)), (TEXTS["llama"], 4), (Wrong(), 6), (None, 0)]
     works = [text(drafter, nodes, batch) for drafter, nodes in kinds for batch in (1, 3)]
@@ -58,6 +59,7 @@ def test_concurrent_language_model_runs_keep_their_texts() -> None:
         assert at_once(works) == single
 
 
+@pytest.mark.slow
 def test_concurrent_whisper_runs_share_a_drafter() -> None:
     """Medusa's trees follow what a run learns; concurrent runs must not affect it."""
     shared = [Medusa(heads(kind), MODELS[80].proj_out) for kind in ("linear", "block")]

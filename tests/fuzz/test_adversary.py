@@ -15,6 +15,8 @@ from mmdec.targets.families import FAMILIES
 from tests.fuzz.adversary import Report, attack, attacks
 from tests.support.grid import WHOLE
 
+pytestmark = pytest.mark.slow
+
 CHUNK = 1_000
 STEP = 7  # families from one chunk's first to the next one's
 CHUNKS = 100 if WHOLE else 1

@@ -19,6 +19,8 @@ import pytest
 
 from tests.support.grid import WHOLE
 
+pytestmark = pytest.mark.slow
+
 ALL, SHARE = 3000, 40
 PART = 500  # files in a process
 POISONS = (0x35, 0xCA)  # what glibc writes into memory that it hands out; elsewhere only the other recording does

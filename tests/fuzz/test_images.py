@@ -17,6 +17,8 @@ import pytest
 
 from tests.support.grid import WHOLE
 
+pytestmark = pytest.mark.slow
+
 ALL, SHARE = 4000, 80
 PART = 1000  # files in a process
 POISONS = (0x35, 0xCA)  # what glibc writes into memory that it hands out; elsewhere only the other picture does

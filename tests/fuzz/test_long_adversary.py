@@ -16,6 +16,8 @@ from tests.fuzz.adversary import Report, attack, attacks
 from tests.support.every_class import windowed
 from tests.support.grid import WHOLE
 
+pytestmark = pytest.mark.slow
+
 KINDS = {"windows": windowed(), "states": [f"{name}ForCausalLM" for name in RECURRENT_FAMILIES.split()]}
 CHUNK = 200
 CHUNKS = 50 if WHOLE else 1

@@ -11,6 +11,8 @@ import pytest
 from tests.fuzz.media_adversary import CHUNK, Report, attack
 from tests.support.grid import WHOLE
 
+pytestmark = pytest.mark.slow
+
 SIZE, CHUNKS = (CHUNK, 50) if WHOLE else (50, 1)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from mmdec.drafters.ctc.training.module import load_ctc_recogniser
 from tests.recipes.small_recipes import MARKS, check_same_weights, checkpoint, fit, logged
 from tests.support.tiny_sentences import SIZES, write
 from tests.support.tiny_whisper import write as write_whisper
 
-pytestmark = MARKS
+pytestmark = [pytest.mark.slow, *MARKS]
 
 
 def test_the_recipe_learns_and_resumes_to_the_same_weights(tmp_path: Path) -> None:

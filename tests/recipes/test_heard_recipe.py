@@ -24,6 +24,7 @@ from tests.support.lightning_warnings import FITTING
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "vlm_drafters" / "librispeech" / "eagle3-qwen2-audio.yaml"
 pytestmark = [
+    pytest.mark.slow,
     *FITTING,
     pytest.mark.usefixtures("workplace"),
 ]

@@ -12,6 +12,8 @@ from mmdec.whisper.transcript import Segment, Transcript, Word
 from recipes.measure.live import Heard, delays, hear, matched, measure, windows
 from tests.support.live_sound import RATE, chunks, talk
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def whisper() -> LoadedWhisper:

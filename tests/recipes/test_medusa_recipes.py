@@ -27,6 +27,7 @@ from tests.support.tiny_whisper import write
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "medusa"
 pytestmark = [
+    pytest.mark.slow,
     *LIGHTNING,
     pytest.mark.usefixtures("workplace"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),

@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 STEPS, EPOCH = 20, 5
 Options = dict[str, Any]
 pytestmark = [
+    pytest.mark.slow,
     *MARKS,
     pytest.mark.usefixtures("workplace"),
     pytest.mark.filterwarnings("ignore:.*eval mode"),

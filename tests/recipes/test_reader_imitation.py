@@ -17,6 +17,8 @@ from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from recipes.reader.imitation import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

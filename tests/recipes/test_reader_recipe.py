@@ -12,7 +12,7 @@ from tests.recipes.small_recipes import MARKS, check_same_weights, checkpoint, l
 from tests.support.tiny_sentences import write_pairs
 
 SIZES = {"d_model": 32, "ffn": 32, "heads": 2, "layers": 1, "decoder_layers": 1, "dropout": 0.0}
-pytestmark = MARKS
+pytestmark = [pytest.mark.slow, *MARKS]
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from tests.support.tiny_llava import build_tokenizer
 from tests.support.tiny_text import language_model
 
 pytestmark = [
+    pytest.mark.slow,
     *FITTING,
     pytest.mark.usefixtures("workplace"),
 ]

@@ -39,6 +39,7 @@ SMALL = {
 FOLDERS = ("librispeech", "mix665k", "ultrachat")
 LARGE = [path for folder in FOLDERS for path in sorted((RECIPES / folder).glob("*.yaml"))]
 pytestmark = [
+    pytest.mark.slow,
     *FITTING,
     pytest.mark.usefixtures("workplace"),
 ]

@@ -25,6 +25,7 @@ from tests.support.lightning_warnings import LIGHTNING
 EVERYDAY = Path(__file__).parents[2] / "models" / "daspeech-everyday"
 RECIPES = Path(__file__).parents[2] / "recipes" / "daspeech"
 pytestmark = [
+    pytest.mark.slow,
     *LIGHTNING,
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before .optimizer.step"),

@@ -1,10 +1,12 @@
-"""What `make test` runs of a grid of cases. `make test-all` sets MMDEC_ALL=1 and runs each grid whole."""
+"""What `make test` runs of a grid of cases; the others are slow, or run with MMDEC_ALL=1 (`make test-all`)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
 Case = TypeVar("Case")
@@ -28,3 +30,16 @@ def sample(cases: Iterable[Case], keep: Collection[Case] | slice) -> list[Case]:
     assert kept, "a grid must keep a case"
     assert all(case in every for case in kept), f"{kept} must be among {every}"
     return every if WHOLE else [case for case in every if case in kept]
+
+
+def slow_but(cases: Iterable[Case], quick: Collection[Case]) -> list[Any]:
+    """Mark all cases but a few as slow: `make test` runs the few, and `make test-slow` the others.
+
+    Args:
+        cases: The values of a parameter, in order.
+        quick: Those that are not slow, each of them in `cases`.
+    """
+    every = list(cases)
+    assert quick, "a grid must keep a case"
+    assert all(case in every for case in quick), f"{quick} must be among {every}"
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in every]

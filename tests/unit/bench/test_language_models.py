@@ -41,6 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PAIRS = [("large", None), ("large", "same"), ("large", "other"), ("chat", "same")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "draft"), sample(PAIRS, [("large", None), ("large", "other"), ("chat", "same")]))
 def test_all_methods_are_compared_and_timed(home: Path, model: str, draft: str | None) -> None:
     report = bench_language(home / model, None if draft is None else home / draft, **OPTIONS)

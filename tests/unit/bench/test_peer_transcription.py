@@ -20,6 +20,8 @@ from mmdec.io.audio import save_audio
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.support.tiny_whisper import FRAMES, write
 
+pytestmark = pytest.mark.slow
+
 RATE = 16_000
 
 

@@ -187,6 +187,7 @@ def test_progress_stays_off_stdout_and_off_pipes(recordings: list[Path], tmp_pat
 HEAVY = ("torch", "numpy", "transformers", "lightning", "matplotlib", "gradio", "huggingface_hub")
 
 
+@pytest.mark.slow
 def test_no_help_imports_torch() -> None:
     """All verbs in one process: what one of them loads, the ones after it would show."""
     code = (

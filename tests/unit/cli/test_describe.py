@@ -137,6 +137,7 @@ def test_wrong_calls_end_with_2_and_one_line(
     assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_command_runs_as_a_process(model: Path, pictures: list[Path]) -> None:
     command = [sys.executable, "-m", "mmdec", "describe", *map(str, pictures), "--together", "--prompt", QUESTION]
     command += ["--model", str(model), "--device", "cpu", "--json"]
@@ -146,6 +147,7 @@ def test_the_command_runs_as_a_process(model: Path, pictures: list[Path]) -> Non
     assert json.loads(done.stdout)["text"] == answers(model, tuple(pictures))[0]
 
 
+@pytest.mark.slow
 def test_eval_and_bench(model: Path, pictures: list[Path], tmp_path: Path) -> None:
     rows = [{"image": path.name, "question": QUESTION, "answer": "x"} for path in pictures]
     asked = tmp_path / "asked.jsonl"

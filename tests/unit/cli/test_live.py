@@ -122,6 +122,7 @@ def test_subtitles_are_numbered_through(call, finals: list[mmdec.StreamUpdate]) 
     assert shown.count(" --> ") == len(cues)
 
 
+@pytest.mark.slow
 def test_text_comes_while_the_pipe_is_open(model: Path, tmp_path: Path) -> None:
     """In a process of its own: the first line is there before the sound ends."""
     command = ["mmdec", "transcribe", "-", "--model", str(model), "--language", "en", "--device", "cpu"]

@@ -25,6 +25,8 @@ from tests.support.many_rows import check_once, table
 from tests.support.pictures import QUESTION, pixels
 from tests.support.warm_processes import start
 
+pytestmark = pytest.mark.slow
+
 COUNT = ROWS_PER_PART + 3
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[3] / "data" / "build"))
 import english
 import splits
 
 
+@pytest.mark.slow
 def test_no_measured_text_is_one_of_the_train_split() -> None:
     sentences = splits.read_sentences()
     said = english.texts_of(sentences)

@@ -20,6 +20,8 @@ from mmdec.demo import samples
 from tests.support.demo_server import true_english
 from tests.support.grid import WHOLE
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 FILES = 500 if WHOLE else 12  # of either kind
 

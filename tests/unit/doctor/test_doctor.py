@@ -143,6 +143,7 @@ LITTLE = {"layer ids left out": 0.01}  # what a fault costs, where it is less th
 
 
 # a convention of config.json, one of a later depth, one of the weights; "residual" is among the two faults below
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sample(FAULTS, ("layer ids one lower", "state after the norm", "tokens in d2t")))
 def test_a_planted_fault_is_named_and_its_remedy_repairs_the_folder(
     name: str, sound: Path, texts: list[OwnText], tmp_path: Path
@@ -180,6 +181,7 @@ def test_a_wrong_rope_base_is_named(
     assert all(row.assessment != doctor.ASSESSED_OFF for row in tried)
 
 
+@pytest.mark.slow
 def test_a_rope_base_between_those_of_the_grid_is_found(texts: list[OwnText], tmp_path: Path) -> None:
     network = trained(rope_theta=30000.0)
     best = share(read(published_eagle3(network, tmp_path / "right")), texts)
@@ -228,6 +230,7 @@ def test_a_sound_network_has_no_findings(seed: int, examine_sound: Callable[[int
     assert len(tried) > 10
 
 
+@pytest.mark.slow
 def test_remedies_name_the_keys_of_mmdecs_own_folders(texts: list[OwnText], tmp_path: Path) -> None:
     folder = save_network(trained(0), tmp_path / "own")
     described = json.loads((folder / "config.json").read_text())
@@ -237,6 +240,7 @@ def test_remedies_name_the_keys_of_mmdecs_own_folders(texts: list[OwnText], tmp_
     assert [row.remedy.config for row in findings] == [{"layers": [1, 2, 4]}]
 
 
+@pytest.mark.slow
 def test_two_faults_are_repaired_one_after_the_other(sound: Path, texts: list[OwnText], tmp_path: Path) -> None:
     def check_both(described: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
         outputs(described, state)

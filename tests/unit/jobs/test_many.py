@@ -33,6 +33,7 @@ def test_results_and_bad_rows_stand_in_two_tables(tmp_path: Path) -> None:
         assert (work.output / row["output"]).read_text() == f"srt of {row['row']}"
 
 
+@pytest.mark.slow
 def test_a_run_killed_anywhere_is_finished_by_the_next(tmp_path: Path) -> None:
     """Killed after its first write, its second, ..., by SIGKILL; the rows are then done by shards of another number."""
     rows, writes, killed = rows_of(ROWS_PER_PART + 9), 0, True

@@ -23,6 +23,8 @@ from tests.support.pictures import QUESTION, pixels
 from tests.support.running_servers import ROOT, picture, served, until, wav
 from tests.unit.serving.server_load import TRANSCRIBE, Question, load
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = 32
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
 SECONDS = 300.0 if WHOLE else 3.0

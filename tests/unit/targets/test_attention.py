@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import os
 import torch
@@ -28,6 +30,7 @@ for before in (lambda: mmdec.register_attention(), lambda: mmdec.generate):
 """
 
 
+@pytest.mark.slow
 def test_the_implementation_is_registered_by_a_call_and_by_generate() -> None:
     """Each in a fork of a new process, where nothing has registered it."""
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=300)

@@ -15,6 +15,7 @@ from mmdec.training.callbacks import TimeLimit, lightning_log_level
 from mmdec.training.optim import Schedule
 
 
+@pytest.mark.slow
 def test_the_callbacks_of_all_recipes_load_no_system() -> None:
     code = (
         "import sys, mmdec.training.callbacks, mmdec.training.__main__\n"

@@ -15,6 +15,8 @@ from mmdec.errors import InputError
 from mmdec.hub.publish import atomic_folder
 from mmdec.training.processes import lock_folder
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 

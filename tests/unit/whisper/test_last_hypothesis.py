@@ -106,6 +106,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
     return load_whisper(write(tmp_path_factory.mktemp("models") / "tiny", with_heads=False), "cpu")
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.data(), st.sampled_from([{}, {"temperature": 0.8, "do_sample": True, "seed": 1}, {"timestamps": "segment"}]))
 def test_hypotheses_do_not_change_the_text(
