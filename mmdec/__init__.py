@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from mmdec.daspeech.translate import Translation, translate_speech
     from mmdec.drafters.registry import register_drafter
     from mmdec.generation import register_attention
+    from mmdec.generation.generate import Generation, generate, speculate, stream
     from mmdec.generation.model_lock import model_lock
-    from mmdec.generation.run import DecodingStatistics, default_statistics
-    from mmdec.generation.speculation import Generation, generate, speculate, stream
+    from mmdec.generation.speculation import DecodingStatistics, default_statistics
     from mmdec.io import audio
     from mmdec.loading import load
     from mmdec.pretrained.drafters import load_drafter
@@ -58,7 +58,7 @@ __all__ = [
 
 _LAZY = {
     **dict.fromkeys(("Translation", "translate_speech"), "mmdec.daspeech.translate"),
-    **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.speculation"),
+    **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.generate"),
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.whisper.transcript"),
     **dict.fromkeys(("StreamUpdate", "transcribe_stream"), "mmdec.whisper.live"),
     "BatchError": "mmdec.tasks.batch",
@@ -67,7 +67,7 @@ _LAZY = {
     "describe": "mmdec.vision.describe",
     "load": "mmdec.loading",
     "load_drafter": "mmdec.pretrained.drafters",
-    **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.run"),
+    **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.speculation"),
     "model_lock": "mmdec.generation.model_lock",
     "register_attention": "mmdec.generation",
     "register_drafter": "mmdec.drafters.registry",

@@ -40,7 +40,7 @@ from mmdec.evaluation.harness import (
     no_log,
     silence_transformers,
 )
-from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.hub.provenance import measurement_conditions
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.language_model import LoadedLanguageModel, load_language_model

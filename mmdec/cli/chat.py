@@ -51,7 +51,7 @@ def chat(
     """
     with loading(model):
         import mmdec
-        from mmdec.generation.run import DecodingOptions
+        from mmdec.generation.speculation import DecodingOptions
         from mmdec.pretrained.language_model import LoadedLanguageModel
         from mmdec.tasks.loading import load_speculation
         from mmdec.tasks.text_chat import TextChat

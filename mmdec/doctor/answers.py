@@ -28,7 +28,7 @@ from mmdec.bench.language_models import INSTRUCTIONS
 from mmdec.drafters.draft_network import DraftNetwork, KeyValues, PromptInput
 from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.errors import InputError
-from mmdec.generation.speculation import generate
+from mmdec.generation.generate import generate
 from mmdec.hub.find import find_model
 from mmdec.pretrained.language_model import (
     LANGUAGE_MODEL_FILES,

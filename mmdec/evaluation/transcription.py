@@ -37,7 +37,7 @@ from mmdec.evaluation.harness import (
     no_log,
     silence_transformers,
 )
-from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.inputs import Audio, read_audio
 from mmdec.tasks.threads import keep_threads

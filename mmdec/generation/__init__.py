@@ -8,7 +8,7 @@ from importlib import import_module
 def register_attention() -> None:
     """Register mmdec's attention implementation with transformers.
 
-    Afterwards `model.set_attn_implementation("mmdec_tree")` works. Importing `mmdec.generation.speculation` (as
+    Afterwards `model.set_attn_implementation("mmdec_tree")` works. Importing `mmdec.generation.generate` (as
     `mmdec.generate` does) calls this function, which imports transformers' model classes.
     """
     import_module("mmdec.targets.attention")  # registers itself

@@ -1,433 +1,270 @@
-"""`generate`, `stream`, and `speculate` (for `model.generate`): the calls for models of transformers.
+"""`Speculation`: the decoding loop that replaces the loop of `model.generate`. It checks and prepares each call.
 
-transformers prepares everything (masks, caches, processors, stopping criteria), then calls mmdec's decoding loop
-instead of its own, so every option of `generate` keeps its meaning. Unsupported input raises an error before the first
-pass.
+This file also has the decoding options, `DecodingOptions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from inspect import signature
-from typing import Any, TypeGuard, cast, overload
+from functools import partial
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
+from transformers import GenerationConfig, PreTrainedModel
 
 from mmdec.checks.arguments import (
+    check_callable,
+    check_choice,
     check_instance,
     check_methods,
-    check_whole,
-    options_error,
+    check_nodes,
+    check_seed,
 )
-from mmdec.checks.devices import PASSED_ON, check_same_dtype
-from mmdec.core.budget import Nodes
-from mmdec.core.loop import Round
-from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
+from mmdec.compat import CACHE_ARGUMENT
+from mmdec.core.budget import Nodes, make_budget
+from mmdec.core.loop import decode_steps
+from mmdec.core.sampling import KeyedSample, Sequences, most_probable, transformers_sample
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
-from mmdec.core.verify import RuleName
+from mmdec.core.steps import Round, watch
+from mmdec.core.verify import LOSSY_RULES, MatchRule, ResidualRule, Rule, RuleName, SamplingState, TypicalRule
+from mmdec.drafters.registry import AUTO
 from mmdec.errors import InputError
-from mmdec.generation import register_attention
-from mmdec.generation.decoding_run import DecodingRun
-from mmdec.generation.drafter_choice import DrafterChoice
-from mmdec.generation.inputs import (
-    MAX_SEQUENCES,
-    check_options,
-    heal_tokens,
-    option_names,
-    prompt_inputs,
-    tokenizer_options,
+from mmdec.generation.chat_state import ConversationTurn, drop_chat_state
+from mmdec.generation.decoding_run import DecodingRun, SpeculativeRun
+from mmdec.generation.draft_warning import DraftCounts
+from mmdec.generation.drafter_choice import DrafterChoice, DrafterSource, resolve_drafter
+from mmdec.generation.hf_bridge import (
+    OutputRecorder,
+    check_config,
+    fallback_reasons,
+    pad_token,
+    setting,
+    stop_conditions,
 )
-from mmdec.generation.model_lock import read_while, reading
-from mmdec.generation.run import DecodingOptions, Speculation
-from mmdec.targets.hf_target import HfTarget
+from mmdec.generation.model_lock import reading
+from mmdec.generation.stock_run import StockRun
+from mmdec.targets.hf_target import HfTarget, Output
+from mmdec.targets.quantization_check import siblings_change_logits
 from mmdec.targets.registry import target_of
+from mmdec.types import Drafter
 
-MAX_BATCH = 8  # rows of a list of prompts that are decoded at the same time, unless the caller says
+RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "typical")
+_statistics = DecodingStatistics()
 
-register_attention()
+
+def default_statistics() -> DecodingStatistics:
+    """Return the `DecodingStatistics` of this process, which every call without `statistics=` uses."""
+    return _statistics
 
 
+@final
 @dataclass(frozen=True)
-class Generation:
-    """The result of `generate`: the texts, and what happened in each round."""
+class DecodingOptions:
+    """The decoding options of `generate`, `stream`, `speculate` and other calls, checked.
 
-    sequences: Tensor  # (B, L) prompts and new tokens; shorter rows are padded on the right
-    rounds: list[Round]  # one for each pass of the model; the first is the pass over the prompts
-    lossless: bool  # False for the rule "typical", whose output has another distribution
+    `mmdec.generate` explains each: drafter, acceptance rule, draft size, seed, statistics.
+    """
+
+    drafter: DrafterChoice | DrafterSource = AUTO
+    rule: RuleName | None = None
+    num_speculative_tokens: Nodes = None
+    seed: int | None = None
+    statistics: DecodingStatistics | None = None
+    on_round: Callable[[Round], None] | None = None
+    streamer: Any = None
+
+    def __post_init__(self) -> None:
+        """Raise InputError if an option is wrong. The drafter is not checked here, but by `Speculation`."""
+        if self.rule is not None:
+            check_choice("rule", self.rule, RULES, "None follows `do_sample`.")
+        nodes = check_nodes(self.num_speculative_tokens)
+        check_callable("on_round", self.on_round, "a function of a round")
+        if self.streamer is not None:
+            check_methods("streamer", self.streamer, ("put", "end"), "Use transformers' TextStreamer.")
+        if self.statistics is not None:
+            remedy = "Leave it out for those of the process."
+            check_instance("statistics", self.statistics, DecodingStatistics, "an mmdec.DecodingStatistics", remedy)
+        object.__setattr__(self, "num_speculative_tokens", 0 if isinstance(nodes, tuple) and not nodes[0] else nodes)
+        object.__setattr__(self, "seed", check_seed(self.seed))
 
     @property
-    def tokens_per_round(self) -> float:
-        """The mean number of new tokens per row and round; the pass over the prompts is not counted."""
-        later = self.rounds[1:]
-        passes = sum(len(round_.rows) for round_ in later)
-        return sum(len(tokens) for round_ in later for tokens in round_.tokens) / passes if passes else 1.0
+    def lossless(self) -> bool:
+        """Whether the acceptance rule keeps the model's output or its distribution; False only for "typical"."""
+        return self.rule not in LOSSY_RULES
+
+
+@final
+class Speculation:
+    """The custom decoding loop that `mmdec.speculate` returns, for `model.generate(custom_generate=...)`.
+
+    It holds the options and the drafters that it has made. A drafter that depends on the target model (a folder with
+    weights, a smaller model) is made once for each target, when the loop is first called with it.
+
+    Raises:
+        InputError: If `options.drafter` is not a drafter.
+    """
+
+    def __init__(self, options: DecodingOptions) -> None:
+        self.options = options
+        self._drafters = resolve_drafter(options.drafter)
+        self._warned = set[str]()  # the warnings so far
 
     @property
-    def finish_reasons(self) -> list[str]:
-        """For each row why it ended: "length" if it was cut at the maximum length, else "stop"."""
-        cut = {row for round_ in self.rounds for row, short in zip(round_.rows, round_.cut, strict=False) if short}
-        return ["length" if row in cut else "stop" for row in range(len(self.sequences))]
+    def networks(self) -> tuple[PreTrainedModel, ...]:
+        """Models that the drafter runs, which are locked during a call."""
+        return self._drafters.networks
 
-    @property
-    def note(self) -> str:
-        """Which rows were cut at the maximum length, and what to do; "" if none was."""
-        cut = [row for row, why in enumerate(self.finish_reasons) if why == "length"]
-        if not cut:
-            return ""
-        longest = max(
-            sum(len(one.tokens[one.rows.index(row)]) for one in self.rounds if row in one.rows) for row in cut
-        )
-        return f"{pluralise(len(cut), 'row')} {cut_note(longest)}"
+    def __reduce__(self) -> tuple[type[Speculation], tuple[DecodingOptions]]:
+        """Copy and pickle only the options: a worker process makes drafters for its own model."""
+        return Speculation, (self.options,)
 
-    def __str__(self) -> str:
-        """Return three lines: number of tokens, number of rounds, seconds."""
-        rows, tokens = len(self.sequences), sum(len(tokens) for round_ in self.rounds for tokens in round_.tokens)
-        seconds = {name: sum(getattr(round_, name) for round_ in self.rounds) for name in ("target", "drafter", "core")}
-        what = f"{pluralise(rows, 'row')}, {pluralise(tokens, 'new token')}"
-        return format_result(what, rounds_line(len(self.rounds), self.tokens_per_round, self.lossless), seconds)
+    def with_seed(self, seed: int | None) -> Speculation:
+        """Return the same loop, with the same drafters, for another seed."""
+        if seed == self.options.seed:
+            return self
+        other = object.__new__(Speculation)
+        other.__dict__ = {**vars(self), "options": replace(self.options, seed=seed)}
+        return other
 
-
-@overload
-def generate(
-    model: PreTrainedModel,
-    inputs: Tensor | Mapping[str, Any],
-    drafter: DrafterChoice = "auto",
-    rule: RuleName | None = None,
-    num_speculative_tokens: Nodes = None,
-    seed: int | None = None,
-    statistics: DecodingStatistics | None = None,
-    **options: Any,
-) -> Generation: ...
-
-
-@overload
-def generate(
-    model: PreTrainedModel,
-    inputs: Sequence[Tensor | Mapping[str, Any]],
-    drafter: DrafterChoice = "auto",
-    rule: RuleName | None = None,
-    num_speculative_tokens: Nodes = None,
-    seed: int | None = None,
-    statistics: DecodingStatistics | None = None,
-    max_batch: int = MAX_BATCH,
-    **options: Any,
-) -> list[Generation]: ...
-
-
-def generate(
-    model: PreTrainedModel,
-    inputs: Tensor | Mapping[str, Any] | Sequence[Tensor | Mapping[str, Any]],
-    drafter: DrafterChoice = "auto",
-    rule: RuleName | None = None,
-    num_speculative_tokens: Nodes = None,
-    seed: int | None = None,
-    statistics: DecodingStatistics | None = None,
-    max_batch: int = MAX_BATCH,
-    **options: Any,
-) -> Generation | list[Generation]:
-    """Call `model.generate(**inputs, **options)` with speculative decoding: the same output, in fewer passes of the
-    model.
-
-    Args:
-        model: A loaded language or vision-language model of transformers.
-        inputs: Token ids (B, P) int64, or a tokenizer's or processor's output. Or a list of these: the prompts are then
-            decoded side by side, whatever their lengths, and the next one begins as soon as another has ended.
-        drafter: A registered name ("lookup" or "recycling"), a folder or hub id of a drafter with weights,
-            "<model>/<drafter>" for a shipped one, a dotted path "package.module:Class", a smaller model (of another
-            vocabulary only if both models' folders hold tokenizers), an object that implements
-            `mmdec.types.Drafter`, or None for plain decoding. "auto" is the first drafter in the model's folder, else
-            one shipped for its weights, else "lookup".
-        rule: How drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding.
-            (Sampling at batch 1 equals `model.generate` under the same `torch.manual_seed`; larger batches, or calls
-            with a `seed`, equal the same call without a drafter.) "residual" gives the model's own distribution and
-            suits drafters that sample, such as a smaller model. "typical" is LOSSY. None: "greedy" or "sampled", by
-            `do_sample`.
-        num_speculative_tokens: Draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain
-            decoding. None: chosen in each round from measured times and acceptance.
-        seed: Seed of the sampling. None: torch's own generator. Prompt i of a list is sampled with `seed + i`.
-        statistics: Measurements of earlier calls, from which draft sizes are chosen; this call adds to them. None:
-            `mmdec.default_statistics()`.
-        max_batch: Maximum number of rows that are decoded at the same time, for a list of prompts.
-        options: Any argument of `model.generate`, and `dtype`, which must be the model's dtype. In a batch, a logits
-            processor or stopping criterion of your own makes transformers' loop decode without drafts, with a warning.
-            To have drafts, set `mmdec_row_wise = True` on it, if its result for a row depends only on that row and its
-            index.
-
-    Returns:
-        A `Generation`: the sequences (B, L), and what happened in each round; for a list of prompts, one for each.
-
-    Raises:
-        InputError: For beam search, a cache that cannot be rolled back, a drafter that does not fit the model, or a
-            wrong argument.
-
-    References:
-        Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding; for the rules' papers see
-        `mmdec.core.verify`.
-    """
-    decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
-    speculation = Speculation(decoding)
-    check_whole("max_batch", max_batch, 1, MAX_SEQUENCES, "It is the number of rows that are decoded at a time.")
-    if _are_prompts(inputs):
-        with _reading(model, speculation):
-            return _generate_many(model, inputs, speculation, max_batch, options)
-    with _reading(model, speculation):
-        run = prepare_run(model, cast(Any, inputs), speculation, options)
-        rounds = list(run.decode())
-    return Generation(run.sequences, rounds, decoding.lossless)
-
-
-def _are_prompts(inputs: object) -> TypeGuard[Sequence[Tensor | Mapping[str, Any]]]:
-    return isinstance(inputs, (list, tuple)) and all(
-        isinstance(prompt, (Tensor, Mapping)) for prompt in cast(Sequence[object], inputs)
-    )
-
-
-@dataclass(frozen=True)
-class _RunningPrompt:
-    """A prompt of a list while it is decoded."""
-
-    index: int  # in the list
-    run: DecodingRun
-    rounds: list[Round]  # the rounds so far
-
-
-def _generate_many(
-    model: PreTrainedModel,
-    prompts: Sequence[Tensor | Mapping[str, Any]],
-    speculation: Speculation,
-    max_batch: int,
-    options: Mapping[str, Any],
-) -> list[Generation]:
-    """Decode prompts side by side. Each begins as soon as there is room for its rows."""
-    seed = speculation.options.seed
-    config: Any = cast(Any, options.get("generation_config") or model.generation_config)
-    sampled = speculation.options.rule in ("sampled", "residual") or bool(config.do_sample)
-    if seed is None and options.get("do_sample", sampled):
-        seed = int(torch.randint(2**31, ()))  # `torch.manual_seed` makes the output repeatable
-    scheduler = Scheduler(SchedulerLimits(rows=max_batch))
-    results = dict[int, Generation]()
-    running = dict[Task, _RunningPrompt]()
-
-    def step() -> bool:
-        more = scheduler.step()
-        for task in [task for task in running if task.done]:
-            ended = running.pop(task)
-            if task.error is not None:
-                raise task.error
-            results[ended.index] = Generation(ended.run.sequences, ended.rounds, speculation.options.lossless)
-        return more
-
-    try:
-        for index, prompt in enumerate(prompts):
-            run = prepare_run(model, prompt, speculation.with_seed(None if seed is None else seed + index), options)
-            if run.rows > max_batch:
-                raise InputError(
-                    f"`max_batch` must be at least {run.rows}, the rows of `inputs[{index}]`, but is "
-                    f"{max_batch}. Raise it, or give fewer rows in one prompt."
-                )
-            while scheduler.running and scheduler.rows + run.rows > max_batch:
-                step()
-            rounds = list[Round]()
-            task = scheduler.add(run.steps, run.rows, on_round=rounds.append)
-            running[task] = _RunningPrompt(index, run, rounds)
-            step()
-        while step():
-            pass
-    finally:
-        for task in running:
-            scheduler.cancel(task)
-    return [results[index] for index in range(len(prompts))]
-
-
-def stream(
-    model: PreTrainedModel,
-    inputs: Tensor | Mapping[str, Any],
-    drafter: DrafterChoice = "auto",
-    rule: RuleName | None = None,
-    num_speculative_tokens: Nodes = None,
-    seed: int | None = None,
-    tokenizer: Any = None,
-    statistics: DecodingStatistics | None = None,
-    **options: Any,
-) -> Iterator[Round]:
-    """Decode as `generate` does, round by round.
-
-    `generate` explains the arguments in full.
-
-    Args:
-        model: A loaded model of transformers.
-        inputs: Token ids (B, P), or a tokenizer's or processor's output.
-        drafter: Proposes tokens: a name, a folder with weights, a smaller model, a `Drafter`, or None for plain
-            decoding. Default "auto": a drafter that was trained for the model, else "lookup".
-        rule: How drafted tokens are accepted.
-        num_speculative_tokens: Draft size; None: chosen in each round.
-        seed: Seed of the sampling.
-        statistics: Measurements of earlier calls.
-        tokenizer: Decodes each round's tokens into `Round.text`. Default None: no text.
-        options: Any argument of `model.generate`.
-
-    Returns:
-        An iterator of `Round`, which holds each batch row's new tokens.
-
-    Raises:
-        InputError: For what `generate` refuses, and for a tokenizer without `decode`.
-    """
-    if tokenizer is not None:
-        check_methods("tokenizer", tokenizer, ("decode",), "Pass the model's tokenizer.")
-        options = {"tokenizer": tokenizer, **options}
-    decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
-    return rounds_of(model, inputs, Speculation(decoding), options)
-
-
-def rounds_of(
-    model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
-) -> Iterator[Round]:
-    """Yield the rounds of a `generate` call as they finish.
-
-    Args:
-        speculation: The decoding loop.
-        options: Arguments of `model.generate`; if a `tokenizer` is among them, each round has its text.
-    """
-    with _reading(model, speculation):
-        run = prepare_run(model, inputs, speculation, options)
-    rounds, tokenizer = read_while((model, *speculation.networks), run.decode()), options.get("tokenizer")
-    return rounds if tokenizer is None else _with_text(rounds, tokenizer, run.rows)
-
-
-def speculate(
-    drafter: DrafterChoice = "auto",
-    rule: RuleName | None = None,
-    num_speculative_tokens: Nodes = None,
-    seed: int | None = None,
-    on_round: Callable[[Round], None] | None = None,
-    streamer: Any = None,
-    statistics: DecodingStatistics | None = None,
-) -> Speculation:
-    """Make a decoding loop for `model.generate(..., custom_generate=mmdec.speculate("lookup"))`.
-
-    Many calls may share the object. transformers does not pass its arguments `streamer`, `assistant_model` and
-    `tokenizer` to a custom loop. So give `streamer` and `drafter` here, and pass a `StopStringCriteria` instead of
-    `stop_strings`. For `token_healing` call `mmdec.generate`.
-
-    Args:
-        drafter: Proposes tokens: a name, a folder with weights, a smaller model, a `Drafter`, or None for plain
-            decoding. Default "auto": a drafter that was trained for the model, else "lookup".
-        rule: How drafted tokens are accepted.
-        num_speculative_tokens: Draft size; None: chosen in each round.
-        seed: Seed of the sampling.
-        statistics: Measurements of earlier calls. `generate` explains all these arguments in full.
-        on_round: Called with each `Round` when it is finished. Default None.
-        streamer: An object such as transformers' `TextStreamer`, which gets each new token; for batch size 1. Default
-            None.
-
-    Returns:
-        A `Speculation`.
-
-    Raises:
-        InputError: If an argument is wrong.
-    """
-    options = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics, on_round, streamer)
-    return Speculation(options)
-
-
-@dataclass(frozen=True)
-class _Preparation:
-    """A custom loop for `model.generate` that prepares decoding and returns the prepared call instead of decoding.
-
-    So rounds can be iterated outside of `model.generate`.
-    """
-
-    speculation: Speculation
-    target: HfTarget
-    held: Mapping[str, Any]  # model inputs that go to `Target.prefill` directly, not through `model.generate`
+    def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
+        """Return the drafter for a target model, on the model's device and in its dtype; None for plain decoding."""
+        return self._drafters.drafter_for(model)
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
+    ) -> Tensor | Output:
+        """Decode. transformers calls this with what `model.generate` has prepared.
+
+        Args:
+            model: The target.
+            input_ids: (B, P) int64.
+            generation_config: The model's configuration, changed by the call's options.
+            inputs: Further inputs of the model, and other arguments of a custom loop.
+
+        Returns:
+            Sequences (B, L), or transformers' output object if the configuration asks for one.
+        """
+        with reading(model, *self.networks):
+            run = self.begin(target_of(model), model, input_ids, generation_config, **inputs)
+            on_round, streamer = self.options.on_round, self.options.streamer
+            if streamer is not None:
+                streamer.put(input_ids.cpu())
+            for round_ in run.decode():
+                if on_round is not None:
+                    on_round(round_)
+                if streamer is not None:
+                    for token in round_.tokens[0]:
+                        streamer.put(torch.tensor([token]))
+            if streamer is not None:
+                streamer.end()
+            return run.output(generation_config)
+
+    def begin(
+        self,
+        target: HfTarget,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        generation_config: GenerationConfig,
+        logits_processor: Any = (),
+        stopping_criteria: Any = (),
+        synced_gpus: bool | None = None,
+        **inputs: Any,
     ) -> DecodingRun:
-        return self.speculation.begin(self.target, model, input_ids, generation_config, **{**inputs, **self.held})
+        """Check the arguments and prepare decoding.
+
+        The model is not run yet.
+
+        Args:
+            target: The adapter of `model`.
+            input_ids: (B, P) int64. The other arguments are those that transformers passes to a custom loop.
+
+        Returns:
+            The prepared call: a `StockRun` if only transformers' own loop gives the right result, else a
+            `SpeculativeRun`.
+
+        Raises:
+            InputError: If the model, the drafter, the rule or an option is not supported.
+        """
+        if self.options.streamer is not None and len(input_ids) > 1:
+            raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
+        check_config(target, generation_config, synced_gpus)
+        drafter = self.drafter_for(model)
+        if drafter is not None:
+            drafter.check(target)
+        name, batch, options = self._rule_name(generation_config), len(input_ids), self.options
+        if options.num_speculative_tokens == 0:
+            drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
+        together = (drafter is not None or batch > 1) and siblings_change_logits(model, target)
+        # in a batch, processors run row by row: they must read only their row and not count calls
+        faults = fallback_reasons(logits_processor, stopping_criteria, batch) if batch > 1 else []
+        faults += target.fallback_reasons(generation_config, {"input_ids": input_ids, **inputs})
+        self._warn(faults)
+        if faults or (together and batch > 1):
+            drop_chat_state(inputs.get(CACHE_ARGUMENT))
+            return StockRun(
+                model, input_ids, generation_config, logits_processor, stopping_criteria, inputs, options.seed
+            )
+        if together:
+            drafter = None
+        inputs = {"input_ids": input_ids, **target.prepare_inputs(input_ids, generation_config, inputs)}
+        results = OutputRecorder(target, input_ids, logits_processor, generation_config)
+        criteria = stop_conditions(stopping_criteria, generation_config, batch)
+        text = Sequences(input_ids, criteria, results.processors, results.steps)
+        rule = self._rule(name, generation_config, batch)
+        statistics = default_statistics() if options.statistics is None else options.statistics
+        budget, shape = make_budget(statistics, target, drafter, options.num_speculative_tokens)
+        keeps = target.keeps_cache(inputs, generation_config)
+        cache = inputs.get(CACHE_ARGUMENT) if keeps and len(input_ids) == 1 else None
+        if cache is not None and drafter is not None and drafter.needs.keeps_state_between_turns:
+            drafter = ConversationTurn(drafter, target.name, cache)
+        else:
+            drop_chat_state(cache)
+        steps = decode_steps(target, inputs, text, rule, drafter, budget, shape)
+        if drafter is not None:
+            counts = DraftCounts(drafter, model)
+            steps = watch(steps, counts.add, counts.warn)
+        pad = pad_token(generation_config)
+        if keeps:
+            steps = watch(steps, partial(_extend_cache, target, inputs, text, pad))
+        return SpeculativeRun(text, steps, pad, target, inputs, results)
+
+    def _warn(self, faults: list[str]) -> None:
+        """Warn about each of `faults`, the reasons why decoding is without drafts, once for this object."""
+        for fault in faults:
+            if fault not in self._warned:
+                self._warned.add(fault)
+                warnings.warn(
+                    f"{fault}: transformers' own loop decodes, without drafts; the text is `generate`'s own",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _rule_name(self, config: GenerationConfig) -> RuleName:
+        sampled = bool(setting(config, "do_sample"))
+        name: RuleName = self.options.rule or ("sampled" if sampled else "greedy")
+        if name != "typical" and sampled != (name != "greedy"):
+            raise InputError(
+                f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."
+            )
+        return name
+
+    def _rule(self, name: RuleName, config: GenerationConfig, batch: int) -> Rule:
+        sampled, seed = bool(setting(config, "do_sample")), self.options.seed
+        if sampled and seed is None and (batch > 1 or name == "residual"):
+            # The seed is drawn from torch's global generator. So `torch.manual_seed` makes the output repeatable.
+            seed = int(torch.randint(2**62, ()))
+        if name == "residual":
+            return ResidualRule(SamplingState(cast(int, seed), float(setting(config, "temperature") or 1.0)))
+        choice = most_probable
+        if sampled:
+            choice = transformers_sample if seed is None else KeyedSample(seed)
+        return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
 
 
-def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:
-    """Return a context manager that holds the read locks of the model and of the smaller models that draft for it.
-
-    If `model` is not a model, it gets no lock; a later check raises the error.
-    """
-    return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
-
-
-def prepare_run(
-    model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
-) -> DecodingRun:
-    """Check a call of `generate`, and let transformers prepare it. The model is not run yet.
-
-    Args:
-        model: A loaded model of transformers.
-        inputs: Token ids (B, P), or a tokenizer's or processor's output.
-        speculation: The decoding loop.
-        options: Arguments of `model.generate`.
-
-    Raises:
-        InputError: If an argument is wrong.
-    """
-    remedy = "Load it first; of a PeftModel give `get_base_model()`."
-    check_instance("model", model, PreTrainedModel, "a loaded model of transformers", remedy)
-    target = target_of(model)
-    if not target.decodes_once:
-        raise InputError(
-            f"`model` must be a language model, but is {type(model).__name__}, whose `generate` may run the decoding "
-            "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
-        )
-    named = prompt_inputs(model, inputs)
-    # In error messages, name the options if there are any: model inputs are rarely the cause.
-    names = {*options} - {"tokenizer"} or {*named} - {"input_ids"}
-    check_options(options, named)
-    options = dict(options)
-    check_same_dtype(options.pop("dtype", None), model.dtype)
-    rule = speculation.options.rule
-    if rule is not None and rule != "typical":
-        options.setdefault("do_sample", rule != "greedy")
-    try:
-        strings, heals = tokenizer_options(options, model)
-        tokenizer = options.pop("tokenizer", None)
-        if strings is not None:
-            ends = StopStringCriteria(tokenizer, strings)
-            options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), ends]
-        if heals:
-            named["input_ids"] = heal_tokens(named["input_ids"], named.get("attention_mask"), model, tokenizer)
-        prepare: Any = model.generate  # typed as `Any`, because type checkers take attributes of modules for tensors
-        prepared, held_back = target.split_inputs({**options, **named})
-        run = prepare(**prepared, custom_generate=_Preparation(speculation, target, held_back))
-        if held_back and run.needs_all_inputs:
-            run = prepare(**options, **named, custom_generate=_Preparation(speculation, target, {}))
-    except PASSED_ON:
-        raise
-    except Exception as error:  # from transformers' preparation, which may raise anything
-        raise options_error(names, error, {*option_names(model), *signature(generate).parameters}) from error
-    return cast(DecodingRun, run)
-
-
-def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
-    """Add to each round the text of its tokens.
-
-    A character of several tokens comes with its last token.
-
-    Args:
-        rows: Number of batch rows.
-    """
-    tokens: list[list[int]] = [[] for _ in range(rows)]
-    texts = [""] * rows
-    for round_ in rounds:
-        pieces: list[str] = []
-        for row, new, done in zip(round_.rows, round_.tokens, round_.done, strict=True):
-            tokens[row] += new
-            text: str = tokenizer.decode(tokens[row], skip_special_tokens=True)
-            if text.endswith("\ufffd") and not done:
-                text = texts[row]
-            pieces.append(text[len(texts[row]) :])
-            texts[row] = text
-        yield replace(round_, text=pieces)
+def _extend_cache(target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int, round_: Round) -> None:
+    """Fill the caller's key-value cache as `model.generate` would, if `round_` was the last one."""
+    if not text.live:
+        target.extend(inputs, text.padded_ids(pad))

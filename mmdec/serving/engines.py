@@ -22,8 +22,8 @@ from mmdec.core.loop import Round
 from mmdec.core.steps import Compute, DecodingSteps, watch
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError
-from mmdec.generation.run import DecodingOptions, Speculation
-from mmdec.generation.speculation import prepare_run
+from mmdec.generation.generate import prepare_run
+from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.pretrained.language_model import LoadedLanguageModel
 from mmdec.serving.answers import AnswerText, TextDeltas

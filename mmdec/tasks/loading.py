@@ -14,7 +14,7 @@ from mmdec.checks.arguments import show
 from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DrafterSource
-from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
 from mmdec.tasks.options import GenerateOptions

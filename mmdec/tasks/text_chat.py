@@ -12,8 +12,8 @@ from typing import Any, final
 from transformers import DynamicCache
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.generation.run import Speculation
-from mmdec.generation.speculation import rounds_of
+from mmdec.generation.generate import rounds_of
+from mmdec.generation.speculation import Speculation
 from mmdec.pretrained.language_model import LoadedLanguageModel
 from mmdec.targets.recurrent_cache import cached_length
 from mmdec.tasks.generate_options import length_errors, with_length

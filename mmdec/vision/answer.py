@@ -16,8 +16,8 @@ from mmdec.core.summary import format_result, rounds_line
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.generation.drafter_choice import resolve_drafter
-from mmdec.generation.run import Speculation
-from mmdec.generation.speculation import rounds_of
+from mmdec.generation.generate import rounds_of
+from mmdec.generation.speculation import Speculation
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_reserved, sets_length, with_length

@@ -17,8 +17,8 @@ from mmdec.checks.arguments import options_error, show
 from mmdec.checks.devices import PASSED_ON
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
-from mmdec.generation.run import DecodingOptions, Speculation
-from mmdec.generation.speculation import option_names, rounds_of
+from mmdec.generation.generate import option_names, rounds_of
+from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.confidence import Calibration, estimate_confidence, read_calibrations, token_evidence

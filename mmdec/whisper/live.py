@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmdec.checks.arguments import check_choice, show, suggesting_options
 from mmdec.errors import InputError
-from mmdec.generation.run import Speculation
+from mmdec.generation.speculation import Speculation
 from mmdec.io.audio import SAMPLE_RATE, Mixer, check_rate
 from mmdec.io.audio.pipe import (
     SAMPLE_BYTES,

@@ -19,7 +19,7 @@ from mmdec.checks.devices import PASSED_ON
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.steps import Compute, DecodingSteps, PassResult, Round, resume
 from mmdec.core.timing import Stopwatch
-from mmdec.generation.speculation import option_names
+from mmdec.generation.generate import option_names
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.targets.registry import target_of
 from mmdec.tasks.usage import Usage

@@ -15,7 +15,7 @@ from transformers import WhisperForConditionalGeneration
 from mmdec.checks.arguments import show
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import shipped_folder
-from mmdec.generation.run import Speculation
+from mmdec.generation.speculation import Speculation
 from mmdec.hub.find import model_folders
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.confidence import Calibration, read_calibrations

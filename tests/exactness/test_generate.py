@@ -15,7 +15,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
-from mmdec.generation.run import default_statistics
+from mmdec.generation.speculation import default_statistics
 from tests.exactness.pairwise import cover
 from tests.exactness.text_models import MODELS, SMALL, Wrong
 from tests.support.draft_networks import tree_growing

@@ -17,8 +17,8 @@ import mmdec
 from mmdec.core.loop import Round
 from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
 from mmdec.errors import InputError
-from mmdec.generation.run import DecodingOptions, Speculation
-from mmdec.generation.speculation import prepare_run
+from mmdec.generation.generate import prepare_run
+from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.families import FAMILIES
 from tests.exactness.enumeration import chi_square

@@ -17,7 +17,7 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.errors import InputError
-from mmdec.generation.run import default_statistics
+from mmdec.generation.speculation import default_statistics
 from mmdec.targets.registry import target_of
 from tests.exactness.pairwise import cover
 from tests.support.grid import WHOLE

@@ -13,7 +13,7 @@ import mmdec
 from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.drafters.small_model.other_vocabulary import OtherVocabulary
 from mmdec.errors import InputError
-from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.pretrained.language_model import load_language_model
 from tests.support.tiny_text import language_model
 from tests.support.tiny_text_folder import OTHER, write

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 import mmdec
 from mmdec.core.scheduler import SchedulerLimits
 from mmdec.core.steps import Compute, DecodingSteps, Round
-from mmdec.generation.run import DecodingOptions, Speculation
-from mmdec.generation.speculation import prepare_run
+from mmdec.generation.generate import prepare_run
+from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.tasks.scheduler_thread import DecodingStopped, Priority, SchedulerThread
 from tests.support.families import model_of
 from tests.support.running_servers import until

@@ -16,7 +16,7 @@ from transformers import WhisperForConditionalGeneration
 
 from mmdec.core.steps import run_pass
 from mmdec.errors import InputError
-from mmdec.generation.run import DecodingOptions, Speculation, default_statistics
+from mmdec.generation.speculation import DecodingOptions, Speculation, default_statistics
 from mmdec.whisper.long_form import (
     DecodeWindow,
     LongFormResult,

@@ -35,7 +35,7 @@ from mmdec.drafters.medusa.drafter import MAX_RANKS
 from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
-from mmdec.generation.speculation import generate
+from mmdec.generation.generate import generate
 from mmdec.hub.publish import atomic_folder
 from mmdec.pretrained.drafters import draft_card, load_drafter, load_network, save_network
 from mmdec.training.checkpoints import check_counts

@@ -17,7 +17,7 @@ from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
 from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.errors import InputError
-from mmdec.generation.speculation import generate
+from mmdec.generation.generate import generate
 from tests.support.draft_networks import dflash_scores, draft_network
 from tests.support.tiny_text import language_model
 

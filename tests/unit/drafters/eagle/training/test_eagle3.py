@@ -18,7 +18,7 @@ from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
 from mmdec.drafters.eagle.training.unroll import unroll_inputs, unroll_steps
 from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.errors import InputError
-from mmdec.generation.speculation import generate
+from mmdec.generation.generate import generate
 from tests.support.draft_networks import draft_network, overfitted
 from tests.support.tiny_text import language_model
 

@@ -16,7 +16,7 @@ from mmdec.drafters.eagle.training.teacher import FeatureStore, TargetFeatures, 
 from mmdec.drafters.eagle.training.unroll import unroll_inputs, unroll_steps
 from mmdec.drafters.medusa.drafter import MAX_RANKS
 from mmdec.drafters.medusa.training.simulation import measure
-from mmdec.generation.speculation import generate
+from mmdec.generation.generate import generate
 from mmdec.targets.media import MediaTarget
 from mmdec.types import Needs
 from tests.support.draft_networks import draft_network

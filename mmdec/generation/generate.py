@@ -1,0 +1,433 @@
+"""`generate`, `stream`, and `speculate` (for `model.generate`): the calls for models of transformers.
+
+transformers prepares everything (masks, caches, processors, stopping criteria), then calls mmdec's decoding loop
+instead of its own, so every option of `generate` keeps its meaning. Unsupported input raises an error before the first
+pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Any, TypeGuard, cast, overload
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
+
+from mmdec.checks.arguments import (
+    check_instance,
+    check_methods,
+    check_whole,
+    options_error,
+)
+from mmdec.checks.devices import PASSED_ON, check_same_dtype
+from mmdec.core.budget import Nodes
+from mmdec.core.loop import Round
+from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
+from mmdec.core.statistics import DecodingStatistics
+from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
+from mmdec.core.verify import RuleName
+from mmdec.errors import InputError
+from mmdec.generation import register_attention
+from mmdec.generation.decoding_run import DecodingRun
+from mmdec.generation.drafter_choice import DrafterChoice
+from mmdec.generation.inputs import (
+    MAX_SEQUENCES,
+    check_options,
+    heal_tokens,
+    option_names,
+    prompt_inputs,
+    tokenizer_options,
+)
+from mmdec.generation.model_lock import read_while, reading
+from mmdec.generation.speculation import DecodingOptions, Speculation
+from mmdec.targets.hf_target import HfTarget
+from mmdec.targets.registry import target_of
+
+MAX_BATCH = 8  # rows of a list of prompts that are decoded at the same time, unless the caller says
+
+register_attention()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The result of `generate`: the texts, and what happened in each round."""
+
+    sequences: Tensor  # (B, L) prompts and new tokens; shorter rows are padded on the right
+    rounds: list[Round]  # one for each pass of the model; the first is the pass over the prompts
+    lossless: bool  # False for the rule "typical", whose output has another distribution
+
+    @property
+    def tokens_per_round(self) -> float:
+        """The mean number of new tokens per row and round; the pass over the prompts is not counted."""
+        later = self.rounds[1:]
+        passes = sum(len(round_.rows) for round_ in later)
+        return sum(len(tokens) for round_ in later for tokens in round_.tokens) / passes if passes else 1.0
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """For each row why it ended: "length" if it was cut at the maximum length, else "stop"."""
+        cut = {row for round_ in self.rounds for row, short in zip(round_.rows, round_.cut, strict=False) if short}
+        return ["length" if row in cut else "stop" for row in range(len(self.sequences))]
+
+    @property
+    def note(self) -> str:
+        """Which rows were cut at the maximum length, and what to do; "" if none was."""
+        cut = [row for row, why in enumerate(self.finish_reasons) if why == "length"]
+        if not cut:
+            return ""
+        longest = max(
+            sum(len(one.tokens[one.rows.index(row)]) for one in self.rounds if row in one.rows) for row in cut
+        )
+        return f"{pluralise(len(cut), 'row')} {cut_note(longest)}"
+
+    def __str__(self) -> str:
+        """Return three lines: number of tokens, number of rounds, seconds."""
+        rows, tokens = len(self.sequences), sum(len(tokens) for round_ in self.rounds for tokens in round_.tokens)
+        seconds = {name: sum(getattr(round_, name) for round_ in self.rounds) for name in ("target", "drafter", "core")}
+        what = f"{pluralise(rows, 'row')}, {pluralise(tokens, 'new token')}"
+        return format_result(what, rounds_line(len(self.rounds), self.tokens_per_round, self.lossless), seconds)
+
+
+@overload
+def generate(
+    model: PreTrainedModel,
+    inputs: Tensor | Mapping[str, Any],
+    drafter: DrafterChoice = "auto",
+    rule: RuleName | None = None,
+    num_speculative_tokens: Nodes = None,
+    seed: int | None = None,
+    statistics: DecodingStatistics | None = None,
+    **options: Any,
+) -> Generation: ...
+
+
+@overload
+def generate(
+    model: PreTrainedModel,
+    inputs: Sequence[Tensor | Mapping[str, Any]],
+    drafter: DrafterChoice = "auto",
+    rule: RuleName | None = None,
+    num_speculative_tokens: Nodes = None,
+    seed: int | None = None,
+    statistics: DecodingStatistics | None = None,
+    max_batch: int = MAX_BATCH,
+    **options: Any,
+) -> list[Generation]: ...
+
+
+def generate(
+    model: PreTrainedModel,
+    inputs: Tensor | Mapping[str, Any] | Sequence[Tensor | Mapping[str, Any]],
+    drafter: DrafterChoice = "auto",
+    rule: RuleName | None = None,
+    num_speculative_tokens: Nodes = None,
+    seed: int | None = None,
+    statistics: DecodingStatistics | None = None,
+    max_batch: int = MAX_BATCH,
+    **options: Any,
+) -> Generation | list[Generation]:
+    """Call `model.generate(**inputs, **options)` with speculative decoding: the same output, in fewer passes of the
+    model.
+
+    Args:
+        model: A loaded language or vision-language model of transformers.
+        inputs: Token ids (B, P) int64, or a tokenizer's or processor's output. Or a list of these: the prompts are then
+            decoded side by side, whatever their lengths, and the next one begins as soon as another has ended.
+        drafter: A registered name ("lookup" or "recycling"), a folder or hub id of a drafter with weights,
+            "<model>/<drafter>" for a shipped one, a dotted path "package.module:Class", a smaller model (of another
+            vocabulary only if both models' folders hold tokenizers), an object that implements
+            `mmdec.types.Drafter`, or None for plain decoding. "auto" is the first drafter in the model's folder, else
+            one shipped for its weights, else "lookup".
+        rule: How drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding.
+            (Sampling at batch 1 equals `model.generate` under the same `torch.manual_seed`; larger batches, or calls
+            with a `seed`, equal the same call without a drafter.) "residual" gives the model's own distribution and
+            suits drafters that sample, such as a smaller model. "typical" is LOSSY. None: "greedy" or "sampled", by
+            `do_sample`.
+        num_speculative_tokens: Draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain
+            decoding. None: chosen in each round from measured times and acceptance.
+        seed: Seed of the sampling. None: torch's own generator. Prompt i of a list is sampled with `seed + i`.
+        statistics: Measurements of earlier calls, from which draft sizes are chosen; this call adds to them. None:
+            `mmdec.default_statistics()`.
+        max_batch: Maximum number of rows that are decoded at the same time, for a list of prompts.
+        options: Any argument of `model.generate`, and `dtype`, which must be the model's dtype. In a batch, a logits
+            processor or stopping criterion of your own makes transformers' loop decode without drafts, with a warning.
+            To have drafts, set `mmdec_row_wise = True` on it, if its result for a row depends only on that row and its
+            index.
+
+    Returns:
+        A `Generation`: the sequences (B, L), and what happened in each round; for a list of prompts, one for each.
+
+    Raises:
+        InputError: For beam search, a cache that cannot be rolled back, a drafter that does not fit the model, or a
+            wrong argument.
+
+    References:
+        Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding; for the rules' papers see
+        `mmdec.core.verify`.
+    """
+    decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
+    speculation = Speculation(decoding)
+    check_whole("max_batch", max_batch, 1, MAX_SEQUENCES, "It is the number of rows that are decoded at a time.")
+    if _are_prompts(inputs):
+        with _reading(model, speculation):
+            return _generate_many(model, inputs, speculation, max_batch, options)
+    with _reading(model, speculation):
+        run = prepare_run(model, cast(Any, inputs), speculation, options)
+        rounds = list(run.decode())
+    return Generation(run.sequences, rounds, decoding.lossless)
+
+
+def _are_prompts(inputs: object) -> TypeGuard[Sequence[Tensor | Mapping[str, Any]]]:
+    return isinstance(inputs, (list, tuple)) and all(
+        isinstance(prompt, (Tensor, Mapping)) for prompt in cast(Sequence[object], inputs)
+    )
+
+
+@dataclass(frozen=True)
+class _RunningPrompt:
+    """A prompt of a list while it is decoded."""
+
+    index: int  # in the list
+    run: DecodingRun
+    rounds: list[Round]  # the rounds so far
+
+
+def _generate_many(
+    model: PreTrainedModel,
+    prompts: Sequence[Tensor | Mapping[str, Any]],
+    speculation: Speculation,
+    max_batch: int,
+    options: Mapping[str, Any],
+) -> list[Generation]:
+    """Decode prompts side by side. Each begins as soon as there is room for its rows."""
+    seed = speculation.options.seed
+    config: Any = cast(Any, options.get("generation_config") or model.generation_config)
+    sampled = speculation.options.rule in ("sampled", "residual") or bool(config.do_sample)
+    if seed is None and options.get("do_sample", sampled):
+        seed = int(torch.randint(2**31, ()))  # `torch.manual_seed` makes the output repeatable
+    scheduler = Scheduler(SchedulerLimits(rows=max_batch))
+    results = dict[int, Generation]()
+    running = dict[Task, _RunningPrompt]()
+
+    def step() -> bool:
+        more = scheduler.step()
+        for task in [task for task in running if task.done]:
+            ended = running.pop(task)
+            if task.error is not None:
+                raise task.error
+            results[ended.index] = Generation(ended.run.sequences, ended.rounds, speculation.options.lossless)
+        return more
+
+    try:
+        for index, prompt in enumerate(prompts):
+            run = prepare_run(model, prompt, speculation.with_seed(None if seed is None else seed + index), options)
+            if run.rows > max_batch:
+                raise InputError(
+                    f"`max_batch` must be at least {run.rows}, the rows of `inputs[{index}]`, but is "
+                    f"{max_batch}. Raise it, or give fewer rows in one prompt."
+                )
+            while scheduler.running and scheduler.rows + run.rows > max_batch:
+                step()
+            rounds = list[Round]()
+            task = scheduler.add(run.steps, run.rows, on_round=rounds.append)
+            running[task] = _RunningPrompt(index, run, rounds)
+            step()
+        while step():
+            pass
+    finally:
+        for task in running:
+            scheduler.cancel(task)
+    return [results[index] for index in range(len(prompts))]
+
+
+def stream(
+    model: PreTrainedModel,
+    inputs: Tensor | Mapping[str, Any],
+    drafter: DrafterChoice = "auto",
+    rule: RuleName | None = None,
+    num_speculative_tokens: Nodes = None,
+    seed: int | None = None,
+    tokenizer: Any = None,
+    statistics: DecodingStatistics | None = None,
+    **options: Any,
+) -> Iterator[Round]:
+    """Decode as `generate` does, round by round.
+
+    `generate` explains the arguments in full.
+
+    Args:
+        model: A loaded model of transformers.
+        inputs: Token ids (B, P), or a tokenizer's or processor's output.
+        drafter: Proposes tokens: a name, a folder with weights, a smaller model, a `Drafter`, or None for plain
+            decoding. Default "auto": a drafter that was trained for the model, else "lookup".
+        rule: How drafted tokens are accepted.
+        num_speculative_tokens: Draft size; None: chosen in each round.
+        seed: Seed of the sampling.
+        statistics: Measurements of earlier calls.
+        tokenizer: Decodes each round's tokens into `Round.text`. Default None: no text.
+        options: Any argument of `model.generate`.
+
+    Returns:
+        An iterator of `Round`, which holds each batch row's new tokens.
+
+    Raises:
+        InputError: For what `generate` refuses, and for a tokenizer without `decode`.
+    """
+    if tokenizer is not None:
+        check_methods("tokenizer", tokenizer, ("decode",), "Pass the model's tokenizer.")
+        options = {"tokenizer": tokenizer, **options}
+    decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
+    return rounds_of(model, inputs, Speculation(decoding), options)
+
+
+def rounds_of(
+    model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
+) -> Iterator[Round]:
+    """Yield the rounds of a `generate` call as they finish.
+
+    Args:
+        speculation: The decoding loop.
+        options: Arguments of `model.generate`; if a `tokenizer` is among them, each round has its text.
+    """
+    with _reading(model, speculation):
+        run = prepare_run(model, inputs, speculation, options)
+    rounds, tokenizer = read_while((model, *speculation.networks), run.decode()), options.get("tokenizer")
+    return rounds if tokenizer is None else _with_text(rounds, tokenizer, run.rows)
+
+
+def speculate(
+    drafter: DrafterChoice = "auto",
+    rule: RuleName | None = None,
+    num_speculative_tokens: Nodes = None,
+    seed: int | None = None,
+    on_round: Callable[[Round], None] | None = None,
+    streamer: Any = None,
+    statistics: DecodingStatistics | None = None,
+) -> Speculation:
+    """Make a decoding loop for `model.generate(..., custom_generate=mmdec.speculate("lookup"))`.
+
+    Many calls may share the object. transformers does not pass its arguments `streamer`, `assistant_model` and
+    `tokenizer` to a custom loop. So give `streamer` and `drafter` here, and pass a `StopStringCriteria` instead of
+    `stop_strings`. For `token_healing` call `mmdec.generate`.
+
+    Args:
+        drafter: Proposes tokens: a name, a folder with weights, a smaller model, a `Drafter`, or None for plain
+            decoding. Default "auto": a drafter that was trained for the model, else "lookup".
+        rule: How drafted tokens are accepted.
+        num_speculative_tokens: Draft size; None: chosen in each round.
+        seed: Seed of the sampling.
+        statistics: Measurements of earlier calls. `generate` explains all these arguments in full.
+        on_round: Called with each `Round` when it is finished. Default None.
+        streamer: An object such as transformers' `TextStreamer`, which gets each new token; for batch size 1. Default
+            None.
+
+    Returns:
+        A `Speculation`.
+
+    Raises:
+        InputError: If an argument is wrong.
+    """
+    options = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics, on_round, streamer)
+    return Speculation(options)
+
+
+@dataclass(frozen=True)
+class _Preparation:
+    """A custom loop for `model.generate` that prepares decoding and returns the prepared call instead of decoding.
+
+    So rounds can be iterated outside of `model.generate`.
+    """
+
+    speculation: Speculation
+    target: HfTarget
+    held: Mapping[str, Any]  # model inputs that go to `Target.prefill` directly, not through `model.generate`
+
+    def __call__(
+        self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
+    ) -> DecodingRun:
+        return self.speculation.begin(self.target, model, input_ids, generation_config, **{**inputs, **self.held})
+
+
+def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:
+    """Return a context manager that holds the read locks of the model and of the smaller models that draft for it.
+
+    If `model` is not a model, it gets no lock; a later check raises the error.
+    """
+    return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
+
+
+def prepare_run(
+    model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
+) -> DecodingRun:
+    """Check a call of `generate`, and let transformers prepare it. The model is not run yet.
+
+    Args:
+        model: A loaded model of transformers.
+        inputs: Token ids (B, P), or a tokenizer's or processor's output.
+        speculation: The decoding loop.
+        options: Arguments of `model.generate`.
+
+    Raises:
+        InputError: If an argument is wrong.
+    """
+    remedy = "Load it first; of a PeftModel give `get_base_model()`."
+    check_instance("model", model, PreTrainedModel, "a loaded model of transformers", remedy)
+    target = target_of(model)
+    if not target.decodes_once:
+        raise InputError(
+            f"`model` must be a language model, but is {type(model).__name__}, whose `generate` may run the decoding "
+            "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
+        )
+    named = prompt_inputs(model, inputs)
+    # In error messages, name the options if there are any: model inputs are rarely the cause.
+    names = {*options} - {"tokenizer"} or {*named} - {"input_ids"}
+    check_options(options, named)
+    options = dict(options)
+    check_same_dtype(options.pop("dtype", None), model.dtype)
+    rule = speculation.options.rule
+    if rule is not None and rule != "typical":
+        options.setdefault("do_sample", rule != "greedy")
+    try:
+        strings, heals = tokenizer_options(options, model)
+        tokenizer = options.pop("tokenizer", None)
+        if strings is not None:
+            ends = StopStringCriteria(tokenizer, strings)
+            options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), ends]
+        if heals:
+            named["input_ids"] = heal_tokens(named["input_ids"], named.get("attention_mask"), model, tokenizer)
+        prepare: Any = model.generate  # typed as `Any`, because type checkers take attributes of modules for tensors
+        prepared, held_back = target.split_inputs({**options, **named})
+        run = prepare(**prepared, custom_generate=_Preparation(speculation, target, held_back))
+        if held_back and run.needs_all_inputs:
+            run = prepare(**options, **named, custom_generate=_Preparation(speculation, target, {}))
+    except PASSED_ON:
+        raise
+    except Exception as error:  # from transformers' preparation, which may raise anything
+        raise options_error(names, error, {*option_names(model), *signature(generate).parameters}) from error
+    return cast(DecodingRun, run)
+
+
+def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
+    """Add to each round the text of its tokens.
+
+    A character of several tokens comes with its last token.
+
+    Args:
+        rows: Number of batch rows.
+    """
+    tokens: list[list[int]] = [[] for _ in range(rows)]
+    texts = [""] * rows
+    for round_ in rounds:
+        pieces: list[str] = []
+        for row, new, done in zip(round_.rows, round_.tokens, round_.done, strict=True):
+            tokens[row] += new
+            text: str = tokenizer.decode(tokens[row], skip_special_tokens=True)
+            if text.endswith("\ufffd") and not done:
+                text = texts[row]
+            pieces.append(text[len(texts[row]) :])
+            texts[row] = text
+        yield replace(round_, text=pieces)
