@@ -57,7 +57,7 @@ def drafter(
     to guess its answers."""
     start = time.time()
     check_finite("minutes", minutes, "Give 30, for instance.")
-    from mmdec.drafters.eagle.training.train_for_model import DrafterRun, train_drafter
+    from mmdec.drafters.networks.training.train_for_model import DrafterRun, train_drafter
 
     run = DrafterRun(model, data, output, system, minutes, images, prompt, questions, max_tokens, allow_absolute_paths)
     with _stdout_is_stderr(), progress_bar(count=True) as bar:

@@ -25,8 +25,8 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from mmdec.bench.language_models import INSTRUCTIONS
-from mmdec.drafters.draft_network import DraftNetwork, KeyValues, PromptInput
-from mmdec.drafters.eagle.drafter import NetworkDrafter
+from mmdec.drafters.networks.draft_network import DraftNetwork, KeyValues, PromptInput
+from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.errors import InputError
 from mmdec.generation.generate import generate
 from mmdec.hub.find import find_model

@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 
 from mmdec.checks.weights import read_settings
 from mmdec.doctor.answers import NetworkRun
-from mmdec.drafters.draft_network import DraftNetwork
-from mmdec.drafters.eagle.checkpoint import SCALED_ROPE
 from mmdec.drafters.eagle.eagle3 import default_layers
+from mmdec.drafters.networks.checkpoint import SCALED_ROPE
+from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.hub.checkpoint import read_tensors, tensor_names
 
 DEFAULT_ROPE_BASE = 10000.0  # base of rotary positions if a config names none

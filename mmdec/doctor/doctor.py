@@ -38,7 +38,7 @@ from mmdec.doctor.answers import (
     right_tokens,
 )
 from mmdec.doctor.conventions import CheckpointFolder, Remedy, Variant, variants
-from mmdec.drafters.draft_network import DraftNetwork
+from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.errors import InputError
 from mmdec.hub.find import drafter_by_name
 from mmdec.hub.provenance import measurement_conditions

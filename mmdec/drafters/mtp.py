@@ -22,8 +22,8 @@ from transformers import DynamicCache, PreTrainedModel
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.tree import root_only
-from mmdec.drafters.eagle.kv_cache import PendingTokens
-from mmdec.drafters.eagle.tree import Levels
+from mmdec.drafters.networks.kv_cache import PendingTokens
+from mmdec.drafters.networks.tree import Levels
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict

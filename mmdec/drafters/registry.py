@@ -19,7 +19,7 @@ from mmdec.errors import InputError
 from mmdec.types import Drafter, Needs
 
 if TYPE_CHECKING:
-    from mmdec.drafters.draft_network import DraftNetwork
+    from mmdec.drafters.networks.draft_network import DraftNetwork
 
 Class = TypeVar("Class")
 Network = TypeVar("Network", bound="DraftNetwork")

@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_instance, check_path, check_whole
 from mmdec.checks.weights import WEIGHTS_FILE, build_with_weights, read_settings, read_weights, weight_file
-from mmdec.drafters.draft_network import MAX_CONFIG_SIZE, DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.checkpoint import SYSTEMS, System
+from mmdec.drafters.networks.draft_network import MAX_CONFIG_SIZE, DraftConfig, DraftNetwork
 from mmdec.drafters.registry import (
     DrafterEntry,
     Loader,

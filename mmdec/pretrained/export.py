@@ -24,8 +24,8 @@ from transformers import AutoConfig
 
 from mmdec.checks.arguments import check_path, check_whole
 from mmdec.checks.weights import WEIGHTS_FILE, read_settings, report_damage
-from mmdec.drafters.draft_network import DraftNetwork
-from mmdec.drafters.eagle.export import Exported, ExportTarget, Layout
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.export import Exported, ExportTarget, Layout
 from mmdec.errors import InputError
 from mmdec.hub.find import HUB_ID, drafter_by_name, find_model, shipped_names
 from mmdec.hub.publish import CARD, atomic_folder, new_folder

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from mmdec.checks.weights import read_settings
-from mmdec.drafters.draft_network import DraftNetwork
+from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.registry import DrafterEntry, published_entries
 from mmdec.errors import InputError
 from mmdec.hub.checkpoint import Checkpoint, tensor_names

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.drafters.eagle.training.audio_data import AudioData
-from mmdec.drafters.eagle.training.samples import append, join
+from mmdec.drafters.networks.training.audio_data import AudioData
+from mmdec.drafters.networks.training.samples import append, join
 from mmdec.errors import InputError
 from mmdec.io.audio.files import save_audio
 from mmdec.pretrained.audio_lm import load_audio_lm

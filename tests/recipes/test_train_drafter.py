@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 import mmdec
 from mmdec import cli
-from mmdec.drafters.eagle.training.samples import PromptBuilder, Questions, read_samples
-from mmdec.drafters.eagle.training.teacher import load_target
+from mmdec.drafters.networks.training.samples import PromptBuilder, Questions, read_samples
+from mmdec.drafters.networks.training.teacher import load_target
 from mmdec.errors import InputError
 from mmdec.training.checkpoints import read_checkpoint
 from tests.recipes.tiny_squares import ASKED, write_squares, write_target

@@ -13,9 +13,9 @@ import torch
 import yaml
 
 import mmdec
-from mmdec.drafters.eagle.training.regenerate import draft_data, import_class
-from mmdec.drafters.eagle.training.samples import PromptBuilder, Questions, read_samples
-from mmdec.drafters.eagle.training.teacher import load_target
+from mmdec.drafters.networks.training.regenerate import draft_data, import_class
+from mmdec.drafters.networks.training.samples import PromptBuilder, Questions, read_samples
+from mmdec.drafters.networks.training.teacher import load_target
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
 from tests.recipes.kill_callback import train_until_killed

@@ -12,13 +12,13 @@ from mmdec.core.loop import Round, decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.drafters.dflash.network import DFlash
-from mmdec.drafters.draft_network import DraftNetwork
-from mmdec.drafters.eagle.drafter import NetworkDrafter
-from mmdec.drafters.eagle.kv_cache import DraftState
-from mmdec.drafters.eagle.training.teacher import TargetFeatures
-from mmdec.drafters.eagle.training.unroll import unroll_inputs, unroll_steps
 from mmdec.drafters.flash.drafter import Flash
 from mmdec.drafters.flash.network import FlashNetwork
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.drafter import NetworkDrafter
+from mmdec.drafters.networks.kv_cache import DraftState
+from mmdec.drafters.networks.training.teacher import TargetFeatures
+from mmdec.drafters.networks.training.unroll import unroll_inputs, unroll_steps
 from mmdec.drafters.registry import network_class
 from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.targets.text import TextTarget

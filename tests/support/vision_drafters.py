@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mmdec.core.tree import trees_from_lists
-from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.drafters.flash.drafter import Flash
 from mmdec.drafters.flash.network import FlashNetwork
+from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.drafters.registry import network_class
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from tests.support.random_drafter import Wild

@@ -22,10 +22,9 @@ from typing import Any
 from torch import Tensor
 
 from mmdec.drafters.dflash.network import DFlash
-from mmdec.drafters.draft_network import DraftNetwork
-from mmdec.drafters.eagle.checkpoint import (
+from mmdec.drafters.eagle.checkpoint import EAGLE3_TENSORS
+from mmdec.drafters.networks.checkpoint import (
     COMPUTED_TENSORS,
-    EAGLE3_TENSORS,
     PLAIN_ROPE,
     SCALED_ROPE,
     attention_sizes,
@@ -38,7 +37,8 @@ from mmdec.drafters.eagle.checkpoint import (
     read_rope,
     with_vocabulary_tables,
 )
-from mmdec.drafters.eagle.export import (
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.export import (
     Exported,
     ExportTarget,
     Layout,

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding as looked_up
 from torch.nn.functional import linear
 
-from mmdec.drafters.draft_network import (
+from mmdec.drafters.networks.draft_network import (
     DraftConfig,
     KeyValues,
     PackedWeights,
@@ -31,15 +31,15 @@ from mmdec.drafters.draft_network import (
     check_size,
     positions_from,
 )
-from mmdec.drafters.eagle.eagle3 import LayeredConfig, LayeredNetwork
+from mmdec.drafters.networks.layered_network import LayeredConfig, LayeredNetwork
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.types import Context
 
 if TYPE_CHECKING:
-    from mmdec.drafters.eagle.drafter import NetworkDrafter
-    from mmdec.drafters.eagle.export import Exported, ExportTarget, Layout
-    from mmdec.drafters.eagle.kv_cache import DraftCache, DraftState
+    from mmdec.drafters.networks.drafter import NetworkDrafter
+    from mmdec.drafters.networks.export import Exported, ExportTarget, Layout
+    from mmdec.drafters.networks.kv_cache import DraftCache, DraftState
 
 MAX_BLOCK_SIZE = 64
 

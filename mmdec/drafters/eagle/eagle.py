@@ -16,9 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mmdec.drafters.draft_network import DecoderLayer, DraftConfig, DraftNetwork, KeyValues, PackedWeights, RMSNorm
-from mmdec.drafters.eagle.cpu_step import ColumnStep, DraftStep
-from mmdec.drafters.network_conventions import Conventions, OptionalNorm
+from mmdec.drafters.eagle.cpu_step import DraftStep
+from mmdec.drafters.networks.conventions import Conventions, OptionalNorm
+from mmdec.drafters.networks.cpu_step import ColumnStep
+from mmdec.drafters.networks.draft_network import (
+    DecoderLayer,
+    DraftConfig,
+    DraftNetwork,
+    KeyValues,
+    PackedWeights,
+    RMSNorm,
+)
 from mmdec.drafters.registry import built_in_network
 
 

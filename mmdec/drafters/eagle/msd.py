@@ -16,9 +16,9 @@ from typing import ClassVar, Literal, cast, final, get_args
 import torch
 from torch import Tensor
 
-from mmdec.drafters.draft_network import DraftConfig
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
-from mmdec.drafters.network_conventions import Conventions, PictureChoice
+from mmdec.drafters.networks.conventions import Conventions, PictureChoice
+from mmdec.drafters.networks.draft_network import DraftConfig
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 

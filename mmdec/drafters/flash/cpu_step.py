@@ -2,7 +2,7 @@
 
 `SlotStep` processes several tokens at once, and allocates new arrays. Some of its small operations use torch: a draft
 runs most of them only once or twice, when torch's code is still in the CPU's caches from the target's pass. For the
-rest see `mmdec.drafters.eagle.cpu_step`.
+rest see `mmdec.drafters.networks.cpu_step`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmdec.drafters.draft_network import PackedWeights
-from mmdec.drafters.eagle.cpu_step import TokenStep, Vector, buffer, plain, rotations
 from mmdec.drafters.flash.network import FlashNetwork
+from mmdec.drafters.networks.cpu_step import TokenStep, Vector, buffer, plain, rotations
+from mmdec.drafters.networks.draft_network import PackedWeights
 
 SPARE_MASK_ENTRIES = 512  # number of further entries that a new mask gets, so that it is not made again for each token
 

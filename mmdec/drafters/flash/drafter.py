@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.core.tree import root_only
-from mmdec.drafters.eagle.cpu_step import Vector, quiet
-from mmdec.drafters.eagle.drafter import DEFAULT_TREE_WIDTH, NetworkDrafter
-from mmdec.drafters.eagle.kv_cache import DraftState, PendingTokens, RootState
-from mmdec.drafters.eagle.tree import Levels, draft_chain
 from mmdec.drafters.flash.cpu_step import SlotStep
 from mmdec.drafters.flash.network import FlashConfig, FlashNetwork
+from mmdec.drafters.networks.cpu_step import Vector, quiet
+from mmdec.drafters.networks.drafter import DEFAULT_TREE_WIDTH, NetworkDrafter
+from mmdec.drafters.networks.kv_cache import DraftState, PendingTokens, RootState
+from mmdec.drafters.networks.tree import Levels, draft_chain
 from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
 
 

@@ -25,7 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
-from mmdec.drafters.draft_network import DecoderLayer, DraftConfig, DraftNetwork, PromptInput, RMSNorm, check_size
+from mmdec.drafters.networks.draft_network import (
+    DecoderLayer,
+    DraftConfig,
+    DraftNetwork,
+    PromptInput,
+    RMSNorm,
+    check_size,
+)
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.nn.compressor import LatentAttention, separate, spans

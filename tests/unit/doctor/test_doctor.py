@@ -40,7 +40,7 @@ from mmdec.doctor.doctor import (
     student_t_quantile,
 )
 from mmdec.doctor.searches import fit_head
-from mmdec.drafters.eagle.drafter import NetworkDrafter
+from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.errors import InputError
 from mmdec.pretrained.drafters import load_drafter, save_network
 from mmdec.pretrained.vlm import LoadedVlm

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 import mmdec
 from mmdec.drafters import registry
-from mmdec.drafters.draft_network import DraftConfig
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
 from mmdec.drafters.lookup import Lookup
+from mmdec.drafters.networks.draft_network import DraftConfig
 from mmdec.drafters.registry import built_in_network, network_class
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter

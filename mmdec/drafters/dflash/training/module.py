@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.drafters.dflash.network import DFlash, DFlashConfig
-from mmdec.drafters.draft_network import DraftConfig, KeyValues
-from mmdec.drafters.eagle.training.module import (
+from mmdec.drafters.networks.draft_network import DraftConfig, KeyValues
+from mmdec.drafters.networks.training.module import (
     MAX_LOGITS,
     DraftModule,
     LossWeights,
@@ -28,8 +28,8 @@ from mmdec.drafters.eagle.training.module import (
     target_states,
     token_loss,
 )
-from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
-from mmdec.drafters.eagle.training.unroll import UnrollInputs, additive_mask
+from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher
+from mmdec.drafters.networks.training.unroll import UnrollInputs, additive_mask
 from mmdec.errors import InputError
 from mmdec.training.callbacks import ESTIMATED_CHAIN_LENGTH
 from mmdec.training.checkpoints import check_counts

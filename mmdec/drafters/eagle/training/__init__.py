@@ -1,1 +1,1 @@
-"""Training of EAGLE, EAGLE-3, P-EAGLE, MSD, ViSpec, SpecVLM and FLASH on the target's own answers."""
+"""Training of EAGLE, EAGLE-3, P-EAGLE, MSD, ViSpec and SpecVLM on the target's own answers."""

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Literal, cast, final
 import torch
 from torch import Tensor
 
-from mmdec.drafters.draft_network import DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
-from mmdec.drafters.eagle.training.data import DraftData
-from mmdec.drafters.eagle.training.module import (
+from mmdec.drafters.networks.draft_network import DraftConfig, DraftNetwork
+from mmdec.drafters.networks.training.data import DraftData
+from mmdec.drafters.networks.training.module import (
     MAX_LOGITS,
     DraftModule,
     LossWeights,
@@ -28,8 +28,8 @@ from mmdec.drafters.eagle.training.module import (
     step_weights,
     target_states,
 )
-from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
-from mmdec.drafters.eagle.training.unroll import UnrollInputs
+from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher
+from mmdec.drafters.networks.training.unroll import UnrollInputs
 from mmdec.errors import InputError
 from mmdec.training.callbacks import ESTIMATED_CHAIN_LENGTH
 from mmdec.types import Needs

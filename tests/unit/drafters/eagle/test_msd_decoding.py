@@ -12,13 +12,13 @@ from transformers import DynamicCache
 
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.drafters.eagle.kv_cache import DraftState
+from mmdec.drafters.networks.kv_cache import DraftState
 from mmdec.targets.registry import target_of
 from mmdec.types import Verdict
+from tests.support.compressing_drafters import ROWS, rounds_of
 from tests.support.draft_networks import Checked, Watched, tree_growing
 from tests.support.tiny_vlm import AXES, END, IMAGE, START, VIDEO, Picture, batch_of, second_turn, vision_model
 from tests.support.toy_target import Changing
-from tests.unit.drafters.eagle.compressing_drafters import ROWS, rounds_of
 
 LAYOUTS = ("next", "own")
 

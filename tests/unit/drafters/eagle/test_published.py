@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec.cli.convert import app
-from mmdec.drafters.draft_network import DraftNetwork
+from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.errors import InputError
 from mmdec.pretrained.drafters import convert, read_network
 from tests.support.tiny_text import language_model, prompts

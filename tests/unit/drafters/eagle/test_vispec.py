@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmdec.drafters.draft_network import DraftConfig
 from mmdec.drafters.eagle.eagle import Eagle
 from mmdec.drafters.eagle.vispec import ViSpec, ViSpecConfig
+from mmdec.drafters.networks.draft_network import DraftConfig
 from mmdec.errors import InputError
 
 SIZES: dict[str, Any] = {

@@ -1,5 +1,5 @@
 """Tests FLASH's network: fusion, compressed prompts, slots and refiners, against hand-computed values and loops.
-tests/unit/drafters/eagle/test_compressing_drafters.py tests its drafter."""
+tests/unit/drafters/networks/test_compressing_drafters.py tests its drafter."""
 
 from __future__ import annotations
 

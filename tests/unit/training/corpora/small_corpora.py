@@ -16,8 +16,8 @@ from PIL import Image
 
 from mmdec.daspeech.training.acoustic import AcousticData
 from mmdec.daspeech.training.corpus import SpeechTranslationData
-from mmdec.drafters.eagle.training.data import DraftData
 from mmdec.drafters.medusa.training.data import HeadData
+from mmdec.drafters.networks.training.data import DraftData
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.image_text import read_questions
 from tests.support.tiny_corpus import write_corpus

@@ -18,8 +18,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 
-from mmdec.drafters.eagle.training.samples import Choice, Inputs, PromptBuilder, Questions, Sample, read_samples
-from mmdec.drafters.eagle.training.teacher import FeatureStore, Teacher, load_target, writer_number
+from mmdec.drafters.networks.training.samples import Choice, Inputs, PromptBuilder, Questions, Sample, read_samples
+from mmdec.drafters.networks.training.teacher import FeatureStore, Teacher, load_target, writer_number
 from mmdec.errors import InputError
 from mmdec.training.checkpoints import check_counts, token_list
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, check_apart
@@ -341,8 +341,8 @@ class DraftData(LightningDataModule):
     def prepare_data(self) -> None:
         """Let the target answer the questions without a stored answer, in one process.
 
-        For large targets this takes long: run `python -m mmdec.drafters.eagle.training.regenerate` in several processes
-        before.
+        For large targets this takes long: run `python -m mmdec.drafters.networks.training.regenerate` before, in
+        several processes.
         """
         if self.options.answered:
             return
@@ -360,7 +360,7 @@ class DraftData(LightningDataModule):
             if len(answered) < len(chosen) and not self.options.answered:
                 raise InputError(
                     f"`kept` must hold the target's answers, but lacks {len(chosen) - len(answered)} of {len(chosen)}. "
-                    "Run python -m mmdec.drafters.eagle.training.regenerate first."
+                    "Run python -m mmdec.drafters.networks.training.regenerate first."
                 )
         # The first token of an answer is never drafted, so an answer of one token is of no use.
         self.parts = {

@@ -10,11 +10,11 @@ import torch
 
 import mmdec
 from mmdec.drafters.flash.drafter import Flash
+from tests.support.compressing_drafters import ROWS, SYSTEMS, rounds_of
 from tests.support.draft_networks import Checked, draft_network, tree_growing
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
 from tests.support.toy_target import Changing
-from tests.unit.drafters.eagle.compressing_drafters import ROWS, SYSTEMS, rounds_of
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

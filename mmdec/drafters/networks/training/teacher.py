@@ -23,7 +23,7 @@ from transformers import (
 
 from mmdec.checks.devices import has_fast_bfloat16
 from mmdec.checks.fingerprint import fingerprint
-from mmdec.drafters.eagle.training.samples import Inputs, append, join
+from mmdec.drafters.networks.training.samples import Inputs, append, join
 from mmdec.errors import InputError
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.registry import target_of

@@ -13,7 +13,7 @@ compressed). `layer` is split into `project` (queries, keys and values) and `att
 preallocated cache need not concatenate tensors.
 
 The layers have several implementations: this one, differentiable, for all devices and shapes; and fast paths for small
-networks on a CPU, for one token (`eagle/cpu_step.py`) and for FLASH's slots (`flash/cpu_step.py`).
+networks on a CPU, for one token (`../eagle/cpu_step.py`) and for FLASH's slots (`../flash/cpu_step.py`).
 
 Letters in shapes: B rows, L tokens of a text, n positions that the layer processes, S positions in a cache, H hidden
 size, k target layers whose features are read, h key-value heads, d channels of a head, V visual tokens.
@@ -31,15 +31,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
-from mmdec.drafters.network_conventions import Conventions
+from mmdec.drafters.networks.conventions import Conventions
 from mmdec.errors import InputError
 from mmdec.types import Context, Drafter
 
 if TYPE_CHECKING:
-    from mmdec.drafters.eagle.cpu_step import ColumnStep
-    from mmdec.drafters.eagle.drafter import NetworkDrafter
-    from mmdec.drafters.eagle.export import Exported, ExportTarget, Layout
-    from mmdec.drafters.eagle.kv_cache import DraftCache, DraftState
+    from mmdec.drafters.networks.cpu_step import ColumnStep
+    from mmdec.drafters.networks.drafter import NetworkDrafter
+    from mmdec.drafters.networks.export import Exported, ExportTarget, Layout
+    from mmdec.drafters.networks.kv_cache import DraftCache, DraftState
 
 MAX_CONFIG_SIZE = 2**20  # maximum of all sizes in a configuration; a larger number means that the file is damaged
 SIZE_FIELDS = (
@@ -301,7 +301,7 @@ class DraftNetwork(nn.Module, ABC):
             embedding: The target's embedding.
             output: The target's LM head.
         """
-        from mmdec.drafters.eagle.drafter import NetworkDrafter
+        from mmdec.drafters.networks.drafter import NetworkDrafter
 
         return NetworkDrafter(self, embedding, output)
 

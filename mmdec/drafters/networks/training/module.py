@@ -27,12 +27,12 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.drafters.draft_network import DraftConfig, DraftNetwork
-from mmdec.drafters.eagle.training.data import DraftBatch, DraftData
-from mmdec.drafters.eagle.training.teacher import FeatureStore, TargetFeatures, Teacher
-from mmdec.drafters.eagle.training.unroll import UnrollInputs, unroll_inputs, unroll_steps
 from mmdec.drafters.medusa.drafter import MAX_RANKS
 from mmdec.drafters.medusa.training.simulation import measure
+from mmdec.drafters.networks.draft_network import DraftConfig, DraftNetwork
+from mmdec.drafters.networks.training.data import DraftBatch, DraftData
+from mmdec.drafters.networks.training.teacher import FeatureStore, TargetFeatures, Teacher
+from mmdec.drafters.networks.training.unroll import UnrollInputs, unroll_inputs, unroll_steps
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
 from mmdec.generation.generate import generate

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmdec.drafters.draft_network import DraftNetwork
 from mmdec.drafters.flash.cpu_step import SlotStep
 from mmdec.drafters.flash.network import FlashNetwork
-from tests.unit.drafters.eagle.small_networks import WIDTH, network
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from tests.unit.drafters.networks.small_networks import WIDTH, network
 
 
 def step_of(net: DraftNetwork, carry: Tensor | None = None, bias: bool = True) -> tuple[Any, nn.Embedding, nn.Linear]:
@@ -85,7 +85,7 @@ def odd_layers(case: str, net: DraftNetwork, monkeypatch: pytest.MonkeyPatch) ->
         for module in (net, embedding, output):
             module.double()
     if case == "large":
-        monkeypatch.setattr("mmdec.drafters.draft_network.MAX_PACKED_WEIGHTS", 100)
+        monkeypatch.setattr("mmdec.drafters.networks.draft_network.MAX_PACKED_WEIGHTS", 100)
     if case == "scaled":
 
         class Scaled(nn.Embedding):

@@ -24,10 +24,10 @@ from mmdec.core.tree import (
     trees_from_lists,
 )
 from mmdec.core.tree_shape import likeliest_paths
-from mmdec.drafters.draft_network import DraftNetwork, positions_from
-from mmdec.drafters.eagle.cpu_step import ColumnStep, TokenStep, Vector, quiet
-from mmdec.drafters.eagle.kv_cache import DraftState
 from mmdec.drafters.growing_tree import GrowingTree, child_distributions, draw_children
+from mmdec.drafters.networks.cpu_step import ColumnStep, TokenStep, Vector, quiet
+from mmdec.drafters.networks.draft_network import DraftNetwork, positions_from
+from mmdec.drafters.networks.kv_cache import DraftState
 from mmdec.types import Draft, Plan
 
 LARGE_VOCABULARY = 4096  # from this vocabulary size on, `top_indices` finds the best tokens faster than `torch.topk`

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from mmdec.drafters.eagle.drafter import NetworkDrafter
-from mmdec.drafters.eagle.training.module import rank_texts
-from mmdec.drafters.eagle.training.samples import append
-from mmdec.drafters.eagle.training.teacher import FeatureStore, TargetFeatures, Teacher
-from mmdec.drafters.eagle.training.unroll import unroll_inputs, unroll_steps
 from mmdec.drafters.medusa.drafter import MAX_RANKS
 from mmdec.drafters.medusa.training.simulation import measure
+from mmdec.drafters.networks.drafter import NetworkDrafter
+from mmdec.drafters.networks.training.module import rank_texts
+from mmdec.drafters.networks.training.samples import append
+from mmdec.drafters.networks.training.teacher import FeatureStore, TargetFeatures, Teacher
+from mmdec.drafters.networks.training.unroll import unroll_inputs, unroll_steps
 from mmdec.generation.generate import generate
 from mmdec.targets.media import MediaTarget
 from mmdec.types import Needs

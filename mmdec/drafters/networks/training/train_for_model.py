@@ -19,11 +19,12 @@ import yaml
 
 import mmdec.drafters.dflash.training.module
 import mmdec.drafters.eagle.training.eagle3
-import mmdec.drafters.eagle.training.modules  # noqa: F401 # so that `modules` finds their classes
+import mmdec.drafters.eagle.training.modules
+import mmdec.drafters.flash.training.module  # noqa: F401 # so that `modules` finds their classes
 from mmdec.checks.arguments import check_choice, check_finite
 from mmdec.checks.files import write_atomically
-from mmdec.drafters.eagle.training.data import DraftData
-from mmdec.drafters.eagle.training.module import DraftModule
+from mmdec.drafters.networks.training.data import DraftData
+from mmdec.drafters.networks.training.module import DraftModule
 from mmdec.errors import InputError
 from mmdec.hub.find import find_model, shipped_names
 from mmdec.training.__main__ import main
@@ -213,7 +214,7 @@ def recipe_of(run: DrafterRun, data: DraftData, seconds: float) -> Recipe:
         "trainer": _trainer(run.output, run.system, max(seconds, 1.0)),
         "model": {"class_path": modules()[run.system], "init_args": options},
         "data": {
-            "class_path": "mmdec.drafters.eagle.training.data.DraftData",
+            "class_path": "mmdec.drafters.networks.training.data.DraftData",
             "init_args": {
                 **data_options(run),
                 "dev_samples": data.options.dev_samples,

@@ -1,6 +1,6 @@
 """Lets a target answer the questions of a corpus, as training data of drafters. Training does the same when it begins.
 
-python -m mmdec.drafters.eagle.training.regenerate --config recipes/vlm_drafters/scenes/eagle.yaml
+python -m mmdec.drafters.networks.training.regenerate --config recipes/vlm_drafters/scenes/eagle.yaml
     [--base FOLDER] [--corpus FOLDER] [--part 0 --parts 8] [--device cuda:0] [--features] [--allow-absolute]
 
 Answers are greedy and stored at once in the recipe's `kept` folder: an interrupted run can continue. Eight processes
@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from mmdec.drafters.eagle.training.data import DraftData, Ramp
-from mmdec.drafters.eagle.training.module import DraftModule
+from mmdec.drafters.networks.training.data import DraftData, Ramp
+from mmdec.drafters.networks.training.module import DraftModule
 from mmdec.errors import InputError, exit_on_error
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from mmdec.drafters.eagle.training.data import DraftData
-from mmdec.drafters.eagle.training.samples import SUBSET_SEED, Inputs, Sample
+from mmdec.drafters.networks.training.data import DraftData
+from mmdec.drafters.networks.training.samples import SUBSET_SEED, Inputs, Sample
 from mmdec.pretrained.audio_lm import LoadedAudioLm, load_audio_lm
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
 

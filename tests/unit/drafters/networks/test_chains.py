@@ -13,16 +13,16 @@ import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Budget
 from mmdec.drafters.eagle.cpu_step import DraftStep, Eagle3Step
-from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.drafters.flash.cpu_step import SlotStep
+from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Plan
+from tests.support.compressing_drafters import SYSTEMS
 from tests.support.draft_networks import PROMPTS, from_scratch, start_drafter, tree_growing
 from tests.support.grid import sample
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import Picture, batch_of, second_turn, vision_model
 from tests.support.toy_target import padded
-from tests.unit.drafters.eagle.compressing_drafters import SYSTEMS
 
 ROOTS = [6, 14, 21, 33]
 

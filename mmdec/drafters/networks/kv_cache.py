@@ -15,8 +15,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from mmdec.drafters.draft_network import DraftNetwork, KeyValues, PackedWeights
-from mmdec.drafters.eagle.cpu_step import TokenStep
+from mmdec.drafters.networks.cpu_step import TokenStep
+from mmdec.drafters.networks.draft_network import DraftNetwork, KeyValues, PackedWeights
 from mmdec.types import Verdict
 
 SPARE_POSITIONS = 256  # spare token positions of a new cache tensor, so that it must rarely be copied to a larger one

@@ -12,8 +12,8 @@ from transformers import DynamicCache
 
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.drafters.eagle.drafter import NetworkDrafter
-from mmdec.drafters.eagle.kv_cache import DraftState
+from mmdec.drafters.networks.drafter import NetworkDrafter
+from mmdec.drafters.networks.kv_cache import DraftState
 from tests.support.draft_networks import Watched, overfitted, tree_growing
 from tests.support.tiny_text import language_model
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmdec.drafters.draft_network import DraftNetwork
+from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.registry import network_class
 
 SHAPE: dict[str, Any] = {

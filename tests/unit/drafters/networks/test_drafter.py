@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mmdec
 from mmdec.core.tree import ancestors, root_only, sort_depth_first
-from mmdec.drafters.eagle.drafter import NetworkDrafter
+from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Plan, Scores, Verdict
 from tests.support.draft_networks import (

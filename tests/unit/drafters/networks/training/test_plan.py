@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmdec.drafters.eagle.training.data import DraftData, Ramp, mix_splits
-from mmdec.drafters.eagle.training.samples import Choice, PromptBuilder, Questions, Sample, choose, read_samples
+from mmdec.drafters.networks.training.data import DraftData, Ramp, mix_splits
+from mmdec.drafters.networks.training.samples import Choice, PromptBuilder, Questions, Sample, choose, read_samples
 from mmdec.errors import InputError
 from tests.support.tiny_vlm_folder import qwen
 

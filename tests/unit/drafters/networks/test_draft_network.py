@@ -10,11 +10,11 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from mmdec.drafters.draft_network import DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.eagle import Eagle
+from mmdec.drafters.networks.draft_network import DraftConfig, DraftNetwork
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
-from tests.unit.drafters.eagle.small_networks import SHAPE
+from tests.unit.drafters.networks.small_networks import SHAPE
 
 
 def network(**changes: Any) -> DraftNetwork:

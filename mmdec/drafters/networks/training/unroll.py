@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmdec.drafters.draft_network import DraftNetwork, KeyValues, PromptInput
-from mmdec.drafters.eagle.training.teacher import TargetFeatures
+from mmdec.drafters.networks.draft_network import DraftNetwork, KeyValues, PromptInput
+from mmdec.drafters.networks.training.teacher import TargetFeatures
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mmdec.drafters.draft_network import DraftNetwork
-from mmdec.drafters.eagle.training.module import LossWeights, losses
-from mmdec.drafters.eagle.training.modules import FlashModule, raw_slots, text_embeds
-from mmdec.drafters.eagle.training.teacher import TargetFeatures
-from mmdec.drafters.eagle.training.unroll import (
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.training.module import LossWeights, losses
+from mmdec.drafters.networks.training.teacher import TargetFeatures
+from mmdec.drafters.networks.training.unroll import (
     additive_mask,
     causal_mask,
     diagonal_attention,
     unroll_inputs,
     unroll_steps,
 )
-from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.errors import InputError
 from tests.support.draft_networks import draft_network
+from tests.support.random_texts import TEXTS, WIDE
 from tests.support.tiny_vlm import vision_model
 
 SYSTEMS: list[tuple[str, dict[str, Any]]] = [
@@ -37,21 +36,6 @@ SYSTEMS: list[tuple[str, dict[str, Any]]] = [
     ("eagle3", {"num_hidden_layers": 2, "qk_norm": True, "norm_output": True}),
     ("eagle3", {"pictures": "dropped"}),
 ]
-
-
-def reading(prompt: int, answer: int, seed: int, seen: range = range(0), channels: int = 32) -> TargetFeatures:
-    """Return a text of random numbers. seen: its visual columns. channels: of its features."""
-    draw = torch.Generator().manual_seed(seed)
-    length = prompt + answer - 1
-    visual = torch.zeros(length, dtype=torch.bool)
-    visual[list(seen)] = True
-    embeds, features = (torch.randn(length, size, generator=draw).double() for size in (32, channels))
-    return TargetFeatures(prompt, torch.randint(6, 58, (answer,), generator=draw).tolist(), embeds, features, visual)
-
-
-SHAPES: list[tuple[int, int, int, range]] = [(9, 6, 1, range(2, 6)), (5, 9, 2, range(0)), (12, 2, 3, range(1, 10))]
-TEXTS = [reading(*shape) for shape in SHAPES]
-WIDE = [reading(*shape, channels=96) for shape in SHAPES]  # of three layers
 
 
 def drafted(network: DraftNetwork, text: TargetFeatures, root: int, steps: int) -> list[Tensor]:
@@ -158,52 +142,6 @@ def test_noise_follows_eagle() -> None:
         moved = (noisy.features - plain.features)[row][noisy.mask[row]].abs()
         bound = 0.1 * 512 / len(text.features)
         assert 0.8 * bound < float(moved.max()) <= bound
-
-
-def slots_of(network: FlashNetwork, text: TargetFeatures, root: int) -> list[Tensor]:
-    """Slots (H,) of one column of the answer, whose tokens are within it: a pass over slot 0 of every column up to this
-    one and over its other slots, each refined by the answer's own tokens."""
-    begin, embedded = text.prompt, torch.zeros(32).double()
-    prompt = network.prompt(text.embeds[:begin], text.features[:begin], text.visual[:begin])
-    known = network.fuse(text.embeds[begin : begin + root + 1], text.features[begin - 1 : begin + root])
-    own = network.slot_states(known[-1])
-    states = torch.cat([prompt.states, known[:-1], own])
-    place = begin - 1 + root
-    positions = torch.cat([prompt.positions, torch.arange(begin - 1, place), place + torch.arange(network.slots)])
-    hidden, _ = network.layer(states[None], positions[None])
-    raw, result = network.finish(hidden[0, -network.slots :], text.features[place]), []
-    for slot in range(min(network.slots, len(text.answer) - 1 - root)):
-        if slot:
-            embedded = embedded + text.embeds[place + 1 + slot]
-        result.append(network.refine_slot(raw[slot], embedded, slot))
-    return result
-
-
-def test_unrolled_slots_equal_a_pass_per_column() -> None:
-    """FLASH's slots of the answer equal those of a pass for each column alone."""
-    network = draft_network("flash", vision_model("llava"), slots=3, latents=2).double()
-    assert isinstance(network, FlashNetwork)
-    torch.nn.init.normal_(network.residual_gate)
-    assert network.refiners[1].up.weight.any()  # type: ignore[union-attr, operator] # they change what they are given
-    module: Any = FlashModule()
-    module.network = network
-    for text in TEXTS:
-        columns = unroll_inputs(network, [text])
-        count = len(text.answer) - 1
-        steps = FlashModule.steps(module.eval(), columns, [text], 3)
-        assert [states.shape[1] for states in steps] == [max(count - slot, 0) for slot in range(3)][: len(steps)]
-        for root in range(count):
-            for slot, expected in enumerate(slots_of(network, text, root)):
-                torch.testing.assert_close(steps[slot][0, root], expected)
-    batch = unroll_inputs(network, TEXTS)
-    for row, text in enumerate(TEXTS):
-        count = len(text.answer) - 1
-        single = raw_slots(network, unroll_inputs(network, [text]))
-        torch.testing.assert_close(raw_slots(network, batch)[row, :count], single[0])
-    embeds = text_embeds(batch, 3)
-    assert torch.equal(embeds[0, 1, 0], TEXTS[0].embeds[TEXTS[0].prompt + 2])
-    assert torch.equal(embeds[0, 1, 1], TEXTS[0].embeds[TEXTS[0].prompt + 3])
-    assert not embeds[2, 0].any()  # an answer of two tokens: nothing follows
 
 
 ALL = LossWeights(1.0, 0.1, 10.0, 0.1)

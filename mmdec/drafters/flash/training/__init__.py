@@ -1,0 +1,1 @@
+"""Training of FLASH on the target's own answers."""

@@ -1,0 +1,123 @@
+"""The base class of draft networks that read several layers of the target: EAGLE-3's, P-EAGLE's and DFlash's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from mmdec.drafters.networks.draft_network import (
+    MAX_CONFIG_SIZE,
+    DecoderLayer,
+    DraftConfig,
+    DraftNetwork,
+    RMSNorm,
+    check_size,
+    scaled_frequencies,
+)
+from mmdec.errors import InputError
+
+MAX_LAYERS = 64
+
+
+class LayeredConfig(DraftConfig):
+    """Base class of the configurations of EAGLE-3 and DFlash. Both are dataclasses, which also have these fields."""
+
+    num_hidden_layers: int
+    draft_vocab_size: int  # number of tokens that can be drafted; 0: all tokens of the target
+    own_embedding: bool  # whether the network has an embedding of its own; False: it uses the target's
+    # transformers' settings, {"rope_type": "linear" | "llama3" | "yarn", "factor": ...}; None: ordinary rotary
+    # positions
+    rope_scaling: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_size("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS, "Take the published.")
+        if self.draft_vocab_size:
+            check_size("draft_vocab_size", self.draft_vocab_size, MAX_CONFIG_SIZE, "Take the published.")
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
+            raise InputError(f"`rope_scaling` must be settings, but is {self.rope_scaling!r:.60}. Leave it out.")
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that can be drafted."""
+        return self.draft_vocab_size or self.vocab_size
+
+    @property
+    def has_draft_vocabulary(self) -> bool:
+        """Whether the draft vocabulary is a part of the target's, so that tables convert between the two."""
+        return self.vocabulary < self.vocab_size
+
+
+class LayeredNetwork(DraftNetwork):
+    """Base class of EAGLE-3's and DFlash's networks: it allows several layers, and an LM head and an embedding of their
+    own."""
+
+    config: Any  # a `LayeredConfig`; each subclass declares its own class
+
+    def build_layers(self, sizes: LayeredConfig, inputs: int, qk_norm: bool, output_bias: bool) -> None:
+        """Create the decoder layers.
+
+        Args:
+            inputs: Input channels of the first layer's attention; 0: H.
+            qk_norm: Whether queries and keys are normalised, as in Qwen3.
+            output_bias: Whether attention's output projection has a bias.
+        """
+        count, self.qk_norm = sizes.num_hidden_layers, qk_norm
+        self.layers = nn.ModuleList([DecoderLayer(sizes, 0 if index else inputs) for index in range(count)])
+        for layer in self.layers:
+            attention: Any = layer.self_attn
+            if qk_norm:
+                attention.q_norm, attention.k_norm = (RMSNorm(sizes.head_dim, sizes.rms_norm_eps) for _ in range(2))
+            if output_bias:
+                attention.o_proj = nn.Linear(attention.o_proj.in_features, sizes.hidden_size)
+
+    def build_ends(self, sizes: LayeredConfig, own_head: bool) -> None:
+        """Create the final norm and, as configured, an LM head, an embedding, and the tables between the draft
+        vocabulary and the target's."""
+        self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
+        if own_head:
+            self.lm_head = nn.Linear(sizes.hidden_size, sizes.vocabulary, bias=False)
+        if sizes.own_embedding:
+            self.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
+        if sizes.has_draft_vocabulary:
+            self.register_buffer("d2t", torch.zeros(sizes.vocabulary, dtype=torch.long))
+            self.register_buffer("t2d", torch.arange(sizes.vocab_size) < sizes.vocabulary)
+
+    @property
+    def own_embedding(self) -> nn.Embedding | None:
+        return cast(nn.Embedding, self.embed_tokens) if self.config.own_embedding else None
+
+    def share_ends(self, embedding: nn.Module, output: nn.Linear) -> None:
+        # in most folders the embedding is a copy of the target's: do not keep it twice
+        own_embedding = self.own_embedding
+        if (
+            own_embedding is not None
+            and type(embedding) is nn.Embedding
+            and torch.equal(own_embedding.weight, embedding.weight)
+        ):
+            self.config = replace(self.config, own_embedding=False)
+            del self.embed_tokens
+
+    @property
+    def vocabulary(self) -> int:
+        return self.config.vocabulary
+
+    @property
+    def offsets(self) -> Tensor | None:
+        return cast(Tensor, self.d2t) if self.config.has_draft_vocabulary else None
+
+    def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
+        """Normalise queries and keys (B, heads + h, n, d), if the layers have norms for them (as in Qwen3)."""
+        if not self.qk_norm:
+            return queries_keys
+        attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
+        return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
+
+    def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
+        """Return the rotary frequencies (d / 2,) and a factor on cosines and sines, scaled as `config.rope_scaling`
+        says."""
+        scaling = self.config.rope_scaling
+        return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)

@@ -1,0 +1,1 @@
+"""Training of draft networks on the target's own answers."""
