@@ -38,7 +38,7 @@ from mmdec.evaluation.harness import (
     Method,
     count_passes,
     no_log,
-    silence_transformers,
+    transformers_errors_only,
 )
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.hub.provenance import measurement_conditions
@@ -57,7 +57,7 @@ MAX_NEW_TOKENS = 128
 
 @final
 @dataclass(frozen=True)
-class EncodedPrompt:
+class TokenPrompt:
     """A prompt as token ids."""
 
     task: str  # the kind of prompt
@@ -66,7 +66,7 @@ class EncodedPrompt:
 
 
 @final
-class LanguageHarness(Harness[EncodedPrompt]):
+class LanguageHarness(Harness[TokenPrompt]):
     """Answers encoded prompts with one language model, and measures the calls.
 
     Args:
@@ -83,7 +83,7 @@ class LanguageHarness(Harness[EncodedPrompt]):
         self.language, self.model, self.max_new_tokens, self.afresh = language, language.model, max_new_tokens, afresh
         self.statistics = DecodingStatistics()
 
-    def measure(self, inputs: Sequence[EncodedPrompt], method: Method) -> Measurement:
+    def measure(self, inputs: Sequence[TokenPrompt], method: Method) -> Measurement:
         """Answer one prompt, in a list, with this method, and measure it."""
         (prompt,) = inputs
         rounds: list[Round] = []
@@ -96,7 +96,7 @@ class LanguageHarness(Harness[EncodedPrompt]):
         generate: Any = self.model.generate
         most = min(self.max_new_tokens, prompt.new_tokens)
         with ExitStack() as stack:
-            stack.enter_context(silence_transformers())
+            stack.enter_context(transformers_errors_only())
             passes = stack.enter_context(count_passes(cast(Any, self.model).get_decoder()))
             mask = torch.ones_like(prompt.ids)
             stopwatch = Stopwatch(self.model.device)
@@ -201,7 +201,7 @@ def bench_language(
 
 def _encode_prompts(
     language: LoadedLanguageModel, prompts: Sequence[Any], max_new_tokens: int
-) -> tuple[list[EncodedPrompt], int]:
+) -> tuple[list[TokenPrompt], int]:
     """Encode prompts as token ids.
 
     Args:
@@ -215,7 +215,7 @@ def _encode_prompts(
     """
     tokenizer, config = language.tokenizer, language.model.config
     positions = getattr(config, "max_position_embeddings", None)
-    encoded: list[EncodedPrompt] = []
+    encoded: list[TokenPrompt] = []
     for prompt in prompts:
         if tokenizer.chat_template:
             text = tokenizer.apply_chat_template([*prompt.messages], tokenize=False, add_generation_prompt=True)
@@ -224,7 +224,7 @@ def _encode_prompts(
             ids = tokenizer(prompt.messages[-1]["content"], return_tensors="pt")["input_ids"]
         room = max_new_tokens if positions is None else min(max_new_tokens, positions - ids.shape[1])
         if room >= MIN_NEW_TOKENS and ids.shape[1]:
-            encoded.append(EncodedPrompt(prompt.task, ids.to(language.model.device), room))
+            encoded.append(TokenPrompt(prompt.task, ids.to(language.model.device), room))
     if not encoded:
         raise InputError(
             f"`data` must hold prompts that leave {MIN_NEW_TOKENS} of the model's {positions} positions for an answer, "
@@ -288,14 +288,14 @@ Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
 
 @dataclass(frozen=True)
-class TextPrompt:
+class ChatPrompt:
     """A prompt: a chat that ends with the user's message. Models without a chat template continue that message."""
 
     task: str  # the kind of prompt, by which results are grouped
     messages: tuple[Message, ...]
 
     @classmethod
-    def from_turns(cls, task: str, *texts: str) -> TextPrompt:
+    def from_turns(cls, task: str, *texts: str) -> ChatPrompt:
         """Make a chat from texts, which are messages of the user and the assistant in turn. The first text is the
         user's."""
         roles = ("user", "assistant")
@@ -341,22 +341,22 @@ LOOP = """function countWords(text) {
 PEOPLE = "Ada Moss, 34, baker in York. Ben Frost, 51, nurse in Leeds. Cora Lind, 28, driver in Hull."
 
 INSTRUCTIONS = (
-    TextPrompt.from_turns("rewriting", f"Correct the spelling of this text, and change nothing else:\n\n{NOTE}"),
-    TextPrompt.from_turns("rewriting", f"Write this letter again with the name Mrs Stone for Mr Hall:\n\n{LETTER}"),
-    TextPrompt.from_turns("rewriting", f"Repeat this text word for word:\n\n{REPORT}"),
-    TextPrompt.from_turns("summary", f"Summarise this text in two sentences:\n\n{REPORT}"),
-    TextPrompt.from_turns("summary", f"What does this letter say? Answer in two sentences.\n\n{LETTER}"),
-    TextPrompt.from_turns("summary", f"Give the main points of this note:\n\n{NOTE}"),
-    TextPrompt.from_turns("code edit", f"Rename `prices` to `amounts` in this code:\n\n```python\n{CODE}```"),
-    TextPrompt.from_turns("code edit", f"Use let and const for var in this code:\n\n```javascript\n{LOOP}```"),
-    TextPrompt.from_turns("code edit", f"Add a docstring to each function:\n\n```python\n{CODE}```"),
-    TextPrompt.from_turns("quoted passage", f"Quote the sentences about the flood, then explain them:\n\n{REPORT}"),
-    TextPrompt.from_turns("quoted passage", f"Which sentence names a price? Quote it and explain it.\n\n{NOTE}"),
-    TextPrompt.from_turns("quoted passage", f"Quote what the letter says about the two chairs:\n\n{LETTER}"),
-    TextPrompt.from_turns("list", "List ten animals that live in the sea, one on each line."),
-    TextPrompt.from_turns("list", "List the months of the year, each with the number of its days."),
-    TextPrompt.from_turns("list", "Name eight things to pack for a week in the mountains, and say why."),
-    TextPrompt.from_turns(
+    ChatPrompt.from_turns("rewriting", f"Correct the spelling of this text, and change nothing else:\n\n{NOTE}"),
+    ChatPrompt.from_turns("rewriting", f"Write this letter again with the name Mrs Stone for Mr Hall:\n\n{LETTER}"),
+    ChatPrompt.from_turns("rewriting", f"Repeat this text word for word:\n\n{REPORT}"),
+    ChatPrompt.from_turns("summary", f"Summarise this text in two sentences:\n\n{REPORT}"),
+    ChatPrompt.from_turns("summary", f"What does this letter say? Answer in two sentences.\n\n{LETTER}"),
+    ChatPrompt.from_turns("summary", f"Give the main points of this note:\n\n{NOTE}"),
+    ChatPrompt.from_turns("code edit", f"Rename `prices` to `amounts` in this code:\n\n```python\n{CODE}```"),
+    ChatPrompt.from_turns("code edit", f"Use let and const for var in this code:\n\n```javascript\n{LOOP}```"),
+    ChatPrompt.from_turns("code edit", f"Add a docstring to each function:\n\n```python\n{CODE}```"),
+    ChatPrompt.from_turns("quoted passage", f"Quote the sentences about the flood, then explain them:\n\n{REPORT}"),
+    ChatPrompt.from_turns("quoted passage", f"Which sentence names a price? Quote it and explain it.\n\n{NOTE}"),
+    ChatPrompt.from_turns("quoted passage", f"Quote what the letter says about the two chairs:\n\n{LETTER}"),
+    ChatPrompt.from_turns("list", "List ten animals that live in the sea, one on each line."),
+    ChatPrompt.from_turns("list", "List the months of the year, each with the number of its days."),
+    ChatPrompt.from_turns("list", "Name eight things to pack for a week in the mountains, and say why."),
+    ChatPrompt.from_turns(
         "chat, third turn",
         "I want to grow tomatoes on my balcony.",
         "Choose a sunny place, a deep pot and good soil. Water the plants every morning.",
@@ -364,7 +364,7 @@ INSTRUCTIONS = (
         "About one litre a day for each plant, and two on hot days.",
         "And what should I do if the leaves turn yellow?",
     ),
-    TextPrompt.from_turns(
+    ChatPrompt.from_turns(
         "chat, third turn",
         "What is a prime number?",
         "A whole number above 1 that only 1 and itself divide.",
@@ -372,7 +372,7 @@ INSTRUCTIONS = (
         "No: 3 times 7 is 21.",
         "List the prime numbers below 30, and say how you found them.",
     ),
-    TextPrompt.from_turns(
+    ChatPrompt.from_turns(
         "chat, third turn",
         "Plan a day in Paris for me.",
         "Morning: the Louvre. Noon: lunch by the river. Afternoon: the Eiffel Tower.",
@@ -380,27 +380,27 @@ INSTRUCTIONS = (
         "Then walk through the gardens of the Tuileries in the morning.",
         "Good. Write the whole plan again, with times.",
     ),
-    TextPrompt.from_turns("JSON", f"Write these people as a JSON list with name, age, job and town:\n\n{PEOPLE}"),
-    TextPrompt.from_turns("JSON", "Write a JSON object with the names and capitals of five countries."),
-    TextPrompt.from_turns("JSON", f"Write this note's rules as JSON with opening hours and fees:\n\n{NOTE}"),
-    TextPrompt.from_turns("open question", "Why is the sky blue? Explain it to a child."),
-    TextPrompt.from_turns("open question", "Tell a short story about a lighthouse keeper and a lost dog."),
-    TextPrompt.from_turns("open question", "What are the advantages and disadvantages of living in a big city?"),
+    ChatPrompt.from_turns("JSON", f"Write these people as a JSON list with name, age, job and town:\n\n{PEOPLE}"),
+    ChatPrompt.from_turns("JSON", "Write a JSON object with the names and capitals of five countries."),
+    ChatPrompt.from_turns("JSON", f"Write this note's rules as JSON with opening hours and fees:\n\n{NOTE}"),
+    ChatPrompt.from_turns("open question", "Why is the sky blue? Explain it to a child."),
+    ChatPrompt.from_turns("open question", "Tell a short story about a lighthouse keeper and a lost dog."),
+    ChatPrompt.from_turns("open question", "What are the advantages and disadvantages of living in a big city?"),
 )
 BEGINNINGS = (  # short, in plain letters, because small models of stories have few positions and characters
-    TextPrompt.from_turns("story", "Once upon a time, there was a little girl named Lily."),
-    TextPrompt.from_turns("story", "One day, a boy named Tim went to the park with his mom."),
-    TextPrompt.from_turns("story", "The big brown bear was very hungry."),
-    TextPrompt.from_turns("dialogue", 'Tom said, "Can I play with your ball?" Sue said, "'),
-    TextPrompt.from_turns("dialogue", '"What is in the box?" asked Ben. His dad said, "'),
-    TextPrompt.from_turns("dialogue", '"Do not go there!" said the old cat. "'),
-    TextPrompt.from_turns("repetition", "The cat ran and ran. The dog ran and ran. The cat ran and"),
-    TextPrompt.from_turns("repetition", "Lily had a red ball. Tim had a red ball. Sue had a red ball. Ben had"),
-    TextPrompt.from_turns("repetition", "Row, row, row the boat. Row, row, row the"),
+    ChatPrompt.from_turns("story", "Once upon a time, there was a little girl named Lily."),
+    ChatPrompt.from_turns("story", "One day, a boy named Tim went to the park with his mom."),
+    ChatPrompt.from_turns("story", "The big brown bear was very hungry."),
+    ChatPrompt.from_turns("dialogue", 'Tom said, "Can I play with your ball?" Sue said, "'),
+    ChatPrompt.from_turns("dialogue", '"What is in the box?" asked Ben. His dad said, "'),
+    ChatPrompt.from_turns("dialogue", '"Do not go there!" said the old cat. "'),
+    ChatPrompt.from_turns("repetition", "The cat ran and ran. The dog ran and ran. The cat ran and"),
+    ChatPrompt.from_turns("repetition", "Lily had a red ball. Tim had a red ball. Sue had a red ball. Ben had"),
+    ChatPrompt.from_turns("repetition", "Row, row, row the boat. Row, row, row the"),
 )
 
 
-def read_prompts(path: str | Path) -> list[TextPrompt]:
+def read_prompts(path: str | Path) -> list[ChatPrompt]:
     """Read prompts from a file: .txt with one on each line, or .jsonl or .json of chats.
 
     A prompt ends with its chat's last question. The prompt's kind is the row's field `category`, `task`, `topic` or
@@ -412,11 +412,11 @@ def read_prompts(path: str | Path) -> list[TextPrompt]:
     return [_prompt(chat) for chat in read_chats(path)]
 
 
-def _prompt(chat: Conversation) -> TextPrompt:
+def _prompt(chat: Conversation) -> ChatPrompt:
     if chat.images:
         raise InputError(f"`data` must have no pictures, but {chat.place} has. Time it with `mmdec bench vlm`.")
     turns = [text for turn in chat.turns for text in turn][:-1]
     task = next((str(chat.notes[name]) for name in TASK_FIELDS if name in chat.notes), "all")
-    prompt = TextPrompt.from_turns(task, *turns)
+    prompt = ChatPrompt.from_turns(task, *turns)
     system = ({"role": SYSTEM_KEY, "content": str(chat.notes[SYSTEM_KEY])},) if SYSTEM_KEY in chat.notes else ()
-    return TextPrompt(task, (*system, *prompt.messages))
+    return ChatPrompt(task, (*system, *prompt.messages))

@@ -49,12 +49,12 @@ PEER, PEER_INT8 = "ctranslate2 float32", "ctranslate2 int8"
 PAIRS = ((OURS, STOCK), (OURS, PEER), (OURS_INT8, PEER_INT8), (PEER, STOCK), (OURS, PEER_INT8))
 PROCESSOR = "processor, one thread"
 Call = Callable[[Tensor], str]  # samples (T,) of 16 kHz -> text
-Window = Callable[[Tensor], list[int]]  # features (1, mels, F) of F frames, a window -> its tokens without prompt
+WindowDecoder = Callable[[Tensor], list[int]]  # a window's features (1, mels, F) -> its tokens, without prompt
 
 
 @final
 @dataclass
-class Engine:
+class TimedEngine:
     """One engine with one number of threads. Holds its texts and the seconds of its calls, by index of the
     recording."""
 
@@ -65,7 +65,7 @@ class Engine:
     processor: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
-Sides = dict[tuple[str, int], Engine]  # (name, threads) -> its texts and seconds
+Sides = dict[tuple[str, int], TimedEngine]  # (name, threads) -> its texts and seconds
 
 
 def bench_peer(
@@ -116,7 +116,7 @@ def bench_peer(
                 (OURS_INT8, count): partial(_transcribe, TranscriptionHarness(eighth, language), drafted, count),
             }
         named |= peer_calls(whole, Path(folder) / "model", harness, counts)
-        sides = {key: Engine(call) for key, call in named.items()}
+        sides = {key: TimedEngine(call) for key, call in named.items()}
         time_in_turn(list(sides.values()), sounds, repeats, log)
     return _report(harness, sides, dict(zip(recordings, sounds, strict=True)), peer, threads)
 
@@ -165,7 +165,7 @@ def _report(
     )
 
 
-def time_in_turn(sides: Sequence[Engine], sounds: Sequence[Tensor], repeats: int, log: Log) -> None:
+def time_in_turn(sides: Sequence[TimedEngine], sounds: Sequence[Tensor], repeats: int, log: Log) -> None:
     """Call all engines in turn on every recording, (T,) of 16 kHz, after one call of each that is not timed. The
     engines in `sides` record texts and seconds."""
     stopwatch = Stopwatch()
@@ -228,7 +228,7 @@ def compare_engines(sides: Sides, group: str, indices: Sequence[int]) -> list[Co
     return rows
 
 
-def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[int]:
+def long_form(decode: WindowDecoder, features: Tensor, size: int, first: int) -> list[int]:
     """Decode a recording that is longer than a window.
 
     Args:

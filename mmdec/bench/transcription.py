@@ -41,7 +41,7 @@ LONGEST_BIN = WORD_BINS[-1]
 
 
 @dataclass(frozen=True)
-class Recording:
+class BenchRecording:
     """A recording to decode, with the number of words of its transcript."""
 
     name: str
@@ -115,7 +115,7 @@ def bench_asr(
 
 
 def _report(
-    chosen: Sequence[Recording],
+    chosen: Sequence[BenchRecording],
     long: Sequence[int],
     alone: MethodTimings,
     rows: Sequence[Comparison],
@@ -170,7 +170,7 @@ def _report(
     )
 
 
-def _long(chosen: Sequence[Recording]) -> list[int]:
+def _long(chosen: Sequence[BenchRecording]) -> list[int]:
     """Return the indices of the recordings in `LONGEST_BIN`; if there are none, the index of the longest recording."""
     indices = [index for index, recording in enumerate(chosen) if recording.words >= LONGEST_BIN[0]]
     return indices or [max(range(len(chosen)), key=lambda index: chosen[index].words)]
@@ -182,7 +182,7 @@ def from_corpus(
     splits: Sequence[str],
     per_bin: int,
     admission: Admission = STRICT,
-) -> list[Recording]:
+) -> list[BenchRecording]:
     """Choose `per_bin` recordings for each range of lengths in `WORD_BINS`, evenly spaced over the splits.
 
     Args:
@@ -193,18 +193,18 @@ def from_corpus(
     for low, high in WORD_BINS:
         fitting = [row for row in rows if low <= len(row.text.split()) <= high]
         for row in evenly_spaced(fitting, per_bin):
-            chosen.append(Recording(row.path.name, len(row.text.split()), harness.read(row.path)))
+            chosen.append(BenchRecording(row.path.name, len(row.text.split()), harness.read(row.path)))
     return chosen
 
 
-def _read_recordings(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recording]:
+def _read_recordings(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[BenchRecording]:
     """Read recordings that the user named. The length of each, by which results are grouped, is the number of words in
     its greedy transcript."""
     recordings = []
     for path in paths:
         samples = harness.read(path)
         text = harness.measure([samples], Method.greedy()).texts[0]
-        recordings.append(Recording(path.name, len(text.split()), samples))
+        recordings.append(BenchRecording(path.name, len(text.split()), samples))
     return recordings
 
 

@@ -23,7 +23,7 @@ Compare = Annotated[
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DraftComparison:
     """A comparison of decoding one input with and without drafts."""
 
     drafted: float  # fewest seconds with drafts
@@ -57,7 +57,7 @@ class Comparer:
 
     def __init__(self, compare: bool, drafter: str, **refused: bool) -> None:
         self.on = compare
-        self._last: Comparison | None = None
+        self._last: DraftComparison | None = None
         self._differs = False
         if compare and drafter == "none":
             raise InputError("`--compare` must come with a drafter, but `--drafter` is none. Leave that out.")
@@ -80,7 +80,7 @@ class Comparer:
                 plain += call(batch, drafter=None)
             fast, slow = (min(result.timings["total"] for result in results) for results in (drafted, plain))
             same = all(result.tokens == plain[0].tokens for result in (*drafted, *plain))
-            self._last = Comparison(fast, slow, same)
+            self._last = DraftComparison(fast, slow, same)
             self._differs = self._differs or not same
             return drafted[:1]
 

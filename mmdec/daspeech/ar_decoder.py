@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, additive_mask
+from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, padding_mask
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.transformer import DecoderLayer, PooledDropout, sinusoids
 
@@ -92,7 +92,7 @@ class ArDecoder(nn.Module):
         size, d = tokens.shape[1], self.config.d_model
         x = self.dropout(math.sqrt(d) * self.embed_tokens(tokens) + sinusoids(size, d, tokens.device))
         causal = torch.full((size, size), -1e9, device=tokens.device).triu(1)
-        memory_mask = additive_mask(lengths_to_mask(state_lengths, states.shape[1]))
+        memory_mask = padding_mask(lengths_to_mask(state_lengths, states.shape[1]))
         for layer in self.layers:
             x = layer(x, causal, states, memory_mask)
         return F.linear(x, self.embed_tokens.weight)
@@ -111,7 +111,7 @@ class ArDecoder(nn.Module):
             size: Maximum number of units.
         """
         b, d = states.shape[0], self.config.d_model
-        mask = additive_mask(lengths_to_mask(state_lengths, states.shape[1]))
+        mask = padding_mask(lengths_to_mask(state_lengths, states.shape[1]))
         if b == 1:  # a batch of one row has no padding, so it needs no mask
             states, mask = states[:, : int(state_lengths[0])], None
         cross_pairs = []

@@ -357,13 +357,13 @@ class DagDecoder(nn.Module):
         if states.shape[0] == 1:  # a batch of one row has no padding, so it needs no mask
             states, self_mask, memory_mask = states[:, : int(state_lengths[0])], None, None
         else:
-            self_mask = additive_mask(lengths_to_mask(lengths, x.shape[1]))
-            memory_mask = additive_mask(lengths_to_mask(state_lengths, states.shape[1]))
+            self_mask = padding_mask(lengths_to_mask(lengths, x.shape[1]))
+            memory_mask = padding_mask(lengths_to_mask(state_lengths, states.shape[1]))
         for layer in self.layers:
             x = layer(x, self_mask, states, memory_mask)
         return Lattice(x, onednn.linear(x, self.embed_tokens.weight), self.links(x, lengths), lengths)
 
 
-def additive_mask(real: Tensor) -> Tensor:
+def padding_mask(real: Tensor) -> Tensor:
     """Make an additive mask (B, 1, 1, S) from real (B, S) bool: 0 where True, a large negative number elsewhere."""
     return torch.zeros(real.shape, device=real.device).masked_fill(~real, -1e9)[:, None, None]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmdec.daspeech.ar_decoder import ArConfig, ArDecoder
-from mmdec.daspeech.dag_decoder import DagConfig, DagDecoder, additive_mask
+from mmdec.daspeech.dag_decoder import DagConfig, DagDecoder, padding_mask
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.transformer import Attention, PooledDropout, RowsLinear, sinusoids
 
@@ -77,7 +77,7 @@ class PieceReader(nn.Module):
         if self.project is not None and states is not None:
             x = x + self.project(states)
         x = self.dropout(x + sinusoids(x.shape[1], d, x.device))
-        mask = additive_mask(lengths_to_mask(lengths, x.shape[1]))
+        mask = padding_mask(lengths_to_mask(lengths, x.shape[1]))
         for layer in self.layers:
             x = layer(x, mask)
         return self.norm(x)

@@ -15,7 +15,7 @@ ENGLISH = ("austen.flac", "president.flac", "two_cities.flac")
 
 
 @dataclass(frozen=True)
-class Sample:
+class DemoSample:
     """A shipped input: a recording with its words (`text`), or a picture with its name (`text`), a question and the
     answer."""
 
@@ -32,25 +32,25 @@ def folder() -> Path:
 
 
 @cache
-def french() -> tuple[Sample, ...]:
+def french() -> tuple[DemoSample, ...]:
     """List the French recordings with their text."""
-    return tuple(Sample(folder() / row[0], row[1]) for row in _rows(folder() / "samples.tsv") if len(row) > 1)
+    return tuple(DemoSample(folder() / row[0], row[1]) for row in _rows(folder() / "samples.tsv") if len(row) > 1)
 
 
 @cache
-def english() -> tuple[Sample, ...]:
+def english() -> tuple[DemoSample, ...]:
     """List the English recordings with their text."""
     texts = {row[0]: row[2] for row in _rows(folder() / "english" / "samples.tsv") if len(row) > 2}
-    return tuple(Sample(folder() / "english" / name, texts[name]) for name in ENGLISH if name in texts)
+    return tuple(DemoSample(folder() / "english" / name, texts[name]) for name in ENGLISH if name in texts)
 
 
 @cache
-def pictures() -> tuple[Sample, ...]:
+def pictures() -> tuple[DemoSample, ...]:
     """List the pictures, each with a question that asks for a description."""
     rows = _rows(folder() / "images" / "samples.tsv")
     questions = {row[0]: (row[2], row[3]) for row in rows if len(row) > 3 and row[1] == "describe"}
     return tuple(
-        Sample(folder() / "images" / name, name.partition(".")[0], *questions[name])
+        DemoSample(folder() / "images" / name, name.partition(".")[0], *questions[name])
         for name in PICTURES
         if name in questions
     )

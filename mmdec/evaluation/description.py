@@ -29,7 +29,7 @@ from mmdec.evaluation.harness import (
     count_passes,
     describe_measurement,
     no_log,
-    silence_transformers,
+    transformers_errors_only,
 )
 from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
@@ -76,7 +76,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
 
     def measure(self, inputs: Sequence[ImageQuestion], method: Method) -> Measurement:
         """Answer questions as one batch with this method, and measure it."""
-        with silence_transformers(), count_passes(self.model.get_decoder()) as passes:
+        with transformers_errors_only(), count_passes(self.model.get_decoder()) as passes:
             return (
                 self._describe(inputs, method, passes)
                 if method.loop == "mmdec"

@@ -169,7 +169,7 @@ def count_passes(module: nn.Module) -> Iterator[list[int]]:
 
 
 @contextmanager
-def silence_transformers() -> Iterator[None]:
+def transformers_errors_only() -> Iterator[None]:
     """Silence transformers: some of its loops print a line at each step, and printing would be timed, too."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()

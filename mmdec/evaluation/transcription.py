@@ -35,7 +35,7 @@ from mmdec.evaluation.harness import (
     count_passes,
     describe_measurement,
     no_log,
-    silence_transformers,
+    transformers_errors_only,
 )
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.io.audio import SAMPLE_RATE
@@ -86,7 +86,7 @@ class TranscriptionHarness(Harness[Tensor]):
         """Decode recordings (T,) of 16 kHz as one batch; recordings of more than a window form a batch of their own."""
         measure = self._transcribe if method.loop == "mmdec" else self._generate
         with (
-            silence_transformers(),
+            transformers_errors_only(),
             count_passes(self.model.get_decoder()) as passes,
             count_passes(self.model.get_encoder()) as windows,
         ):

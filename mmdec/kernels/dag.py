@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 
 from mmdec.errors import InputError
 from mmdec.kernels.availability import runs_on
-from mmdec.kernels.dag_scan_cpu import Sample, scan
+from mmdec.kernels.dag_scan_cpu import ScanResult, finite_or_zero, scan
 
 PosteriorVariant = Literal["paper", "released"]
 NEG_INF = float("-inf")
@@ -347,10 +347,10 @@ def _scan_samples(
             inputs = mask_inputs(own_match[None], own_links[None], *bounds)
             if vertices:
                 slow = log_space_scan(*inputs, *bounds)
-                sample = Sample(float(slow.log_prob), slow.vertices[0], slow.links[0])
+                sample = ScanResult(float(slow.log_prob), slow.vertices[0], slow.links[0])
             else:
                 sample = scan(own_match, own_links, vertices=True, counts=False)
-                sample = sample or Sample(float(log_space_scan(*inputs, *bounds).log_prob), None, None)
+                sample = sample or ScanResult(float(log_space_scan(*inputs, *bounds).log_prob), None, None)
         log_prob[row] = sample.log_prob
         if unpadded:
             return Posterior(
@@ -384,8 +384,8 @@ def scaled_scan(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tup
     """
     batch, steps, size = match.shape
     step = torch.arange(steps, device=match.device)
-    link_top = _finite(links.amax((1, 2)))  # shape (B,)
-    match_top = _finite(match.amax(2))  # shape (B, M)
+    link_top = finite_or_zero(links.amax((1, 2)))  # shape (B,)
+    match_top = finite_or_zero(match.amax(2))  # shape (B, M)
     weights = (links - link_top[:, None, None]).exp()  # shape (B, L, L)
     emission = (match - match_top[:, :, None]).exp()  # shape (B, M, L)
 
@@ -456,7 +456,7 @@ def log_space_scan(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
     """
     alpha, beta, log_prob = log_alpha_beta(match, links, last, ends)
     # 0 for a sample without any possible path: alpha + beta are -inf there, and exp makes them 0
-    shift = _finite(log_prob)[:, None, None]
+    shift = finite_or_zero(log_prob)[:, None, None]
     vertices = (alpha + beta - shift).exp()
     counts = torch.zeros_like(links)
     for t in range(match.size(1) - 1):
@@ -494,13 +494,8 @@ def log_alpha_beta(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
 
 def _log_sum(scores: Tensor) -> Tensor:
     """Return the log-sum-exp over the last axis; -inf where all scores are -inf."""
-    top = _finite(scores.amax(-1, keepdim=True))
+    top = finite_or_zero(scores.amax(-1, keepdim=True))
     return (scores - top).exp_().sum(-1).log_() + top.squeeze(-1)
-
-
-def _finite(values: Tensor) -> Tensor:
-    """Replace -inf by 0, so that subtracting the value from -inf gives -inf, not NaN."""
-    return values.masked_fill(values == NEG_INF, 0.0)
 
 
 def log_softmax_gather(logits: Tensor, targets: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class States(NamedTuple):
 
 
 @np.errstate(all="ignore")  # underflow and overflow are detected from the results
-def scan(match: Tensor, links: Tensor, *, vertices: bool, counts: bool) -> Sample | None:
+def scan(match: Tensor, links: Tensor, *, vertices: bool, counts: bool) -> ScanResult | None:
     """Compute log P and the posteriors of one sample.
 
     Token t can only be on the vertices t .. t + R, where R = L - M. So a state is a row of R + 1 numbers, and the links
@@ -60,7 +60,7 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counts: bool) -> Sampl
     room = size - steps + 1  # number of vertices on which a token can be
     whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
     emission = _window(whole, room).contiguous()  # shape (M, R + 1)
-    match_top = _finite(emission.amax(1))  # shape (M,)
+    match_top = finite_or_zero(emission.amax(1))  # shape (M,)
     emission = emission.sub_(match_top[:, None]).exp_()
     # windows[t, p, q]: probability of the jump from vertex t + p (token t) to vertex t + 1 + q (token t + 1)
     windows = weights.as_strided((steps - 1, room, room), (size + 1, size, 1), 1)
@@ -84,7 +84,7 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counts: bool) -> Sampl
             if scale[k - 1] + peaks[k - 1] + tops[k] + beta_top - log_prob > MAX_TRUSTED_GAP:
                 return None
             beta_top += tops[k] + gain
-        return Sample(log_prob, None, None)
+        return ScanResult(log_prob, None, None)
 
     arrivals = torch.zeros(steps, room, dtype=torch.float64)  # backward states without the emission at the vertex
     arrivals[-1, -1] = 1.0
@@ -109,12 +109,12 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counts: bool) -> Sampl
     torch.mul(onward.states, arrivals, out=arrivals)
     _window(posteriors, room).copy_(arrivals.mul_(log_weights.exp_()[:, None]))
     if not counts:
-        return Sample(log_prob, posteriors, None)
+        return ScanResult(log_prob, posteriors, None)
     both = [scale[t] + link_top + into[t + 1] - log_prob for t in range(steps - 1)]
     if max(both, default=0.0) > MAX_LOG_FACTOR:
         return None
     _count_links(weights, onward.states, back.states, torch.tensor(both, dtype=torch.float64).exp_())
-    return Sample(log_prob, posteriors, weights)
+    return ScanResult(log_prob, posteriors, weights)
 
 
 def _count_links(weights: Tensor, onward: Tensor, back: Tensor, rates: Tensor) -> None:
@@ -215,11 +215,12 @@ def _window(full: Tensor, room: int) -> Tensor:
     return full.as_strided((full.shape[0], room), (full.shape[1] + 1, 1), full.storage_offset())
 
 
-def _finite(values: Tensor) -> Tensor:
+def finite_or_zero(values: Tensor) -> Tensor:
+    """Replace -inf by 0, so that subtracting the value from -inf gives -inf, not NaN."""
     return values.masked_fill(values == NEG_INF, 0.0)
 
 
-class Sample(NamedTuple):
+class ScanResult(NamedTuple):
     """The results of one sample.
 
     If float64 is too imprecise, a scan returns None instead; then `dag.log_space_scan` computes the sample.

@@ -265,7 +265,7 @@ def link_gradient(
     return counts
 
 
-class _Marginal(torch.autograd.Function):
+class _TritonMarginal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
         alpha = alphas(match, links, last, ends)
@@ -300,7 +300,7 @@ def marginal_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) ->
         links: (B, L, L).
         last, ends: (B,) indices of the last token and the last vertex.
     """
-    return _Marginal.apply(match, links, last, ends)
+    return _TritonMarginal.apply(match, links, last, ends)
 
 
 def posterior_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
@@ -392,7 +392,7 @@ def _gather_gradient(
         tl.store(row_out + token, value.to(out.dtype.element_ty), mask=m < tokens)
 
 
-class _Gather(torch.autograd.Function):
+class _TritonGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         batch, vertices, vocabulary = logits.shape
@@ -423,4 +423,4 @@ class _Gather(torch.autograd.Function):
 
 def gather_triton(logits: Tensor, targets: Tensor) -> Tensor:
     """Compute log-probabilities (B, M, L) float32 of the target tokens (B, M) at each vertex, from logits (B, L, V)."""
-    return _Gather.apply(logits, targets)
+    return _TritonGather.apply(logits, targets)

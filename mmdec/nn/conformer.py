@@ -175,7 +175,7 @@ class RelativeAttention(nn.Module):
         return self.linear_out((weights @ v).transpose(1, 2).reshape(b, s, d))
 
 
-class Convolution(nn.Module):
+class ConvolutionModule(nn.Module):
     """The convolution module of a Conformer.
 
     It is a pointwise convolution, GLU, depthwise convolution, BatchNorm, swish and a pointwise convolution.
@@ -216,7 +216,7 @@ class ConformerLayer(nn.Module):
         self.ffn1 = FeedForward(config)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
         self.self_attn = RelativeAttention(config)
-        self.conv_module = Convolution(config)
+        self.conv_module = ConvolutionModule(config)
         self.ffn2 = FeedForward(config)
         self.final_layer_norm = nn.LayerNorm(config.d_model)
         self.dropout = PooledDropout(config.dropout)

@@ -22,7 +22,7 @@ from mmdec.kernels.tree_attention import TreeMask, tree_attention, with_sinks
 TREE_ATTENTION = "mmdec_tree"
 
 
-def additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
+def additive_sdpa_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
     """Make an additive float mask (B, 1, queries, keys). args, kwargs: those of transformers' `sdpa_mask`.
 
     Returns:
@@ -84,4 +84,4 @@ def attend(
 
 
 AttentionInterface.register(TREE_ATTENTION, attend)
-AttentionMaskInterface.register(TREE_ATTENTION, additive_mask)
+AttentionMaskInterface.register(TREE_ATTENTION, additive_sdpa_mask)

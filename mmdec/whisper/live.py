@@ -125,7 +125,7 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Any) -> Iterator[Strea
 
 @final
 @dataclass(frozen=True)
-class StreamOptions:
+class TranscribeStreamOptions:
     """The options of `transcribe_stream` that `transcribe` does not have, or for which it has another default.
 
     Args:
@@ -148,7 +148,7 @@ class StreamOptions:
         _check_seconds("pause", self.pause, MIN_PAUSE, MAX_PAUSE)
 
 
-STREAM_OPTIONS = tuple(one.name for one in fields(StreamOptions))
+STREAM_OPTION_NAMES = tuple(one.name for one in fields(TranscribeStreamOptions))
 # options of `transcribe` that a stream refuses
 UNSUPPORTED_OPTIONS = (
     "batch_size",
@@ -160,7 +160,7 @@ UNSUPPORTED_OPTIONS = (
     "progress",
     "strict",
 )
-STREAM_NAMES = (option_names(TranscribeOptions) | {*STREAM_OPTIONS}) - {*UNSUPPORTED_OPTIONS}
+STREAM_NAMES = (option_names(TranscribeOptions) | {*STREAM_OPTION_NAMES}) - {*UNSUPPORTED_OPTIONS}
 
 
 @final
@@ -180,7 +180,7 @@ class LiveTranscriber:
         for name in UNSUPPORTED_OPTIONS:
             if name in options:
                 raise InputError(f"`{name}` must be left out, but is given: a stream is one recording.")
-        stream = StreamOptions(**{name: options.pop(name) for name in STREAM_OPTIONS if name in options})
+        stream = TranscribeStreamOptions(**{name: options.pop(name) for name in STREAM_OPTION_NAMES if name in options})
         chosen = TranscribeOptions.of(options)
         if isinstance(chosen.model, LoadedAudioLm):
             raise InputError(

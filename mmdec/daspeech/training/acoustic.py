@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from mmdec.checks.files import write_atomically
+from mmdec.checks.files import quote_path, write_atomically
 from mmdec.daspeech.acoustic import (
     AcousticBatch,
     AcousticLoss,
@@ -47,7 +47,6 @@ from mmdec.training.corpora.cvss import (
     read_alignments,
     read_translations,
 )
-from mmdec.training.corpora.text_files import quote_path
 from mmdec.training.optim import Schedule, token_weight, with_schedule
 
 EOS = "</s>"
@@ -313,7 +312,7 @@ def read_splits(
     check_apart(names, "recordings", "Take them out of train.tsv.")
     splits = EnglishSpeech(root, "train", limit, admission), EnglishSpeech(root, dev_split, dev_rows, admission)
     for speech in splits:
-        table = quote_path(root / f"{speech.split}.tsv")
+        table = f"'{quote_path(root / f'{speech.split}.tsv')}'"
         admission.check(speech.bad, len(speech) + speech.bad.count, f"distinct rows of {table}")
     return splits
 

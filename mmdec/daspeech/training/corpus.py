@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from mmdec.checks.files import atomic_file, write_atomically
+from mmdec.checks.files import atomic_file, quote_path, write_atomically
 from mmdec.daspeech.acoustic import AcousticBatch
 from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, UNK
 from mmdec.daspeech.training.acoustic import EnglishSpeech, acoustic_batch
@@ -41,7 +41,6 @@ from mmdec.training.corpora.cvss import (
     unify_targets,
     vocabulary,
 )
-from mmdec.training.corpora.text_files import quote_path
 from mmdec.training.processes import end_with_parent
 
 _FORMAT = 1  # version in the cache folder's name; after a change, features are computed again
@@ -86,7 +85,7 @@ def extract_all(clips: Sequence[Path], jobs: int) -> Iterator[np.ndarray | str]:
         yield from pool.map(extract, names, chunksize=32)
 
 
-class FeatureStore:
+class FilterbankStore:
     """Filterbank features of a list of recordings, in one file on disk: store[i] has those (N, 80) of recording i.
 
     If there is no file, `jobs` processes compute it. The attribute `lengths` has the number of frames of each
@@ -186,7 +185,7 @@ class SpeechDataset(Dataset[Item]):
     def __init__(
         self,
         rows: Sequence[SpeechPair],
-        store: FeatureStore,
+        store: FilterbankStore,
         indices: Sequence[int],
         units: Sequence[str],
         english: EnglishSpeech | None = None,
@@ -347,11 +346,11 @@ class SpeechTranslationData(LightningDataModule):
 
     def _dataset(self, split: str, bad: BadRows, limit: int | None = None) -> SpeechDataset:
         rows, bad_rows = read_pairs(self.common_voice, self.cvss, split, admission=self.admission)
-        table, unread = f"rows of {quote_path(self.cvss / f'{split}.tsv')}", BadRows()
+        table, unread = f"rows of '{quote_path(self.cvss / f'{split}.tsv')}'", BadRows()
         self.admission.check(bad_rows, len(rows) + bad_rows.count, table)
         most = self.limit if split == "train" else None
         rows = rows[:most]
-        store = FeatureStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.jobs)
+        store = FilterbankStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.jobs)
         indices = {row.name: number for number, row in enumerate(rows)}
         if self.rendering == "canonical":
             rows = unify_targets(rows)

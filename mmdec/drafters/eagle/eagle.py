@@ -20,8 +20,8 @@ from mmdec.drafters.eagle.cpu_step import DraftStep
 from mmdec.drafters.networks.conventions import Conventions, OptionalNorm
 from mmdec.drafters.networks.cpu_step import ColumnStep
 from mmdec.drafters.networks.draft_network import (
-    DecoderLayer,
     DraftConfig,
+    DraftLayer,
     DraftNetwork,
     KeyValues,
     PackedWeights,
@@ -42,7 +42,7 @@ class EagleInputNetwork(DraftNetwork):
         self.fc = nn.Linear(width, config.hidden_size, bias=config.fc_bias)
         if config.fc_norm:
             self.fc_norm = RMSNorm(width, config.rms_norm_eps)
-        self.layers = nn.ModuleList([DecoderLayer(config)])
+        self.layers = nn.ModuleList([DraftLayer(config)])
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
         """Compute the layer's input at position t.

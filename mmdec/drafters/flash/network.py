@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
 from mmdec.drafters.networks.draft_network import (
-    DecoderLayer,
     DraftConfig,
+    DraftLayer,
     DraftNetwork,
     PromptInput,
     RMSNorm,
@@ -102,7 +102,7 @@ class FlashNetwork(DraftNetwork):
         sizes, size, count = cast(FlashConfig, config), config.hidden_size, cast(FlashConfig, config).slots
         if config.fc_norm:
             self.fc_norm = RMSNorm(2 * size, config.rms_norm_eps)
-        self.layers = nn.ModuleList([DecoderLayer(config)])
+        self.layers = nn.ModuleList([DraftLayer(config)])
         self.fc_gate = nn.Linear(2 * size, size, bias=config.fc_bias)
         self.fc_up = nn.Linear(2 * size, size, bias=config.fc_bias)
         self.compressor = LatentAttention(size, sizes.latents)

@@ -18,7 +18,7 @@ from torch.nn.functional import linear, silu
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import int_rows, top_indices, trees_from_lists
 from mmdec.core.tree_shape import HeadAccuracy
-from mmdec.drafters.medusa.network import DecoderLayer, KeyValues, MedusaHeads
+from mmdec.drafters.medusa.network import HeadLayer, KeyValues, MedusaHeads
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
@@ -197,7 +197,7 @@ class Medusa:
             The layer's output (B, H) at the last position of each batch row.
         """
         layer = self.heads.block
-        assert isinstance(layer, DecoderLayer)
+        assert isinstance(layer, HeadLayer)
         fresh = [torch.cat(parts) for parts in block.pending]
         counts = [len(part) for part in fresh]
         states = nn.utils.rnn.pad_sequence(fresh, batch_first=True)  # shape (B, M, H)

@@ -68,7 +68,7 @@ class ResBlock(nn.Module):
 
 
 @final
-class Attention(nn.Module):
+class HeadAttention(nn.Module):
     """Multi-head attention as in the speech model: the key projection has no bias."""
 
     def __init__(self, size: int, heads: int) -> None:
@@ -100,14 +100,14 @@ class Attention(nn.Module):
 
 
 @final
-class DecoderLayer(nn.Module):
+class HeadLayer(nn.Module):
     """One decoder layer of the speech model, with the same weight names."""
 
     def __init__(self, size: int, heads: int, ffn: int) -> None:
         super().__init__()
-        self.self_attn = Attention(size, heads)
+        self.self_attn = HeadAttention(size, heads)
         self.self_attn_layer_norm = nn.LayerNorm(size)
-        self.encoder_attn = Attention(size, heads)
+        self.encoder_attn = HeadAttention(size, heads)
         self.encoder_attn_layer_norm = nn.LayerNorm(size)
         self.fc1 = nn.Linear(size, ffn)
         self.fc2 = nn.Linear(ffn, size)
@@ -144,7 +144,7 @@ class MedusaHeads(nn.Module):
         super().__init__()
         self.config = config
         size = config.hidden_size
-        self.block = DecoderLayer(size, config.attention_heads, config.ffn) if config.kind == "block" else None
+        self.block = HeadLayer(size, config.attention_heads, config.ffn) if config.kind == "block" else None
         self.heads = nn.ModuleList(ResBlock(size) for _ in range(config.heads))
         matrices = config.heads if config.own_outputs else 0
         self.outputs = nn.ModuleList(nn.Linear(size, config.vocab_size, bias=False) for _ in range(matrices))

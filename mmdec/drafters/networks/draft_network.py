@@ -221,7 +221,7 @@ def apply_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     )
 
 
-class Attention(nn.Module):
+class DraftAttention(nn.Module):
     """The projections of grouped-query attention.
 
     Args:
@@ -248,7 +248,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(inner, size, bias=False)
 
 
-class DecoderLayer(nn.Module):
+class DraftLayer(nn.Module):
     """The weights of one decoder layer, named as in Llama.
 
     Args:
@@ -257,7 +257,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: DraftConfig, inputs: int = 0) -> None:
         super().__init__()
-        self.self_attn = Attention(config, inputs)
+        self.self_attn = DraftAttention(config, inputs)
         self.mlp = MLP(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if config.input_norm:

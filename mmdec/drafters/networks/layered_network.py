@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from mmdec.drafters.networks.draft_network import (
     MAX_CONFIG_SIZE,
-    DecoderLayer,
     DraftConfig,
+    DraftLayer,
     DraftNetwork,
     RMSNorm,
     check_size,
@@ -66,7 +66,7 @@ class LayeredNetwork(DraftNetwork):
             output_bias: Whether attention's output projection has a bias.
         """
         count, self.qk_norm = sizes.num_hidden_layers, qk_norm
-        self.layers = nn.ModuleList([DecoderLayer(sizes, 0 if index else inputs) for index in range(count)])
+        self.layers = nn.ModuleList([DraftLayer(sizes, 0 if index else inputs) for index in range(count)])
         for layer in self.layers:
             attention: Any = layer.self_attn
             if qk_norm:

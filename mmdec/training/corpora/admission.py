@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mmdec.checks.files import printable, write_atomically
+from mmdec.checks.files import printable, quote_path, write_atomically
 from mmdec.errors import InputError
 from mmdec.io.audio import sound_seconds
 from mmdec.io.images import read_image
-from mmdec.training.corpora.text_files import quote_path
 from mmdec.training.processes import end_with_parent
 
 MAX_BAD_SHARE = 0.1  # default for the largest share of bad rows in a split; with more, the corpus is probably wrong
@@ -143,7 +142,7 @@ class PathResolver:
 
     def _refuse(self, place: str, problem: str, remedy: str) -> InputError:
         return InputError(
-            f"{place[0].upper()}{place[1:]} must have a name inside the folder {quote_path(self.folder)}, but "
+            f"{place[0].upper()}{place[1:]} must have a name inside the folder '{quote_path(self.folder)}', but "
             f"{problem}. {remedy}"
         )
 

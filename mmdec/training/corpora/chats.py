@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmdec.checks.files import quote_path
 from mmdec.errors import InputError
 from mmdec.training.corpora.admission import STRICT, Admission, PathResolver
-from mmdec.training.corpora.text_files import check_text, json_lines, quote_path, read_json, text_lines
+from mmdec.training.corpora.text_files import check_text, json_lines, read_json, text_lines
 
 SUFFIXES = (".json", ".jsonl", ".txt")
 QUESTION_FIELDS = ("question", "prompt", "text")  # possible names of the field with a single question
@@ -68,7 +69,7 @@ def read_chats(
         rows = ((f"line {number}", {"question": line}) for number, line in text_lines(path, "data"))
     else:
         rows = ((f"line {number}", row) for number, row in json_lines(path, "data"))
-    names, file = admission.names(picture_folder(path, images)), quote_path(path)
+    names, file = admission.names(picture_folder(path, images)), f"'{quote_path(path)}'"
     chats = [_conversation(row, f"{place} of {file}", names, False) for place, row in rows]
     if not chats:
         raise InputError(f"`data` must hold questions, but {file} holds none. Write one on each line.")
@@ -88,7 +89,7 @@ def read_conversations(
     """
     path = Path(listed)
     rows, names = _list(path, "listed"), admission.names(path.parent / "images" if images is None else Path(images))
-    return [_conversation(row, f"{place} of {quote_path(path)}", names, True) for place, row in rows]
+    return [_conversation(row, f"{place} of '{quote_path(path)}'", names, True) for place, row in rows]
 
 
 def _list(path: Path, argument: str) -> Iterable[tuple[str, Any]]:

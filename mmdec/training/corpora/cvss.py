@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from mmdec.checks.files import quote_path
 from mmdec.errors import InputError
 from mmdec.phonetics.lexicon import lower_case, read_lexicon, spoken_slice
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows
-from mmdec.training.corpora.text_files import quote_path, read_table
+from mmdec.training.corpora.text_files import read_table
 
 
 def parse_alignment(text: str) -> list[tuple[str, float]]:
@@ -105,7 +106,7 @@ def read_pairs(
     clips = admission.names(common_voice / "clips")
     pairs, bad = [], BadRows()
     for name, translation in translations:
-        clip, recording = clips(name, f"a row of {quote_path(cvss / f'{split}.tsv')}"), cvss / split / f"{name}.wav"
+        clip, recording = clips(name, f"a row of '{quote_path(cvss / f'{split}.tsv')}'"), cvss / split / f"{name}.wav"
         alignment = _parse_or_empty(alignments.get(name, ""))
         if not scoring and name not in sentences:
             bad.add("no source sentence", name)
@@ -144,7 +145,7 @@ def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> 
     rows: dict[tuple[str, str], None] = {}  # a dict instead of a list, so that repeated lines count only once
     first: dict[str, tuple[str, int]] = {}
     for number, (name, *rest) in read_table(table):
-        names(f"{name}.wav", f"line {number} of {quote_path(table)}")
+        names(f"{name}.wav", f"line {number} of '{quote_path(table)}'")
         text = rest[0] if rest else ""
         if text.strip():
             _check_same(first, name, text, table, number)
@@ -191,8 +192,8 @@ def _check_same(first: dict[str, tuple[T, int]], name: str, value: T, table: Pat
     value_before, line = first.setdefault(name, (value, number))
     if value_before != value:
         raise InputError(
-            f"`corpus` must name each recording once, but line {number} of {quote_path(table)} has '{name:.80}' again, "
-            f"with something else than line {line}. Remove one of them."
+            f"`corpus` must name each recording once, but line {number} of '{quote_path(table)}' has '{name:.80}' "
+            f"again, with something else than line {line}. Remove one of them."
         )
 
 
@@ -257,8 +258,8 @@ def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]
         path, sentence, speaker = (columns.index(name) for name in ("path", "sentence", "client_id"))
     except ValueError as error:
         raise InputError(
-            f"`{table.name}` must have the columns client_id, path and sentence, but line 1 of {quote_path(table)} has "
-            f"{columns!s:.200}. Use Common Voice's own tables."
+            f"`{table.name}` must have the columns client_id, path and sentence, but line 1 of '{quote_path(table)}' "
+            f"has {columns!s:.200}. Use Common Voice's own tables."
         ) from error
     sentences: dict[str, tuple[str, str]] = {}
     first: dict[str, tuple[tuple[str, str], int]] = {}

@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mmdec.checks.files import quote_path
 from mmdec.errors import InputError
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import Conversation, malformed_row_error, read_conversations
-from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, quote_path, read_json, read_table
+from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, read_table
 
 MAX_IMAGES = 64  # the most pictures of one question in a .jsonl list; more are an error
 COLUMNS = ["file", "task", "question", "answer"]
@@ -166,7 +167,7 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
     names, apart = admission.names(given or path.parent), path.parent / "images"
     names_apart = admission.names(apart) if given is None and apart.is_dir() else None
     for index, (number, row) in enumerate(json_lines(path, "questions")):
-        place = f"line {number} of {quote_path(path)}"
+        place = f"line {number} of '{quote_path(path)}'"
         if not isinstance(row, dict):
             raise malformed_row_error(place, "fields", row)
         # a field that is null counts as missing
@@ -208,9 +209,9 @@ def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion
     rows = list(read_table(path, "questions"))
     columns = f"the columns {', '.join(COLUMNS)}"
     if not rows or rows[0][1] != COLUMNS:
-        raise malformed_row_error(f"line 1 of {quote_path(path)}", columns, rows[0][1] if rows else "no row")
+        raise malformed_row_error(f"line 1 of '{quote_path(path)}'", columns, rows[0][1] if rows else "no row")
     for index, (number, row) in enumerate(rows[1:], 1):
-        place = f"line {number} of {quote_path(path)}"
+        place = f"line {number} of '{quote_path(path)}'"
         if len(row) != len(COLUMNS) or not row[2].strip():
             raise malformed_row_error(place, f"{columns}, with a text as `question`", row)
         file, task, text, answer = row
@@ -221,7 +222,7 @@ def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion
 def _textvqa(rows: Sequence[Any], path: Path, folder: Path, admission: Admission) -> list[ImageQuestion]:
     questions, names, ids = [], admission.names(folder), dict[str, str]()
     for number, row in enumerate(rows):
-        place = f"row {number} of {quote_path(path)}"
+        place = f"row {number} of '{quote_path(path)}'"
         try:
             file = f"{row['image_id']}.jpg"
             answers = tuple(str(answer) for answer in row.get("answers", ()))
@@ -242,7 +243,7 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
     notes = _annotations(path)
     questions, names = [], dict[str, str]()
     for number, row in enumerate(rows["questions"]):
-        place = f"row {number} of {quote_path(path)}"
+        place = f"row {number} of '{quote_path(path)}'"
         try:
             name, picture = int(row["question_id"]), int(row["image_id"])
             text = check_text(str(row["question"]).strip() + SHORT_ANSWER_PROMPT, "questions", place)

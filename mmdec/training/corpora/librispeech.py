@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from mmdec.checks.files import quote_path
 from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from mmdec.training.corpora.admission import STRICT, Admission
-from mmdec.training.corpora.text_files import check_text, json_lines, problem_of, quote_path, read_table, text_lines
+from mmdec.training.corpora.text_files import check_text, json_lines, problem_of, read_table, text_lines
 
 SOUND_SUFFIXES = (".flac", ".wav", ".mp3", ".ogg")
 MANIFEST = "a manifest with `path` and `text`"
@@ -69,8 +70,8 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
     if not any(row.path.is_file() for row in utterances):
         first = utterances[0]
         raise InputError(
-            f"`root` must name existing sound files, but none of {len(utterances)} is there: {quote_path(first.path)} "
-            f"of {first.place} does not exist. Check the path of the corpus."
+            f"`root` must name existing sound files, but none of {len(utterances)} is there: "
+            f"'{quote_path(first.path)}' of {first.place} does not exist. Check the path of the corpus."
         )
     return utterances
 
@@ -93,7 +94,7 @@ def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
             ) from None
         if not path.is_file():
             raise InputError(f"`recordings` must be sound files, but '{path}' is not one. Check the path.")
-        utterances.append(Utterance(path, " ".join(text.split()), str(number), str(number), quote_path(path)))
+        utterances.append(Utterance(path, " ".join(text.split()), str(number), str(number), f"'{quote_path(path)}'"))
     return utterances
 
 
@@ -112,7 +113,7 @@ def _chapter(file: Path, admission: Admission) -> Iterator[Utterance]:
     names, lines = admission.names(file.parent), dict[str, int]()
     for number, line in text_lines(file, "root"):
         name, _, text = line.strip().partition(" ")
-        place = f"line {number} of {quote_path(file)}"
+        place = f"line {number} of '{quote_path(file)}'"
         if not text.strip():
             raise InputError(f"`root` must have a text for each recording, but {place} has none. Leave the line out.")
         if lines.setdefault(name, number) != number:
@@ -183,7 +184,7 @@ def _manifest(file: Path, admission: Admission) -> Iterator[tuple[Utterance, obj
     """Yield the checked rows of a manifest, each with the value in its column `split`, or None without this column."""
     names, lines = admission.names(file.parent), dict[Path, int]()
     for number, row in _rows(file):
-        place = f"line {number} of {quote_path(file)}"
+        place = f"line {number} of '{quote_path(file)}'"
         for column in ("path", "text"):
             value = row.get(column)
             if not isinstance(value, str) or not value.strip():
@@ -205,7 +206,7 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if file.suffix == ".jsonl":
         for number, row in json_lines(file, "root", MANIFEST):
             if not isinstance(row, dict):
-                raise InputError(f"`root` must be {MANIFEST}, but line {number} of {quote_path(file)} has no fields.")
+                raise InputError(f"`root` must be {MANIFEST}, but line {number} of '{quote_path(file)}' has no fields.")
             yield number, row
         return
     header: list[str] = []
@@ -214,12 +215,12 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             header = [name.strip() for name in fields]
             if not {"path", "text"} <= set(header) or len(set(header)) < len(header):
                 raise InputError(
-                    f"`root` must be {MANIFEST}, but line {number} of {quote_path(file)} has the columns "
+                    f"`root` must be {MANIFEST}, but line {number} of '{quote_path(file)}' has the columns "
                     f"{', '.join(header):.200}. Give .tsv with a header and tabs, or .jsonl."
                 )
         elif len(fields) != len(header):
             raise InputError(
-                f"`root` must have {len(header)} columns in each row, but line {number} of {quote_path(file)} has "
+                f"`root` must have {len(header)} columns in each row, but line {number} of '{quote_path(file)}' has "
                 f"{len(fields)}. Is there a tab too few, or one within the text?"
             )
         else:

@@ -13,17 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mmdec.checks.files import open_regular, printable
+from mmdec.checks.files import open_regular, printable, quote_path
 from mmdec.errors import InputError
 
 MAX_LINE = 1 << 24  # maximum bytes of a line; a longer one is an error, because the file is probably no text
 MAX_FIELD = 1 << 17  # the most characters of one field; a longer one is an error: a line end is probably missing
 BYTE_ORDER_MARK = "\ufeff"  # Unicode's byte order mark, which is removed from the start of each line
-
-
-def quote_path(path: str | os.PathLike[str]) -> str:
-    """Return a path as messages show it: in quotes, with unprintable characters escaped."""
-    return f"'{printable(os.fsdecode(path))}'"
 
 
 def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
@@ -37,7 +32,7 @@ def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
     """
 
     def refuse(rule: str, problem: str, remedy: str) -> InputError:
-        return InputError(f"`{argument}` must {rule}, but line {number} of {quote_path(path)} {problem}. {remedy}")
+        return InputError(f"`{argument}` must {rule}, but line {number} of '{quote_path(path)}' {problem}. {remedy}")
 
     with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
         number = 0
@@ -71,7 +66,7 @@ def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise InputError(
-                f"`{argument}` must be {rule}, but line {number} of {quote_path(path)} is no JSON ({_short(error)}). "
+                f"`{argument}` must be {rule}, but line {number} of '{quote_path(path)}' is no JSON ({_short(error)}). "
                 "Fix the line."
             ) from None
         yield number, value
@@ -90,19 +85,19 @@ def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_
     with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
         if os.fstat(descriptor).st_size > max_bytes:
             rule = f"have at most {max_bytes} bytes"
-            raise InputError(f"`{argument}` must {rule}, but {quote_path(path)} has more. Divide it.")
+            raise InputError(f"`{argument}` must {rule}, but '{quote_path(path)}' has more. Divide it.")
         content = file.read()
     try:
         return json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(
-            f"`{argument}` must be {rule} in UTF-8, but line {line} of {quote_path(path)} has the byte "
+            f"`{argument}` must be {rule} in UTF-8, but line {line} of '{quote_path(path)}' has the byte "
             f"0x{content[error.start]:02x}. Save it as UTF-8."
         ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"`{argument}` must be {rule}, but {quote_path(path)} is not one ({_short(error)}). Fix the file."
+            f"`{argument}` must be {rule}, but '{quote_path(path)}' is not one ({_short(error)}). Fix the file."
         ) from None
 
 
@@ -156,7 +151,7 @@ def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list
     for number, line in text_lines(path, argument):
         fields = line.split("\t")
         for field in fields:
-            check_text(field, argument, f"line {number} of {quote_path(path)}")
+            check_text(field, argument, f"line {number} of '{quote_path(path)}'")
         yield number, fields
 
 

@@ -33,7 +33,7 @@ SECONDS = 30
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowPlan:
     """The plan of a window: the utterances to join, and the seed of all its random choices."""
 
     rows: tuple[int, ...]  # indices of the utterances to join, in this order
@@ -87,7 +87,7 @@ def plan_windows(
     length: float,
     padded: float,
     pause: tuple[float, float],
-) -> list[Window]:
+) -> list[WindowPlan]:
     """Plan one batch: about `total` seconds of windows, each of about `length` seconds, padded to `padded` seconds.
 
     Each window gets slightly more utterances than fit, and `compose` drops the rest: if windows were not full to the
@@ -114,12 +114,12 @@ def plan_windows(
             if filled > 1.1 * length:
                 break
         rows = rows or [min(chapter, key=lambda row: seconds[row])]
-        windows.append(Window(tuple(rows), int(draw.integers(2**62)), padded))
+        windows.append(WindowPlan(tuple(rows), int(draw.integers(2**62)), padded))
     return windows
 
 
 def compose(
-    window: Window, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, composition: Composition
+    window: WindowPlan, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, composition: Composition
 ) -> Composed:
     """Build a window's sound and tokens. All random choices follow from its seed.
 

@@ -69,7 +69,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Score:
+class CorpusScore:
     """A score of a whole corpus, from 0 to 100."""
 
     value: float
@@ -199,17 +199,17 @@ def number_accuracy(hypotheses: Sequence[str], references: Sequence[Sequence[str
     return {kind: Rate(right[kind], total[kind]) for kind in ("all", "numbers", "times", "prices")}
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> CorpusScore:
     """Compute corpus BLEU. Each sentence may have any number of references. Texts are not normalised."""
     return _corpus_score(extra("sacrebleu").BLEU(), hypotheses, references)
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> CorpusScore:
     """Compute corpus chrF. Each sentence may have any number of references. Texts are not normalised."""
     return _corpus_score(extra("sacrebleu").CHRF(), hypotheses, references)
 
 
-def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> CorpusScore:
     """Compute ASR-BLEU: BLEU of a speech recogniser's transcripts. Case and punctuation are ignored, and figures are
     spelled out. Empty transcripts count, too."""
     return bleu(*normalise_all_for_asr(transcripts, references))
@@ -351,9 +351,9 @@ def _error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     return float(extra("jiwer").wer(list(references), list(hypotheses)))
 
 
-def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> CorpusScore:
     score = metric.corpus_score(list(hypotheses), _columns(hypotheses, references))
-    return Score(float(score.score), str(metric.get_signature()))
+    return CorpusScore(float(score.score), str(metric.get_signature()))
 
 
 def _columns(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[str | None]]:

@@ -45,7 +45,7 @@ ENCODER_FILES = ("*.json", "model.safetensors", "model-*.safetensors")
 STATES_PER_SECOND = 50  # encoder states per second of sound; the same for all supported encoders
 
 
-class SpeechEncoder(Protocol):
+class FrozenEncoder(Protocol):
     """Interface of a frozen encoder that turns speech into hidden states."""
 
     @property
@@ -112,7 +112,7 @@ class TransformersSpeechEncoder:
         return states, torch.tensor([len(row) for row in rows])
 
 
-def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
+def load_speech_encoder(model: str, top: int = 0) -> FrozenEncoder:
     """Load a speech encoder in float32, with frozen weights.
 
     Args:
@@ -207,7 +207,7 @@ def state_name(row: Utterance, view: int) -> str:
 
 
 def keep_states(
-    rows: Sequence[tuple[Utterance, int]], encoder: SpeechEncoder, folder: Path, distortion: Distortion
+    rows: Sequence[tuple[Utterance, int]], encoder: FrozenEncoder, folder: Path, distortion: Distortion
 ) -> FrameStore:
     """Compute the encoder states that the store in `folder` lacks, and return the store.
 

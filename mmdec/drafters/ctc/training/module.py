@@ -18,7 +18,7 @@ from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig, collapse
 from mmdec.drafters.ctc.training.data import (
     STATES_PER_SECOND,
     CtcBatch,
-    SpeechEncoder,
+    FrozenEncoder,
     WhisperSpeechEncoder,
     load_speech_encoder,
 )
@@ -186,7 +186,7 @@ class CtcRecogniser:
     """
 
     head: CtcHead
-    encoder: SpeechEncoder
+    encoder: FrozenEncoder
 
     @torch.inference_mode()
     def __call__(self, path: Path) -> tuple[Tensor, Tensor]:

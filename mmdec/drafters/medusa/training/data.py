@@ -41,7 +41,7 @@ from mmdec.training.corpora.windows import (
     PLAIN,
     SECONDS,
     Composition,
-    Window,
+    WindowPlan,
     chapters_of,
     check_utterances_apart,
     compose,
@@ -238,7 +238,7 @@ class HeadWindows(Dataset[HeadBatch]):
         spelling: WindowTokenizer,
         composition: Composition,
         mels: int,
-        batches: Sequence[Sequence[Window]],
+        batches: Sequence[Sequence[WindowPlan]],
         stored: Container[str] = (),
     ) -> None:
         self.utterances, self.spelling, self.composition, self.mels = utterances, spelling, composition, mels
@@ -260,7 +260,7 @@ class HeadWindows(Dataset[HeadBatch]):
         prompts, truth, timed = zip(*(self.spelling.split(example.tokens) for example in composed), strict=True)
         return HeadBatch(whisper_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
 
-    def name(self, window: Window) -> str:
+    def name(self, window: WindowPlan) -> str:
         """Return the key of a window and its prompt: a hash of everything from which window and prompt are made."""
         digest = hashlib.blake2b(digest_size=12)
         for row in window.rows:
@@ -460,7 +460,7 @@ class HeadData(LightningDataModule):
         kinds = ("timestamps", "cut", "previous", "pause")
         return self._loader("dev", replace(PLAIN, **{name: getattr(self.composition, name) for name in kinds}), mine)
 
-    def _batches(self, split: str, draw: np.random.Generator, count: int, world: int = 1) -> list[list[Window]]:
+    def _batches(self, split: str, draw: np.random.Generator, count: int, world: int = 1) -> list[list[WindowPlan]]:
         chapters, seconds = self.plans[split]
         size, pause = world * self.options.batch_size * SECONDS, self.composition.pause
         shortest = min(MIN_WINDOW_SECONDS, self.options.longest)
@@ -469,7 +469,7 @@ class HeadData(LightningDataModule):
             for _ in range(count)
         ]
 
-    def _loader(self, split: str, composition: Composition, batches: list[list[Window]]) -> DataLoader[HeadBatch]:
+    def _loader(self, split: str, composition: Composition, batches: list[list[WindowPlan]]) -> DataLoader[HeadBatch]:
         mels = self.whisper.model.config.num_mel_bins
         composition = composition if self.spelling.recalls else replace(composition, previous=0.0)
         dataset = HeadWindows(self.cut[split], self.spelling, composition, mels, batches, self.stored)

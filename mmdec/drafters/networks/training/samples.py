@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from transformers import AutoConfig, AutoProcessor
 
+from mmdec.checks.files import quote_path
 from mmdec.errors import InputError
 from mmdec.hub.find import find_model
 from mmdec.io.images import read_image, to_pil
@@ -23,7 +24,6 @@ from mmdec.pretrained.vlm import VLM_FILES, read_processor
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows, PathResolver, sizes_of
 from mmdec.training.corpora.chats import SUFFIXES, SYSTEM_KEY, Conversation, picture_folder, read_chats
 from mmdec.training.corpora.librispeech import Utterance
-from mmdec.training.corpora.text_files import quote_path
 
 Inputs = dict[str, Tensor]
 MAX_CACHED_PROMPTS = 1 << 16  # maximum prompts without pictures whose tensors are kept in memory, about 1 kB each
@@ -256,7 +256,7 @@ def read_samples(
             for lap in (0, 1)
         )
         questions = chain.from_iterable(laps)
-    whole = _whole(choose(questions, choice), admission, kept, f"chosen questions of {quote_path(list_file)}")
+    whole = _whole(choose(questions, choice), admission, kept, f"chosen questions of '{quote_path(list_file)}'")
     return [replace(question, name=_name(question)) for question in whole]
 
 

@@ -18,7 +18,7 @@ from mmdec.daspeech.training.corpus import (
     CHARACTERS,
     EOS,
     PAD,
-    FeatureStore,
+    FilterbankStore,
     SpeechTranslationData,
     collate,
     draw_batches,
@@ -56,7 +56,7 @@ def test_features_are_made_once_and_whole(corpus: TinyCorpus, tmp_path: Path, mo
     clips[1].write_text("not a sound", encoding="utf-8")
     soundfile.write(clips[2], buzz(0.05), RATE, format="WAV")  # five frames
     folder = tmp_path / "store"
-    store = FeatureStore(folder, clips, jobs=1)
+    store = FilterbankStore(folder, clips, jobs=1)
     assert store.lengths[1:3].tolist() == [0, 0]
     assert set(store.reasons) == {clips[1].name, clips[2].name}
     assert "libsndfile" in store.reasons[clips[1].name]
@@ -66,22 +66,22 @@ def test_features_are_made_once_and_whole(corpus: TinyCorpus, tmp_path: Path, mo
         torch.testing.assert_close(store[place], expected, atol=1e-2, rtol=1e-2)  # kept in half precision
     assert not list(folder.rglob("*.part"))
 
-    monkeypatch.setattr(FeatureStore, "_build", lambda *_: pytest.fail("built again"))
-    again = FeatureStore(folder, clips, jobs=1)
+    monkeypatch.setattr(FilterbankStore, "_build", lambda *_: pytest.fail("built again"))
+    again = FilterbankStore(folder, clips, jobs=1)
     assert torch.equal(again[5], store[5])
     with pytest.raises(pytest.fail.Exception):
-        FeatureStore(folder, clips[1:], jobs=1)  # another list
+        FilterbankStore(folder, clips[1:], jobs=1)  # another list
     monkeypatch.setattr(corpus_module, "_FORMAT", 2)
     with pytest.raises(pytest.fail.Exception):
-        FeatureStore(folder, clips, jobs=1)  # features made in another way
+        FilterbankStore(folder, clips, jobs=1)  # features made in another way
 
 
 def test_features_of_an_interrupted_run_are_made_again(corpus: TinyCorpus, tmp_path: Path):
-    store = FeatureStore(tmp_path / "store", clips_of(corpus), jobs=1)
+    store = FilterbankStore(tmp_path / "store", clips_of(corpus), jobs=1)
     (store.folder / "index.json").unlink()
     (store.folder / "fbank.f16").unlink()  # the store has it mapped
     (store.folder / "fbank.f16").write_bytes(b"\0" * 10)
-    again = FeatureStore(tmp_path / "store", clips_of(corpus), jobs=1)
+    again = FilterbankStore(tmp_path / "store", clips_of(corpus), jobs=1)
     assert torch.equal(again[0], store[0])
     assert len(again[14]) == again.lengths[14] > 0
 
@@ -91,19 +91,19 @@ def test_a_repaired_recording_is_used(corpus: TinyCorpus, tmp_path: Path):
     clips = clips_of(corpus)
     whole = clips[1].read_bytes()
     clips[1].write_bytes(bytes(len(whole)))
-    assert list(FeatureStore(tmp_path, clips, jobs=1).reasons) == [clips[1].name]
+    assert list(FilterbankStore(tmp_path, clips, jobs=1).reasons) == [clips[1].name]
     (index,) = tmp_path.glob("*/index.json")
     clips[1].write_bytes(whole)
     written = index.stat().st_mtime_ns
     os.utime(clips[1], ns=(written + 1, written + 1))
-    again = FeatureStore(tmp_path, clips, jobs=1)
+    again = FilterbankStore(tmp_path, clips, jobs=1)
     assert again.reasons == {}
     assert again.lengths[1] > 0
 
 
 def test_unreadable_recordings_are_stored_with_their_reason(tmp_path: Path):
     (tmp_path / "a.mp3").write_text("nothing", encoding="utf-8")
-    store = FeatureStore(tmp_path / "store", [tmp_path / "a.mp3"], jobs=1)
+    store = FilterbankStore(tmp_path / "store", [tmp_path / "a.mp3"], jobs=1)
     assert store.lengths.tolist() == [0]
     assert list(store.reasons) == ["a.mp3"]
 

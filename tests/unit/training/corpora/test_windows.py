@@ -17,7 +17,7 @@ from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.corpora.windows import (
     PLAIN,
     Composition,
-    Window,
+    WindowPlan,
     chapters_of,
     compose,
     plan_windows,
@@ -111,7 +111,7 @@ def test_features_are_whispers():
 def test_a_window_joins_utterances_and_marks_when_they_are_spoken(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
     how = Composition(0, 0, 0, 1, 0, 0, 0, pause=(0.5, 0.5))
-    made = compose(Window((1, 0), 7, 6.0), rows, tokenizer, how)
+    made = compose(WindowPlan((1, 0), 7, 6.0), rows, tokenizer, how)
     assert len(made.sound) == 6 * 16000
     assert tokenizer.decode(made.tokens, decode_with_timestamps=True) == (
         "<|startoftranscript|><|en|><|transcribe|>"
@@ -123,7 +123,7 @@ def test_a_window_joins_utterances_and_marks_when_they_are_spoken(corpus: Path, 
 
 def test_a_window_without_times_and_with_text_before(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
-    made = compose(Window((2,), 7, 6.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 1, 0))
+    made = compose(WindowPlan((2,), 7, 6.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 1, 0))
     text = tokenizer.decode(made.tokens)
     assert text == f"<|startofprev|> {TEXTS[2]}<|startoftranscript|><|en|><|transcribe|><|notimestamps|> {TEXTS[2]}"
 
@@ -131,10 +131,10 @@ def test_a_window_without_times_and_with_text_before(corpus: Path, tokenizer: Wh
 def test_a_window_that_ends_within_speech_gives_its_beginning_alone(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
     how = Composition(0, 0, 0, 1, 1, 0, 0, pause=(0.1, 0.1))
-    made = compose(Window((0, 1, 2, 3), 3, 5.0), rows, tokenizer, how)  # the last is heard from 4.15 s, for 0.85 s
+    made = compose(WindowPlan((0, 1, 2, 3), 3, 5.0), rows, tokenizer, how)  # the last is heard from 4.15 s, for 0.85 s
     assert tokenizer.decode(made.tokens, decode_with_timestamps=True).endswith(f" {TEXTS[2]}<|4.04|><|4.16|>")
     assert np.abs(made.sound[-800:]).max() > 0.05
-    short = compose(Window((0, 1, 2, 3), 3, 4.5), rows, tokenizer, how)  # 0.35 s of it are too little
+    short = compose(WindowPlan((0, 1, 2, 3), 3, 4.5), rows, tokenizer, how)  # 0.35 s of it are too little
     assert tokenizer.decode(short.tokens, skip_special_tokens=True).strip() == " ".join(TEXTS[:3])
     assert np.abs(short.sound[-800:]).max() == 0
 
@@ -153,7 +153,7 @@ def test_planned_windows_are_full(corpus: Path, tokenizer: WhisperTokenizer):
 
 def test_another_voice_keeps_the_text(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
-    window = Window((0, 1), 5, 6.0)
+    window = WindowPlan((0, 1), 5, 6.0)
     own, other = (compose(window, rows, tokenizer, replace(PLAIN, voice=voice)) for voice in (0.0, 1.0))
     assert own.tokens == other.tokens
     assert own.sound.shape == other.sound.shape
@@ -162,14 +162,14 @@ def test_another_voice_keeps_the_text(corpus: Path, tokenizer: WhisperTokenizer)
 
 def test_a_window_of_noise_alone_has_no_text(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
-    made = compose(Window((0,), 1, 4.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 0, 1))
+    made = compose(WindowPlan((0,), 1, 4.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 0, 1))
     assert tokenizer.decode(made.tokens, skip_special_tokens=True) == ""
     assert np.abs(made.sound).max() > 0
 
 
 def test_a_window_is_determined_by_its_seed(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
-    items = [compose(Window((0, 1, 2), seed, 8.0), rows, tokenizer, Composition()) for seed in (1, 2, 2)]
+    items = [compose(WindowPlan((0, 1, 2), seed, 8.0), rows, tokenizer, Composition()) for seed in (1, 2, 2)]
     assert np.array_equal(items[2].sound, items[1].sound)
     assert items[2].tokens == items[1].tokens
     assert not np.array_equal(items[0].sound, items[1].sound)
@@ -190,7 +190,7 @@ def test_planned_windows_fit():
 
 def test_plain_windows_are_not_changed(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "dev")
-    made = compose(Window((3,), 0, 30.0), rows, tokenizer, PLAIN)
+    made = compose(WindowPlan((3,), 0, 30.0), rows, tokenizer, PLAIN)
     assert tokenizer.decode(made.tokens, skip_special_tokens=True).strip() == TEXTS[3]
 
 
