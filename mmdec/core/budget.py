@@ -15,12 +15,12 @@ Sequoia (Chen et al. 2024, section 3.3), but T and D are measured while decoding
 - If the thread waited for a CPU, wall time shows how busy the machine is, so CPU time is recorded instead. Both clocks
   have curves of their own, because CPU time on a busy machine is longer than wall time on an idle one: comparing a pass
   of one kind with a pass of the other would say nothing about drafts. The curves of the last round's kind are used.
-- A ledger sums the time that drafting has lost against plain decoding. If a draft could lose more than is allowed, the
-  round has no draft. So even a drafter that is always wrong costs little time. While drafting does not pay, it is
+- Each call sums the time that its drafts have lost against plain decoding. If a draft could lose more than is allowed,
+  the round has no draft. So even a drafter that is always wrong costs little time. While drafting does not pay, it is
   tried again at growing intervals.
 
 Planning takes a few tens of microseconds a round. Measurements are stored in `DecodingStatistics`, which several
-`generate` calls may share. The ledger belongs to one call.
+`generate` calls may share. The lost time belongs to one call.
 """
 
 from __future__ import annotations
@@ -84,17 +84,18 @@ class RatedPlan(NamedTuple):
 class Budget:
     """Chooses the draft size of each round of one `generate` call, and records times and accepted tokens.
 
-    It holds the ledger of this call. Its other measurements go to a `DecodingStatistics`, where later calls read them.
+    It holds what this call's drafts have cost and brought. Its other measurements go to a `DecodingStatistics`, where
+    later calls read them.
 
     Args:
         statistics: Measurements of earlier calls; this call adds to them.
-        pair: Names of target, device and drafter.
+        key: Names of target, device and drafter.
         prior: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; used before measurements.
         stops: Whether the drafter may end chains early.
     """
 
     def __init__(
-        self, statistics: DecodingStatistics, pair: MeasurementKey, prior: Sequence[float] = (), stops: bool = False
+        self, statistics: DecodingStatistics, key: MeasurementKey, prior: Sequence[float] = (), stops: bool = False
     ) -> None:
         self._stops = stops
         self._loss_allowance = INITIAL_LOSS_ALLOWANCE if stops or prior else INITIAL_LOSS_WITHOUT_PRIOR
@@ -105,12 +106,12 @@ class Budget:
         self._rounds_since_plain = 0  # rounds since the last target pass without a draft
         self._tokens = 0.0  # new tokens per row so far, mean over the rows
         self._rate = 0.0  # tokens a second in each batch row that the best draft size is expected to give
-        # batch size -> (seconds, new tokens per row) of all rounds in which the drafter was called
-        self.ledger: dict[int, tuple[float, float]] = {}
-        self._starved_ledger: dict[int, tuple[float, float]] = {}  # the same for rounds that waited for a CPU
+        # [whether the round waited for a CPU]: batch size -> (seconds, new tokens per row) of all rounds in which the
+        # drafter was called
+        self.drafting_totals: tuple[dict[int, tuple[float, float]], ...] = ({}, {})
         self._lock = statistics.lock
         with self._lock:
-            self._measured = statistics.of(pair, prior)
+            self._measured = statistics.of(key, prior)
             self._acceptance = self._measured.acceptance
             self._acceptance.gap = min(self._acceptance.gap, MAX_INITIAL_TRIAL_GAP)
 
@@ -192,22 +193,15 @@ class Budget:
             cost = target.capped_estimate(columns, plain) + draft.pessimistic_estimate(levels)
             if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < MIN_BUCKET_TIMINGS:
                 cost = min(cost, tokens * plain)  # with few timings, a round with accepted tokens counts as no loss
-            spent, gained = self._ledger.get(batch, (0.0, 0.0))
-            self._ledger[batch] = (spent + cost, gained + tokens)
+            totals = self.drafting_totals[starved]
+            spent, gained = totals.get(batch, (0.0, 0.0))
+            totals[batch] = (spent + cost, gained + tokens)
             loss = cost - tokens * plain
             if loss <= 0:
                 acceptance.gap = 1
             elif loss > NEGLIGIBLE_LOSS * plain and self._is_trial:
                 acceptance.gap = min(2 * acceptance.gap, MAX_TRIAL_GAP)
                 self._rounds_since_trial = 0
-
-    @property
-    def _ledger(self) -> dict[int, tuple[float, float]]:
-        return self._starved_ledger if self._measured.waited_for_cpu else self.ledger
-
-    @property
-    def _other_ledger(self) -> dict[int, tuple[float, float]]:
-        return self.ledger if self._measured.waited_for_cpu else self._starved_ledger
 
     def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
         """Return the cost curves for batches of `batch` rows, of the last round's clock.
@@ -287,9 +281,11 @@ class Budget:
         Args:
             plain: Seconds of a target pass over one token.
         """
-        lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self._ledger.items())
-        for batch, (spent, gained) in self._other_ledger.items():  # in passes, as the other clock measured them
-            other_plain = self.plain_seconds(batch, not self._measured.waited_for_cpu)
+        starved = self._measured.waited_for_cpu
+        totals, other_totals = self.drafting_totals[starved], self.drafting_totals[not starved]
+        lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in totals.items())
+        for batch, (spent, gained) in other_totals.items():  # in passes, as the other clock measured them
+            other_plain = self.plain_seconds(batch, not starved)
             lost += (spent / other_plain - gained) * self.plain_seconds(batch) if other_plain else 0.0
         return (self._loss_allowance + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
@@ -456,11 +452,11 @@ def make_budget(
     prior = drafter.needs.prior
     if nodes is not None and prior is None:
         return _fixed_budget(nodes), None
-    pair = MeasurementKey(target.name, str(target.device), drafter.name)
-    shape = None if prior is None else statistics.accuracy(pair, prior)
+    key = MeasurementKey(target.name, str(target.device), drafter.name)
+    shape = None if prior is None else statistics.accuracy(key, prior)
     if nodes is not None:
         return _fixed_budget(nodes), shape
-    return Budget(statistics, pair, () if prior is None else prior.chain, drafter.needs.may_stop_early), shape
+    return Budget(statistics, key, () if prior is None else prior.chain, drafter.needs.may_stop_early), shape
 
 
 def _fixed_budget(nodes: int | tuple[int, int]) -> Budget:

@@ -363,32 +363,32 @@ class DecodingStatistics:
         self.lock = RLock()
         vars(self).update(state)
 
-    def of(self, pair: MeasurementKey, prior: Sequence[float] = ()) -> PairStatistics:
+    def of(self, key: MeasurementKey, prior: Sequence[float] = ()) -> PairStatistics:
         """Return the measurements of one target with one drafter; creates empty ones if there are none.
 
         Args:
-            pair: Names of target, device and drafter.
-            prior: For a new pair: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; ():
+            key: Names of target, device and drafter.
+            prior: For a new key: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; ():
                 unknown.
         """
         with self.lock:
-            statistics = self._pairs.pop(pair, None)
+            statistics = self._pairs.pop(key, None)
             if statistics is None:
-                target = self._targets.setdefault((pair.target, pair.device), {})
+                target = self._targets.setdefault((key.target, key.device), {})
                 statistics = PairStatistics(target, Acceptance(prior))
-            self._pairs[pair] = statistics
+            self._pairs[key] = statistics
             while len(self._pairs) > MAX_STORED_PAIRS:
                 self._drop(next(iter(self._pairs)))
             return statistics
 
-    def accuracy(self, pair: MeasurementKey, prior: Prior) -> HeadAccuracy:
+    def accuracy(self, key: MeasurementKey, prior: Prior) -> HeadAccuracy:
         """Return the counts of how often the drafter's k-th best token (rank k) was right at each depth.
 
         Args:
             prior: Initial chances. They are used if there are no counts with the same numbers of depths and ranks yet.
         """
         with self.lock:
-            statistics = self.of(pair, prior.chain)
+            statistics = self.of(key, prior.chain)
             accuracy = statistics.accuracy
             if accuracy is None or (accuracy.depth, accuracy.width) != (len(prior.ranks), len(prior.ranks[0])):
                 accuracy = statistics.accuracy = HeadAccuracy(prior.ranks)
@@ -400,7 +400,7 @@ class DecodingStatistics:
             self._pairs.clear()
             self._targets.clear()
 
-    def _drop(self, pair: MeasurementKey) -> None:
-        del self._pairs[pair]
-        if not any((other.target, other.device) == (pair.target, pair.device) for other in self._pairs):
-            self._targets.pop((pair.target, pair.device), None)
+    def _drop(self, key: MeasurementKey) -> None:
+        del self._pairs[key]
+        if not any((other.target, other.device) == (key.target, key.device) for other in self._pairs):
+            self._targets.pop((key.target, key.device), None)

@@ -109,40 +109,42 @@ class _RoundRecorder(StoppingCriteriaList):
         self._longest = min((one.max_length for one in criteria if type(one) is MaxLengthCriteria), default=2**31)
         self._eos = [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
         self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-        self._raw: Tensor = torch.empty(0)
+        self._logprobs: Tensor = torch.empty(0)  # (B, V), of the newest token
         self._stopwatch = Stopwatch(device)
 
     def logits(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Record the raw logits `scores` (B, V), and return them unchanged.
+        """Record the log-probabilities of the raw logits `scores` (B, V), and return the logits unchanged.
 
         transformers calls this as the first logits processor.
         """
-        self._raw = scores.log_softmax(-1)
+        self._logprobs = scores.log_softmax(-1)
         return scores
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         done: Tensor = cast(Any, super()).__call__(input_ids, scores, **kwargs)
         self._ended = self._ended | done
         ended = bool_list(self._ended)
-        over = [ended[row] if self._pads else all(ended) for row in self._live]
+        is_last = [
+            ended[row] if self._pads else all(ended) for row in self._live
+        ]  # whether the row gets no more tokens
         tokens = input_ids[:, -1:]
-        whole = [any(bool(torch.isin(token, eos.to(token.device)).any()) for eos in self._eos) for token in tokens]
-        logprobs = self._raw.gather(1, tokens)[self._live]
+        has_eos = [any(bool(torch.isin(token, eos.to(token.device)).any()) for eos in self._eos) for token in tokens]
+        logprobs = self._logprobs.gather(1, tokens)[self._live]
         self.rounds.append(
             Round(
                 index=len(self.rounds),
                 rows=self._live,
                 tokens=tokens[self._live].tolist(),
-                drafted=[0] * len(over),
-                accepted=[0] * len(over),
-                done=over,
+                drafted=[0] * len(is_last),
+                accepted=[0] * len(is_last),
+                done=is_last,
                 target=self._stopwatch.lap(),
                 logprobs=logprobs,
                 cut=[
-                    ended and input_ids.shape[1] >= self._longest and not whole[row]
-                    for row, ended in zip(self._live, over, strict=True)
+                    last and input_ids.shape[1] >= self._longest and not has_eos[row]
+                    for row, last in zip(self._live, is_last, strict=True)
                 ],
             )
         )
-        self._live = [row for row, last in zip(self._live, over, strict=True) if not last]
+        self._live = [row for row, last in zip(self._live, is_last, strict=True) if not last]
         return done

@@ -71,8 +71,7 @@ class TranscriptionEngine:
     @property
     def translates(self) -> bool:
         """Whether the model can translate into English."""
-        own = self.loaded
-        return not isinstance(own, LoadedAudioLm) and can_translate(own.model.generation_config)
+        return not isinstance(self.loaded, LoadedAudioLm) and can_translate(self.loaded.model.generation_config)
 
     def job(self, samples: Any, **options: Any) -> Job:
         """Make a job of 16 kHz samples (T,).
@@ -83,8 +82,8 @@ class TranscriptionEngine:
         Raises:
             InputError: For a wrong option.
         """
-        given = {name: value for name, value in options.items() if value is not None}
-        chosen = TranscribeOptions.of(given).changed()
+        options = {name: value for name, value in options.items() if value is not None}
+        chosen = TranscribeOptions.of(options).changed()
         if isinstance(self.loaded, LoadedAudioLm):  # without `do_sample`, the model's settings would decide it
             chosen["do_sample"] = "temperature" in chosen
         # The lock of the model is held while its rows run. An audio language model's call takes it itself, and so does
@@ -126,14 +125,14 @@ class TranscriptionEngine:
                 if piece := deltas.next_delta(text):
                     job.put_event("text", piece)
 
-        given = {**options, "on_round": on_round, "statistics": self._options.statistics}
+        call_options = {**options, "on_round": on_round, "statistics": self._options.statistics}
         if isinstance(self.loaded, LoadedWhisper) and job.models:
-            request = transcription_request(self.loaded, TranscribeOptions.of(given), 1)
+            request = transcription_request(self.loaded, TranscribeOptions.of(call_options), 1)
             assert isinstance(request, TranscriptionRequest)
             result = yield from transcription_steps(request, request.check(samples))
         else:
             fixed = {"sample_rate": RATE, "model": self.loaded, "threads": self._options.threads}
-            call = partial(mmdec.transcribe, samples, **fixed, **given)
+            call = partial(mmdec.transcribe, samples, **fixed, **call_options)
             computed = yield Compute(self.loaded.model.device, call)
             assert computed is not None
             result: mmdec.Transcript = computed.value
@@ -250,12 +249,12 @@ class AnswerEngine:
         return Dialogue.of(self.vlm, [dict(message) for message in messages], pictures)
 
     def job(self, prompt: Dialogue, **options: Any) -> Job:
-        given = {name: value for name, value in options.items() if value is not None}
-        stops = given.pop("stop_strings", ())
-        given |= {"stop_strings": list(stops)} if stops else {}
-        chosen = DescribeOptions.of(given | {"statistics": self._options.statistics})
+        options = {name: value for name, value in options.items() if value is not None}
+        stops = options.pop("stop_strings", ())
+        options |= {"stop_strings": list(stops)} if stops else {}
+        chosen = DescribeOptions.of(options | {"statistics": self._options.statistics})
         steps = partial(self._steps, dialogue=prompt, options=chosen, stops=stops)
-        return Job(self, steps, (self.vlm.model,), _cache_tokens(self.vlm.model, prompt.tokens, given))
+        return Job(self, steps, (self.vlm.model,), _cache_tokens(self.vlm.model, prompt.tokens, options))
 
     def _steps(self, job: Job, dialogue: Dialogue, options: DescribeOptions, stops: Sequence[str]) -> DecodingSteps:
         with suggesting_options(option_names(DescribeOptions)):
@@ -323,13 +322,13 @@ class TextEngine:
         return TextInputs(inputs, strips)
 
     def job(self, prompt: TextInputs, **options: Any) -> Job:
-        given = {name: value for name, value in options.items() if value is not None}
-        speculation = self._speculation.with_seed(given.pop("seed", None))
-        stops = given.pop("stop_strings", ())
-        given |= {"stop_strings": list(stops), "tokenizer": self.tokenizer} if stops else {}
-        steps = partial(self._steps, prompt=prompt, speculation=speculation, options=given, stops=stops)
+        options = {name: value for name, value in options.items() if value is not None}
+        speculation = self._speculation.with_seed(options.pop("seed", None))
+        stops = options.pop("stop_strings", ())
+        options |= {"stop_strings": list(stops), "tokenizer": self.tokenizer} if stops else {}
+        steps = partial(self._steps, prompt=prompt, speculation=speculation, options=options, stops=stops)
         model = self.loaded.model
-        return Job(self, steps, (model,), _cache_tokens(model, prompt.tokens, given))
+        return Job(self, steps, (model,), _cache_tokens(model, prompt.tokens, options))
 
     def _steps(
         self,

@@ -34,8 +34,8 @@ def _listener(head: Path, encoder: str | None) -> Callable[[Path], CtcTranscript
         `encoder`, and is decoded greedily.
     """
     if not head.is_dir():
-        ears = load_ctc_recogniser(head, encoder or "")
-        return lambda path: best_pieces(*ears(path))
+        recognise = load_ctc_recogniser(head, encoder or "")
+        return lambda path: best_pieces(*recognise(path))
     model = cast(PieceTranslatorParts, load_piece_translator(head)).model.eval()
 
     @torch.inference_mode()

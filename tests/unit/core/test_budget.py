@@ -238,12 +238,12 @@ def test_shrinking_batches_need_no_new_timing() -> None:
 
 
 def test_what_is_lost_on_fewer_rows_is_counted() -> None:
-    """Planned by what more rows taught, where no plain pass was timed: the ledger knows what one would take."""
+    """Planned by what more rows taught, where no plain pass was timed: the totals know what one would take."""
     budget = planner(prior=[0.9] * 8)
     Batch(budget, cliff, 4).run(8, 30)
     plans = Batch(budget, cliff, 0).run(1, 6)
     assert all(plan.nodes for plan in plans)
-    spent, gained = budget.ledger[1]
+    spent, gained = budget.drafting_totals[False][1]
     assert spent == pytest.approx(sum(cliff(1 + plan.nodes) + 0.01 * plan.depth for plan in plans), rel=0.01)
     assert gained == 6
     assert budget.plain_seconds(1) == pytest.approx(1.0, rel=0.15)

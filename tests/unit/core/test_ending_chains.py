@@ -14,8 +14,8 @@ from tests.unit.core.simulated_run import cliff, median, tiny
 def speed_of_chains(stops: bool, seed: int, honest: bool = True, batch: int = 1) -> float:
     """Tokens a second against plain decoding, of a drafter whose next token is right in 97 or in 45 of a hundred cases
     and which knows in which; dishonest: it is always wrong, and sure of itself."""
-    pair = MeasurementKey("model", "cpu", "drafter")
-    dice, budget = random.Random(seed), Budget(DecodingStatistics(), pair, (), stops)
+    key = MeasurementKey("model", "cpu", "drafter")
+    dice, budget = random.Random(seed), Budget(DecodingStatistics(), key, (), stops)
     seconds = tokens = 0.0
     while tokens < 1500:
         plan = budget.plan(batch)

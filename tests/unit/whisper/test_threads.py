@@ -80,14 +80,14 @@ def test_transformers_own_arguments_raise_no_warning(whisper: LoadedWhisper) -> 
     """Recordings over a window, in two threads at once: no warning of deprecated arguments, no trace on the model."""
     heard = list[str]()
 
-    class Ear(logging.Handler):
+    class LogCounter(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             heard.append(record.getMessage())
 
-    logger, ear = logging.getLogger("transformers.generation.utils"), Ear()
+    logger, counter = logging.getLogger("transformers.generation.utils"), LogCounter()
     level = hf_logging.get_verbosity()
     hf_logging.set_verbosity_warning()  # whatever ran before
-    logger.addHandler(ear)
+    logger.addHandler(counter)
     try:
         for call in (transcribe, whisper.model.generate):  # the second shows that there is something to hear
             type(logger).warning_once.cache_clear()  # type: ignore[attr-defined] # transformers', else once a process
@@ -105,6 +105,6 @@ def test_transformers_own_arguments_raise_no_warning(whisper: LoadedWhisper) -> 
                 features = whisper.processor(buzz(0.5), sampling_rate=RATE, return_tensors="pt").input_features
                 call(features, max_new_tokens=2, language="en")
     finally:
-        logger.removeHandler(ear)
+        logger.removeHandler(counter)
         hf_logging.set_verbosity(level)
     assert any("suppress_tokens" in line for line in heard)

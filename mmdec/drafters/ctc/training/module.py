@@ -203,12 +203,12 @@ def load_ctc_recogniser(checkpoint: Path, encoder: str) -> CtcRecogniser:
     Raises:
         InputError: For damaged files.
     """
-    ears = load_speech_encoder(encoder)
+    speech_encoder = load_speech_encoder(encoder)
     if checkpoint.is_dir():
-        return CtcRecogniser(load_piece_translator(checkpoint).model.head.eval(), ears)
+        return CtcRecogniser(load_piece_translator(checkpoint).model.head.eval(), speech_encoder)
     module, _ = load_module([checkpoint])
     if module.top is not None:
         # a checkpoint has trained encoder layers only if the encoder is a Whisper
-        assert isinstance(ears, WhisperSpeechEncoder)
-        ears = WhisperSpeechEncoder(module.top.give(ears.encoder))
-    return CtcRecogniser(module.head, ears)
+        assert isinstance(speech_encoder, WhisperSpeechEncoder)
+        speech_encoder = WhisperSpeechEncoder(module.top.give(speech_encoder.encoder))
+    return CtcRecogniser(module.head, speech_encoder)

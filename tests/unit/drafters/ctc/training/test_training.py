@@ -130,8 +130,8 @@ def test_training_continues_from_a_translators_head(tmp_path: Path) -> None:
     expected = mmdec.load(made).parts.model.head
     for name, tensor in head.state_dict().items():
         torch.testing.assert_close(tensor, expected.state_dict()[name])
-    ears = load_ctc_recogniser(made, str(made))
-    torch.testing.assert_close(ears.head.output.weight, expected.output.weight)
+    recogniser = load_ctc_recogniser(made, str(made))
+    torch.testing.assert_close(recogniser.head.output.weight, expected.output.weight)
 
 
 def test_silence_is_put_around_a_sound_before_the_noise() -> None:
