@@ -21,6 +21,7 @@ import soundfile
 import typer
 import yaml
 
+import mmdec
 from mmdec import __version__, cli
 from tests.conftest import RATE
 from tests.docs.fake_hub import write_cache
@@ -330,6 +331,12 @@ def test_every_page_is_in_the_contents() -> None:
             if kind == "{toctree}":
                 listed |= {path.parent / f"{line}.md" for line in block.splitlines() if line and line[0] != ":"}
     assert set(PAGES) == listed
+
+
+def test_the_reference_lists_every_public_name() -> None:
+    page = TEXT["docs/api/calls.md"]
+    absent = [name for name in mmdec.__all__ if not name.startswith("__") and f"mmdec.{name}" not in page]
+    assert absent == []
 
 
 def luminance(colour: str) -> float:
