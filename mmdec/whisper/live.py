@@ -46,7 +46,7 @@ from mmdec.whisper.transcript import Segment, Transcript, shift_segment
 
 # number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
 HEADER_BYTES = 12
-# for provisional text: seconds of silence that the encoder reads after the audio, see docs/reference/whisper.md
+# for provisional text: seconds of silence that the encoder reads after the audio, see docs/log/whisper.md
 PROVISIONAL_MARGIN = 5.0
 MAX_DRAFT_CHAIN = 31  # maximum number of drafted tokens in a round, from the window's previous text
 MAX_PREVIOUS_TEXTS = 3  # number of the window's previous texts that are kept for drafts
