@@ -124,9 +124,7 @@ class _RoundRecorder(StoppingCriteriaList):
         done: Tensor = cast(Any, super()).__call__(input_ids, scores, **kwargs)
         self._ended = self._ended | done
         ended = bool_list(self._ended)
-        is_last = [
-            ended[row] if self._pads else all(ended) for row in self._live
-        ]  # whether the row gets no more tokens
+        is_last = [ended[row] if self._pads else all(ended) for row in self._live]  # whether the row has ended
         tokens = input_ids[:, -1:]
         has_eos = [any(bool(torch.isin(token, eos.to(token.device)).any()) for eos in self._eos) for token in tokens]
         logprobs = self._logprobs.gather(1, tokens)[self._live]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor
@@ -158,155 +158,343 @@ def transcribe_windows(
     Raises:
         InputError: For options that contradict each other or the model.
     """
-    config, others = _generation_config(model, options)
-    settings: Any = config
-    window_frames = _input_stride(model) * model.config.max_source_positions
-    frames = input_features.shape[-1]
-    long = frames > window_frames
+    call_options = _resolve_options(
+        model,
+        is_long=input_features.shape[-1] > _window_width(model),
+        times_tokens=time_tokens is not None,
+        language=language,
+        task=task,
+        return_timestamps=return_timestamps,
+        prompt_ids=prompt_ids,
+        prompt_condition_type=prompt_condition_type,
+        condition_on_prev_tokens=condition_on_prev_tokens,
+        temperature=temperature,
+        compression_ratio_threshold=compression_ratio_threshold,
+        logprob_threshold=logprob_threshold,
+        no_speech_threshold=no_speech_threshold,
+        generation_options=options,
+    )
+    frames, width, stride = input_features.shape[-1], _window_width(model), _input_stride(model)
+    sound_frames = None if attention_mask is None else int(attention_mask.sum())
 
-    # 1. Options that the caller left out come from the generation config.
-    def chosen(name: str, value: Any) -> Any:
+    # The language is detected in the first window. All windows' texts begin with the same tokens.
+    features = _window_features(input_features, 0, width)
+    encoded = yield from _encode(encode, features)
+    initial = yield from _initial_tokens(model, call_options, encoded)
+    processors, silence, previous_start = _processors(
+        call_options.settings, logits_processor, len(initial), call_options.thresholds, model
+    )
+    decoder = _FallbackDecoder(model, decode_window, call_options, attention_mask, initial, processors, silence)
+
+    # A window begins where the last complete segment ended.
+    result, seek = LongFormResult(), 0
+    history = _History(model, call_options, previous_start)
+    while seek < frames:
+        if seek:
+            features = _window_features(input_features, seek, width)
+            encoded = yield from _encode(encode, features)
+        previous = history.previous_tokens()
+        window = _Window(
+            features=features,
+            encoded=encoded,
+            seek=seek,
+            frames=min(frames - seek, width),
+            ids=torch.tensor([[*previous, *initial]], device=model.device),
+            masks_padding=history.continues,
+        )
+        decoded, output = yield from decoder.decode(window)
+        result.windows.append(decoded)
+        history.note_temperature(decoded.temperature)
+        if decoded.skipped:
+            seek += window.frames
+            continue
+        times = None
+        if time_tokens is not None:
+            frames_left = None if sound_frames is None else sound_frames - seek
+            times = time_tokens(output, features, window.ids.shape[1], frames_left)
+        spans, advance = _spans(decoded.tokens, call_options.first_timestamp, window.frames, stride)
+        segments = _timed_segments(decoded, spans, seek * TIMESTAMP_SECONDS / stride, len(result.windows) - 1, times)
+        result.segments.extend(segments)
+        history.texts.extend(segment.tokens for segment in segments)
+        seek += advance
+    return result
+
+
+@dataclass(frozen=True)
+class _CallOptions:
+    """The options of a call. Those that the caller left out come from the model's generation config."""
+
+    settings: Any  # the `GenerationConfig`; its length and temperature are set anew for each window
+    others: Mapping[str, Any]  # options of the caller that are not of a generation config
+    thresholds: _Thresholds
+    temperatures: Sequence[float | None]  # a window is decoded again at the next one if its text is refused
+    condition: bool  # whether a window's text continues those of earlier windows
+    prompt_ids: Tensor | None  # (P,) the caller's
+    prompt_kind: str  # one of `CONDITION_TYPES`
+    language: str | None
+    task: str | None
+    no_timestamps: int | None  # id of the token that says that a text has no timestamps; timestamp tokens follow it
+    first_timestamp: int  # id of the first timestamp token; beyond the vocabulary if there is none
+
+
+def _resolve_options(
+    model: WhisperForConditionalGeneration,
+    *,
+    is_long: bool,
+    times_tokens: bool,
+    language: str | None,
+    task: str | None,
+    return_timestamps: bool | None,
+    prompt_ids: Tensor | None,
+    prompt_condition_type: str | None,
+    condition_on_prev_tokens: bool | None,
+    temperature: float | Sequence[float] | None,
+    compression_ratio_threshold: float | None,
+    logprob_threshold: float | None,
+    no_speech_threshold: float | None,
+    generation_options: Mapping[str, Any],
+) -> _CallOptions:
+    """Complete the options of a call by the model's generation config, and check them.
+
+    Args:
+        is_long: Whether the recording is longer than one window.
+        times_tokens: Whether tokens are timed, so that the decoder must return its attention.
+        generation_options: Further generation options. The others are the arguments of `transcribe_windows`.
+
+    Raises:
+        InputError: For options that contradict each other or the model.
+    """
+    config, others = _generation_config(model, generation_options)
+    settings: Any = config
+
+    def value_of(name: str, value: Any) -> Any:
         return value if value is not None else getattr(settings, name, None)
 
     thresholds = _Thresholds(
-        chosen("compression_ratio_threshold", compression_ratio_threshold),
-        chosen("logprob_threshold", logprob_threshold),
-        chosen("no_speech_threshold", no_speech_threshold),
+        value_of("compression_ratio_threshold", compression_ratio_threshold),
+        value_of("logprob_threshold", logprob_threshold),
+        value_of("no_speech_threshold", no_speech_threshold),
     )
-    condition = bool(chosen("condition_on_prev_tokens", condition_on_prev_tokens))
-    timestamps = True if long and return_timestamps is None else bool(chosen("return_timestamps", return_timestamps))
+    condition = bool(value_of("condition_on_prev_tokens", condition_on_prev_tokens))
+    if is_long and return_timestamps is None:
+        return_timestamps = True
+    timestamps = bool(value_of("return_timestamps", return_timestamps))
     no_timestamps: int | None = getattr(settings, "no_timestamps_token_id", None)
     prompt_kind = prompt_condition_type or CONDITION_TYPES[0]
-    _check(settings, language, task, prompt_kind, condition, long, timestamps, no_timestamps)
+    _check(settings, language, task, prompt_kind, condition, is_long, timestamps, no_timestamps)
     settings.return_timestamps = timestamps
-    settings.return_token_timestamps = time_tokens is not None
-    settings.output_attentions = time_tokens is not None
+    settings.return_token_timestamps = times_tokens
+    settings.output_attentions = times_tokens
     settings.output_scores = thresholds.logprob is not None
-    settings.return_dict_in_generate = time_tokens is not None or thresholds.logprob is not None
-    temperatures: list[float | None]
-    temperatures = list(temperature) if isinstance(temperature, Sequence) else [temperature]
-    first_time = model.config.vocab_size + 1 if no_timestamps is None else no_timestamps + 1
-    sounding = None if attention_mask is None else int(attention_mask.sum())
-    wanted_language, wanted_task = chosen("language", language), chosen("task", task)
+    settings.return_dict_in_generate = times_tokens or thresholds.logprob is not None
+    return _CallOptions(
+        settings=settings,
+        others=others,
+        thresholds=thresholds,
+        temperatures=list(temperature) if isinstance(temperature, Sequence) else [temperature],
+        condition=condition,
+        prompt_ids=prompt_ids,
+        prompt_kind=prompt_kind,
+        language=value_of("language", language),
+        task=value_of("task", task),
+        no_timestamps=no_timestamps,
+        first_timestamp=model.config.vocab_size + 1 if no_timestamps is None else no_timestamps + 1,
+    )
 
-    # 2. Each window's text begins with the start token, the language, the task and whether it has timestamps. The
-    # language is detected in the first window.
-    features = _window_features(input_features, 0, window_frames)
-    encoded = yield from _encode(encode, features)
-    start = _start_tokens(model, settings, wanted_language, wanted_task)
+
+def _initial_tokens(
+    model: WhisperForConditionalGeneration, options: _CallOptions, encoded: BaseModelOutput
+) -> Generator[Any, Any, list[int]]:
+    """Return what each window's text begins with: the start token, the language, the task, and whether it has
+    timestamps. A language that nothing names is detected.
+
+    Args:
+        encoded: The encoder's states of the first window.
+    """
+    settings = options.settings
+    start = _start_tokens(model, settings, options.language, options.task)
     if start.undetected:
         ids = torch.tensor([[settings.decoder_start_token_id]], device=model.device)
         logits = yield from _known_logits(model, ids, None, encoded)
-        spoken = sorted(settings.lang_to_id.values())
-        start.tokens[1:2] = [spoken[int(logits[0, -1, spoken].argmax())]]
-    initial = _with_task(start.tokens, settings, wanted_language, wanted_task)
-    processors, silence, previous_start = _processors(settings, logits_processor, len(initial), thresholds, model)
+        languages = sorted(settings.lang_to_id.values())
+        start.tokens[1:2] = [languages[int(logits[0, -1, languages].argmax())]]
+    return _with_task(start.tokens, settings, options.language, options.task)
 
-    # 3. Decode window after window. A window begins where the last complete segment ended.
-    result, seek = LongFormResult(), 0
-    conditions = condition  # whether the next window's text continues the previous one
-    written = list[list[int]]()  # texts that the next window's may continue
-    if prompt_ids is not None and prompt_kind == "first-segment":
-        begun = int(prompt_ids[0]) == getattr(settings, "prev_sot_token_id", None)
-        written.append(prompt_ids[begun:].tolist())
-    while seek < frames:
-        here = min(frames - seek, window_frames)
-        if seek:
-            features = _window_features(input_features, seek, window_frames)
-            encoded = yield from _encode(encode, features)
-        before, mask = list[int](), None
-        if conditions and written:
-            whole = prompt_ids is not None and prompt_kind == "all-segments"
-            head = prompt_ids.tolist() if whole and prompt_ids is not None else previous_start
-            before = head + _recent(written, first_time, model.config.max_target_positions // 2 - 1)
-        elif prompt_ids is not None:
-            before = prompt_ids.tolist()
-        ids = torch.tensor([[*before, *initial]], device=model.device)
-        if conditions and written:
-            mask = ids != settings.pad_token_id
-        _limit_length(settings, model, ids.shape[1])
-        for processor in processors:
+
+@final
+class _History:
+    """The texts that the next window's may continue.
+
+    Args:
+        previous_start: The token that introduces previous text, as a list; empty if the model has none.
+    """
+
+    def __init__(
+        self, model: WhisperForConditionalGeneration, options: _CallOptions, previous_start: Sequence[int]
+    ) -> None:
+        self._options, self._previous_start = options, previous_start
+        self._most = model.config.max_target_positions // 2 - 1
+        self._conditions = options.condition
+        self.texts = list[list[int]]()
+        ids = options.prompt_ids
+        if ids is not None and options.prompt_kind == "first-segment":
+            begun = int(ids[0]) == getattr(options.settings, "prev_sot_token_id", None)
+            self.texts.append(ids[begun:].tolist())
+
+    @property
+    def continues(self) -> bool:
+        """Whether the next window's text continues earlier ones."""
+        return self._conditions and bool(self.texts)
+
+    def previous_tokens(self) -> list[int]:
+        """Return the tokens before the next window's initial ones."""
+        ids = self._options.prompt_ids
+        if self.continues:
+            head = self._previous_start
+            if ids is not None and self._options.prompt_kind == "all-segments":
+                head = ids.tolist()
+            return [*head, *_recent(self.texts, self._options.first_timestamp, self._most)]
+        return [] if ids is None else ids.tolist()
+
+    def note_temperature(self, temperature: float | None) -> None:
+        """Decide by the temperature of a window's text whether the next window's continues it."""
+        is_cool = temperature is None or temperature < MAX_CONDITION_TEMPERATURE
+        self._conditions = self._options.condition and is_cool
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A window to decode."""
+
+    features: Tensor  # (1, mels, F)
+    encoded: BaseModelOutput
+    seek: int  # the frame of the recording at which it begins
+    frames: int  # number of its frames that belong to the recording
+    ids: Tensor  # (1, P), what its text continues
+    masks_padding: bool  # whether `ids` may hold padding, which the decoder must not see
+
+    def mask(self, pad_token: int) -> Tensor | None:
+        """Return the mask (1, P) of `ids`; None if no token is padding."""
+        return self.ids != pad_token if self.masks_padding else None
+
+
+@final
+@dataclass(frozen=True)
+class _FallbackDecoder:
+    """Decodes windows of one recording, at several temperatures if need be."""
+
+    model: WhisperForConditionalGeneration
+    decode_window: DecodeWindow
+    options: _CallOptions
+    attention_mask: Tensor | None  # of the recording's features
+    initial: Sequence[int]  # the tokens that each text begins with
+    processors: Sequence[Any]
+    silence: WhisperNoSpeechDetection | None  # notes the probability of silence; None: it costs a pass
+
+    def decode(self, window: _Window) -> Generator[Any, Any, tuple[DecodedWindow, Any]]:
+        """Decode a window at one temperature after another, until its text is not refused.
+
+        Returns:
+            The text, and `decode_window`'s result for it.
+        """
+        settings, thresholds = self.options.settings, self.options.thresholds
+        prompt = window.ids.shape[1]
+        _limit_length(settings, self.model, prompt)
+        for processor in self.processors:
             if hasattr(processor, "set_begin_index"):
-                processor.set_begin_index(ids.shape[1])
-
-        arguments = {
-            "inputs": features,
-            "encoder_outputs": encoded,
-            "attention_mask": attention_mask,
-            "decoder_input_ids": ids,
-            "logits_processor": processors,
-            # otherwise `generate` would add the model's own processors to those above
-            "suppress_tokens": None,
-            "begin_suppress_tokens": None,
-            **({} if mask is None else {"decoder_attention_mask": mask}),
-            **others,
-        }
-        decoded, sequence, output = None, list[int](), None
-        for attempt, degree in enumerate(temperatures):
-            settings.do_sample = degree is not None and degree > 0
-            settings.temperature = degree if settings.do_sample else 1.0
-            call_ids, inputs, call_config = _prepare(model, config, arguments)
-            output = yield from decode_window(
-                WindowCall(call_ids, call_config, inputs, features, seek, here, degree, attempt)
+                processor.set_begin_index(prompt)
+        arguments = self._arguments(window)
+        decoded, output = None, None
+        for attempt, temperature in enumerate(self.options.temperatures):
+            settings.do_sample = temperature is not None and temperature > 0
+            settings.temperature = temperature if settings.do_sample else 1.0
+            ids, inputs, config = _prepare(self.model, settings, arguments)
+            output = yield from self.decode_window(
+                WindowCall(ids, config, inputs, window.features, window.seek, window.frames, temperature, attempt)
             )
-            sequence = _new_tokens(output, ids.shape[1], settings)
-            ratio = logprob = no_speech = None
+            tokens = _new_tokens(output, prompt, settings)
+            ratio = logprob = None
             if thresholds.compression_ratio is not None:
-                ratio = token_compression_ratio(sequence, model.config.vocab_size)
+                ratio = token_compression_ratio(tokens, self.model.config.vocab_size)
             if thresholds.logprob is not None:
-                logprob = _mean_logprob(output.scores, sequence, degree or 0.0)
+                logprob = _mean_logprob(output.scores, tokens, temperature or 0.0)
+            no_speech = None
             if thresholds.no_speech is not None and logprob is not None and logprob < cast(float, thresholds.logprob):
-                if silence is not None:
-                    no_speech = float(silence.no_speech_prob[0])
-                else:
-                    logits = yield from _known_logits(model, ids, mask, encoded)
-                    at_start = logits[0, ids.shape[1] - len(initial)]
-                    no_speech = float(at_start.float().softmax(-1)[cast(int, no_timestamps) - 1])
+                no_speech = yield from self._no_speech_prob(window)
             skipped = no_speech is not None and no_speech > cast(float, thresholds.no_speech)
-            if sequence[-1] == settings.eos_token_id:
-                sequence = sequence[:-1]
             decoded = DecodedWindow(
-                seek=seek,
-                frames=here,
-                prompt=ids[0].tolist(),
-                tokens=sequence,
-                temperature=degree,
+                seek=window.seek,
+                frames=window.frames,
+                prompt=window.ids[0].tolist(),
+                tokens=tokens[:-1] if tokens[-1] == settings.eos_token_id else tokens,
+                temperature=temperature,
                 attempts=attempt + 1,
                 skipped=skipped,
                 compression_ratio=ratio,
                 avg_logprob=logprob,
                 no_speech_prob=no_speech,
             )
-            conditions = condition and (degree is None or degree < MAX_CONDITION_TEMPERATURE)
             if skipped or not thresholds.refuse(ratio, logprob):
                 break
         assert decoded is not None
-        result.windows.append(decoded)
-        if decoded.skipped:
-            seek += here
-            continue
+        return decoded, output
 
-        starts = seconds = None
-        if time_tokens is not None:
-            left = None if sounding is None else sounding - seek
-            starts, seconds = time_tokens(output, features, ids.shape[1], left)
-        offset = seek * TIMESTAMP_SECONDS / _input_stride(model)
-        spans, advance = _spans(sequence, first_time, here, _input_stride(model))
-        for span in spans:
-            places = slice(ids.shape[1] + span.begin, ids.shape[1] + span.end)
-            result.segments.append(
-                TimedSegment(
-                    start=offset + span.first * TIMESTAMP_SECONDS,
-                    end=offset + span.last * TIMESTAMP_SECONDS,
-                    tokens=sequence[span.begin : span.end],
-                    window=len(result.windows) - 1,
-                    token_starts=None if starts is None else starts[places] + offset,
-                    token_seconds=None if seconds is None else seconds[places],
-                )
+    def _arguments(self, window: _Window) -> dict[str, Any]:
+        """Return the arguments of `generate` for a window."""
+        mask = window.mask(self.options.settings.pad_token_id)
+        return {
+            "inputs": window.features,
+            "encoder_outputs": window.encoded,
+            "attention_mask": self.attention_mask,
+            "decoder_input_ids": window.ids,
+            "logits_processor": self.processors,
+            # otherwise `generate` would add the model's own processors to those above
+            "suppress_tokens": None,
+            "begin_suppress_tokens": None,
+            **({} if mask is None else {"decoder_attention_mask": mask}),
+            **self.options.others,
+        }
+
+    def _no_speech_prob(self, window: _Window) -> Generator[Any, Any, float]:
+        """Return the probability that a window is silent: of the token for it, behind the start token."""
+        if self.silence is not None:
+            return float(self.silence.no_speech_prob[0])
+        mask = window.mask(self.options.settings.pad_token_id)
+        logits = yield from _known_logits(self.model, window.ids, mask, window.encoded)
+        at_start = logits[0, window.ids.shape[1] - len(self.initial)]
+        return float(at_start.float().softmax(-1)[cast(int, self.options.no_timestamps) - 1])
+
+
+def _timed_segments(
+    decoded: DecodedWindow,
+    spans: Sequence[_Span],
+    offset: float,
+    index: int,
+    times: tuple[Tensor, Tensor | None] | None,
+) -> list[TimedSegment]:
+    """Return the segments of a window's text.
+
+    Args:
+        spans: Where they begin and end, from `_spans`.
+        offset: Seconds of the recording before the window.
+        index: The window's.
+        times: Start and duration of each token of prompt and text, in seconds; None: they were not timed.
+    """
+    starts, seconds = (None, None) if times is None else times
+    prompt, segments = len(decoded.prompt), list[TimedSegment]()
+    for span in spans:
+        places = slice(prompt + span.begin, prompt + span.end)
+        segments.append(
+            TimedSegment(
+                start=offset + span.first * TIMESTAMP_SECONDS,
+                end=offset + span.last * TIMESTAMP_SECONDS,
+                tokens=decoded.tokens[span.begin : span.end],
+                window=index,
+                token_starts=None if starts is None else starts[places] + offset,
+                token_seconds=None if seconds is None else seconds[places],
             )
-            written.append(result.segments[-1].tokens)
-        seek += advance
-    return result
+        )
+    return segments
 
 
 def check_no_speech(no_speech: float | None, logprob: float | None) -> None:
@@ -476,6 +664,11 @@ def _input_stride(model: WhisperForConditionalGeneration) -> int:
     """Return the number of feature frames for each encoder state."""
     encoder: Any = model.model.encoder
     return int(encoder.conv1.stride[0] * encoder.conv2.stride[0])
+
+
+def _window_width(model: WhisperForConditionalGeneration) -> int:
+    """Return the number of feature frames of a window."""
+    return _input_stride(model) * model.config.max_source_positions
 
 
 def _window_features(features: Tensor, seek: int, width: int) -> Tensor:
