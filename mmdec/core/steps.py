@@ -75,6 +75,7 @@ class Compute:
 
     device: torch.device
     function: Callable[[], Any]
+    stage: str = ""  # the stage of decoding that its seconds belong to, such as "encoder"; "": none
 
     def compute(self) -> Any:
         return self.function()

@@ -129,7 +129,8 @@ class TranscriptionHarness(Harness[Tensor]):
         )
 
     def _generate(self, recordings: Sequence[Tensor], method: Method) -> Measurement:
-        """Call `model.generate`, with the same batches as `transcribe`."""
+        """Call `model.generate`: once for the recordings of up to one window, and once for the longer ones, which it
+        decodes differently."""
         tokens: list[list[int]] = [[] for _ in recordings]
         device, features, rest, encoder = self.model.device, 0.0, 0.0, list[float]()
         whole, stopwatch = Stopwatch(device), Stopwatch(device)
@@ -141,12 +142,17 @@ class TranscriptionHarness(Harness[Tensor]):
                     stack.enter_context(
                         time_passes(network.get_encoder(), device, lambda seconds, *_: encoder.append(seconds))
                     )
-            for batch in request.batches(dict(enumerate(map(len, samples))), len(samples)):
+            for long in (False, True):
+                batch = [index for index, row in enumerate(samples) if request.is_long(len(row)) == long]
+                if not batch:
+                    continue
                 stopwatch.lap()
                 inputs = request.features([samples[index] for index in batch])
                 features += stopwatch.lap()
-                arguments = request.arguments(batch, request.is_long(len(samples[batch[0]])))
-                output: Any = self.model.generate(**inputs, **arguments, **method.options)
+                options = request.window_options(0, long)
+                output: Any = self.model.generate(
+                    **inputs, **options, **method.options, return_segments=True, return_dict_in_generate=False
+                )
                 for index, segments in zip(batch, output["segments"], strict=True):
                     tokens[index] = [token for segment in segments for token in segment["tokens"].tolist()]
                 rest += stopwatch.lap()

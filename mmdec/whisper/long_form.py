@@ -678,7 +678,7 @@ def _window_features(features: Tensor, seek: int, width: int) -> Tensor:
 
 
 def _encode(encode: Encode, features: Tensor) -> Generator[Any, Any, BaseModelOutput]:
-    result: PassResult = yield Compute(features.device, partial(encode, features))
+    result: PassResult = yield Compute(features.device, partial(encode, features), "encoder")
     encoded = BaseModelOutput(last_hidden_state=result.value)
     setattr(encoded, SOUND, features)  # some drafters read the sound
     return encoded
@@ -699,7 +699,7 @@ def _known_logits(
         positions = (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
         options = {"decoder_attention_mask": mask, "decoder_position_ids": positions}
     run = partial(cast(Any, model), encoder_outputs=encoded, decoder_input_ids=ids, use_cache=False, **options)
-    result: PassResult = yield Compute(ids.device, run)
+    result: PassResult = yield Compute(ids.device, run, "decoder")
     return result.value.logits
 
 

@@ -122,9 +122,7 @@ class RecordingDecoder:
         stopwatch.lap()
         language = _language(request, result.windows[0].prompt)
         segments = _segments(request, result.segments, language, len(samples) / SAMPLE_RATE)
-        usage = self._meter.usage
-        usage.seconds["encoder"] += self._encoder.seconds
-        return DecodedRecording(segments, language, usage, len(samples), features, rest + stopwatch.lap())
+        return DecodedRecording(segments, language, self._meter.usage, len(samples), features, rest + stopwatch.lap())
 
     def _timed(self, windows: Generator[Any, Any, LongFormResult]) -> Generator[Any, Any, tuple[LongFormResult, float]]:
         """Relay the steps of a recording.
@@ -140,11 +138,10 @@ class RecordingDecoder:
             except StopIteration as end:
                 return end.value, max(seconds + stopwatch.lap() - self._meter.loop_seconds, 0.0)
             seconds += stopwatch.lap()
-            encoder_seconds = self._encoder.seconds
             result = yield step
-            if isinstance(step, Compute) and self._encoder.seconds == encoder_seconds:  # else the encoder has run
+            if isinstance(step, Compute):
                 passed: PassResult = result
-                self._meter.usage.seconds["decoder"] += passed.seconds
+                self._meter.usage.seconds[step.stage] += passed.seconds
 
     def _decode_window(self, call: WindowCall) -> Generator[Any, Any, Any]:
         """Decode one window at one temperature.
@@ -162,7 +159,8 @@ class RecordingDecoder:
         seconds = self._encoder.encoded_seconds(encoded.last_hidden_state)
         output = yield from self._decode(call, seconds)
         if output is None:
-            whole: PassResult = yield Compute(self._model.device, partial(self._encoder, call.features, whole=True))
+            encode = partial(self._encoder, call.features, whole=True)
+            whole: PassResult = yield Compute(self._model.device, encode, "encoder")
             encoded.last_hidden_state = whole.value  # also for this window's other temperatures
             self._meter.restart()
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())

@@ -152,22 +152,6 @@ class TranscriptionRequest:
             )
         return samples
 
-    def batches(self, lengths: Mapping[int, int], batch_size: int) -> list[list[int]]:
-        """Group recordings into batches of indices.
-
-        A batch has either recordings of up to one window or longer ones, because `generate` decodes these differently.
-
-        Args:
-            lengths: Index -> number of samples.
-        """
-        temperature = self.options.get("temperature")
-        if self.timestamps == "word" and isinstance(temperature, (list, tuple)) and len(temperature) > 1:
-            # for rows that are decoded again, transformers uses the lengths of the whole batch, so rows must be decoded
-            # one by one
-            batch_size = 1
-        kinds = [[index for index, length in lengths.items() if self.is_long(length) == long] for long in (False, True)]
-        return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
-
     def features(self, recordings: Sequence[Tensor]) -> dict[str, Tensor]:
         """Compute the features of recordings (T,), each as it would be computed without the others.
 
@@ -193,7 +177,7 @@ class TranscriptionRequest:
         }
 
     def window_options(self, index: int, long: bool) -> dict[str, Any]:
-        """Return the options of `long_form.transcribe_windows` for one recording.
+        """Return the options of `long_form.transcribe_windows` for one recording, which `model.generate` takes, too.
 
         Args:
             index: Index of the recording in the call.
@@ -203,22 +187,6 @@ class TranscriptionRequest:
         if self.languages is not None:
             options["language"] = self.languages if isinstance(self.languages, str) else self.languages[index]
         return options
-
-    def arguments(self, indices: Sequence[int], long: bool) -> dict[str, Any]:
-        """Return the arguments of `generate` except the features and the decoding loop.
-
-        Args:
-            indices: Index of each recording in the call.
-            long: Whether the recordings are longer than one window.
-        """
-        arguments: dict[str, Any] = {**self.options, "return_segments": True, "return_dict_in_generate": False}
-        if isinstance(self.languages, str):
-            arguments["language"] = self.languages
-        elif self.languages is not None:
-            arguments["language"] = [self.languages[index] for index in indices]
-        if self.timestamps == "word":
-            arguments["return_token_timestamps"] = True
-        return {**arguments, "return_timestamps": long or self.timestamps is not None}
 
 
 def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:

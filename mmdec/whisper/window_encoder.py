@@ -9,7 +9,6 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from mmdec.core.timing import Stopwatch
 from mmdec.kernels.onednn import is_usable
 from mmdec.targets.hf_target import shallow_copy
 from mmdec.whisper.features import FRAMES_PER_SECOND, can_shorten, context_frames, encode
@@ -25,7 +24,6 @@ class WindowEncoder:
     """
 
     def __init__(self, model: WhisperForConditionalGeneration, margin: float | None = None) -> None:
-        self.seconds = 0.0  # time of all passes
         self._encoder: Any = model.model.encoder
         self._margin = margin if can_shorten(self._encoder) else None
         self._fast_encoder: Any = None  # a copy with its own `forward`, so that the encoder's hooks are called
@@ -39,10 +37,7 @@ class WindowEncoder:
         Args:
             whole: Encode to the window's end, whatever the margin.
         """
-        stopwatch = Stopwatch(features.device)
-        states = self._encode(features, None if whole else self._margin)
-        self.seconds += stopwatch.lap()
-        return states
+        return self._encode(features, None if whole else self._margin)
 
     def encoded_seconds(self, states: Tensor) -> float | None:
         """Return how many seconds of a window have the states (1, S, H); None for a whole window."""
