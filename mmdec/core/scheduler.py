@@ -12,18 +12,21 @@ not fit into the limits (rows, tokens in caches) waits; requests of higher prior
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, final
+from typing import Any, TypeVar, final
 
+import torch
 from torch import Tensor
 
 from mmdec.core.steps import Compute, DecodingSteps, Pass, PassResult, Prefill, Round, Score, run_pass, time_pass
 from mmdec.errors import InputError
 from mmdec.types import SharedPassTarget
+
+Key = TypeVar("Key")  # type of the names of decodings
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Task:
     """A decoding in the scheduler: its generator, what it waits for, and how it ended."""
 
     steps: DecodingSteps
-    rows: int
+    rows: int  # that have not ended
     tokens: int
     priority: int  # the lower, the earlier
     on_round: Callable[[Round], None] | None
@@ -262,6 +265,7 @@ class Scheduler:
                     task.request = step
                     return
                 result = None
+                task.rows = len(step.rows) - sum(step.done)  # rows that have ended make room for others
                 if task.on_round is not None:
                     task.on_round(step)
                 if task.done:  # `on_round` has cancelled it
@@ -278,6 +282,52 @@ class Scheduler:
                 tasks.remove(task)
         if not getattr(task.steps, "gi_running", False):  # else it ends itself, after the callback that cancelled it
             task.steps.close()
+
+
+def decode_together(
+    take: Callable[[int], tuple[Key, DecodingSteps, int] | None],
+    rows: int,
+    side_thread: Executor | None = None,
+    refill: int = 1,
+) -> Generator[tuple[Key, Any]]:
+    """Run decodings to their ends, as many at the same time as fit.
+
+    If one fails, or the iterator is closed, the others are cancelled.
+
+    Args:
+        take: Called with the number of free rows, if there are any. Returns (name, steps, number of rows) of the next
+            decoding, or None if there is none left.
+        rows: Number of rows that may run at the same time.
+        side_thread: As for `Scheduler`.
+        refill: Number of free rows from which further decodings begin.
+
+    Yields:
+        (name, result) of each decoding, as they end.
+
+    Raises:
+        Exception: What a decoding raised.
+    """
+    scheduler, running = Scheduler(SchedulerLimits(rows, prefill=None), side_thread), dict[Task, Key]()
+    try:
+        while True:
+            room = rows - sum(task.rows for task in running)
+            if room >= refill or not running:
+                while room > 0 and (decoding := take(room)) is not None:
+                    key, steps, width = decoding
+                    running[scheduler.add(steps, width)] = key
+                    room -= width
+            if not running:
+                return
+            with torch.no_grad():
+                scheduler.step()
+            for task in [task for task in running if task.done]:
+                key = running.pop(task)
+                if task.error is not None:
+                    raise task.error
+                yield key, task.result
+    finally:
+        for task in running:
+            scheduler.cancel(task)
 
 
 def _prompt_tokens(task: Task, most: int) -> int:

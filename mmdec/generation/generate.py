@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import Any, TypeGuard, cast, overload
+from typing import Any, TypeGuard, cast, final, overload
 
 import torch
 from torch import Tensor
@@ -26,8 +26,9 @@ from mmdec.checks.arguments import (
 from mmdec.checks.devices import PASSED_ON, check_same_dtype
 from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
-from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
+from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
+from mmdec.core.steps import DecodingSteps, watch
 from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import RuleName
 from mmdec.errors import InputError
@@ -187,15 +188,6 @@ def _are_prompts(inputs: object) -> TypeGuard[Sequence[Tensor | Mapping[str, Any
     )
 
 
-@dataclass(frozen=True)
-class _RunningPrompt:
-    """A prompt of a list while it is decoded."""
-
-    index: int  # in the list
-    run: DecodingRun
-    rounds: list[Round]  # the rounds so far
-
-
 def _generate_many(
     model: PreTrainedModel,
     prompts: Sequence[Tensor | Mapping[str, Any]],
@@ -204,44 +196,51 @@ def _generate_many(
     options: Mapping[str, Any],
 ) -> list[Generation]:
     """Decode prompts side by side. Each begins as soon as there is room for its rows."""
-    seed = speculation.options.seed
-    config: Any = cast(Any, options.get("generation_config") or model.generation_config)
-    sampled = speculation.options.rule in ("sampled", "residual") or bool(config.do_sample)
-    if seed is None and options.get("do_sample", sampled):
-        seed = int(torch.randint(2**31, ()))  # `torch.manual_seed` makes the output repeatable
-    scheduler = Scheduler(SchedulerLimits(rows=max_batch))
-    results = dict[int, Generation]()
-    running = dict[Task, _RunningPrompt]()
+    seed, upcoming = first_seed(model, speculation, options), iter(enumerate(prompts))
 
-    def step() -> bool:
-        more = scheduler.step()
-        for task in [task for task in running if task.done]:
-            ended = running.pop(task)
-            if task.error is not None:
-                raise task.error
-            results[ended.index] = Generation(ended.run.sequences, ended.rounds, speculation.options.lossless)
-        return more
+    def take(_: int) -> tuple[int, DecodingSteps, int] | None:
+        index, prompt = next(upcoming, (0, None))
+        if prompt is None:
+            return None
+        own = speculation if seed is None else speculation.with_seed(seed + index)
+        run = prepare_run(model, prompt, own, options)
+        if run.rows > max_batch:
+            raise InputError(
+                f"`max_batch` must be at least {run.rows}, the rows of `inputs[{index}]`, but is {max_batch}. Raise "
+                "it, or give fewer rows in one prompt."
+            )
+        return index, _generation_steps(run, speculation), run.rows
 
-    try:
-        for index, prompt in enumerate(prompts):
-            run = prepare_run(model, prompt, speculation.with_seed(None if seed is None else seed + index), options)
-            if run.rows > max_batch:
-                raise InputError(
-                    f"`max_batch` must be at least {run.rows}, the rows of `inputs[{index}]`, but is "
-                    f"{max_batch}. Raise it, or give fewer rows in one prompt."
-                )
-            while scheduler.running and scheduler.rows + run.rows > max_batch:
-                step()
-            rounds = list[Round]()
-            task = scheduler.add(run.steps, run.rows, on_round=rounds.append)
-            running[task] = _RunningPrompt(index, run, rounds)
-            step()
-        while step():
-            pass
-    finally:
-        for task in running:
-            scheduler.cancel(task)
+    results = dict(decode_together(take, max_batch))
     return [results[index] for index in range(len(prompts))]
+
+
+def _generation_steps(run: DecodingRun, speculation: Speculation) -> DecodingSteps:
+    """Relay the steps of a prepared call. Returns its `Generation`."""
+    rounds = list[Round]()
+    yield from watch(run.steps, rounds.append)
+    return Generation(run.sequences, rounds, speculation.options.lossless)
+
+
+def first_seed(
+    model: PreTrainedModel, speculation: Speculation, options: Mapping[str, Any], draw: bool = True
+) -> int | None:
+    """Return the seed of the first input of a list; input i has this seed plus i. None: nothing is sampled with a seed.
+
+    So the text of an input does not depend on which others are decoded at the same time.
+
+    Args:
+        model: A loaded model of transformers.
+        speculation: The decoding loop of the call.
+        options: Arguments of `model.generate`.
+        draw: Whether to draw a seed from torch's generator if the call has none. `torch.manual_seed` then makes the
+            texts repeatable.
+    """
+    seed, rule = speculation.options.seed, speculation.options.rule
+    config: Any = options.get("generation_config") or model.generation_config
+    if not options.get("do_sample", config.do_sample if rule in (None, "typical") else rule != "greedy"):
+        return None
+    return int(torch.randint(2**31, ())) if seed is None and draw else seed
 
 
 def stream(
@@ -412,22 +411,33 @@ def prepare_run(
 
 
 def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
-    """Add to each round the text of its tokens.
+    add_text = RoundText(tokenizer, rows)
+    for round_ in rounds:
+        yield add_text(round_)
 
-    A character of several tokens comes with its last token.
+
+@final
+class RoundText:
+    """Adds to each round of a decoding the text of its tokens. A character of several tokens comes with its last token.
 
     Args:
+        tokenizer: Decodes the tokens.
         rows: Number of batch rows.
     """
-    tokens: list[list[int]] = [[] for _ in range(rows)]
-    texts = [""] * rows
-    for round_ in rounds:
-        pieces: list[str] = []
+
+    def __init__(self, tokenizer: Any, rows: int = 1) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[list[int]] = [[] for _ in range(rows)]
+        self._texts = [""] * rows
+
+    def __call__(self, round_: Round) -> Round:
+        """Return the next round with its text."""
+        pieces = list[str]()
         for row, new, done in zip(round_.rows, round_.tokens, round_.done, strict=True):
-            tokens[row] += new
-            text: str = tokenizer.decode(tokens[row], skip_special_tokens=True)
+            self._tokens[row] += new
+            text: str = self._tokenizer.decode(self._tokens[row], skip_special_tokens=True)
             if text.endswith("\ufffd") and not done:
-                text = texts[row]
-            pieces.append(text[len(texts[row]) :])
-            texts[row] = text
-        yield replace(round_, text=pieces)
+                text = self._texts[row]
+            pieces.append(text[len(self._texts[row]) :])
+            self._texts[row] = text
+        return replace(round_, text=pieces)

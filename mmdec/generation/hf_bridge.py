@@ -136,6 +136,16 @@ def fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: 
     return faults
 
 
+def keeps_state(options: Mapping[str, Any]) -> bool:
+    """Return whether a processor or criterion of the caller's may keep a state, so that inputs go one after another.
+
+    Args:
+        options: Those of `generate`.
+    """
+    processors, criteria = (options.get(name) or () for name in ("logits_processor", "stopping_criteria"))
+    return bool(fallback_reasons(processors, criteria, batch=2))
+
+
 def _is_stock(processor: Any) -> bool:
     kind = type(cast(object, processor))
     return kind.__module__ == LogitsProcessorList.__module__ and kind is not LogitsProcessorList

@@ -45,7 +45,7 @@ class DecodedRecording:
     rest: float  # seconds of decoding outside the stages that are measured
 
 
-class CallbackError(Exception):
+class _CallbackError(Exception):
     """Wraps an exception of a caller's callback, so that no option of `generate` is blamed for it."""
 
     def __init__(self, original: Exception) -> None:
@@ -90,7 +90,8 @@ class RecordingDecoder:
             A `DecodedRecording`.
 
         Raises:
-            InputError: For an option that the model rejects; exceptions of callbacks are raised as `CallbackError`.
+            InputError: For an option that the model rejects.
+            Exception: What a callback raised.
         """
         request, samples = self._request, self._samples
         stopwatch = Stopwatch(self._model.device)
@@ -111,8 +112,10 @@ class RecordingDecoder:
         )
         try:
             result, rest = yield from self._timed(windows)
-        except (*PASSED_ON, CallbackError):
+        except PASSED_ON:
             raise
+        except _CallbackError as error:
+            raise error.original from None
         except Exception as error:
             # transformers raises ValueError for rejected options, and any exception for wrong types, before the first
             # window
@@ -246,7 +249,7 @@ def _segments(
 
 
 def _wrap_callback(function: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Wrap a callback, so that its exceptions are raised as `CallbackError`. For None, return None."""
+    """Wrap a callback, so that its exceptions are raised as `_CallbackError`. For None, return None."""
     if function is None:
         return None
 
@@ -254,6 +257,6 @@ def _wrap_callback(function: Callable[..., None] | None) -> Callable[..., None] 
         try:
             function(*arguments)
         except Exception as error:
-            raise CallbackError(error) from error
+            raise _CallbackError(error) from error
 
     return call

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, WhisperForConditionalGeneration
 
-from mmdec.core.scheduler import Scheduler, SchedulerLimits
+from mmdec.core.scheduler import decode_together
 from mmdec.core.steps import DecodingSteps
-from mmdec.generation.hf_bridge import fallback_reasons
+from mmdec.generation.hf_bridge import keeps_state
 from mmdec.generation.model_lock import reading
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.io.audio.voice_activity import SpeechWindow, cut_at_pauses
@@ -30,7 +30,7 @@ from mmdec.tasks.usage import Usage
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import can_use_eager_copy
 from mmdec.whisper.options import OnTranscript, Progress
-from mmdec.whisper.recording_decoder import CallbackError, DecodedRecording, RecordingDecoder
+from mmdec.whisper.recording_decoder import DecodedRecording, RecordingDecoder
 from mmdec.whisper.repetition import compression_ratio
 from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
 from mmdec.whisper.target import hide_generate_warnings, restore_attention
@@ -80,16 +80,17 @@ def transcribe_recordings(
     }
     report_finished = ordered_reporter(samples, transcripts, on_transcript)
     report = _ProgressReport(progress, sum(map(len, samples.values())) / SAMPLE_RATE)
-    decoders = [
-        (index, window.start, RecordingDecoder(request, index, window.samples, report.of(index, window)))
+    decodings = [
+        ((index, window.start), RecordingDecoder(request, index, window.samples, report.of(index, window)).steps(), 1)
         for index, windows in pieces.items()
         for window in windows
     ]
-    width = 1 if _keeps_state(request) else batch_size
+    width = 1 if keeps_state(request.options) else batch_size
+    upcoming = iter(decodings)
     unfinished = {index: list[tuple[int, DecodedRecording]]() for index in pieces}  # recording -> its finished pieces
     report_finished()
-    with _decoding_context(request), _encoder_thread(request, len(decoders)) as side_thread:
-        for index, start, decoded in _decode_together(decoders, width, side_thread):
+    with _decoding_context(request), _encoder_thread(request, len(decodings)) as side_thread:
+        for (index, start), decoded in decode_together(lambda _: next(upcoming, None), width, side_thread):
             finished = unfinished[index]
             finished.append((start, decoded))
             report.finish(index, start, decoded.samples)
@@ -118,17 +119,8 @@ def transcription_steps(
     if level:
         return _empty_transcript(request.languages, 0, samples, level)
     with hide_generate_warnings():
-        try:
-            decoded = yield from RecordingDecoder(request, 0, samples, on_window).steps()
-        except CallbackError as error:
-            raise error.original from None
+        decoded = yield from RecordingDecoder(request, 0, samples, on_window).steps()
     return _transcript(request, decoded)
-
-
-def _keeps_state(request: TranscriptionRequest) -> bool:
-    """Return whether a processor or criterion of the caller's may keep a state, so that recordings go one by one."""
-    processors, criteria = (request.options.get(name) or () for name in ("logits_processor", "stopping_criteria"))
-    return bool(fallback_reasons(processors, criteria, batch=2))
 
 
 def _pieces(request: TranscriptionRequest, recording: Tensor, at_pauses: bool) -> list[SpeechWindow]:
@@ -136,36 +128,6 @@ def _pieces(request: TranscriptionRequest, recording: Tensor, at_pauses: bool) -
     if at_pauses and request.is_long(len(recording)):
         return cut_at_pauses(recording, request.whisper.extractor.n_samples)
     return [SpeechWindow(0, recording)]
-
-
-def _decode_together(
-    decoders: Sequence[tuple[int, int, RecordingDecoder]], batch_size: int, side_thread: Executor | None
-) -> Iterator[tuple[int, int, DecodedRecording]]:
-    """Decode recordings, or pieces of them, which share the passes of the decoder.
-
-    Args:
-        decoders: (index of the recording, first sample, decoder) of each piece.
-        side_thread: Runs the encoder at the same time as the decoder; None: this thread runs both.
-
-    Yields:
-        (index, first sample, result) as pieces end.
-    """
-    scheduler = Scheduler(SchedulerLimits(rows=batch_size, prefill=None), side_thread)
-    waiting = [(scheduler.add(decoder.steps()), index, start) for index, start, decoder in decoders]
-    try:
-        more = True
-        while more:
-            with torch.no_grad():
-                more = scheduler.step()
-            for ended in [piece for piece in waiting if piece[0].done]:
-                waiting.remove(ended)
-                task, index, start = ended
-                if task.error is not None:
-                    raise task.error.original if isinstance(task.error, CallbackError) else task.error
-                yield index, start, task.result
-    finally:
-        for task, *_ in waiting:
-            scheduler.cancel(task)
 
 
 @contextmanager
