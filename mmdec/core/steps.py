@@ -147,6 +147,24 @@ def watch(
             answer = yield step
 
 
+def timed(steps: DecodingSteps, device: torch.device) -> Generator[Pass | Round, PassResult | None, tuple[Any, float]]:
+    """Relay a decoding's steps unchanged.
+
+    Returns:
+        Its result, and the seconds that it has taken outside the passes that it asked for.
+    """
+    stopwatch, answer, seconds = Stopwatch(device), None, 0.0
+    with closing(steps):
+        while True:
+            stopwatch.lap()
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                return end.value, seconds + stopwatch.lap()
+            seconds += stopwatch.lap()
+            answer = yield step
+
+
 def run_pass(request: Pass) -> PassResult:
     """Run one pass for one decoding."""
     return time_pass(request.device, request.compute)

@@ -13,14 +13,7 @@ from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.io.images import ImageSource, read_image
 from mmdec.pretrained.vlm import LoadedVlm
-from mmdec.vision.describe import (
-    Message,
-    Question,
-    check_images,
-    model_inputs,
-    prompt_errors,
-    render_chat,
-)
+from mmdec.vision.describe import Message, Question, checked_inputs, render_chat
 
 # maximum pixels of a picture from an untrusted client; a larger JPEG is decoded at a smaller size
 MAX_PIXELS = 8_000_000
@@ -50,13 +43,7 @@ class Dialogue:
         stopwatch = Stopwatch(vlm.model.device)
         pictures = tuple(read_image(image, max_pixels=MAX_PIXELS) for image in images)
         question = Question("", pictures, _render_dialogue(vlm, messages))
-        try:
-            inputs = model_inputs(vlm, [question.text], [question])
-        except Exception:
-            check_images(vlm, question)  # raises a clearer error if the pictures are the cause
-            raise
-        for error in prompt_errors(vlm, inputs, "Shorten it, or send fewer or smaller pictures.").values():
-            raise error
+        inputs = checked_inputs(vlm, question, "Shorten it, or send fewer or smaller pictures.")
         return cls(question, inputs, int(inputs["attention_mask"].sum()), stopwatch.lap())
 
 

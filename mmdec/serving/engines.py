@@ -36,7 +36,7 @@ from mmdec.tasks.inputs import describe_silence
 from mmdec.tasks.options import option_names
 from mmdec.tasks.scheduler_thread import DecodingStopped, Priority
 from mmdec.tasks.usage import Usage
-from mmdec.vision.answer import ANSWER, AnswerBatch, DescriptionRequest
+from mmdec.vision.answer import ANSWER, AnswerDecoder, DescriptionRequest
 from mmdec.vision.options import DescribeOptions
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import can_use_eager_copy
@@ -259,17 +259,9 @@ class AnswerEngine:
     def _steps(self, job: Job, dialogue: Dialogue, options: DescribeOptions, stops: Sequence[str]) -> DecodingSteps:
         with suggesting_options(option_names(DescribeOptions)):
             request = DescriptionRequest.of(self.vlm, options)
-            batch = AnswerBatch(request, [dialogue.question.pictures], dialogue.seconds)
-            generate = request.generate_options(with_text=False)
-            run = prepare_run(self.vlm.model, dialogue.inputs, batch.speculation, generate)
-        text = AnswerText(job, batch.usage[0], self.tokenizer, stops, strips=True)
-
-        def on_round(round_: Round) -> None:
-            batch.add(round_)
-            text.send()
-
-        yield from watch(run.steps, on_round)
-        (description,) = batch.descriptions()
+            decoder = AnswerDecoder(request, dialogue.inputs, [dialogue.question.pictures], dialogue.seconds)
+        text = AnswerText(job, decoder.usage[0], self.tokenizer, stops, strips=True)
+        (description,) = yield from decoder.steps(lambda _: text.send())
         return text.finish(description.timings, confidence=description.confidence)
 
 

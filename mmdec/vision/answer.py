@@ -1,9 +1,8 @@
-"""Answers one batch of questions about images: the checked request, the decoding rounds, and the `Description` of each
-answer."""
+"""Answers questions about images: the checked request, the decoding rounds, and the `Description` of each answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
@@ -12,17 +11,18 @@ import torch
 from torch import Tensor
 
 from mmdec.core.loop import Round
+from mmdec.core.steps import DecodingSteps, timed, watch
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.generation.drafter_choice import resolve_drafter
-from mmdec.generation.generate import rounds_of
+from mmdec.generation.generate import RoundText, prepare_run
 from mmdec.generation.speculation import Speculation
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_reserved, sets_length, with_length
 from mmdec.tasks.loading import decoding_options, load_speculation
-from mmdec.tasks.usage import Usage, renumber_rounds
+from mmdec.tasks.usage import Usage
 from mmdec.types import Draft, Drafter, Plan
 from mmdec.vision.options import DescribeOptions, OnText
 from mmdec.vision.picture_evidence import distances_of, picture_evidence
@@ -53,8 +53,8 @@ class Description:
     Args:
         timings: Stage -> seconds: `read` (the processor makes tensors of pixels and text), `vision` (the vision
             encoder), `prompt` (the rest of the pass over the prompt), `decoder` (all later passes), `drafter`, `core`
-            (verification, cache) and `total`, which includes other time. The time of a batch is divided among its
-            questions: vision by numbers of images, each round equally among its rows, everything else equally.
+            (verification, cache) and `total`, which includes other time. The time of what questions share is divided
+            among them: vision by numbers of images, everything else equally.
     """
 
     text: str
@@ -93,7 +93,7 @@ class DescriptionRequest:
     vlm: LoadedVlm
     speculation: Speculation
     options: Mapping[str, Any]
-    on_text: OnText | None = None  # called with each accepted piece of text; only for batches of one question
+    on_text: OnText | None = None  # called with each accepted piece of text; only in a call with one question
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
 
     @classmethod
@@ -112,16 +112,32 @@ class DescriptionRequest:
         check_reserved(options.generate, RESERVED_HERE, "mmdec.generate")
         return cls(vlm, speculation, options.generate, options.on_text, read_calibrations(vlm.directory))
 
-    def generate_options(self, with_text: bool) -> dict[str, Any]:
-        """Return the options of `generate`.
-
-        Args:
-            with_text: Whether rounds have text.
-        """
+    def generate_options(self) -> dict[str, Any]:
+        """Return the options of `generate`."""
         options = with_length(self.options, self.vlm.model)
-        if with_text or "stop_strings" in options:
+        if "stop_strings" in options:
             options["tokenizer"] = self.vlm.tokenizer
         return options
+
+    def listener(self, indices: Sequence[int] = (0,)) -> Callable[[Round], None]:
+        """Return a function that passes the rounds of questions to the caller's `on_round` and `on_text`.
+
+        Args:
+            indices: Index in the call of each question.
+        """
+        on_round, add_text = self.speculation.options.on_round, RoundText(self.vlm.tokenizer, len(indices))
+        writer = None if self.on_text is None else _TextWriter(self.on_text)
+
+        def report(round_: Round) -> None:
+            if writer is None and on_round is None:
+                return
+            round_ = add_text(round_)
+            if writer is not None:
+                writer.add(round_.text[0])
+            if on_round is not None:
+                on_round(replace(round_, rows=[indices[row] for row in round_.rows]))
+
+        return report
 
 
 @final
@@ -149,40 +165,65 @@ class CompressionRecorder(ForwardingDrafter):
 
 
 @final
-class AnswerBatch:
-    """Collects the rounds of a batch of questions, and makes its `Description`s.
+class AnswerDecoder:
+    """Decodes the answer to one question, or to several whose prompts are read in one pass.
 
     Args:
         request: What all questions of the call share.
+        inputs: The questions, as inputs of `generate`.
         pictures: The pictures of each question, (H, W, 3) uint8.
         read_seconds: Seconds that it took to make the inputs.
         earlier: For a chat: the evidence from the pictures of earlier turns.
         count: Number of these pictures.
+
+    Raises:
+        InputError: For an option that the model rejects.
     """
 
     def __init__(
         self,
         request: DescriptionRequest,
+        inputs: Mapping[str, Any],
         pictures: Sequence[Sequence[np.ndarray]],
         read_seconds: float,
         earlier: Evidence | None = None,
         count: int = 0,
     ) -> None:
         self.usage = [Usage() for _ in pictures]  # one for each question
-        self.speculation = request.speculation  # the decoding loop, which records how images were compressed
         self._request, self._pictures, self._read_seconds = request, pictures, read_seconds
         self._earlier, self._count = earlier, count
         self._counts = [len(group) for group in pictures]
         self._distances: list[list[float]] = [[] for _ in pictures]
-        drafter, self._recorder = self.speculation.drafter_for(request.vlm.model), None
+        model, speculation = request.vlm.model, request.speculation
+        stopwatch = Stopwatch(model.device)
+        drafter, self._recorder = speculation.drafter_for(model), None
         self._drafts = drafter is not None
-        if drafter is not None and not self.speculation.networks:
+        if drafter is not None and not speculation.networks:
             self._recorder = CompressionRecorder(drafter, len(pictures))
-            self.speculation = Speculation(replace(self.speculation.options, drafter=self._recorder))
-        self._stopwatch = Stopwatch(request.vlm.model.device)
+            speculation = Speculation(replace(speculation.options, drafter=self._recorder))
+        self._run = prepare_run(model, inputs, speculation, request.generate_options())
+        self._preparation_seconds = stopwatch.lap()
 
-    def add(self, round_: Round) -> None:
-        """Add a round of the batch."""
+    def steps(self, on_round: Callable[[Round], None]) -> DecodingSteps:
+        """Decode the answers as a generator of passes.
+
+        The caller holds the locks of the model and of the drafter's networks.
+
+        Args:
+            on_round: Called with each round.
+
+        Returns:
+            A list with the `Description` of each question.
+        """
+
+        def add(round_: Round) -> None:
+            self._add(round_)
+            on_round(round_)
+
+        _, seconds = yield from timed(watch(self._run.steps, add), self._request.vlm.model.device)
+        return self._descriptions(seconds)
+
+    def _add(self, round_: Round) -> None:
         for index, row in enumerate(round_.rows):
             self.usage[row].clock(round_, index, self._drafts)
             pictures = sum(self._counts)
@@ -192,29 +233,34 @@ class AnswerBatch:
         if round_.summaries is not None and familiar is not None:
             self._distances = distances_of(familiar, round_.summaries, self._counts)
 
-    def descriptions(self) -> list[Description]:
-        """Return the `Description` of each question, once all rounds were added."""
-        vlm, recorder, options = self._request.vlm, self._recorder, self._request.options
+    def _descriptions(self, own_seconds: float) -> list[Description]:
+        """Make the `Description` of each question, once all rounds were added.
+
+        Args:
+            own_seconds: Seconds that decoding has taken outside the model's passes.
+        """
+        request, recorder, count = self._request, self._recorder, len(self.usage)
         parts = [{stage: entry.seconds[stage] for stage in STAGES} for entry in self.usage]
-        read_seconds = self._read_seconds / len(self.usage)
-        rest = max(self._stopwatch.lap() - sum(sum(part.values()) for part in parts), 0.0) / len(self.usage)
+        timed_seconds = sum(part["drafter"] + part["core"] for part in parts)
+        rest = (self._preparation_seconds + max(own_seconds - timed_seconds, 0.0)) / count
         descriptions = list[Description]()
-        for row, (entry, seconds) in enumerate(zip(self.usage, parts, strict=True)):
+        for row, (entry, part) in enumerate(zip(self.usage, parts, strict=True)):
+            seconds = {"read": self._read_seconds / count, **part}
             evidence = token_evidence(entry.logprobs) | picture_evidence(
                 self._pictures[row], self._distances[row], self._earlier, self._count
             )
-            confidence = estimate_confidence(evidence, self._request.calibrations, ANSWER)
+            confidence = estimate_confidence(evidence, request.calibrations, ANSWER)
             descriptions.append(
                 Description(
-                    text=vlm.tokenizer.decode(entry.tokens, skip_special_tokens=True).strip(),
+                    text=request.vlm.tokenizer.decode(entry.tokens, skip_special_tokens=True).strip(),
                     tokens=entry.tokens,
                     rounds=entry.rounds,
                     tokens_per_round=entry.tokens_per_round,
-                    timings={"read": read_seconds, **seconds, "total": read_seconds + sum(seconds.values()) + rest},
+                    timings={**seconds, "total": sum(seconds.values()) + rest},
                     drafted=entry.drafted,
                     accepted=entry.accepted,
-                    lossless=self.speculation.options.lossless,
-                    confidence=entry.limit_confidence(confidence, sets_length(options)),
+                    lossless=request.speculation.options.lossless,
+                    confidence=entry.limit_confidence(confidence, sets_length(request.options)),
                     finish_reason=entry.finish_reason,
                     note=entry.note,
                     evidence=evidence,
@@ -223,43 +269,6 @@ class AnswerBatch:
                 )
             )
         return descriptions
-
-
-def describe_batch(
-    request: DescriptionRequest,
-    inputs: Mapping[str, Any],
-    pictures: Sequence[Sequence[np.ndarray]],
-    read_seconds: float,
-    earlier: Evidence | None = None,
-    count: int = 0,
-    indices: Sequence[int] | None = None,
-) -> list[Description]:
-    """Answer a batch of questions.
-
-    Args:
-        request: What all questions of the call share.
-        inputs: The batch, as inputs of `generate`.
-        pictures: The pictures of each question, (H, W, 3) uint8.
-        read_seconds: Seconds that it took to make the inputs.
-        earlier: For a chat: the evidence from the pictures of earlier turns.
-        count: Number of these pictures.
-        indices: Index of each question in the call, for `on_round`. Default None: its index in the batch.
-
-    Returns:
-        A `Description` of each question.
-    """
-    batch = AnswerBatch(request, pictures, read_seconds, earlier, count)
-    asked = request.speculation.options.on_round
-    on_round = renumber_rounds(asked, range(len(pictures)) if indices is None else indices)
-    writer = None if request.on_text is None else _TextWriter(request.on_text)
-    options = request.generate_options(with_text=writer is not None or on_round is not None)
-    for round_ in rounds_of(request.vlm.model, inputs, batch.speculation, options):
-        batch.add(round_)
-        if writer is not None:
-            writer.add(round_.text[0])
-        if on_round is not None:
-            on_round(round_)
-    return batch.descriptions()
 
 
 def _as_list(weights: Tensor | None) -> list[float] | None:

@@ -22,8 +22,9 @@ from mmdec.io.images import to_pil
 from mmdec.tasks.confidence import Evidence, confidence_error
 from mmdec.tasks.loading import as_loaded
 from mmdec.tasks.options import option_names
+from mmdec.tasks.queue import decode_queue
 from mmdec.tasks.threads import with_threads
-from mmdec.vision.answer import Description, DescriptionRequest, describe_batch
+from mmdec.vision.answer import AnswerDecoder, Description, DescriptionRequest
 from mmdec.vision.describe import (
     VLM,
     Message,
@@ -118,7 +119,16 @@ class Chat:
             self._cache = None  # no cache while an answer is computed: after an interruption it would be incomplete
             request, count = replace(self._request, on_text=on_text), len(self._pictures)
             with suggesting_options(option_names(DescribeOptions) - {*UNSUPPORTED_OPTIONS}):
-                (answer,) = describe_batch(request, inputs, [question.pictures], stopwatch.lap(), self._evidence, count)
+                seconds = stopwatch.lap()
+                decoder = AnswerDecoder(request, inputs, [question.pictures], seconds, self._evidence, count)
+                ((answer,),) = decode_queue(
+                    request.vlm.model,
+                    request.speculation,
+                    request.options,
+                    [0],
+                    rows=1,
+                    steps=lambda *_: decoder.steps(request.listener()),
+                )
             refusal = confidence_error(answer.confidence, self._min_confidence, question.argument)
             if refusal is not None:
                 raise refusal

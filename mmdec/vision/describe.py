@@ -20,11 +20,13 @@ from mmdec.checks.devices import PASSED_ON
 from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
+from mmdec.core.steps import DecodingSteps
 from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DrafterChoice
+from mmdec.generation.speculation import Speculation
 from mmdec.hub.find import drafter_folder
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
@@ -32,8 +34,9 @@ from mmdec.tasks.batch import InputBatch
 from mmdec.tasks.generate_options import length_errors
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
+from mmdec.tasks.queue import decode_queue
 from mmdec.tasks.threads import with_threads
-from mmdec.vision.answer import Description, DescriptionRequest, describe_batch
+from mmdec.vision.answer import AnswerDecoder, Description, DescriptionRequest
 from mmdec.vision.options import DescribeOptions, Model, OnText
 
 __all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]
@@ -154,6 +157,27 @@ def prompt_errors(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dic
     return length_errors(vlm.model, inputs, rule, remedy)
 
 
+def checked_inputs(vlm: LoadedVlm, question: Question, remedy: str) -> dict[str, Any]:
+    """Make the inputs of `generate` for one question, and check their length.
+
+    Args:
+        vlm: The model.
+        question: With its text by `render_chat`.
+        remedy: What to do if the prompt is too long; last sentence of the message.
+
+    Raises:
+        InputError: If the processor rejects the images, or the prompt is longer than the model's maximum.
+    """
+    try:
+        inputs = model_inputs(vlm, [question.text], [question])
+    except Exception:
+        check_images(vlm, question)  # raises a clearer error if the images are the cause
+        raise
+    for error in prompt_errors(vlm, inputs, remedy).values():
+        raise error
+    return inputs
+
+
 def check_images(vlm: LoadedVlm, question: Question) -> None:
     """Raise InputError if the processor rejects a question's images, for instance for an extreme aspect ratio."""
     try:
@@ -222,9 +246,10 @@ def describe(
             "package.module:Class", a smaller model, an `mmdec.types.Drafter`, or None for plain decoding. Default
             "auto": the first drafter with weights in or beside the model's folder, else one shipped for the model's
             weights, else "lookup".
-        batch_size: Number of questions answered together. Default 8.
+        batch_size: Maximum number of questions that are answered at the same time; they share the model's passes, and
+            the next ones begin as soon as half of them have ended. Default 8.
         rule, num_speculative_tokens, seed, statistics: Verification rule, draft size, random seed, and acceptance rates
-            measured in earlier calls, as for `mmdec.generate`.
+            measured in earlier calls, as for `mmdec.generate`. Question i of a list is sampled with `seed + i`.
         device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.
         dtype: Precision of a model given by name. Default None: float32.
         threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a
@@ -252,15 +277,16 @@ def describe(
     vlm = as_loaded(VLM, chosen)
     request = DescriptionRequest.of(vlm, chosen)
 
-    def read(images_and_prompt: tuple[Any, object]) -> Question:
-        question = read_question(*images_and_prompt)
-        return replace(question, text=render_chat(vlm, [user_message(question)]))
-
     with with_threads(chosen.threads, vlm.model), suggesting_options(option_names(DescribeOptions)):
-        questions = batch.read(read)
-        descriptions = _in_batches(request, questions, chosen.batch_size, batch.errors)
-        arguments = {index: question.argument for index, question in questions.items()}
-        return batch.finish(descriptions, chosen.min_confidence, arguments)
+        names = dict[int, str]()
+
+        def steps(indices: list[int], speculation: Speculation) -> DecodingSteps:
+            return _answer_steps(replace(request, speculation=speculation), batch, indices, names)
+
+        options = request.generate_options()
+        answers = decode_queue(vlm.model, request.speculation, options, range(len(batch)), chosen.batch_size, steps)
+        descriptions = {index: answer for group in answers for index, answer in group.items()}
+        return batch.finish(descriptions, chosen.min_confidence, names)
 
 
 def read_question(images: Any, prompt: object) -> Question:
@@ -307,29 +333,36 @@ def _questions(image: Any, prompt: Any) -> list[tuple[Any, object]]:
     return list(zip(image, prompt, strict=True))
 
 
-def _in_batches(
-    request: DescriptionRequest, questions: Mapping[int, Question], batch_size: int, errors: dict[int, InputError]
-) -> dict[int, Description]:
-    """Answer questions, `batch_size` at a time.
+def _answer_steps(
+    request: DescriptionRequest, batch: InputBatch[tuple[Any, object]], indices: Sequence[int], names: dict[int, str]
+) -> DecodingSteps:
+    """Read some questions, not before there is room for them, and answer them.
 
     Args:
-        questions: Index -> question.
-        errors: Index -> error; questions that the processor rejects are added.
+        request: What all questions of the call share.
+        batch: (images, prompt) of each question; the errors of those that are rejected are added to it.
+        indices: Indices of the questions.
+        names: Index -> the argument that an error about the answer names; added to.
 
     Returns:
-        Index -> `Description`.
+        Index -> `Description`, of the questions that are not rejected.
     """
-    descriptions: dict[int, Description] = {}
-    indices = list(questions)
-    for start in range(0, len(indices), batch_size):
-        batch = indices[start : start + batch_size]
-        stopwatch = Stopwatch(request.vlm.model.device)
-        inputs, batch = _tensors(request, questions, batch, errors)
-        if batch:
-            pictures = [questions[index].pictures for index in batch]
-            described = describe_batch(request, inputs, pictures, stopwatch.lap(), indices=batch)
-            descriptions |= zip(batch, described, strict=True)
-    return descriptions
+    questions = dict[int, Question]()
+    for index in indices:
+        try:
+            question = read_question(*batch.inputs[index])
+            questions[index] = replace(question, text=render_chat(request.vlm, [user_message(question)]))
+        except InputError as error:
+            batch.errors[index] = error
+    stopwatch = Stopwatch(request.vlm.model.device)
+    inputs, accepted = _tensors(request, questions, [*questions], batch.errors) if questions else ({}, [])
+    if not accepted:
+        return {}
+    names |= {index: questions[index].argument for index in accepted}
+    pictures = [questions[index].pictures for index in accepted]
+    decoder = AnswerDecoder(request, inputs, pictures, stopwatch.lap())
+    descriptions = yield from decoder.steps(request.listener(accepted))
+    return dict(zip(accepted, descriptions, strict=True))
 
 
 def _tensors(

@@ -1,0 +1,62 @@
+"""Decodes the inputs of a list: as many at a time as there is room for, which share the passes of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from mmdec.core.scheduler import decode_together
+from mmdec.core.steps import DecodingSteps
+from mmdec.generation.generate import first_seed
+from mmdec.generation.hf_bridge import keeps_state
+from mmdec.generation.model_lock import reading
+from mmdec.generation.speculation import Speculation
+
+
+def decode_queue(
+    model: PreTrainedModel,
+    speculation: Speculation,
+    options: Mapping[str, Any],
+    indices: Iterable[int],
+    rows: int,
+    steps: Callable[[list[int], Speculation], DecodingSteps],
+) -> Iterator[Any]:
+    """Decode inputs in groups. The text of an input does not depend on its group.
+
+    A group is read in one pass over its prompts, so that a small model's passes are few. The first group fills all
+    rows, and later ones begin as soon as half of the rows are free. Inputs that are sampled are groups of one, because
+    each has a seed of its own: the call's plus its index.
+
+    Args:
+        model: The model.
+        speculation: The decoding loop of the call.
+        options: Arguments of `model.generate`.
+        indices: The inputs' indices in the call.
+        rows: Number of inputs that may be decoded at the same time.
+        steps: Makes the decoding of a group from its indices and its decoding loop.
+
+    Yields:
+        What the steps of each group returned, as groups end. Meanwhile this thread holds the locks of the model and of
+        the drafter's networks.
+    """
+    waiting = list(reversed(list(indices)))
+    seed = first_seed(model, speculation, options, draw=len(waiting) > 1)
+    if keeps_state(options):
+        rows = 1  # one after another, in their order
+
+    def take(room: int) -> tuple[None, DecodingSteps, int] | None:
+        group = [waiting.pop() for _ in range(min(len(waiting), room if seed is None else 1))]
+        if not group:
+            return None
+        own = speculation if seed is None else speculation.with_seed(seed + group[0])
+        return None, steps(group, own), len(group)
+
+    with (
+        reading(model, *speculation.networks),
+        closing(decode_together(take, rows, refill=max(rows // 2, 1))) as ended,
+    ):
+        for _, result in ended:
+            yield result
