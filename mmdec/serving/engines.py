@@ -1,7 +1,8 @@
 """Engines: each makes the jobs of one task (transcription, speech translation, answers) with one model.
 
 A job's steps are those of the library's own calls, so the server's results equal those of the library. Answers to all
-requests share the passes of their model, and so do recordings that a Whisper transcribes.
+requests share the passes of their model, and so do recordings. A translation is one computation: the graph decoder has
+few passes, none of which another request could share.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from mmdec.tasks.scheduler_thread import DecodingStopped, Priority
 from mmdec.tasks.usage import Usage
 from mmdec.vision.answer import ANSWER, AnswerDecoder, DescriptionRequest
 from mmdec.vision.options import DescribeOptions
-from mmdec.whisper.checkpoint import LoadedWhisper
+from mmdec.whisper.audio_language_model import AudioLmRequest, recording_steps
 from mmdec.whisper.decoder import can_use_eager_copy
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import transcription_steps
-from mmdec.whisper.request import TranscriptionRequest, can_translate
+from mmdec.whisper.request import can_translate
 from mmdec.whisper.transcribe import LoadedTranscriber, transcription_request
 
 RATE = 16_000  # sample rate in Hz of the audio that jobs hold
@@ -86,10 +87,11 @@ class TranscriptionEngine:
         chosen = TranscribeOptions.of(options).changed()
         if isinstance(self.loaded, LoadedAudioLm):  # without `do_sample`, the model's settings would decide it
             chosen["do_sample"] = "temperature" in chosen
-        # The lock of the model is held while its rows run. An audio language model's call takes it itself, and so does
-        # one that changes the model to compute the times of words.
-        shares = isinstance(self.loaded, LoadedWhisper) and (
-            chosen.get("timestamps") != "word" or can_use_eager_copy(self.loaded.model)
+        # The lock of the model is held while its rows run. A call that changes the model to compute the times of words
+        # takes it itself.
+        loaded = self.loaded
+        shares = (
+            isinstance(loaded, LoadedAudioLm) or chosen.get("timestamps") != "word" or can_use_eager_copy(loaded.model)
         )
         models = (self.loaded.model,) if shares else ()
         steps = partial(self._steps, samples=samples, options=chosen)
@@ -126,16 +128,19 @@ class TranscriptionEngine:
                     job.put_event("text", piece)
 
         call_options = {**options, "on_round": on_round, "statistics": self._options.statistics}
-        if isinstance(self.loaded, LoadedWhisper) and job.models:
+        result: mmdec.Transcript
+        if job.models:
             request = transcription_request(self.loaded, TranscribeOptions.of(call_options), 1)
-            assert isinstance(request, TranscriptionRequest)
-            result = yield from transcription_steps(request, request.check(samples))
+            if isinstance(request, AudioLmRequest):
+                result = yield from recording_steps(request, request.check(samples))
+            else:
+                result = yield from transcription_steps(request, request.check(samples))
         else:
             fixed = {"sample_rate": RATE, "model": self.loaded, "threads": self._options.threads}
             call = partial(mmdec.transcribe, samples, **fixed, **call_options)
             computed = yield Compute(self.loaded.model.device, call)
             assert computed is not None
-            result: mmdec.Transcript = computed.value
+            result = computed.value
         if job.streams and (rest := deltas.end(result.text)):
             job.put_event("text", rest)
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -23,7 +23,7 @@ def decode_queue(
     indices: Iterable[int],
     rows: int,
     steps: Callable[[list[int], Speculation], DecodingSteps],
-) -> Iterator[Any]:
+) -> Generator[Any]:
     """Decode inputs in groups. The text of an input does not depend on its group.
 
     A group is read in one pass over its prompts, so that a small model's passes are few. The first group fills all

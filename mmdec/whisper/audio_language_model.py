@@ -7,7 +7,8 @@ These models have no windows, timestamps, tasks or temperature fallback, so thes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any, cast, final
 
 import torch
@@ -15,15 +16,18 @@ from torch import Tensor
 
 from mmdec.checks.arguments import options_error, show
 from mmdec.checks.devices import PASSED_ON
+from mmdec.core.loop import Round
+from mmdec.core.steps import DecodingSteps, timed, watch
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
-from mmdec.generation.generate import option_names, rounds_of
+from mmdec.generation.generate import option_names, prepare_run
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.confidence import Calibration, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_reserved, length_errors, sets_length, with_length
 from mmdec.tasks.loading import load_speculation
+from mmdec.tasks.queue import decode_queue
 from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import TRANSCRIPT, ordered_reporter, silent_transcripts, timings
@@ -160,29 +164,64 @@ def transcribe_with_audio_lm(
     transcripts = silent_transcripts(request.languages, samples)
     report_finished = ordered_reporter(samples, transcripts, on_transcript)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
-    indices = [index for index in samples if index not in transcripts]
-    for start in range(0, len(indices), batch_size):
-        batch = indices[start : start + batch_size]
-        transcripts |= _batch(request, {index: samples[index] for index in batch}, errors)
-        done += sum(len(samples[index]) for index in batch) / SAMPLE_RATE
-        report_finished()
-        if progress is not None:
-            progress(done, total)
+
+    def steps(indices: list[int], speculation: Speculation) -> DecodingSteps:
+        own = replace(request, speculation=speculation)
+        group = {index: samples[index] for index in indices}
+        return (yield from _group_steps(own, group, errors)), indices
+
+    model, options = request.loaded.model, with_length(request.options, request.loaded.model)
+    spoken = [index for index in samples if index not in transcripts]
     report_finished()
+    with closing(decode_queue(model, request.speculation, options, spoken, batch_size, steps)) as groups:
+        for finished, indices in groups:
+            transcripts |= finished
+            done += sum(len(samples[index]) for index in indices) / SAMPLE_RATE
+            report_finished()
+            if progress is not None:
+                progress(done, total)
     return transcripts
 
 
-def _batch(
+def recording_steps(request: AudioLmRequest, samples: Tensor) -> DecodingSteps:
+    """Transcribe one recording (T,) as a generator of passes, for a scheduler that decodes other requests, too.
+
+    The caller holds the locks of the model and of the drafter's networks.
+
+    Returns:
+        The `Transcript`.
+
+    Raises:
+        InputError: If the recording exceeds the model's maximum length.
+    """
+    errors = dict[int, InputError]()
+    silent = silent_transcripts(request.languages, {0: samples})
+    transcripts: dict[int, Transcript] = silent or (yield from _group_steps(request, {0: samples}, errors))
+    for error in errors.values():
+        raise error
+    return transcripts[0]
+
+
+def _group_steps(
     request: AudioLmRequest, samples: Mapping[int, Tensor], errors: dict[int, InputError]
-) -> dict[int, Transcript]:
+) -> DecodingSteps:
+    """Transcribe recordings, whose prompts are read in one pass.
+
+    Args:
+        samples: Index -> 16 kHz samples (T,), not silent.
+        errors: Index -> error; recordings that exceed the model's maximum length are added.
+
+    Returns:
+        Index -> transcript.
+    """
     loaded, speculation, indices = request.loaded, request.speculation, [*samples]
     stopwatch = Stopwatch(loaded.model.device)
     inputs = request.inputs(samples)
     rule = "`audio` and `prompt` must take at most the model's {most} positions, the chat template included"
     if long := length_errors(loaded.model, inputs, rule, "Cut the recording."):
         errors |= {indices[row]: error for row, error in long.items()}
-        rest = {index: sound for index, sound in samples.items() if index not in errors}
-        return _batch(request, rest, errors) if rest else {}
+        short = {index: sound for index, sound in samples.items() if index not in errors}
+        return (yield from _group_steps(request, short, errors)) if short else {}
     features = stopwatch.lap()
     usage = [Usage() for _ in indices]
     on_round = renumber_rounds(speculation.options.on_round, indices)
@@ -191,19 +230,24 @@ def _batch(
     if "stop_strings" in options:
         options["tokenizer"] = loaded.tokenizer
     try:
-        rounds = rounds_of(loaded.model, inputs, speculation, options)
+        run = prepare_run(loaded.model, inputs, speculation, options)
     except PASSED_ON:
         raise
     except Exception as error:
         raise options_error(tuple(request.options), error, option_names(loaded.model)) from error
-    for round_ in rounds:
+
+    def add(round_: Round) -> None:
         for row, index in enumerate(round_.rows):
             usage[index].clock(round_, row, drafts)
         if on_round is not None:
             on_round(round_)
+
+    preparation = stopwatch.lap()
+    _, seconds = yield from timed(watch(run.steps, add), loaded.model.device)
+    loop_seconds = sum(entry.seconds["drafter"] + entry.seconds["core"] for entry in usage)
+    rest = (preparation + max(seconds - loop_seconds, 0.0)) / len(usage)
     for entry in usage:
         entry.seconds["encoder"] += entry.seconds.pop("prompt", 0.0)
-    rest = max(stopwatch.lap() - sum(sum(entry.seconds.values()) for entry in usage), 0.0) / len(usage)
     read = sum(map(len, samples.values()))
     return {
         index: _transcript(request, entry, samples[index], features * len(samples[index]) / read, rest, index)

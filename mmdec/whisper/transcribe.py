@@ -124,7 +124,8 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
             is transcribed, the missing part becomes silence if sound follows it, and the transcript's `note` says where
             that part is and how long.
         rule, num_speculative_tokens, seed, statistics: Verification rule, draft size, random seed (set again for each
-            window), and acceptance rates measured in earlier calls, as for `mmdec.generate`.
+            window; an audio language model samples recording i of a list with `seed + i`), and acceptance rates
+            measured in earlier calls, as for `mmdec.generate`.
         device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.
         dtype: Precision of a model given by name. Default None: float32. "int8", on a CPU: linear layers in 8 bits.
         threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a
