@@ -37,7 +37,7 @@ ARGUMENT_COLUMNS: Mapping[str, tuple[str, ...]] = {  # command -> columns of a l
 }
 # options that may change when a run is continued, because they do not change results
 CHANGEABLE_OPTIONS = ("threads", "batch_size")
-DEFAULT_BATCH_SIZE = 8  # batch size, unless the options have `batch_size`
+TRANSLATIONS_PER_CALL = 8  # recordings that are translated together: on a GPU as one padded batch
 Part = tuple[int, Sequence[Row]]  # index of a part, and its rows
 Call = Callable[..., Sequence[Any]]  # function: (list of paths, keyword options) -> results
 
@@ -185,7 +185,8 @@ class PartWorker:
             if not row.refusal:
                 alike[row.options].append(row)
         for options, group in alike.items():
-            size = self._work.options.get("batch_size", DEFAULT_BATCH_SIZE)
+            # the other calls decode `batch_size` inputs of a list at a time, and the next ones as soon as there is room
+            size = TRANSLATIONS_PER_CALL if self._work.verb == "translate" else len(group)
             for start in range(0, len(group), size):
                 batch = group[start : start + size]
                 paths = [os.path.join(self._work.base, row.path) for row in batch]
