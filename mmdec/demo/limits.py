@@ -101,8 +101,8 @@ class RequestGuard:
             return
         self._arriving += length
         try:
-            kept = await asyncio.to_thread(clean_uploads, uploads_folder())
-            if kept + self._arriving > self._total:
+            stored_bytes = await asyncio.to_thread(clean_uploads, uploads_folder())
+            if stored_bytes + self._arriving > self._total:
                 await refuse(scope, send, 503, "Too many files are kept here now. Please try again in an hour.")
             else:
                 await self._app(scope, receive, send)

@@ -276,18 +276,18 @@ def _rotations(run: NetworkRun, folder: CheckpointFolder, target: Any) -> Iterat
     settings_now: dict[str, Any] = dict(folder.value(folder.rope()) or {})
     scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", *MROPE_KEYS)}
     if config.rope_scaling is not None:
-        kept = {name: settings_now[name] for name in (*MROPE_KEYS, "rope_theta") if name in settings_now}
-        published = {folder.rope(): {**kept, "rope_type": "default"} if kept else None}
+        rope_fields = {name: settings_now[name] for name in (*MROPE_KEYS, "rope_theta") if name in settings_now}
+        published = {folder.rope(): {**rope_fields, "rope_type": "default"} if rope_fields else None}
         remedy = folder.set({"rope_scaling": None}, published)
         yield Variant("rope scaling", "as its config says", "none", _reconfigure_run(run, rope_scaling=None), remedy)
         return
-    kept = {name: value for name, value in settings_now.items() if name not in ("type", "rope_type")}
+    rope_fields = {name: value for name, value in settings_now.items() if name not in ("type", "rope_type")}
     scalings: dict[str, dict[str, Any]] = {"the model's": scaling} if scaling.get("rope_type") in SCALED_ROPE else {}
     scalings |= {
         f"linear, factor {factor:g}": {"rope_type": "linear", "factor": factor} for factor in LINEAR_ROPE_FACTORS
     }
     for name, settings in scalings.items():
-        remedy = folder.set({"rope_scaling": settings}, {folder.rope(): {**kept, **settings}})
+        remedy = folder.set({"rope_scaling": settings}, {folder.rope(): {**rope_fields, **settings}})
         yield Variant("rope scaling", "none", name, _reconfigure_run(run, rope_scaling=settings), remedy)
 
 

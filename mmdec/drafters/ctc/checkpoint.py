@@ -164,9 +164,9 @@ def _tables(pieces: TokenPieces) -> dict[str, Tensor]:
     pairs, merged = [row[:2] for row in merges.rows], [row[2] for row in merges.rows]
     if merged and merged == list(range(merged[0], merged[0] + len(merged))):
         merged = merged[:1]
-    largest = max([*pieces.kept, *(token for row in merges.rows for token in row)], default=0)
+    largest = max([*pieces.token_ids, *(token for row in merges.rows for token in row)], default=0)
     small = torch.uint16 if largest < 2**16 else torch.int32
-    unsigned = {"pieces": pieces.kept, "merges": pairs, "merged": merged}
+    unsigned = {"pieces": pieces.token_ids, "merges": pairs, "merged": merged}
     tables = {name: torch.tensor(table, dtype=torch.int32).to(small) for name, table in unsigned.items()}
     return {**tables, "alphabet": torch.tensor(merges.alphabet, dtype=torch.int32)}
 

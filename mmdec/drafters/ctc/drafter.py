@@ -197,7 +197,7 @@ class Ctc:
     @property
     def name(self) -> str:
         """A name that contains a hash of the head's weights and settings."""
-        return f"ctc-{fingerprint(self.head, self.pieces.kept[:8])}"
+        return f"ctc-{fingerprint(self.head, self.pieces.token_ids[:8])}"
 
     def check(self, target: Target) -> None:
         """Raise InputError if the head was trained for another model or is on another device."""

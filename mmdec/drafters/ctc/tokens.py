@@ -131,31 +131,31 @@ class TokenPieces:
     """Converts the model's tokens to pieces of the small vocabulary and back.
 
     Args:
-        kept: Ids of the tokens that are pieces; in this order their piece ids are
+        token_ids: Ids of the tokens that are pieces; in this order their piece ids are
             `FIRST_PIECE`, `FIRST_PIECE` + 1, ...
     """
 
     def __init__(self, merges: Merges, token_ids: Sequence[int]) -> None:
-        self.merges, self.kept = merges, list(token_ids)
-        self._numbers = {token: FIRST_PIECE + at for at, token in enumerate(self.kept)}
+        self.merges, self.token_ids = merges, list(token_ids)
+        self._numbers = {token: FIRST_PIECE + at for at, token in enumerate(self.token_ids)}
         self.of_token = lru_cache(2**14)(self._of_token)
 
     def __reduce__(self) -> tuple[type[TokenPieces], tuple[Any, Any]]:
         """Pickle without the cache of tokens."""
-        return TokenPieces, (self.merges, self.kept)
+        return TokenPieces, (self.merges, self.token_ids)
 
     def __len__(self) -> int:
-        return FIRST_PIECE + len(self.kept)
+        return FIRST_PIECE + len(self.token_ids)
 
     @property
     def names(self) -> list[str]:
         """The pieces as readable text, in the order of their ids."""
-        texts = [self.merges.bytes(token).decode("utf-8", "backslashreplace") for token in self.kept]
+        texts = [self.merges.bytes(token).decode("utf-8", "backslashreplace") for token in self.token_ids]
         return ["<blank>", "<mark>", *texts]
 
     def bytes(self, piece: int) -> bytes:
         """Return the bytes of a piece's text; empty for the blank and the end of a segment."""
-        return self.merges.bytes(self.kept[piece - FIRST_PIECE]) if piece >= FIRST_PIECE else b""
+        return self.merges.bytes(self.token_ids[piece - FIRST_PIECE]) if piece >= FIRST_PIECE else b""
 
     def _of_token(self, token: int) -> tuple[int, ...]:
         """Split a token into pieces of the small vocabulary.

@@ -35,7 +35,7 @@ class OtherVocabularyState:
     """The drafter's state of one `generate` call: the target's texts, and the small model's cache."""
 
     texts: list[list[int]]  # each batch row's tokens of the target, without padding and image placeholders
-    kept: list[list[int]] = field(default_factory=lambda: [])  # each batch row's tokens in the small model's cache
+    cached: list[list[int]] = field(default_factory=lambda: [])  # each batch row's tokens in the small model's cache
     session: Any = None  # the small model's decoding state with its cache; None before the first draft
     restarts: int = 0  # how often the small model has re-read the whole text
 
@@ -97,7 +97,7 @@ class OtherVocabulary:
         state.texts = [state.texts[row] for row in live.tolist()]
         if state.session is not None:
             self._model.select(state.session, live)
-            state.kept = [state.kept[row] for row in live.tolist()]
+            state.cached = [state.cached[row] for row in live.tolist()]
 
     def propose(self, state: OtherVocabularyState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain of the likeliest tokens in each batch row; none where the text ends in an incomplete UTF-8
@@ -142,14 +142,14 @@ class OtherVocabulary:
         Returns:
             False if the cache was refilled more than `MAX_RESTARTS` times; then drafting ends.
         """
-        rows = zip(state.kept, read, strict=True)
-        if state.session is not None and all(len(kept) < len(ids) and ids[: len(kept)] == kept for kept, ids in rows):
+        rows = zip(state.cached, read, strict=True)
+        if state.session is not None and all(len(past) < len(ids) and ids[: len(past)] == past for past, ids in rows):
             return True
         state.restarts += state.session is not None
-        state.kept = [ids[: max(len(ids) - UNCACHED_TOKENS, 1)] for ids in read]
-        width = max(map(len, state.kept))
-        rows_ids = [[0] * (width - len(ids)) + ids for ids in state.kept]
-        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in state.kept]
+        state.cached = [ids[: max(len(ids) - UNCACHED_TOKENS, 1)] for ids in read]
+        width = max(map(len, state.cached))
+        rows_ids = [[0] * (width - len(ids)) + ids for ids in state.cached]
+        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in state.cached]
         device = self._model.device
         inputs = {
             "input_ids": torch.tensor(rows_ids, device=device),
@@ -176,17 +176,19 @@ class OtherVocabulary:
         added: list[list[int]] = [[] for _ in read]
         chances, going = [0.0] * len(read), list(able)
         for _ in range(steps):
-            pending = [ids[len(kept) :] + new for kept, ids, new in zip(state.kept, read, added, strict=True)]
+            pending = [ids[len(past) :] + new for past, ids, new in zip(state.cached, read, added, strict=True)]
             firsts = torch.tensor([row[0] for row in pending], device=self._model.device)
             logits = self._model.score(state.session, chain_drafts(firsts, [row[1:] for row in pending])).logits
             last = torch.tensor([len(row) - 1 for row in pending], device=logits.device)
             ends = logits[torch.arange(len(last), device=logits.device), last].float()
             # remove the new tokens and the text's last `UNCACHED_TOKENS` tokens from the cache
             stable = [
-                max(len(ids) - UNCACHED_TOKENS - len(kept), 0) for kept, ids in zip(state.kept, read, strict=True)
+                max(len(ids) - UNCACHED_TOKENS - len(past), 0) for past, ids in zip(state.cached, read, strict=True)
             ]
             keep_columns(self._model, state.session, [list(range(count)) for count in stable])
-            state.kept = [ids[: len(kept) + count] for kept, ids, count in zip(state.kept, read, stable, strict=True)]
+            state.cached = [
+                ids[: len(past) + count] for past, ids, count in zip(state.cached, read, stable, strict=True)
+            ]
             values, tokens = ends.log_softmax(-1).max(-1)
             for row, (value, token) in enumerate(zip(values.tolist(), tokens.tolist(), strict=True)):
                 chances[row] += value

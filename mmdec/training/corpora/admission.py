@@ -181,23 +181,23 @@ MIN_PARALLEL_FILES = 2000  # with at least this many files, several processes re
 Measure = Callable[[Path], float]
 
 
-def seconds_of(paths: Sequence[Path], kept: Path | None) -> list[float | str]:
+def seconds_of(paths: Sequence[Path], cache: Path | None) -> list[float | str]:
     """Return the duration of each recording in seconds; for a bad recording, a text that says what is wrong.
 
     Args:
-        kept: Folder that caches the results; None: no cache.
+        cache: Folder that caches the results; None: no cache.
     """
-    return _inspect(paths, kept, "recordings", sound_seconds)
+    return _inspect(paths, cache, "recordings", sound_seconds)
 
 
-def sizes_of(paths: Sequence[Path], kept: Path | None, side: int | None = None) -> list[float | str]:
+def sizes_of(paths: Sequence[Path], cache: Path | None, side: int | None = None) -> list[float | str]:
     """Return the number of pixels of each picture; for a bad picture, a text that says what is wrong.
 
     Args:
-        kept: Folder that caches the results; None: no cache.
+        cache: Folder that caches the results; None: no cache.
         side: Width and height that each picture must have; None: any.
     """
-    return _inspect(paths, kept, f"pictures-{side or 'any'}", partial(_pixels, side=side))
+    return _inspect(paths, cache, f"pictures-{side or 'any'}", partial(_pixels, side=side))
 
 
 def _pixels(path: Path, side: int | None) -> float:
@@ -207,11 +207,11 @@ def _pixels(path: Path, side: int | None) -> float:
     return float(height * width)
 
 
-def _inspect(paths: Sequence[Path], kept: Path | None, what: str, measure: Measure) -> list[float | str]:
-    if kept is None:
+def _inspect(paths: Sequence[Path], cache: Path | None, what: str, measure: Measure) -> list[float | str]:
+    if cache is None:
         return list(_measure(paths, measure))
     digest = hashlib.blake2b("\n".join(map(str, paths)).encode(errors="surrogateescape"), digest_size=8).hexdigest()
-    file = kept / f".{what}-{digest}.json"
+    file = cache / f".{what}-{digest}.json"
     measurements = _read(file, len(paths))
     stamps = [_stamp(path) for path in paths]
     old = [index for index, stamp in enumerate(stamps) if measurements[index][:2] != stamp]

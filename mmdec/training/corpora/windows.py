@@ -225,18 +225,18 @@ def check_utterances_apart(train: Sequence[Utterance], dev: Sequence[Utterance])
     check_apart(both, "recordings", "Name splits that do not overlap.")
 
 
-def durations(rows: Sequence[Utterance], kept: Path, admission: Admission, of: str) -> list[float]:
+def durations(rows: Sequence[Utterance], cache: Path, admission: Admission, of: str) -> list[float]:
     """Return the duration of each utterance in seconds; NaN if it cannot be used, which is logged.
 
     Args:
-        kept: Folder that caches the results.
+        cache: Folder that caches the results.
         admission: How many may be bad.
         of: What the rows are, for messages.
 
     Raises:
         InputError: If too many are bad.
     """
-    seconds, bad = seconds_of([row.path for row in rows], kept), BadRows()
+    seconds, bad = seconds_of([row.path for row in rows], cache), BadRows()
     for row, value in zip(rows, seconds, strict=True):
         if isinstance(value, str):
             bad.add(value, f"{row.path.name} in {row.place}")

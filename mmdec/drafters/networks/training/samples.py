@@ -223,7 +223,7 @@ def read_samples(
     reading: Questions,
     choice: Choice | None = None,
     admission: Admission = STRICT,
-    kept: Path | None = None,
+    cache: Path | None = None,
 ) -> list[Sample]:
     """Read questions of a split of a corpus.
 
@@ -235,7 +235,7 @@ def read_samples(
         reading: How rows become questions.
         choice: Which questions to take; None: all, in their order.
         admission: How many rows and pictures may be bad.
-        kept: Folder where results of picture checks are stored; None: they are not stored.
+        cache: Folder where results of picture checks are stored; None: they are not stored.
 
     Raises:
         InputError: For a bad row, or if too many questions are left out.
@@ -256,20 +256,20 @@ def read_samples(
             for lap in (0, 1)
         )
         questions = chain.from_iterable(laps)
-    whole = _whole(choose(questions, choice), admission, kept, f"chosen questions of '{quote_path(list_file)}'")
+    whole = _whole(choose(questions, choice), admission, cache, f"chosen questions of '{quote_path(list_file)}'")
     return [replace(question, name=_name(question)) for question in whole]
 
 
-def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of: str) -> list[Sample]:
+def _whole(questions: list[Sample], admission: Admission, cache: Path | None, of: str) -> list[Sample]:
     """Return the questions whose pictures can all be read.
 
     Args:
         admission: How many may be bad.
-        kept: Folder where results of picture checks are stored, or None.
+        cache: Folder where results of picture checks are stored, or None.
         of: Name of the questions in messages.
     """
     pictures = list(dict.fromkeys(path for question in questions for path in (*question.images, *question.video)))
-    sizes = dict(zip(pictures, sizes_of(pictures, kept), strict=True))
+    sizes = dict(zip(pictures, sizes_of(pictures, cache), strict=True))
     whole, bad = [], BadRows()
     for question in questions:
         looks = [(path, sizes[path]) for path in (*question.images, *question.video)]

@@ -186,7 +186,7 @@ def test_stored_tokenizer_tables_are_read_unchanged(last: int, rows: int, tmp_pa
     pieces = TokenPieces(merges, sorted({*range(29), last}))
     tokens = CtcTokenIds(TIMESTAMPS, EOT, 70_001, "somebody/whisper", [7], [9])
     _, result, read = read_ctc(save_ctc(tmp_path / "ctc", made.head, pieces, tokens))
-    assert (result.merges.rows, result.merges.alphabet, result.kept) == (merges.rows, alphabet, pieces.kept)
+    assert (result.merges.rows, result.merges.alphabet, result.token_ids) == (merges.rows, alphabet, pieces.token_ids)
     assert read.refused == [9]
 
 
@@ -247,9 +247,9 @@ def test_every_token_can_be_spelt_and_merged_again() -> None:
     made = ctc("random")
     merges = made.pieces.merges
     for token in range(60):
-        said = b"".join(made.pieces.bytes(piece) for piece in made.pieces.of_token(token))
-        spelt = all(part in made.pieces.kept for part in leaves(merges, token))
-        assert not spelt or said == merges.bytes(token)
+        content = b"".join(made.pieces.bytes(piece) for piece in made.pieces.of_token(token))
+        spelt = all(part in made.pieces.token_ids for part in leaves(merges, token))
+        assert not spelt or content == merges.bytes(token)
 
 
 def leaves(merges: Merges, token: int) -> list[int]:
@@ -270,7 +270,7 @@ def test_a_folder_drafts_only_for_its_model(tmp_path: Path) -> None:
     folder = save_ctc(tmp_path / "ctc", made.head, made.pieces, tokens, trained="Trained on nothing.")
     result = load_drafter(folder, model)
     assert isinstance(result, Ctc)
-    assert result.pieces.kept == made.pieces.kept
+    assert result.pieces.token_ids == made.pieces.token_ids
     assert result.languages == {7}
     assert result.pieces.merges.rows == made.pieces.merges.rows
     for name, value in made.head.state_dict().items():
@@ -303,7 +303,7 @@ def test_transcribe_finds_the_drafter_in_the_models_folder(tmp_path: Path, times
     merges = token_merges(whole.tokenizer)
     pieces = TokenPieces(merges, [token for token in (*merges.alphabet, *sorted(merges.parts)) if token >= 0])
     torch.manual_seed(0)
-    head = CtcHead(CtcHeadConfig(whole.model.config.d_model, FIRST_PIECE + len(pieces.kept), 2, 16, 1, 3))
+    head = CtcHead(CtcHeadConfig(whole.model.config.d_model, FIRST_PIECE + len(pieces.token_ids), 2, 16, 1, 3))
     torch.nn.init.normal_(head.output.weight)
     save_ctc(folder / "ctc", head, pieces, ctc_token_ids(whole))
     drafted = mmdec.transcribe(recording, drafter="ctc", num_speculative_tokens=4, **options)

@@ -117,7 +117,7 @@ def test_windows_join_short_recordings(folder: Path) -> None:
 
 def test_labels_have_a_mark_between_segments(data: TranscriptData) -> None:
     first = WindowTranscriber(data.whisper).first_time
-    tokens = data.pieces.kept[-2:]
+    tokens = data.pieces.token_ids[-2:]
     one, two = (data.pieces.of_token(token)[0] for token in tokens)
     text = [first, tokens[0], first + 4, first + 4, tokens[1], first + 9, WindowTranscriber(data.whisper).end]
     assert labels(text, data.pieces, first) == [one, SEGMENT_END, two, SEGMENT_END]
@@ -165,17 +165,17 @@ def test_the_command_counts_and_writes_a_drafter(
     assert "chains of 8: " in printed
     head, pieces, tokens = read_ctc(tmp_path / "ctc")
     assert head.config.d_states == width
-    assert pieces.kept == data.pieces.kept
+    assert pieces.token_ids == data.pieces.token_ids
     assert tokens.end == WindowTranscriber(data.whisper).end
     assert list(tokens.languages) == data.whisper.tokenizer.convert_tokens_to_ids(["<|en|>"])
     assert drafts.main([*given[:-1], "elvish"]) == 2
     start = str(tmp_path / "ctc")  # training may go on from the folder
     begun = CtcModule(units=data.units, d_states=width, stride=2, d_model=16, layers=1, kernel=3, start=start).head
     torch.testing.assert_close(begun.state_dict(), head.state_dict())
-    said = list[str]()  # a head of other sizes says that it begins anew
-    monkeypatch.setattr("mmdec.drafters.ctc.training.module.rank_zero_info", said.append)
+    lines = list[str]()  # a head of other sizes says that it begins anew
+    monkeypatch.setattr("mmdec.drafters.ctc.training.module.rank_zero_info", lines.append)
     CtcModule(units=data.units, d_states=width, stride=2, d_model=24, layers=1, kernel=3, start=start)
-    assert [line.partition("tensors")[2] for line in said] == [" start untrained: `start` has other sizes"]
+    assert [line.partition("tensors")[2] for line in lines] == [" start untrained: `start` has other sizes"]
     assert "Trained on noise." in (tmp_path / "ctc" / "README.md").read_text()
     (tmp_path / "pieces.json").write_text("{}")
     assert drafts.main([*given, "--pieces", str(tmp_path / "pieces.json")]) == 2

@@ -61,10 +61,10 @@ def test_states_are_stored_once_and_new_ones_added(folder: Path, tmp_path: Path)
     size = (tmp_path / "0.f16").stat().st_size
     store = keep_states([(row, 0) for row in rows], encoder, tmp_path, NO_DISTORTION)
     expected, lengths = encoder.encode([load_audio(rows[1].path)], 1.0)
-    kept = store.get(state_name(rows[1], 0))
-    assert len(kept) == -(-(4400 + 3200) // 320)
-    torch.testing.assert_close(kept, expected[0, : len(kept)], rtol=2e-3, atol=2e-3)
-    assert lengths[0] > len(kept)
+    states = store.get(state_name(rows[1], 0))
+    assert len(states) == -(-(4400 + 3200) // 320)
+    torch.testing.assert_close(states, expected[0, : len(states)], rtol=2e-3, atol=2e-3)
+    assert lengths[0] > len(states)
     with open(tmp_path / "0.f16", "r+b") as file:  # killed while the last two were written
         file.truncate(size + 10)
     names = FrameStore(tmp_path, 32)
@@ -94,12 +94,12 @@ def test_top_layers_are_trained_and_evaluated_with_the_head(
 
     def outputs_before_and_after() -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
-            kept, frames = module.eval()(batch)
+            logits, frames = module.eval()(batch)
         saved = {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams), "global_step": 0}
         torch.save(saved, tmp_path / "h.ckpt")
         heard, counts = load_ctc_recogniser(tmp_path / "h.ckpt", str(folder / "whisper"))(row.path)
         assert frames.tolist() == counts.tolist()
-        return kept, heard
+        return logits, heard
 
     first, alike = outputs_before_and_after()
     torch.testing.assert_close(first, alike, rtol=2e-2, atol=2e-2)  # kept in half precision
