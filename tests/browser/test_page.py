@@ -52,10 +52,10 @@ def assert_only_gains_are_green(page: Any, tab: str, count: int) -> list[str]:
         assert at.evaluate("at => getComputedStyle(at, '::before').content") == "none"
         green = at.evaluate("at => getComputedStyle(at).color") != plain
         assert green == at.inner_text().endswith("faster"), at.inner_text()
-    said = [at.inner_text() for at in speeds]
-    assert len(said) == count
-    assert all(re.fullmatch(SPEED, one) for one in said), said
-    return said
+    labels = [at.inner_text() for at in speeds]
+    assert len(labels) == count
+    assert all(re.fullmatch(SPEED, one) for one in labels), labels
+    return labels
 
 
 def upload(page: Any, tab: str, path: Path) -> None:
@@ -84,9 +84,9 @@ def test_the_page_translates(page: Any) -> None:
     labels = graph.locator(".mm-on text").all_text_contents()
     assert (labels[0], labels[-1]) == ("start", "end")
     assert "".join(labels[1:-1]).replace("·", " ").strip() in TRUE
-    said = graph.locator(".mm-on title").nth(1).text_content()
-    assert re.search(rf"says: .*{re.escape(labels[1])} \d+ %", said)
-    assert "On the chosen path." in said
+    title = graph.locator(".mm-on title").nth(1).text_content()
+    assert re.search(rf"says: .*{re.escape(labels[1])} \d+ %", title)
+    assert "On the chosen path." in title
     page.get_by_role("button", name="Show it again").first.click()
     assert page.locator("#mm-translate-results .mm-race.mm-go").count() == 1
 
@@ -143,10 +143,10 @@ def test_a_bad_file_is_one_sentence(page: Any, tmp_path: Path) -> None:
     line = page.locator("#mm-translate-results .mm-error")
     line.wait_for()
     assert line.get_attribute("role") == "alert"
-    said = line.inner_text()
-    assert "holiday.wav" in said
-    assert str(tmp_path) not in said
-    assert "gradio" not in said
+    message = line.inner_text()
+    assert "holiday.wav" in message
+    assert str(tmp_path) not in message
+    assert "gradio" not in message
     assert page.locator("#mm-translate-results .mm-text").count() == 0
     page.complaints.clear()  # the browser's player cannot read it either
     press(page, SAMPLE.text)  # and the page goes on
@@ -191,8 +191,8 @@ def test_a_keyboard_is_enough(page: Any) -> None:
         raise AssertionError("the sample cannot be reached")
     page.keyboard.press("Enter")
     wait_until_finished(page, "translate")
-    said = page.locator("#mm-translate-results [role=status]").inner_text()
-    assert said in [f"Done. {text}" for text in TRUE]
+    status = page.locator("#mm-translate-results [role=status]").inner_text()
+    assert status in [f"Done. {text}" for text in TRUE]
 
 
 def test_a_screen_reader_finds_names(page: Any) -> None:

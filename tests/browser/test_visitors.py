@@ -59,11 +59,11 @@ def test_visitors_at_once_are_served(server: Server) -> None:
         turn = 0
         while True:
             try:
-                said = visit(server.address, number, turn)
+                problem = visit(server.address, number, turn)
             except Exception as error:
-                said = repr(error)
-            if said:
-                wrong.append(said)
+                problem = repr(error)
+            if problem:
+                wrong.append(problem)
             turn += 1
             if time.monotonic() >= until:
                 return
@@ -91,10 +91,10 @@ def test_other_files_cannot_be_read(server: Server, tmp_path: Path) -> None:
             assert visitor.client.get(f"gradio_api/file={path}").status_code in (403, 404), path
         way = visitor.values(visitor.event("Translate"))[1]
         visitor.press("Translate", [{"path": str(secret), "meta": {"_type": "gradio.FileData"}}, way])
-        said = [message for message in visitor.messages() if message["msg"] == "process_completed"]
-    assert len(said) == 1
-    assert not said[0]["success"]
-    assert not any(text in str(said) for text in TRUE)
+        messages = [message for message in visitor.messages() if message["msg"] == "process_completed"]
+    assert len(messages) == 1
+    assert not messages[0]["success"]
+    assert not any(text in str(messages) for text in TRUE)
 
 
 def test_no_api_is_exposed(server: Server) -> None:
@@ -109,8 +109,8 @@ def test_an_upload_can_be_translated(server: Server) -> None:
         file = visitor.upload(FIRST)
         way = visitor.values(visitor.event("Translate"))[1]
         visitor.press("Translate", [file, way])
-        said = [message for message in visitor.messages() if message["msg"] == "process_generating"]
-    assert any(text in str(message) for message in said for text in TRUE)
+        messages = [message for message in visitor.messages() if message["msg"] == "process_generating"]
+    assert any(text in str(message) for message in messages for text in TRUE)
 
 
 @pytest.mark.parametrize("megabytes", [21])

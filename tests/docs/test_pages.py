@@ -132,9 +132,9 @@ def test_notebook_keeps_its_outputs(path: Path, results: dict[str, dict[str, Any
     assert all(cell["outputs"] for cell in code)
     assert {output["output_type"] for output in outputs} <= {"stream", "display_data", "execute_result"}
     now = results[str(path.relative_to(ROOT))]["stdout"].splitlines()
-    said = [line for output in outputs for line in "".join(output.get("text", ())).splitlines()]
-    assert said
-    assert [line for line in said if not re.search(r"\d", line) and line not in now] == []  # but for figures
+    lines = [line for output in outputs for line in "".join(output.get("text", ())).splitlines()]
+    assert lines
+    assert [line for line in lines if not re.search(r"\d", line) and line not in now] == []  # but for figures
 
 
 @pytest.mark.parametrize(("name", "sounds", "pictures"), [("speech", 2, 2), ("whisper", 1, 1), ("vision", 0, 3)])

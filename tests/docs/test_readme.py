@@ -83,11 +83,11 @@ def test_options_exist(command: str) -> None:
     verbs = [word for word in words[:2] if re.fullmatch(r"[a-z]+", word)]
     if words[0] in ("translate", "transcribe", "describe", "train", "demo"):
         verbs = verbs[:1]
-    said = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verbs, "--help"])
-    assert said.exit_code == 0
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verbs, "--help"])
+    assert result.exit_code == 0
     for word in words:
         if word.startswith("--"):
-            assert word.partition("=")[0] in said.stdout
+            assert word.partition("=")[0] in result.stdout
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("make ")])

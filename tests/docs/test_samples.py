@@ -78,10 +78,10 @@ def questions_of_page(page: Path) -> set[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def answers() -> dict[tuple[str, str], str]:
-    said = mmdec.describe(
+    descriptions = mmdec.describe(
         [IMAGES / f"{picture}.png" for picture, _ in PICTURES], [question for _, question in PICTURES]
     )
-    return {key: out.text for key, out in zip(PICTURES, said, strict=True)}
+    return {key: out.text for key, out in zip(PICTURES, descriptions, strict=True)}
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ def test_a_second_question_is_answered_rightly(question: str) -> None:
 @cache
 def translated(strategy: str) -> dict[str, str]:
     """Return all recordings by one call."""
-    said = mmdec.translate_speech([SAMPLES / name for name in FRENCH], strategy=strategy)
-    return {name: out.text for name, out in zip(FRENCH, said, strict=True)}
+    translations = mmdec.translate_speech([SAMPLES / name for name in FRENCH], strategy=strategy)
+    return {name: out.text for name, out in zip(FRENCH, translations, strict=True)}
 
 
 @pytest.mark.slow

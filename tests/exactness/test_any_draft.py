@@ -33,8 +33,8 @@ class Recorder:
         assert ids.shape[0] == scores.shape[0] == 1
         assert scores.dtype == torch.float32
         self.calls.append((ids[0].tolist(), scores[0].tolist()))
-        said = sum(len(ids) for ids, _ in self.calls)
-        return scores.roll(said % scores.shape[1], 1)
+        position = sum(len(ids) for ids, _ in self.calls)
+        return scores.roll(position % scores.shape[1], 1)
 
 
 def penalty(ids: Tensor, scores: Tensor) -> Tensor:
@@ -92,13 +92,13 @@ def test_any_tree_leaves_the_text_unchanged(
     asked = replace(stop, criteria=criteria)
     text, rounds = run(target, prompts, asked, GREEDY, Scripted(tree, seed), Changing(Random(seed)))
     assert text.tokens == expected
-    said: list[list[int]] = [[] for _ in prompts]
+    written: list[list[int]] = [[] for _ in prompts]
     for one in rounds:
         for row, tokens, done in zip(one.rows, one.tokens, one.done, strict=True):
             assert tokens
-            said[row] += tokens
-            assert done == (said[row] == expected[row])
-    assert said == expected
+            written[row] += tokens
+            assert done == (written[row] == expected[row])
+    assert written == expected
 
 
 @RUNS

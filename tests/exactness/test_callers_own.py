@@ -204,7 +204,7 @@ def test_the_stock_loop_gets_images_unchanged(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("given", "drafted"),
     [
         (TemperatureLogitsWarper(0.5), True),
         (MaxTimeCriteria(9.0), True),
@@ -219,8 +219,8 @@ def test_the_stock_loop_gets_images_unchanged(kind: str) -> None:
     ],
     ids=lambda given: getattr(given, "__name__", type(given).__name__),
 )
-def test_known_processors_and_criteria_are_drafted(given: Any, kept: bool) -> None:
+def test_known_processors_and_criteria_are_drafted(given: Any, drafted: bool) -> None:
     criterion = isinstance(given, StoppingCriteria)
     ending = EosTokenCriteria(2)
     faults = fallback_reasons([] if criterion else [given], [ending, given] if criterion else [ending], 2)
-    assert (faults == []) == kept
+    assert (faults == []) == drafted

@@ -149,7 +149,7 @@ def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
     text = mmdec.generate(network, ids, "lookup", **{CACHE_ARGUMENT: held}, **OPTIONS).sequences
     length, keys = held.get_seq_length(), held.layers[0].keys
     assert keys is not None
-    kept = keys.clone()
+    keys_before = keys.clone()
     refused: list[tuple[Tensor, dict[str, Any], str]] = [
         (text, {"num_beams": 2}, "num_beams"),
         (text[:, :3], {}, "attention_mask"),  # neither the whole text nor a mask for it
@@ -159,7 +159,7 @@ def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
         with pytest.raises(InputError, match=match):
             mmdec.generate(network, given, "lookup", **{CACHE_ARGUMENT: held}, **{**OPTIONS, **options})
         assert held.get_seq_length() == length
-        assert torch.equal(held.layers[0].keys, kept)  # type: ignore[arg-type]
+        assert torch.equal(held.layers[0].keys, keys_before)  # type: ignore[arg-type]
 
 
 def test_a_cache_of_another_model_is_refused() -> None:

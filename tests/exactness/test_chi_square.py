@@ -117,8 +117,8 @@ def wide(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
     drafter.table = 0.7 * target.table + 0.5 * drafter.table
     law = dict(enumerate(target.logits([]).double().softmax(-1).tolist()))
     racing = Racing(drafter, width, depth)
-    said = texts(target, racing, rule(racing), 200, 12)
-    return chi_square(Counter(token for row in said for token in row), law)
+    rows = texts(target, racing, rule(racing), 200, 12)
+    return chi_square(Counter(token for row in rows for token in row), law)
 
 
 def narrow(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
@@ -127,15 +127,15 @@ def narrow(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
     drafter.table = -target.table
     law = dict(enumerate(target.logits([]).double().softmax(-1).tolist()))
     racing = Racing(drafter, width, depth)
-    said = texts(target, racing, rule(racing), 500, 12)
-    return chi_square(Counter(token for row in said for token in row), law)
+    rows = texts(target, racing, rule(racing), 500, 12)
+    return chi_square(Counter(token for row in rows for token in row), law)
 
 
 def joint(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
     """Return texts of four tokens of a vocabulary of 4: 256 texts, 1500 draws, each by all before."""
     target, racing = Toy(4, seed=1, scale=1.0), Racing(Toy(4, seed=2, scale=1.0), width, depth)
-    said = texts(target, racing, rule(racing), 1500, 4)
-    return chi_square(Counter(map(tuple, said)), plain_distribution(target, [1], 4))
+    rows = texts(target, racing, rule(racing), 1500, 4)
+    return chi_square(Counter(map(tuple, rows)), plain_distribution(target, [1], 4))
 
 
 @pytest.mark.parametrize("experiment", [wide, narrow, joint])

@@ -102,8 +102,8 @@ def test_a_chat_answers_as_the_whole_dialogue(vlm: Any, pictures: list[np.ndarra
             return
         answer = chat.ask(prompt, tuple(group))
         shown += group
-        kept = answer.tokens[:-1] if answer.tokens[-1] == vlm.tokenizer.eos_token_id else answer.tokens
-        ids = torch.tensor([chat.tokens[: len(chat.tokens) - len(kept)]])
+        answer_tokens = answer.tokens[:-1] if answer.tokens[-1] == vlm.tokenizer.eos_token_id else answer.tokens
+        ids = torch.tensor([chat.tokens[: len(chat.tokens) - len(answer_tokens)]])
         assert ids.shape[1] > before
         inputs = dict(inputs_of(vlm, [[pixels] for pixels in shown], [vlm.image_token] * len(shown)))
         inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -94,8 +94,8 @@ def test_pieces_are_near_thirty_seconds_and_hold_all_that_is_said() -> None:
 
 def test_pieces_are_joined_to_nearly_full_windows() -> None:
     """Pauses of three seconds do not end a piece: each costs the encoder 30 s."""
-    said = talk([("austen", None), 3.0])
-    sound = said.repeat(90 * RATE // len(said))
+    speech = talk([("austen", None), 3.0])
+    sound = speech.repeat(90 * RATE // len(speech))
     windows = cut_at_pauses(sound, WINDOW)
     assert len(windows) <= len(sound) // WINDOW + 1
     assert all(len(window.samples) > WINDOW // 2 for window in windows[:-1])
@@ -107,10 +107,10 @@ def test_jobs_share_passes_and_refill(whisper: LoadedWhisper, monkeypatch: pytes
 
     def several(self: WhisperTarget, drafts: Any) -> Any:
         seen.append({id(session) for session, _ in drafts})
-        kept.extend(session for session, _ in drafts)
+        sessions.extend(session for session, _ in drafts)
         return real(self, drafts)
 
-    kept = list[Any]()  # so that no two have the same id
+    sessions = list[Any]()  # so that no two have the same id
     monkeypatch.setattr(WhisperTarget, "score_together", several)
     sounds = [talk([("austen", None)]), talk([("two_cities", 12.0)]), talk([("austen", None)])]
     mmdec.transcribe(sounds, sample_rate=RATE, model=whisper, cut_at_pauses=True, batch_size=2, drafter=None)

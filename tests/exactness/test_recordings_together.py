@@ -25,21 +25,21 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
     return load_whisper(write(tmp_path_factory.mktemp("models") / "tiny"), "cpu")
 
 
-def call_options(dice: random.Random, folder: Path) -> dict[str, Any]:
+def call_options(rng: random.Random, folder: Path) -> dict[str, Any]:
     """Draw the options of a call."""
     options: dict[str, Any] = {
-        "drafter": dice.choice([None, "lookup", "recycling", str(folder / "medusa")]),
-        "timestamps": dice.choice([None, "segment", "word"]),
-        "language": dice.choice([None, "en"]),
+        "drafter": rng.choice([None, "lookup", "recycling", str(folder / "medusa")]),
+        "timestamps": rng.choice([None, "segment", "word"]),
+        "language": rng.choice([None, "en"]),
         "seed": 7,
-        "max_new_tokens": dice.choice([8, 24]),
-        "condition_on_prev_tokens": dice.random() < 0.4,
+        "max_new_tokens": rng.choice([8, 24]),
+        "condition_on_prev_tokens": rng.random() < 0.4,
     }
     if options["drafter"] is not None:
-        options["num_speculative_tokens"] = dice.choice([None, 3, (6, 2)])
-    if dice.random() < 0.5:
-        options |= {"temperature": dice.choice([0.7, (0.0, 0.5, 0.9)]), "logprob_threshold": -1.8}
-    if dice.random() < 0.3:
+        options["num_speculative_tokens"] = rng.choice([None, 3, (6, 2)])
+    if rng.random() < 0.5:
+        options |= {"temperature": rng.choice([0.7, (0.0, 0.5, 0.9)]), "logprob_threshold": -1.8}
+    if rng.random() < 0.3:
         options["prompt"] = "hello there"
     return options
 
@@ -48,7 +48,7 @@ def call_options(dice: random.Random, folder: Path) -> dict[str, Any]:
 def test_a_list_has_the_texts_of_its_recordings(
     whisper: LoadedWhisper, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dice, widths = random.Random(number), list[int]()
+    rng, widths = random.Random(number), list[int]()
     score_together = WhisperTarget.score_together
 
     def observed(target: WhisperTarget, parts: Any) -> Any:
@@ -57,11 +57,11 @@ def test_a_list_has_the_texts_of_its_recordings(
 
     monkeypatch.setattr(WhisperTarget, "score_together", observed)
     assert whisper.directory is not None
-    options: dict[str, Any] = {"model": whisper, "sample_rate": RATE, **call_options(dice, whisper.directory)}
-    recordings = [buzz(dice.choice([0.4, 0.9, 1.7, 2.6]), dice.randrange(99)) for _ in range(7)]
+    options: dict[str, Any] = {"model": whisper, "sample_rate": RATE, **call_options(rng, whisper.directory)}
+    recordings = [buzz(rng.choice([0.4, 0.9, 1.7, 2.6]), rng.randrange(99)) for _ in range(7)]
     expected = [mmdec.transcribe(recording, **options) for recording in recordings]
     assert not widths
-    together = mmdec.transcribe(recordings, batch_size=dice.choice([2, 3, 7]), threads=dice.choice([1, 2]), **options)
+    together = mmdec.transcribe(recordings, batch_size=rng.choice([2, 3, 7]), threads=rng.choice([1, 2]), **options)
     assert [one.tokens for one in together] == [one.tokens for one in expected]
     assert [one.segments for one in together] == [one.segments for one in expected]
     assert [one.windows for one in together] == [one.windows for one in expected]

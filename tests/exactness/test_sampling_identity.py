@@ -61,13 +61,13 @@ def test_keyed_sampling_is_plain_decoding_with_noise_of_a_place() -> None:
     text, _ = run(target, given, STOP, rule, Scripted(forest(target)))
     ids = padded(given)["input_ids"]
     for row, prompt in enumerate(given):
-        said = text.tokens[row]
+        tokens = text.tokens[row]
 
-        def choose(scores: Tensor, index: int, row: int = row, said: list[int] = said) -> int:
-            text.tokens[row] = said[:index]
+        def choose(scores: Tensor, index: int, row: int = row, tokens: list[int] = tokens) -> int:
+            text.tokens[row] = tokens[:index]
             return KeyedSample(5)(scores, text, row)
 
-        assert plain(target, ids[row : row + 1], ids.shape[1] - len(prompt), STOP, choose) == said
+        assert plain(target, ids[row : row + 1], ids.shape[1] - len(prompt), STOP, choose) == tokens
 
 
 @pytest.mark.parametrize("drafted", [False, True])

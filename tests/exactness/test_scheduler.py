@@ -57,17 +57,17 @@ class Request:
         return prepare_run(self.model, self.ids, Speculation(self.decoding), self.options)
 
 
-def requests(model: PreTrainedModel, dice: random.Random, count: int) -> list[Request]:
+def requests(model: PreTrainedModel, rng: random.Random, count: int) -> list[Request]:
     made = list[Request]()
     vocabulary = model.config.get_text_config().vocab_size
     for number in range(count):
-        words = [dice.randrange(3, min(vocabulary, 60)) for _ in range(dice.randint(2, 20))]
-        words += words[: dice.randint(0, len(words))]
-        ids = torch.tensor([words, [dice.randrange(3, min(vocabulary, 60)) for _ in words]][: dice.choice([1, 1, 2])])
-        sampled = dice.random() < 0.3
-        options = {"max_new_tokens": dice.randint(1, 30), "do_sample": sampled}
-        drafter = dice.choice(["lookup", "recycling", None])
-        nodes = dice.choice([1, 3, 7, (7, 3)]) if drafter else None
+        words = [rng.randrange(3, min(vocabulary, 60)) for _ in range(rng.randint(2, 20))]
+        words += words[: rng.randint(0, len(words))]
+        ids = torch.tensor([words, [rng.randrange(3, min(vocabulary, 60)) for _ in words]][: rng.choice([1, 1, 2])])
+        sampled = rng.random() < 0.3
+        options = {"max_new_tokens": rng.randint(1, 30), "do_sample": sampled}
+        drafter = rng.choice(["lookup", "recycling", None])
+        nodes = rng.choice([1, 3, 7, (7, 3)]) if drafter else None
         decoding = DecodingOptions(drafter, None, nodes, seed=number if sampled else None)
         made.append(Request(model, ids, options, decoding))
     return made
@@ -75,13 +75,13 @@ def requests(model: PreTrainedModel, dice: random.Random, count: int) -> list[Re
 
 FILLED = [(family, prefill) for family in VARIED for prefill in (5, 256)]  # prompts in parts, or whole
 OTHERS = [
-    (family, dice.choice([5, 256])) for dice in [random.Random(1)] for family in sorted(set(FAMILIES) - set(VARIED))
+    (family, rng.choice([5, 256])) for rng in [random.Random(1)] for family in sorted(set(FAMILIES) - set(VARIED))
 ]
 
 
 @pytest.mark.parametrize(("family", "prefill"), sample(FILLED + OTHERS, FILLED[::4] + FILLED[3::4]))
 def test_rows_that_join_and_leave_keep_their_texts(family: str, prefill: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, dice = model_of(family), random.Random(prefill)
+    model, rng = model_of(family), random.Random(prefill)
     shared, score_together = list[int](), DecoderTarget.score_together
 
     def record_parts(target: DecoderTarget, parts: Any) -> Any:
@@ -89,17 +89,17 @@ def test_rows_that_join_and_leave_keep_their_texts(family: str, prefill: int, mo
         return score_together(target, parts)
 
     monkeypatch.setattr(DecoderTarget, "score_together", record_parts)
-    asked = requests(model, dice, 8)
+    asked = requests(model, rng, 8)
     expected = [request.single_text() for request in asked]
     scheduler = Scheduler(SchedulerLimits(rows=5, prefill=prefill))
     tasks, runs = list[Task](), [request.prepare() for request in asked]
     waiting = list(zip(asked, runs, strict=True))
     with poisoned():
         while waiting or scheduler.running or scheduler.waiting:
-            while waiting and (dice.random() < 0.4 or not scheduler.running):
+            while waiting and (rng.random() < 0.4 or not scheduler.running):
                 request, run = waiting.pop(0)
                 tasks.append(
-                    scheduler.add(run.steps, run.rows, priority=dice.randint(0, 2), on_round=request.rounds.append)
+                    scheduler.add(run.steps, run.rows, priority=rng.randint(0, 2), on_round=request.rounds.append)
                 )
             scheduler.step()
     assert [task.error for task in tasks] == [None] * len(tasks)
@@ -113,19 +113,19 @@ ROUNDS = 10_000 if WHOLE else 300
 
 def test_a_long_run_of_changing_requests_has_no_wrong_token() -> None:
     """Requests of two models come and go, some cancelled, until all rounds have run."""
-    dice, rounds, wrong = random.Random(7), 0, list[str]()
+    rng, rounds, wrong = random.Random(7), 0, list[str]()
     models = [model_of("LlamaForCausalLM"), model_of("Lfm2ForCausalLM")]
     scheduler = Scheduler(SchedulerLimits(rows=8, prefill=7))
     running = dict[Task, tuple[Request, Any]]()
     while rounds < ROUNDS:
         while len(running) < 9:
-            (request,) = requests(dice.choice(models), dice, 1)
+            (request,) = requests(rng.choice(models), rng, 1)
             run = request.prepare()
-            task = scheduler.add(run.steps, run.rows, priority=dice.randint(0, 2), on_round=request.rounds.append)
+            task = scheduler.add(run.steps, run.rows, priority=rng.randint(0, 2), on_round=request.rounds.append)
             running[task] = request, run
         scheduler.step()
-        if dice.random() < 0.02:
-            task = dice.choice(list(running))
+        if rng.random() < 0.02:
+            task = rng.choice(list(running))
             scheduler.cancel(task)
             del running[task]
         for task in [task for task in running if task.done]:
@@ -145,9 +145,9 @@ def test_rows_of_a_shared_batch_are_samples_of_the_model(drafter: str, rule: Any
     banned = torch.tensor([token for token in range(model.config.vocab_size) if token not in allowed])
     options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": True, "suppress_tokens": banned.tolist()}
     ids, count = torch.tensor([[5, 6, 5, 7, 5, 6]]), 2400 if WHOLE else 250
-    scheduler, dice, runs = Scheduler(SchedulerLimits(rows=16)), random.Random(2), list[Any]()
+    scheduler, rng, runs = Scheduler(SchedulerLimits(rows=16)), random.Random(2), list[Any]()
     while len(runs) < count or scheduler.running or scheduler.waiting:
-        while len(runs) < count and len(scheduler.running) < 16 and dice.random() < 0.8:
+        while len(runs) < count and len(scheduler.running) < 16 and rng.random() < 0.8:
             source: Any = small if drafter == "small" else drafter
             decoding = DecodingOptions(source, rule, 2, seed=len(runs))
             runs.append(prepare_run(model, ids, Speculation(decoding), options))

@@ -39,8 +39,8 @@ def furthest(model: PreTrainedModel, draft: Draft, logits: Tensor, texts: list[l
     for row, text in enumerate(texts):
         parents, tokens = draft.parents[row].tolist(), draft.tokens[row].tolist()
         for node in range(int(draft.size[row])):
-            want = logits_of_text(model, text + [tokens[step] for step in way(parents, node)])
-            worst = max(worst, float((logits[row, node] - want).abs().max() / want.abs().max()))
+            expected = logits_of_text(model, text + [tokens[step] for step in way(parents, node)])
+            worst = max(worst, float((logits[row, node] - expected).abs().max() / expected.abs().max()))
     return worst
 
 
@@ -85,8 +85,8 @@ def test_each_node_is_scored_as_the_end_of_its_path(family: str, attention: str,
     texts, inputs = prompts(rng, lengths)
     session, _, _, scores = target.prefill(inputs, Needs())
     for row, text in enumerate(texts):
-        want = logits_of_text(model, text)
-        assert float((scores.logits[row, 0] - want).abs().max() / want.abs().max()) < BOUND[attention]
+        expected = logits_of_text(model, text)
+        assert float((scores.logits[row, 0] - expected).abs().max() / expected.abs().max()) < BOUND[attention]
     target.commit(session, verdict_of([[0]] * len(texts)))  # the prompt's verdict changes nothing
     for nodes in (7, 1, 4, 12, 1, 9):
         play(target, session, model, rng, texts, nodes, BOUND[attention])

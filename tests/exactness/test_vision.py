@@ -136,15 +136,15 @@ def test_texts_equal_plain_decoding(case: dict[str, Any]) -> None:
     def row_list() -> list[Row]:
         return rows_of(rng, case["content"], case["batch"])
 
-    rows, said = drawn_prompts(row_list, model, lambda rows: batch_of(kind, rows), case["choice"])
+    rows, sequences = drawn_prompts(row_list, model, lambda rows: batch_of(kind, rows), case["choice"])
     inputs = batch_of(kind, rows)
     held = DynamicCache(config=model.config)
-    assert torch.equal(run_turn(case, model, inputs, make(model, said.tolist()), held), said)
+    assert torch.equal(run_turn(case, model, inputs, make(model, sequences.tolist()), held), sequences)
     if case["turn"] == "first":
         return
 
     def inputs_of_turn(more: list[Row]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        return second_turn(kind, rows, more, said, inputs["attention_mask"])
+        return second_turn(kind, rows, more, sequences, inputs["attention_mask"])
 
     more, expected = drawn_prompts(row_list, model, lambda more: inputs_of_turn(more)[0], case["choice"])
     whole, new = inputs_of_turn(more)

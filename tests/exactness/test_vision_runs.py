@@ -86,7 +86,7 @@ def test_streams_that_take_turns_get_what_each_gets_alone(kind: str) -> None:
         mmdec.stream(model, inputs, "lookup", num_speculative_tokens=3, statistics=mmdec.DecodingStatistics(), **GREEDY)
         for inputs in given
     ]
-    said = [[list[int]() for _ in inputs["input_ids"]] for inputs in given]
+    streamed = [[list[int]() for _ in inputs["input_ids"]] for inputs in given]
     going = list(range(len(streams)))
     while going:
         for index in list(going):
@@ -95,8 +95,8 @@ def test_streams_that_take_turns_get_what_each_gets_alone(kind: str) -> None:
                 going.remove(index)
                 continue
             for row, tokens in zip(one.rows, one.tokens, strict=True):
-                said[index][row] += tokens
-    for inputs, rows, sequences in zip(given, said, expected, strict=True):
+                streamed[index][row] += tokens
+    for inputs, rows, sequences in zip(given, streamed, expected, strict=True):
         for row, tokens in enumerate(rows):
             assert sequences[row, inputs["input_ids"].shape[1] :].tolist()[: len(tokens)] == tokens
 
@@ -249,7 +249,7 @@ def wrong_inputs(kind: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ("fewer images", "placeholder .* for each visual token"),
         ("more images", "placeholder .* for each visual token"),
@@ -261,9 +261,9 @@ def wrong_inputs(kind: str) -> dict[str, dict[str, Any]]:
         ("another shape", "`pixel_values` must be as"),
     ],
 )
-def test_wrong_images_are_one_clear_error(kind: str, wrong: str, said: str) -> None:
+def test_wrong_images_are_one_clear_error(kind: str, wrong: str, message: str) -> None:
     inputs = wrong_inputs(kind)[wrong]
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         mmdec.generate(vision_model(kind), inputs, "lookup", **GREEDY)
 
 
@@ -285,8 +285,8 @@ def test_unknown_positions_are_refused(kind: str) -> None:
     model, rng = vision_model(kind), random.Random(6)
     rows, more = [row_of(rng, "one")], [row_of(rng, "none")]
     inputs, held = batch_of(kind, rows), DynamicCache(config=model.config)
-    said = model.generate(**inputs, **{CACHE_ARGUMENT: held}, **GREEDY)
-    whole, _ = second_turn(kind, rows, more, said, inputs["attention_mask"])
+    sequences = model.generate(**inputs, **{CACHE_ARGUMENT: held}, **GREEDY)
+    whole, _ = second_turn(kind, rows, more, sequences, inputs["attention_mask"])
     text = {name: whole[name] for name in ("input_ids", "attention_mask")}
     with pytest.raises(InputError, match="whose images are not known"):
         mmdec.generate(model, text, "lookup", **{CACHE_ARGUMENT: held}, **GREEDY)

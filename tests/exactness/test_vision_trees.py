@@ -45,8 +45,8 @@ def furthest(model: Any, kind: str, rows: list[Row], texts: list[list[int]], dra
     for row, (parts, text) in enumerate(zip(rows, texts, strict=True)):
         tokens, parents = draft.tokens[row].tolist(), draft.parents[row].tolist()
         for node in range(int(draft.size[row])):
-            want = logits_of_text(model, kind, parts, text + [tokens[step] for step in way(parents, node)])
-            worst = max(worst, float((logits[row, node] - want).abs().max() / want.abs().max()))
+            expected = logits_of_text(model, kind, parts, text + [tokens[step] for step in way(parents, node)])
+            worst = max(worst, float((logits[row, node] - expected).abs().max() / expected.abs().max()))
     return worst
 
 
@@ -66,8 +66,8 @@ def test_each_node_is_scored_as_the_end_of_its_path(kind: str, attention: str) -
         texts: list[list[int]] = [[] for _ in rows]
         session, _, _, scores = target.prefill(doubled(batch_of(kind, rows)), Needs())
         for row, parts in enumerate(rows):
-            want = logits_of_text(model, kind, parts, [])
-            assert float((scores.logits[row, 0] - want).abs().max() / want.abs().max()) < BOUND[attention]
+            expected = logits_of_text(model, kind, parts, [])
+            assert float((scores.logits[row, 0] - expected).abs().max() / expected.abs().max()) < BOUND[attention]
         target.commit(session, verdict_of([[0]] * len(rows)))
         for nodes in (6, 1, 5):
             draft = random_draft(rng, len(rows), nodes)
@@ -96,13 +96,13 @@ def test_a_prompt_that_ends_in_an_image_goes_on_as_generate_does(kind: str) -> N
     assert int(inputs["input_ids"][0, -1]) == IMAGE
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "suppress_tokens": [IMAGE, VIDEO]}
     out = model.generate(**inputs, **options, output_logits=True, return_dict_in_generate=True)
-    said = out.sequences[0, cut:].tolist()
+    ids = out.sequences[0, cut:].tolist()
     target = MediaTarget(model)
     session, _, _, scores = target.prefill(inputs, Needs())
     target.commit(session, verdict_of([[0]]))
     torch.testing.assert_close(scores.logits[0, 0].float(), out.logits[0][0])
     wrong = rng.randrange(6, 50)
-    draft = Draft(torch.tensor([[said[0], wrong, said[1], said[2]]]), torch.tensor([[-1, 0, 0, 2]]), torch.tensor([4]))
+    draft = Draft(torch.tensor([[ids[0], wrong, ids[1], ids[2]]]), torch.tensor([[-1, 0, 0, 2]]), torch.tensor([4]))
     logits = target.score(session, draft).logits[0].float()
     for node, step in ((0, 1), (2, 2), (3, 3)):
         torch.testing.assert_close(logits[node], out.logits[step][0])

@@ -138,9 +138,9 @@ def test_passes_are_as_few_as_the_drafts_are_good(mode: str, batch: int, bushy: 
 def test_ends_and_timestamp_pairs_anywhere_in_a_draft(mels: int, batch: int, nodes: int) -> None:
     """All of a window is drafted: its end, the length limit and the pairs of timestamps fall on every node in turn."""
     texts = windows(mels, "long", batch)
-    said = [token for rows in texts for row in rows.tolist() for token in row[3:]]
-    assert EOT in said
-    assert any(one >= TIMESTAMPS <= other for one, other in pairwise(said))
+    tokens = [token for rows in texts for row in rows.tolist() for token in row[3:]]
+    assert EOT in tokens
+    assert any(one >= TIMESTAMPS <= other for one, other in pairwise(tokens))
     assert any(EOT not in row[3:] for rows in texts for row in rows.tolist())  # cut by length
     found = call(MODELS[mels], MODES["long"], batch, custom_generate=plug(KnownTextDrafter(texts, True, False), nodes))
     assert_same(found, stock(mels, "long", batch, "sdpa"))

@@ -23,7 +23,7 @@ def test_tree_logits_equal_those_of_each_path(attention: str) -> None:
     states = network.model.encoder(sound(batch)["input_features"].double()).last_hidden_state
     ids = torch.randint(TEXT, (batch, 6), generator=generator)
     mask = (torch.arange(6) >= torch.tensor([0, 3, 1, 5])[:, None]).long()
-    texts = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+    texts = [row[rows.bool()].tolist() for row, rows in zip(ids, mask, strict=True)]
     given: dict[str, Any] = {"input_ids": ids, "encoder_outputs": BaseModelOutput(last_hidden_state=states)}
     session, context, draft, scores = target.prefill(
         {**given, "decoder_attention_mask": mask}, Needs((0, -1), True, True)
@@ -69,6 +69,6 @@ def test_tree_logits_equal_those_of_each_path(attention: str) -> None:
         for place, row in enumerate(live):
             texts[row] += draft.tokens[place, chosen[place][1:]].tolist()
         if step == 1:
-            kept = torch.tensor([3, 0, 1])
-            target.select(session, kept)
-            live = [live[place] for place in kept.tolist()]
+            rows = torch.tensor([3, 0, 1])
+            target.select(session, rows)
+            live = [live[place] for place in rows.tolist()]

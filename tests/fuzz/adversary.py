@@ -87,12 +87,12 @@ def attack(rng: random.Random, family: str, report: Report, windows: int = 0) ->
         for place in range(rng.choice((1, 3, 6))):
             if place and cache is not None:
                 held = None  # only the first call may change the cache
-            result, rounds, said = _run(rng, model, text, mask, options, held, expected, double)
+            result, rounds, call = _run(rng, model, text, mask, options, held, expected, double)
             report.rounds += rounds
             report.tokens += expected[:, text.shape[1] :].numel()
             if not torch.equal(result, expected):
                 differing = result.shape != expected.shape or int((result != expected).sum())
-                report.wrong.append(f"{family} {attention} {double=} {batch=} {turn=} {options} {said}: {differing}")
+                report.wrong.append(f"{family} {attention} {double=} {batch=} {turn=} {options} {call}: {differing}")
         text, mask = _next(rng, text, mask, expected)
 
 
@@ -192,7 +192,7 @@ def _run(
         del inputs["attention_mask"]
     if cache is not None:
         inputs[CACHE_ARGUMENT] = cache
-    said = f"{name} {nodes} {entry_point} cached={past} new={shown is not text} masked={'attention_mask' in inputs}"
+    call = f"{name} {nodes} {entry_point} cached={past} new={shown is not text} masked={'attention_mask' in inputs}"
     if entry_point == "custom":
         rounds: list[Any] = []
         plug = mmdec.speculate(drafter, on_round=rounds.append, **speculation)
@@ -209,7 +209,7 @@ def _run(
         longest = max(map(len, rows))
         spoken = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
         result, count = torch.cat([shown, spoken], 1), lambda: len(passed)
-    return torch.cat([text[:, : text.shape[1] - shown.shape[1]], result], 1), count(), said
+    return torch.cat([text[:, : text.shape[1] - shown.shape[1]], result], 1), count(), call
 
 
 def _reads_no_text(options: dict[str, Any]) -> bool:

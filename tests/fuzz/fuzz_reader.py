@@ -95,10 +95,10 @@ def main(folder: str, first: str, last: str, model: str, answers: str) -> None:
             odd = write_odd(place, number)
             print(json.dumps({"number": number, "story": odd.story}), file=out)
             try:
-                said = examine(odd, other, translator)
+                verdict = examine(odd, other, translator)
             except Exception as error:
-                said = {"answer": "", "read": False, "wrong": [f"{type(error).__name__}: {error}"]}
-            print(json.dumps(said), file=out)
+                verdict = {"answer": "", "read": False, "wrong": [f"{type(error).__name__}: {error}"]}
+            print(json.dumps(verdict), file=out)
 
 
 if __name__ == "__main__":

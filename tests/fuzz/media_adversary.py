@@ -80,7 +80,7 @@ def attack(seed: int, report: Report) -> None:
             report.foreign.append(f"{seed}: {type(error).__name__}: {str(error)[:300]} {frames}")
 
 
-def sees(rng: random.Random, report: Report, said: str) -> None:
+def sees(rng: random.Random, report: Report, case: str) -> None:
     """Test a model with 0 to 3 images or sounds in each row, sometimes with a second turn."""
     family, seed, batch = rng.choice([*MEDIA, *KINDS]), rng.randrange(2**31), rng.choice((1, 1, 2, 3, 4))
     if family in KINDS:
@@ -90,9 +90,9 @@ def sees(rng: random.Random, report: Report, said: str) -> None:
         model = media_model(family + FOR, rng.choice((None, None, "eager", "mmdec_tree")))
         inputs = media_inputs(model, [rng.randrange(4) for _ in range(batch)], seed)
     options = {**options_of(rng), "suppress_tokens": HELD}
-    said += f" {family} {batch=} {options}"
+    case += f" {family} {batch=} {options}"
     if rng.random() < 0.2:
-        _malformed(rng, model, inputs, report, said)
+        _malformed(rng, model, inputs, report, case)
         return
     name = rng.choice(("lookup", "recycling", "wild", "wild", *NETWORKS))
     turns = batch == 1 and family in MEDIA and family not in AXES and not options["do_sample"] and rng.random() < 0.5
@@ -103,7 +103,7 @@ def sees(rng: random.Random, report: Report, said: str) -> None:
         drafter = Wild(rng.random(), expected.tolist(), rng.choice((0.0, 0.5, 0.9, 1.0))) if name == "wild" else None
         drafter = drafter or DRAFTERS[name](model, expected.tolist())
         entry_point = "generate" if turns else None  # a cache is continued by one call alone
-        _compare(rng, model, given[1], options, drafter, expected, report, f"{said} {name} {turn=}", entry_point)
+        _compare(rng, model, given[1], options, drafter, expected, report, f"{case} {name} {turn=}", entry_point)
         report.counts["second turns"] += turn
         ids = torch.cat([expected, torch.tensor([[7, 9, 8, 7, 9][: rng.randint(1, 5)]] * batch)], 1)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -111,19 +111,19 @@ def sees(rng: random.Random, report: Report, said: str) -> None:
             inputs["token_type_ids"] = torch.zeros_like(ids)
 
 
-def translates(rng: random.Random, report: Report, said: str) -> None:
+def translates(rng: random.Random, report: Report, case: str) -> None:
     """Test an encoder-decoder, with sources of several lengths."""
     family, batch = rng.choice([*CLASSES]), rng.choice((1, 1, 2, 3, 4))
     model = encoder_decoder(family, rng.choice(attentions(family)))
     inputs, options = sources(model, batch, rng.randrange(2**31)), options_of(rng, VOCABULARY - 1)
     del options["pad_token_id"], options["suppress_tokens"]
-    said += f" {family} {batch=} {options}"
+    case += f" {family} {batch=} {options}"
     if rng.random() < 0.2:
-        _malformed(rng, model, inputs, report, said)
+        _malformed(rng, model, inputs, report, case)
         return
     expected, name = _stock(model, inputs, options), rng.choice(("lookup", "recycling", "wild"))
     drafter: Any = Wild(rng.random(), expected.tolist(), 0.8) if name == "wild" else name
-    _compare(rng, model, inputs, options, drafter, expected, report, f"{said} {name}", None)
+    _compare(rng, model, inputs, options, drafter, expected, report, f"{case} {name}", None)
 
 
 def _stock(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Tensor:
@@ -145,10 +145,10 @@ def _compare(
     drafter: Any,
     expected: Tensor,
     report: Report,
-    said: str,
+    case: str,
     entry_point: str | None,
 ) -> None:
-    """Decode with drafts, by one of the calls in `ENTRY_POINTS`, and compare with `expected`. said: describes the
+    """Decode with drafts, by one of the calls in `ENTRY_POINTS`, and compare with `expected`. case: describes the
     case."""
     given, entry_point = dict(options), entry_point or rng.choice(ENTRY_POINTS)
     seed = given.pop("seed", None)
@@ -172,7 +172,7 @@ def _compare(
             result[row, start : start + len(tokens)] = torch.tensor(tokens)
     report.counts["tokens"] += expected.numel()
     if not torch.equal(result, expected):
-        report.wrong.append(f"{said} {nodes} {entry_point}")
+        report.wrong.append(f"{case} {nodes} {entry_point}")
 
 
 BREAKS: tuple[Callable[[random.Random, Any], Any], ...] = (
@@ -189,7 +189,7 @@ BREAKS: tuple[Callable[[random.Random, Any], Any], ...] = (
 )
 
 
-def _malformed(rng: random.Random, model: Any, inputs: dict[str, Any], report: Report, said: str) -> None:
+def _malformed(rng: random.Random, model: Any, inputs: dict[str, Any], report: Report, case: str) -> None:
     """Break one input. Decoding must end in an InputError, or in the text that `generate` returns."""
     name, how = rng.choice([*inputs]), rng.randrange(len(BREAKS))
     broken = {**inputs, name: BREAKS[how](rng, inputs[name])}
@@ -201,7 +201,7 @@ def _malformed(rng: random.Random, model: Any, inputs: dict[str, Any], report: R
         report.counts["malformed, refused"] += 1
         return
     except Exception as error:
-        report.foreign.append(f"{said} {name} broken by {how}: {type(error).__name__}: {str(error)[:300]}")
+        report.foreign.append(f"{case} {name} broken by {how}: {type(error).__name__}: {str(error)[:300]}")
         return
     try:
         expected = model.generate(**broken, **options)
@@ -209,7 +209,7 @@ def _malformed(rng: random.Random, model: Any, inputs: dict[str, Any], report: R
         report.counts["malformed, answered where stock fails"] += 1
         return
     if not torch.equal(result, expected):
-        report.wrong.append(f"{said} {name} broken by {how}")
+        report.wrong.append(f"{case} {name} broken by {how}")
 
 
 @lru_cache
@@ -221,7 +221,7 @@ def folder_of(family: str) -> Any:
         return load_vlm(seeing_folders.write(family, Path(folder) / family))
 
 
-def asks(rng: random.Random, report: Report, said: str) -> None:
+def asks(rng: random.Random, report: Report, case: str) -> None:
     """Test `mmdec.describe` with pictures of odd sizes against `generate` on the family's processor's output."""
     needs = seeing_folders.NEEDS
     here = [name for name in seeing_folders.FAMILIES if name not in BROKEN and all(map(find_spec, needs.get(name, ())))]
@@ -232,7 +232,7 @@ def asks(rng: random.Random, report: Report, said: str) -> None:
     prompt = rng.choice(("What is this?", "?", "a" * rng.randint(1, 60), "Où est l’étoile \U0001f31f?\n\n"))
     content = [*[{"type": "image"}] * len(shown), {"type": "text", "text": prompt}]
     options = _spoken_options(rng)
-    said += f" {type(vlm.model).__name__} {[one.shape for one in shown]} {prompt!r} {options}"
+    case += f" {type(vlm.model).__name__} {[one.shape for one in shown]} {prompt!r} {options}"
 
     def stock() -> list[int]:
         text = vlm.processor.apply_chat_template(
@@ -250,17 +250,17 @@ def asks(rng: random.Random, report: Report, said: str) -> None:
         vlm,
         options,
         report,
-        said,
+        case,
     )
 
 
-def hears(rng: random.Random, report: Report, said: str) -> None:
+def hears(rng: random.Random, report: Report, case: str) -> None:
     """Test `mmdec.transcribe` with sound of odd lengths against `generate` on the family's processor's output."""
     heard = folder_of(rng.choice(hearing_folders.FAMILIES))
     length = rng.choice((1, 2, rng.randint(3, 400), rng.randint(400, 32000), 32000, 32001))
     sound = (0.15 * np.random.default_rng(rng.getrandbits(32)).standard_normal(length)).astype(np.float32)
     options, processor = _spoken_options(rng), heard.processor
-    said += f" {type(heard.model).__name__} {length} samples {options}"
+    case += f" {type(heard.model).__name__} {length} samples {options}"
 
     def stock() -> list[int]:
         asked = "Transcribe the speech."
@@ -285,7 +285,7 @@ def hears(rng: random.Random, report: Report, said: str) -> None:
         heard,
         options,
         report,
-        said,
+        case,
     )
 
 
@@ -301,7 +301,7 @@ def _spoken(
     loaded: Any,
     options: dict[str, Any],
     report: Report,
-    said: str,
+    case: str,
 ) -> None:
     """Compare a call's tokens with those of `stock`. If `stock` fails, the call may answer or raise an mmdec error."""
     torch.manual_seed(5)
@@ -318,11 +318,11 @@ def _spoken(
     except (InputError, mmdec.BatchError) as error:
         report.counts["refused"] += 1
         if expected is not None and " must last at " not in str(error):  # sounds have a least and a most length
-            report.refused.append(f"{said} {name}: {error}")
+            report.refused.append(f"{case} {name}: {error}")
         return
     note = getattr(result, "note", "")
     if expected is not None and result.tokens != expected and "silent" not in (note or ""):
-        report.wrong.append(f"{said} {name} {nodes}: {expected} {result.tokens}")
+        report.wrong.append(f"{case} {name} {nodes}: {expected} {result.tokens}")
 
 
 def main(first: int, end: int, file: Path) -> None:

@@ -168,22 +168,22 @@ REFUSED: dict[str, tuple[tuple[str, str], ...]] = dict.fromkeys(
 
 def drawn_call(seed: str, entry_points: dict[str, Door]) -> tuple[Callable[[], Any], str, bool]:
     """Return one call with odd arguments, in words too, and whether its text is its own."""
-    dice = random.Random(seed)
-    if dice.random() < 0.25:
-        return command(dice)
-    name = dice.choice(sorted(entry_points))
+    rng = random.Random(seed)
+    if rng.random() < 0.25:
+        return command(rng)
+    name = rng.choice(sorted(entry_points))
     entry_point = entry_points[name]
     given = dict(entry_point.good())
     if name == "speculate":
         del given["model"], given["inputs"]
-    for parameter in dice.sample(
-        [*given, *entry_point.more], min(dice.choice((1, 1, 2, 3)), len(given) + len(entry_point.more))
+    for parameter in rng.sample(
+        [*given, *entry_point.more], min(rng.choice((1, 1, 2, 3)), len(given) + len(entry_point.more))
     ):
         apt = (entry_point.apt or {}).get(parameter, ())
-        if apt and dice.random() < 0.4:
-            given[parameter] = dice.choice(apt)
+        if apt and rng.random() < 0.4:
+            given[parameter] = rng.choice(apt)
         else:
-            given[parameter] = dice.choice(PLAIN) if dice.random() < 0.5 else dice.choice(FRESH)()
+            given[parameter] = rng.choice(PLAIN) if rng.random() < 0.5 else rng.choice(FRESH)()
     if parameter_is_work(given):
         given["max_new_tokens"] = 4
     own = not (isinstance(given.get("rule"), str) and given["rule"] in UNSEEDED)
@@ -200,16 +200,16 @@ def parameter_is_work(given: Mapping[str, Any]) -> bool:
     return most is None or (isinstance(most, (int, float)) and most > 100)
 
 
-def command(dice: random.Random) -> tuple[Callable[[], Any], str, bool]:
-    if dice.random() < 0.3:
-        verb = dice.choice(sorted(REFUSED))
-        words = [*verb.split(), *dice.choice(REFUSED[verb])]
+def command(rng: random.Random) -> tuple[Callable[[], Any], str, bool]:
+    if rng.random() < 0.3:
+        verb = rng.choice(sorted(REFUSED))
+        words = [*verb.split(), *rng.choice(REFUSED[verb])]
         expected = (1, 2)
     else:
-        verb = dice.choice(sorted(VERBS))
+        verb = rng.choice(sorted(VERBS))
         words, expected = verb.split(), (0, 1, 2)
-        for option in dice.sample(VERBS[verb], min(dice.choice((1, 2)), len(VERBS[verb]))):
-            words += [option, dice.choice(WORDS)] if option else [dice.choice(WORDS)]
+        for option in rng.sample(VERBS[verb], min(rng.choice((1, 2)), len(VERBS[verb]))):
+            words += [option, rng.choice(WORDS)] if option else [rng.choice(WORDS)]
 
     def run() -> Any:
         result = CliRunner().invoke(cli.app, words)

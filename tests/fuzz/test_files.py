@@ -59,8 +59,8 @@ def answers(folder: Path, first: int, model: Path, poison: int) -> tuple[list[tu
 def test_odd_files_are_read_or_refused_clearly(first: int, tiny_model: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(answers, tmp_path, first, tiny_model, poison) for poison in POISONS]
-        (one, said), (two, _) = [run.result() for run in runs]
-    assert "Traceback" not in said
+        (one, stderr), (two, _) = [run.result() for run in runs]
+    assert "Traceback" not in stderr
     wrong = [(case, answer["wrong"]) for case, answer in one + two if answer["wrong"]]
     assert wrong == []
     leaked = [case for (case, a), (_, b) in zip(one, two, strict=True) if a["answer"] != b["answer"]]

@@ -59,8 +59,8 @@ def difference(module: ModuleType, case: Case, seed: int = 0) -> float:
     match, links, last, ends = graph(case, seed)
     weight = torch.linspace(0.5, 1.0, len(last))
     exact_match, exact_links = (part.double().requires_grad_() for part in (match, links))
-    want = dag_marginal(exact_match, exact_links, last + 1, ends + 1)
-    (want.masked_fill(~want.isfinite(), 0.0) * weight).sum().backward()
+    expected = dag_marginal(exact_match, exact_links, last + 1, ends + 1)
+    (expected.masked_fill(~expected.isfinite(), 0.0) * weight).sum().backward()
     own_match, own_links = (part.to(DEVICE).requires_grad_() for part in (match, links))
     on_device = last.to(DEVICE), ends.to(DEVICE)
     with poisoned():
@@ -69,15 +69,15 @@ def difference(module: ModuleType, case: Case, seed: int = 0) -> float:
         posterior = module.posterior_triton(own_match.detach(), own_links.detach(), *on_device).cpu()
         path = module.best_alignment_triton(own_match.detach(), own_links.detach(), *on_device).cpu()
     got = got.detach().cpu()
-    if not torch.equal(got.isfinite(), want.isfinite()):
+    if not torch.equal(got.isfinite(), expected.isfinite()):
         return torch.inf
     best = dag_best_alignment(exact_match.detach(), exact_links.detach(), last + 1, ends + 1)
     if not torch.equal(path, best):
         return torch.inf
-    possible = want.isfinite()
-    parts = [((got - want) / want.abs().clamp(min=1.0))[possible]]
-    expected = dag_posterior(exact_match.detach(), exact_links.detach(), last + 1, ends + 1)
-    parts.append(posterior - expected)
+    possible = expected.isfinite()
+    parts = [((got - expected) / expected.abs().clamp(min=1.0))[possible]]
+    expected_posterior = dag_posterior(exact_match.detach(), exact_links.detach(), last + 1, ends + 1)
+    parts.append(posterior - expected_posterior)
     for own, exact in ((own_match, exact_match), (own_links, exact_links)):
         assert own.grad is not None
         assert exact.grad is not None

@@ -32,6 +32,6 @@ def agrees(module: ModuleType, shape: tuple[int, ...], dtype: torch.dtype, seed:
     pool = torch.rand(*shape[:-2], shape[-2] + 3, shape[-1]).to(DEVICE, dtype)
     kv = pool[..., : shape[-2], :]  # a view that is not contiguous
     columns, begins = random_moves(shape[-4], shape[-2], seed)
-    want = moved(kv, columns, begins)
+    expected = moved(kv, columns, begins)
     module.kv_gather_triton(kv, columns, begins)
-    return torch.equal(kv, want)
+    return torch.equal(kv, expected)

@@ -37,9 +37,9 @@ def test_long_moves_go_in_parts() -> None:
     path = [column for column in range(3, 230) if column % 3]
     assert kernel_fits([path], [1])
     kv = torch.rand(2, 1, 1, 230, 2).to(DEVICE)
-    want = moved(kv, [path], [1])
+    expected = moved(kv, [path], [1])
     kv_gather_triton.kv_gather_triton(kv, [path], [1])
-    assert torch.equal(kv, want)
+    assert torch.equal(kv, expected)
 
 
 @pytest.mark.parametrize(("path", "begin"), [([*range(70, 0, -1)], 1), ([*range(0, 70)], 5)])

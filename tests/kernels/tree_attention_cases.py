@@ -53,7 +53,7 @@ def difference(module: ModuleType, case: Case, seed: int = 0) -> float:
     above = ancestors(torch.stack([random_tree(nodes, seed + row) for row in range(batch)]))
     mask = tree_mask(starts, ends, above, columns, torch.float64)
     mask = mask if window is None else mask.within(window)
-    want = tree_attention_reference(q.double(), k.double(), v.double(), mask, width**-0.5)
+    expected = tree_attention_reference(q.double(), k.double(), v.double(), mask, width**-0.5)
     for row, (start, end) in enumerate(bounds):
         for foreign in (slice(0, start), slice(end, columns)):
             k[row, :, foreign] = v[row, :, foreign] = torch.nan
@@ -65,4 +65,4 @@ def difference(module: ModuleType, case: Case, seed: int = 0) -> float:
         got = module.tree_attention_triton(q, k, v, packed, width**-0.5, window=window, splits=splits)
     assert got.shape == (batch, heads, nodes, v_width)
     assert got.dtype == dtype
-    return float((got.cpu().double() - want).abs().amax().item())
+    return float((got.cpu().double() - expected).abs().amax().item())

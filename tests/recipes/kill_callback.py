@@ -26,28 +26,28 @@ class Killed(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def training_to_be_killed(options: Sequence[str], step: int, folder: Path, said: Path) -> Program:
+def training_to_be_killed(options: Sequence[str], step: int, folder: Path, log: Path) -> Program:
     """Start `mmdec.training` with these options in `folder`, in a separate process that is killed after step `step`.
 
-    said: the file for its stdout and stderr.
+    log: the file for its stdout and stderr.
     """
     killed = ("--trainer.callbacks+=tests.recipes.kill_callback.Killed", f"--trainer.callbacks.step={step}")
-    with said.open("wb") as file:
+    with log.open("wb") as file:
         words = ["mmdec.training", *options, *killed]
         return start(words, TRAINING, folder, {"OMP_NUM_THREADS": "1"}, True, (DEVNULL, file, file))
 
 
-def ends_killed(program: Program, said: Path) -> None:
-    """Wait until the program ends, and assert that it was killed. said: the file of its output."""
+def ends_killed(program: Program, log: Path) -> None:
+    """Wait until the program ends, and assert that it was killed. log: the file of its output."""
     try:
         ended = program.wait(900)
     except BaseException:
         program.kill()
         raise
-    assert ended == -signal.SIGKILL, said.read_text(encoding="utf-8", errors="replace")
+    assert ended == -signal.SIGKILL, log.read_text(encoding="utf-8", errors="replace")
 
 
 def train_until_killed(options: Sequence[str], step: int, folder: Path) -> None:
     """Run `mmdec.training` with these options in `folder`, in a separate process, until it is killed after `step`."""
-    said = folder / "said.txt"
-    ends_killed(training_to_be_killed(options, step, folder, said), said)
+    log = folder / "log.txt"
+    ends_killed(training_to_be_killed(options, step, folder, log), log)

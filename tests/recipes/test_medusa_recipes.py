@@ -86,12 +86,12 @@ def test_a_killed_run_resumes_identically(base: Path, corpus: Path, workplace: P
     unbroken.mkdir()
     broken.mkdir()
     common = ("--trainer.max_epochs=4", "--data.init_args.repeat_after=2")
-    said = broken / "said.txt"
-    child = training_to_be_killed(options("whisper-tiny.en", base, corpus, *common), 5, broken, said)
+    log = broken / "log.txt"
+    child = training_to_be_killed(options("whisper-tiny.en", base, corpus, *common), 5, broken, log)
     monkeypatch.chdir(unbroken)
     main(options("whisper-tiny.en", base, corpus, *common))
-    ends_killed(child, said)
-    assert Path("../broken/runs/tiny/checkpoints/last.ckpt").is_file(), said.read_text()
+    ends_killed(child, log)
+    assert Path("../broken/runs/tiny/checkpoints/last.ckpt").is_file(), log.read_text()
     monkeypatch.chdir(broken)
     torch.rand(11)
     main(options("whisper-tiny.en", base, corpus, *common, "--ckpt_path=last"))
@@ -208,8 +208,8 @@ def test_labels_are_the_models_own_or_the_truth(base: Path, corpus: Path):
                 text = module.labels.tokens[name]
                 assert row == [[*text, -1, -1, -1][place : place + 3] for place in range(1, len(text))]
     assert ends["own"] != ends["truth"]
-    kept = list(Path("runs/medusa-librispeech/kept").glob("labels-*-bfloat16-12/0.jsonl"))
-    assert len(kept) == 1
+    label_files = list(Path("runs/medusa-librispeech/kept").glob("labels-*-bfloat16-12/0.jsonl"))
+    assert len(label_files) == 1
 
 
 def test_training_continues_from_saved_heads(base: Path, corpus: Path):

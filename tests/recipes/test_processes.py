@@ -62,25 +62,25 @@ def vocoder(root: Path) -> tuple[Options, Options]:
 def head(root: Path) -> tuple[Options, Options]:
     corpus = write(root / "corpus")
     data = {"corpus": corpus / "manifest.tsv", "encoder": corpus / "whisper", "text": f"[{corpus / 'text'}]"}
-    kept = {"states": corpus / "states", "pieces": corpus / "pieces.json", "count": 40, "batch_states": 600}
-    return {**HEAD, "warmup": 2}, {**data, **kept}
+    stored = {"states": corpus / "states", "pieces": corpus / "pieces.json", "count": 40, "batch_states": 600}
+    return {**HEAD, "warmup": 2}, {**data, **stored}
 
 
 def drafts(root: Path) -> tuple[Options, Options]:
     corpus = write(root / "corpus")
     whisper = write_whisper(root / "whisper", with_heads=False, max_target_positions=24)
     data = {"corpora": f"{{{corpus / 'manifest.tsv'}: en}}", "model": whisper}
-    kept = {"states": corpus / "drafts", "pieces": corpus / "tokens.json", "batch_states": 9000, "views": 4}
-    return {**HEAD, "stride": 1, "warmup": 2}, {**data, **kept}
+    stored = {"states": corpus / "drafts", "pieces": corpus / "tokens.json", "batch_states": 9000, "views": 4}
+    return {**HEAD, "stride": 1, "warmup": 2}, {**data, **stored}
 
 
 def reader(root: Path) -> tuple[Options, Options]:
     (root / "text").mkdir(parents=True)
     text = write_pairs(root / "text")
-    kept = {"pieces": text / "pieces.json", "english": text / "english.json", "count": 60, "written": 80}
+    stored = {"pieces": text / "pieces.json", "english": text / "english.json", "count": 60, "written": 80}
     sizes = {"d_model": 32, "ffn": 32, "heads": 2, "layers": 1, "decoder_layers": 1, "warmup": 2}
     shares = {"text": f"[{text / 'first'},{text / 'second'}]", "shares": "[0.5,0.5]", "imitation": "null"}
-    return {**sizes, "start": "null"}, {**shares, **kept, "batch_pieces": 100}
+    return {**sizes, "start": "null"}, {**shares, **stored, "batch_pieces": 100}
 
 
 def graph(root: Path) -> tuple[Options, Options]:

@@ -56,12 +56,12 @@ def test_a_head_without_output_is_refused() -> None:
 
 
 def test_imitations_have_the_confusions_of_each_piece_at_their_rates(tmp_path: Path) -> None:
-    said = (
+    pairs = (
         [([5, 6], ctc_transcripts(5, 6))] * 30
         + [([5, 6], ctc_transcripts(5, 8))] * 10
         + [([5, 6], ctc_transcripts(5))] * 10
     )
-    collect_confusions(said).save(tmp_path / "confusions.safetensors")
+    collect_confusions(pairs).save(tmp_path / "confusions.safetensors")
     result = Confusions.read(tmp_path / "confusions.safetensors")
     draw = np.random.default_rng(0)
     texts = [result.imitate([5, 6], draw)[0][:, 0].tolist() for _ in range(500)]

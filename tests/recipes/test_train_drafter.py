@@ -60,13 +60,13 @@ def test_a_language_model_gets_a_drafter(system: str, workplace: Path) -> None:
     base, listed = write_llama(workplace / "llama"), workplace / "questions.txt"
     listed.write_text("\n".join(f"{asked} {word}?" for asked in ASKED for word in ["red", "green", "blue", "grey"]))
     result = call(base, listed, "--system", system, "--json")
-    said, log = json.loads(result.stdout), result.stderr
+    summary, log = json.loads(result.stdout), result.stderr
     assert "on dev: tokens a round in chains" in log
     assert ("chains of 4 give about" in log) == (system != "eagle")
     assert "give about" not in log.split("on dev")[-1]  # answers that were learned by heart promise too much
     assert "tokens a round on held-out answers" in log
-    assert said["output"] == "out/drafter"
-    assert said["chain"] >= 1
+    assert summary["output"] == "out/drafter"
+    assert summary["chain"] >= 1
     settings = json.loads(Path("out/drafter/config.json").read_text(encoding="utf-8"))
     assert (settings["system"], settings["target"]) == (system, "llama")
     assert texts(base, listed, "out/drafter") == texts(base, listed, None)

@@ -148,11 +148,11 @@ def test_a_killed_run_resumes_identically(corpus: TinyCorpus, workplace: Path, m
     unbroken, broken = workplace / "unbroken", workplace / "broken"
     for folder in (unbroken, broken):
         folder.mkdir()
-    child = training_to_be_killed(recipe(corpus, 4), 8, broken, broken / "said.txt")
+    child = training_to_be_killed(recipe(corpus, 4), 8, broken, broken / "log.txt")
     monkeypatch.chdir(unbroken)
     torch.rand(7)  # another state of the generator than the other process has
     main(recipe(corpus, 4))
-    ends_killed(child, broken / "said.txt")
+    ends_killed(child, broken / "log.txt")
     checkpoints = Path("runs/units/checkpoints")
     assert sorted(path.name for path in (broken / checkpoints).iterdir()) == ["last.ckpt", "step=3.ckpt", "step=6.ckpt"]
 
@@ -162,8 +162,8 @@ def test_a_killed_run_resumes_identically(corpus: TinyCorpus, workplace: Path, m
     third = losses(broken / "runs/units/log")
     main(recipe(corpus, 4, "--ckpt_path=last"))  # resumed once more, now from a resumed run's checkpoint
     fourth = losses(broken / "runs/units/log")
-    kept = sorted(path.name for path in (broken / "runs/units/log").glob("metrics-*.csv"))
-    assert losses(broken / "runs/units/log", kept[-1]) == third  # a resumed run deletes no earlier log
+    logs = sorted(path.name for path in (broken / "runs/units/log").glob("metrics-*.csv"))
+    assert losses(broken / "runs/units/log", logs[-1]) == third  # a resumed run deletes no earlier log
     expected = losses(unbroken / "runs/units/log")
     assert sorted(expected) == list(range(12))
     assert sorted(third) == [6, 7, 8]

@@ -111,10 +111,10 @@ def test_each_system_trains_and_decodes_without_loss(system: str, base: Path, co
     settings = json.loads((run / "drafter" / "config.json").read_text(encoding="utf-8"))
     assert settings["system"] == system
     assert settings["target"] == base.name
-    kept = read_checkpoint(run / "checkpoints" / "last.ckpt")
-    assert settings["base"] == kept["base"]
-    assert f"for {base.name} ({kept['base']})." in (run / "drafter" / "README.md").read_text(encoding="utf-8")
-    assert all(name.startswith("network.") for name in kept["state_dict"])  # the target is not in it
+    checkpoint = read_checkpoint(run / "checkpoints" / "last.ckpt")
+    assert settings["base"] == checkpoint["base"]
+    assert f"for {base.name} ({checkpoint['base']})." in (run / "drafter" / "README.md").read_text(encoding="utf-8")
+    assert all(name.startswith("network.") for name in checkpoint["state_dict"])  # the target is not in it
     first = described(base, corpus, None)
     assert described(base, corpus, str(run / "drafter")) == first
 

@@ -26,8 +26,8 @@ def write_squares(root: Path) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(draw.integers(0, 255, (32, 32, 3), np.uint8)).save(path)
             colour = COLOURS[number % 4]
-            said = [f"<image>\n{ASKED[0]}", f"A {colour} square. " * 8, ASKED[1], f"{colour}."]
-            turns = [{"from": ("human", "gpt")[at % 2], "value": value} for at, value in enumerate(said)]
+            texts = [f"<image>\n{ASKED[0]}", f"A {colour} square. " * 8, ASKED[1], f"{colour}."]
+            turns = [{"from": ("human", "gpt")[at % 2], "value": value} for at, value in enumerate(texts)]
             rows.append({"id": number, "image": f"{split}/{number}.png", "conversations": turns})
         (root / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
     return root

@@ -51,7 +51,7 @@ class Toy:
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[ToySession, Context, Draft, Scores]:
         ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
-        texts = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
+        texts = [row[row_mask].tolist() for row, row_mask in zip(ids, mask, strict=True)]
         self.session = ToySession(texts)
         logits = torch.stack([self.logits(text) for text in texts])[:, None]
         context = Context(ids, mask, mask.cumsum(1)[None], mask.sum(1))

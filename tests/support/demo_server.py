@@ -53,14 +53,14 @@ def serving(folder: Path, *words: str) -> Iterator[Server]:
     """Run a server with its uploads and its stderr in `folder`. words: "warm": run every model once before the page is
     served, as `mmdec demo` does."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GRADIO_TEMP_DIR": str(folder / "uploads")}
-    with (folder / "stderr").open("w") as said:
+    with (folder / "stderr").open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.demo_server", *words],
             env=environment,
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=stderr,
             text=True,
         )
         try:

@@ -26,10 +26,10 @@ def sample(cases: Iterable[Case], keep: Collection[Case] | slice) -> list[Case]:
         The chosen cases, in the order of `cases`.
     """
     every = list(cases)
-    kept = every[keep] if isinstance(keep, slice) else list(keep)
-    assert kept, "a grid must keep a case"
-    assert all(case in every for case in kept), f"{kept} must be among {every}"
-    return every if WHOLE else [case for case in every if case in kept]
+    chosen_cases = every[keep] if isinstance(keep, slice) else list(keep)
+    assert chosen_cases, "a grid must keep a case"
+    assert all(case in every for case in chosen_cases), f"{chosen_cases} must be among {every}"
+    return every if WHOLE else [case for case in every if case in chosen_cases]
 
 
 def slow_but(cases: Iterable[Case], quick: Collection[Case]) -> list[Any]:

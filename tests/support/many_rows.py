@@ -57,9 +57,9 @@ def dies_after(writes: int, function: Callable[[], None]) -> bool:
     if child == 0:
         left = [writes]
 
-        def counting(kept: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*given: Any, **options: Any) -> Any:
-                result = kept(*given, **options)
+                result = original(*given, **options)
                 left[0] -= 1
                 if not left[0]:
                     os.kill(os.getpid(), signal.SIGKILL)

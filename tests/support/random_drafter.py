@@ -62,8 +62,8 @@ class Wild:
         return tokens, parents
 
     def update(self, state: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        for row, (said, length) in enumerate(zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)):
-            state.tokens[row] += said[:length]
+        for row, (tokens, length) in enumerate(zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)):
+            state.tokens[row] += tokens[:length]
 
     def select(self, state: Memory, live: Tensor) -> None:
         state.tokens = [state.tokens[row] for row in live.tolist()]

@@ -65,7 +65,7 @@ def network(seed: int = 0, graph: bool = True, d_states: int = 0) -> PieceTransl
 def parts(seed: int = 0, graph: bool = True, pronunciation: Path | None = None) -> PieceTranslatorParts:
     """Build a whole translator. pronunciation: where to write the speller's file."""
     assert pronunciation is not None
-    lines = [f"{word}\t{' '.join(said)}" for word, variants in LEXICON.items() for said in variants]
+    lines = [f"{word}\t{' '.join(phones)}" for word, variants in LEXICON.items() for phones in variants]
     pronunciation.write_text("\n".join([*lines, "(h)\thh", "(e)\teh", "(l)\tl", "(o)\tow", "(t)\tdh"]) + "\n")
     pieces, english = tables()
     torch.manual_seed(seed)

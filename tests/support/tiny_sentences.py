@@ -38,9 +38,9 @@ def write_pairs(root: Path) -> Path:
         for turn in range(times):
             for noun, english in nouns.items():
                 for french, translation in frames:
-                    said = f"{french.format(noun)} {'Oui. ' * (turn % 3)}".strip()
+                    sentence = f"{french.format(noun)} {'Oui. ' * (turn % 3)}".strip()
                     written = f"{translation.format(english)} {'Yes. ' * (turn % 3)}".strip()
-                    rows.append([said, written] + (["Over there."] if turn % 2 else []))
+                    rows.append([sentence, written] + (["Over there."] if turn % 2 else []))
         (root / name).mkdir()
         lines = ["\t".join([str(number), str(number), *row]) + "\n" for number, row in enumerate(rows)]
         (root / name / "train.tsv").write_text("".join(lines), encoding="utf-8")

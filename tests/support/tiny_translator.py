@@ -20,7 +20,7 @@ UNITS = [
     "<pad>",
     "</s>",
     "<unk>",
-    *sorted({p for said in LEXICON.values() for word in said for p in word}),
+    *sorted({p for variants in LEXICON.values() for word in variants for p in word}),
     "pau",
 ]
 LAYER = {"d_model": 16, "ffn": 16, "heads": 2, "layers": 1}

@@ -252,14 +252,14 @@ OPTIONS: dict[str, Any] = {
 
 
 def second_turn(
-    kind: str, rows: list[Row], more: list[Row], said: Tensor, mask: Tensor
+    kind: str, rows: list[Row], more: list[Row], sequences: Tensor, mask: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Make the inputs of a chat's next turn: for the whole chat, and for the new part alone (with the whole chat's
-    mask). said: ids of the first turn with its answer. mask: the first turn's."""
+    mask). sequences: ids of the first turn with its answer. mask: the first turn's."""
     new = batch_of(kind, more, begin=False)
     whole = batch_of(kind, [[*row, *part] for row, part in zip(rows, more, strict=True)])
-    after = torch.cat([mask, (said[:, mask.shape[1] :] != PAD).long(), new["attention_mask"]], 1)
-    whole |= {"input_ids": torch.cat([said, new["input_ids"]], 1), "attention_mask": after}
+    after = torch.cat([mask, (sequences[:, mask.shape[1] :] != PAD).long(), new["attention_mask"]], 1)
+    whole |= {"input_ids": torch.cat([sequences, new["input_ids"]], 1), "attention_mask": after}
     if kind in AXES:
         ids = whole["input_ids"]
         whole["mm_token_type_ids"] = (ids == IMAGE) * 1 + (ids == VIDEO) * 2

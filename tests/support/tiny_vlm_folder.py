@@ -138,5 +138,5 @@ def drafter_weights(system: str, model: Any, folder: Path, seed: int = 0) -> Pat
 def settings(folder: Path, name: str, **changes: Any) -> None:
     """Change fields of a JSON file in a folder; None removes a field."""
     result = json.loads((folder / name).read_text(encoding="utf-8")) | changes
-    kept = {field: value for field, value in result.items() if value is not None}
-    (folder / name).write_text(json.dumps(kept), encoding="utf-8")
+    fields = {field: value for field, value in result.items() if value is not None}
+    (folder / name).write_text(json.dumps(fields), encoding="utf-8")

@@ -90,10 +90,10 @@ def test_the_command_line_shows_what_mmdec_log_says(
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
-    said = capsys.readouterr().err.splitlines()
+    output = capsys.readouterr().err.splitlines()
     lines = ["INFO: fetching someone/no-such-model from the hub, or from this machine's cache"] if shown else []
-    assert said[:-1] == lines
-    assert said[-1].startswith("error: `--model` must be on this machine")
+    assert output[:-1] == lines
+    assert output[-1].startswith("error: `--model` must be on this machine")
 
 
 def test_errors_of_the_library_are_shown_unasked() -> None:

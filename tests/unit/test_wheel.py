@@ -34,7 +34,7 @@ def artefacts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], dict[str, str
 def test_hidden_folders_and_models_without_a_card_stay_behind(
     artefacts: Callable[[Path], dict[str, str]], tmp_path: Path
 ) -> None:
-    kept = {
+    packed = {
         "models/tiny/README.md": "mmdec/_models/tiny/README.md",
         "models/tiny/model.safetensors": "mmdec/_models/tiny/model.safetensors",
         "models/tiny/eagle/README.md": "mmdec/_models/tiny/eagle/README.md",
@@ -53,10 +53,10 @@ def test_hidden_folders_and_models_without_a_card_stay_behind(
         "data/samples/.cache/x",
         "demos/app.py",
     )
-    for name in (*kept, *left):
+    for name in (*packed, *left):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert artefacts(tmp_path) == {str(tmp_path / name): inside for name, inside in kept.items()}
+    assert artefacts(tmp_path) == {str(tmp_path / name): inside for name, inside in packed.items()}
 
 
 def test_every_shipped_model_and_drafter_goes_into_the_wheel(artefacts: Callable[[Path], dict[str, str]]) -> None:

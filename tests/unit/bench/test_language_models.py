@@ -117,7 +117,7 @@ def test_rows_of_a_list(tmp_path: Path, row: Any, task: str, texts: list[str]) -
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ([], "must hold questions"),
         ([3], "Line 1 of .* must have fields"),
@@ -129,8 +129,8 @@ def test_rows_of_a_list(tmp_path: Path, row: Any, task: str, texts: list[str]) -
         ([{"prompt": "What?", "image": "x.png"}], "no pictures"),
     ],
 )
-def test_lists_that_are_refused(tmp_path: Path, rows: list[Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_lists_that_are_refused(tmp_path: Path, rows: list[Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_prompts(lines(tmp_path / "p.jsonl", rows))
 
 

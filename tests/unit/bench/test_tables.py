@@ -192,11 +192,11 @@ def test_json_has_no_nan_or_infinity() -> None:
     report = replace(
         findings.run("core").reports[0], quantities=(Quantity("x", float("nan"), "s", 1, high=float("inf")),)
     )
-    said = to_json(BenchRun((report,), {"a\udcffb": "no UTF-8"}))
-    assert "NaN" not in said
-    assert "Infinity" not in said
-    said.encode("utf-8")
-    read = json.loads(said)
+    content = to_json(BenchRun((report,), {"a\udcffb": "no UTF-8"}))
+    assert "NaN" not in content
+    assert "Infinity" not in content
+    content.encode("utf-8")
+    read = json.loads(content)
     assert read["version"] == VERSION
     assert read["reports"][0]["quantities"][0]["value"] is None
 

@@ -46,9 +46,9 @@ def test_speech_is_timed_through_the_public_call(
 
     def listen(audio: Path, model: Any, strategy: str = "lookahead") -> Translation:
         asked.append((audio, strategy))
-        said = translate(audio, model=model, strategy=strategy)
+        translation = translate(audio, model=model, strategy=strategy)
         seconds = {"lookahead": 1.0, "reranked": 1.5, "verified": 2.0, "autoregressive": 6.0}[strategy]
-        return replace(said, timings={"linguistic": seconds})
+        return replace(translation, timings={"linguistic": seconds})
 
     monkeypatch.setattr(bench, "translate_speech", listen)
     monkeypatch.setattr(bench, "WHOLE_CALL_SECONDS", (0.5, 1.5))
@@ -115,8 +115,8 @@ def test_no_timing_of_verified_units_that_differ(
     translate = bench.translate_speech
 
     def wrong(audio: Path, model: Any, strategy: str = "lookahead") -> Translation:
-        said = translate(audio, model=model, strategy=strategy)
-        return replace(said, units=[*said.units, "ax"]) if strategy == "verified" else said
+        translation = translate(audio, model=model, strategy=strategy)
+        return replace(translation, units=[*translation.units, "ax"]) if strategy == "verified" else translation
 
     monkeypatch.setattr(bench, "translate_speech", wrong)
     with pytest.raises(MmdecError, match="not the baseline's"):

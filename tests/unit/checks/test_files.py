@@ -223,19 +223,19 @@ def nobody() -> Iterator[Path]:
 def test_missing_permissions_are_named(tmp_path: Path) -> None:
     sound = encoded(buzz(0.3), "WAV")
     with nobody() as folder:
-        closed, secret, kept = folder / "closed", folder / "secret.wav", folder / "kept"
-        for inner in (closed, kept):
+        closed, secret, read_only = folder / "closed", folder / "secret.wav", folder / "kept"
+        for inner in (closed, read_only):
             inner.mkdir()
         (closed / "x.wav").write_bytes(sound)
         secret.write_bytes(sound)
         secret.chmod(0)
         closed.chmod(0)
-        kept.chmod(0o555)
+        read_only.chmod(0o555)
         for path in (secret, closed / "x.wav"):
             with pytest.raises(InputError, match=r"can be read, but .* is not \(Permission denied\)\. Check the perm"):
                 audio.load_audio(path)
         with pytest.raises(PermissionError, match=r"Permission denied: '.*kept/x\.wav'"):
-            audio.save_audio(kept / "x.wav", buzz(0.2))
+            audio.save_audio(read_only / "x.wav", buzz(0.2))
         with pytest.raises(PermissionError, match=r"Permission denied: '.*closed/x\.wav'"):
             audio.save_audio(closed / "x.wav", buzz(0.2))
 

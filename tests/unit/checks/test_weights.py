@@ -216,10 +216,10 @@ def test_files_with_other_contents_are_refused(whisper: Path, file: str, content
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.999])
 def test_truncated_files_are_refused(whisper: Path, share: float) -> None:
     for file in ("generation_config.json", WHOLE, "tokenizer.json", "config.json"):
-        kept = (whisper / file).read_bytes()
-        (whisper / file).write_bytes(kept[: int(share * len(kept))])
+        content = (whisper / file).read_bytes()
+        (whisper / file).write_bytes(content[: int(share * len(content))])
         assert_refused(lambda: load_whisper(whisper, "cpu"), "`model` must")
-        (whisper / file).write_bytes(kept)
+        (whisper / file).write_bytes(content)
     load_whisper(whisper, "cpu")
 
 

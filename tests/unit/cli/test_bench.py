@@ -80,7 +80,7 @@ def test_impossible_benchmarks_are_refused_before_they_run(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["bench", "speech", "--json", "OWN", "other.wav"], r"`--json` must be a file that ends in \.json, or -"),
         (["bench", "core", "-m", "model", "-o", "OWN"], r"`--output` must be a file that ends in \.json, but"),
@@ -93,7 +93,7 @@ def test_impossible_benchmarks_are_refused_before_they_run(
     ],
 )
 def test_a_report_overwrites_no_file_of_another_kind(
-    words: list[str], said: str, measured: list[str], tmp_path: Path
+    words: list[str], message: str, measured: list[str], tmp_path: Path
 ) -> None:
     """`--json` takes the next word as its file, which may be an input."""
     own, folder = tmp_path / "mine.wav", tmp_path / "folder.json"
@@ -101,7 +101,7 @@ def test_a_report_overwrites_no_file_of_another_kind(
     folder.mkdir()
     result = run(*(word.replace("OWN", str(own)).replace("FOLDER", str(folder)) for word in words))
     assert isinstance(result.exception, InputError)
-    assert re.search(said, str(result.exception))
+    assert re.search(message, str(result.exception))
     assert (own.read_bytes(), list(folder.iterdir()), measured) == (b"RIFF", [], [])
 
 
@@ -179,8 +179,8 @@ def first_argument_and_output(bench: str, monkeypatch: pytest.MonkeyPatch, *word
 
 @pytest.mark.usefixtures("bare_checkout")
 def test_without_a_corpus_the_sample_recordings_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    recordings, said = first_argument_and_output("asr", monkeypatch)
-    assert "no corpus is here" in said
+    recordings, output = first_argument_and_output("asr", monkeypatch)
+    assert "no corpus is here" in output
     assert [path.suffix for path in recordings] == [".flac"] * 3
     assert first_argument_and_output("asr", monkeypatch, "own.wav")[0] == [Path("own.wav")]
     assert sorted(first_argument_and_output("asr", monkeypatch, "data/samples/english", "own.wav")[0]) == sorted(

@@ -158,8 +158,8 @@ def test_a_strategy_beside_verify_is_refused() -> None:
 
 def test_every_strategy_is_named() -> None:
     """There is one list; the help is its text, and an evaluation takes some of it."""
-    said = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["translate", "--help"]).stdout
-    assert all(strategy in said for strategy in STRATEGIES)
+    output = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["translate", "--help"]).stdout
+    assert all(strategy in output for strategy in STRATEGIES)
     assert set(DEFAULT_STRATEGIES) < set(STRATEGIES)
 
 
@@ -171,9 +171,9 @@ def test_wrong_calls_end_with_2_and_one_line(
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: `--strategy` must be one of")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("error: `--strategy` must be one of")
+    assert output.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -194,9 +194,9 @@ def test_no_help_imports_torch() -> None:
         "import sys, contextlib, io\n"
         "from mmdec.cli import app\n"
         "for verb in sys.argv[1:]:\n"
-        "    said = io.StringIO()\n"
-        "    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit): app([*verb.split(), '--help'])\n"
-        "    assert 'Usage' in said.getvalue(), verb\n"
+        "    output = io.StringIO()\n"
+        "    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit): app([*verb.split(), '--help'])\n"
+        "    assert 'Usage' in output.getvalue(), verb\n"
         f"    loaded = [name for name in {HEAVY} if name in sys.modules]\n"
         "    assert not loaded, (verb, loaded)\n"
     )
@@ -205,10 +205,10 @@ def test_no_help_imports_torch() -> None:
 
 
 def test_help_names_the_verbs_and_the_exit_codes() -> None:
-    said = run("--help").stdout
+    output = run("--help").stdout
     for verb in ("translate", "transcribe", "describe", "eval", "bench", "train", "demo", "--install-completion"):
-        assert verb in said
-    assert "1 some inputs failed, or a benchmark was left out" in " ".join(said.split()).replace("│ ", "")
+        assert verb in output
+    assert "1 some inputs failed, or a benchmark was left out" in " ".join(output.split()).replace("│ ", "")
     page = (Path(__file__).parents[3] / "docs" / "guide" / "command_line.md").read_text(encoding="utf-8")
     assert "| 1 | some inputs failed, a benchmark was left out" in page
 
@@ -245,11 +245,11 @@ def test_help_keeps_its_brackets(verb: str) -> None:
     for word in verb.split():
         assert isinstance(command, TyperGroup)
         command = command.commands[word]
-    said = re.sub(r"[\s│]+", " ", CliRunner(env={"COLUMNS": "500"}).invoke(cli.app, [*verb.split(), "--help"]).stdout)
+    output = re.sub(r"[\s│]+", " ", CliRunner(env={"COLUMNS": "500"}).invoke(cli.app, [*verb.split(), "--help"]).stdout)
     texts = [command.help, *(getattr(option, "help", None) for option in command.params)]
     for text in texts:
         for word in (text or "").replace("\\[", "[").split():
-            assert word in said, text
+            assert word in output, text
 
 
 def test_version() -> None:

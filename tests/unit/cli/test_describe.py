@@ -132,9 +132,9 @@ def test_wrong_calls_end_with_2_and_one_line(
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {message}")
-    assert said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(f"error: {message}")
+    assert stderr.count("\n") == 1
 
 
 @pytest.mark.slow

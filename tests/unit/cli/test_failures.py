@@ -65,11 +65,11 @@ def test_a_missing_extra_is_reported_in_one_line(verb: str, tmp_path: Path) -> N
         streams = (subprocess.DEVNULL, subprocess.DEVNULL, told)
         ended = start(["-c", code, *verb.split()], (*COMMANDS, *TRAINING), streams=streams).wait()
         told.seek(0)
-        said = told.read().decode().splitlines()
-    assert ended == 2, said
-    assert len(said) == 1, said
-    assert "pip install 'mmdec[" in said[0]
-    assert module in said[0]
+        lines = told.read().decode().splitlines()
+    assert ended == 2, lines
+    assert len(lines) == 1, lines
+    assert "pip install 'mmdec[" in lines[0]
+    assert module in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_a_missing_extra_is_reported_in_one_line(verb: str, tmp_path: Path) -> N
 )
 def test_a_package_names_its_extra(module: str, preferred: str, extra: str) -> None:
     assert extra in (metadata("mmdec").get_all("Provides-Extra") or ())
-    said = missing_extra(ModuleNotFoundError(name=module), preferred)
-    assert said is not None
-    assert f"pip install 'mmdec[{extra}]'" in said
+    message = missing_extra(ModuleNotFoundError(name=module), preferred)
+    assert message is not None
+    assert f"pip install 'mmdec[{extra}]'" in message
 
 
 @pytest.mark.parametrize("module", ["mmdec.nothing", "torch", "no_such_package", ""])

@@ -63,8 +63,8 @@ def test_both_ways_are_run_in_turn_and_the_faster_run_counts(same: bool, capsys:
     assert comparer.fields() == {"compared": found}
     comparer.tell("a.wav", several=True)
     word = "same" if same else "not the same"
-    said = f"a.wav: 2.9 times faster, {word} text: 1.000 s with drafts, 2.900 s without\n"
-    assert capsys.readouterr() == ("", said)
+    line = f"a.wav: 2.9 times faster, {word} text: 1.000 s with drafts, 2.900 s without\n"
+    assert capsys.readouterr() == ("", line)
     assert comparer.code == (0 if same else 2)
 
 
@@ -98,11 +98,11 @@ def test_a_failed_input_is_not_compared(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("drafter", "refused", "said"),
+    ("drafter", "refused", "message"),
     [("none", {}, "`--drafter` is none"), ("medusa", {"stream": True}, "must come without `--stream`")],
 )
-def test_options_that_cannot_be_compared_are_refused(drafter: str, refused: dict[str, bool], said: str) -> None:
-    with pytest.raises(mmdec.InputError, match=said):
+def test_options_that_cannot_be_compared_are_refused(drafter: str, refused: dict[str, bool], message: str) -> None:
+    with pytest.raises(mmdec.InputError, match=message):
         Comparer(True, drafter, **refused)
 
 
@@ -185,12 +185,12 @@ def test_half_is_sure_enough_and_a_missing_model_is_no_error(
     model = str(fitted(tmp_path / "model", 0.0))
     warn_of_unsure([("a", 0.5, None), ("b", 0.49, None), ("c", 0.4, False)], model)
     warn_of_unsure([("a", 0.1, None), ("d", 0.3, True)], str(tmp_path / "gone"))  # one that a shipped curve has rated
-    said = capsys.readouterr()
-    assert said.err == "".join(
+    captured = capsys.readouterr()
+    assert captured.err == "".join(
         f"warning: {name}: the output is likely wrong: its confidence is {value}, below 0.5.\n"
         for name, value in (("b", "0.49"), ("d", "0.30"))
     )
-    assert said.out == ""
+    assert captured.out == ""
 
 
 ROOT = Path(__file__).parents[3]
@@ -226,10 +226,10 @@ def test_progress_is_a_line_at_intervals_where_there_is_no_terminal(
             progress.update(task, description=name)
             if name != "d.wav":
                 progress.advance(task)
-    said = capsys.readouterr()
-    assert said.out == ""
+    captured = capsys.readouterr()
+    assert captured.out == ""
     # asked at 1, 30, 31, 60, 90, 120 and 121 seconds: the first, the third and the last are too soon
-    assert said.err.splitlines() == ["a.wav: 1 of 4", "b.wav: 2 of 4", "c.wav: 2 of 4", "c.wav: 3 of 4"]
+    assert captured.err.splitlines() == ["a.wav: 1 of 4", "b.wav: 2 of 4", "c.wav: 2 of 4", "c.wav: 3 of 4"]
 
 
 class Waiting:
@@ -294,11 +294,11 @@ def test_a_verb_announces_a_load_before_it_starts(call: str, tmp_path: Path) -> 
     with open_terminal() as (terminal, screen):
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=terminal)
         try:
-            said = ""
-            while not said.endswith("\n"):  # a terminal hands over what is there, which may be half a line
+            output = ""
+            while not output.endswith("\n"):  # a terminal hands over what is there, which may be half a line
                 assert select.select([screen], [], [], 120)[0], "it says nothing"
-                said += os.read(screen, 4096).decode()
-            assert said.startswith("loading nowhere ...\r\n")
+                output += os.read(screen, 4096).decode()
+            assert output.startswith("loading nowhere ...\r\n")
         finally:
             process.kill()  # torch need not be imported for this
             process.wait()

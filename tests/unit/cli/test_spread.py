@@ -93,7 +93,7 @@ def test_a_folder_of_speech(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--shard", "0/2"], "I from 1 to N"),
         (["--shard", "3/2"], "I from 1 to N"),
@@ -103,10 +103,10 @@ def test_a_folder_of_speech(folder: Path, tmp_path: Path) -> None:
         (["--table", "csv"], "jsonl or parquet"),
     ],
 )
-def test_impossible_runs_are_refused(folder: Path, tmp_path: Path, words: list[str], said: str) -> None:
+def test_impossible_runs_are_refused(folder: Path, tmp_path: Path, words: list[str], message: str) -> None:
     done = transcribed(folder, tmp_path / "out", *words)
     assert done.exception is not None
-    assert said in str(done.exception)
+    assert message in str(done.exception)
     assert not (tmp_path / "out").exists()
 
 
@@ -126,7 +126,7 @@ def test_killed_and_started_again_until_all_is_done(folder: Path, tmp_path: Path
     words += ["--model", str(folder / "whisper"), "--language", "en", "--device", "cpu", "--threads", "1"]
     rows = [{"path": f"{index % 3}.wav"} for index in range(6 * ROWS_PER_PART)]
     (folder / "long.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    dice, results = random.Random(0), tmp_path / "out" / "results"
+    rng, results = random.Random(0), tmp_path / "out" / "results"
     for _ in range(3):
         before = len(done_in(results))
         child = start(words)
@@ -135,7 +135,7 @@ def test_killed_and_started_again_until_all_is_done(folder: Path, tmp_path: Path
                 break
             time.sleep(0.01)
         with pytest.raises(subprocess.TimeoutExpired):
-            child.wait(dice.random() * 0.1)
+            child.wait(rng.random() * 0.1)
         child.kill()
         assert child.wait() == -signal.SIGKILL
         assert before < len(done_in(results)) < 6

@@ -174,10 +174,10 @@ def test_wrong_calls_end_with_2_and_one_line(
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
-    out, said = capsys.readouterr()
+    out, stderr = capsys.readouterr()
     assert out == ""
-    assert said.startswith(f"error: {message}")
-    assert said.count("\n") == 1
+    assert stderr.startswith(f"error: {message}")
+    assert stderr.count("\n") == 1
 
 
 def test_a_cut_file_is_noted_or_refused(call, recordings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

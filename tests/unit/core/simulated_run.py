@@ -53,17 +53,17 @@ class Run:
 
     def speed(self, tokens: int = 100, batch: int = 1, name: str = "drafter") -> float:
         """Simulate decoding of `tokens` tokens. Returns how many times faster than plain decoding it was."""
-        dice, budget, done = random.Random(self.seed), planner(drafter=name, prior=self.prior), 0.0
+        rng, budget, done = random.Random(self.seed), planner(drafter=name, prior=self.prior), 0.0
         while done < tokens:
             plan = budget.plan(batch)
             self.plans.append(plan)
             sizes, accepted = [], []
             for _ in range(batch):
                 nodes = plan.nodes if self.trees else plan.depth
-                nodes *= dice.random() < self.offers
+                nodes *= rng.random() < self.offers
                 miss = (1 - self.chance) * (plan.depth / nodes if nodes else 1.0) ** 0.5 if self.chance else 1.0
                 count = 0
-                while nodes and count < plan.depth and dice.random() >= miss:
+                while nodes and count < plan.depth and rng.random() >= miss:
                     count += 1
                 sizes.append(1 + nodes)
                 accepted.append(count)
@@ -71,8 +71,8 @@ class Run:
             self.seconds += target + draft
             done += 1 + sum(accepted) / batch
             depth = plan.depth if max(sizes) > 1 else 0
-            clocks = [seconds * (1 + abs(dice.gauss(0, self.noise))) for seconds in (target, draft)]
-            if self.noise and dice.random() < 0.05:
+            clocks = [seconds * (1 + abs(rng.gauss(0, self.noise))) for seconds in (target, draft)]
+            if self.noise and rng.random() < 0.05:
                 clocks[0] *= 4
             budget.observe(batch, sizes, depth, accepted, *clocks)
         return done * self.target(1) / self.seconds

@@ -291,10 +291,10 @@ def test_a_machine_that_is_always_busy_drafts_too() -> None:
 def waiting_call(slowdown: Seconds, tokens: int = 60, starved: bool = True) -> list[Plan]:
     """Decode a text with a drafter that is right four times in five, beside other work. slowdown: round -> how many
     times longer than alone its computations take."""
-    budget, plans, done, dice = planner(), list[Plan](), 0, random.Random(0)
+    budget, plans, done, rng = planner(), list[Plan](), 0, random.Random(0)
     while done < tokens:
         plans.append(plan := budget.plan(1))
-        accepted = next((node for node in range(plan.depth) if dice.random() > 0.8), plan.depth)
+        accepted = next((node for node in range(plan.depth) if rng.random() > 0.8), plan.depth)
         slow = slowdown(len(plans))
         seconds = slow * tiny(plan.nodes + 1), slow * 0.01 * plan.depth
         budget.observe(1, [plan.nodes + 1], plan.depth, [accepted], *seconds, starved)

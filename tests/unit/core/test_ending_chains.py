@@ -15,7 +15,7 @@ def speed_of_chains(stops: bool, seed: int, honest: bool = True, batch: int = 1)
     """Tokens a second against plain decoding, of a drafter whose next token is right in 97 or in 45 of a hundred cases
     and which knows in which; dishonest: it is always wrong, and sure of itself."""
     key = MeasurementKey("model", "cpu", "drafter")
-    dice, budget = random.Random(seed), Budget(DecodingStatistics(), key, (), stops)
+    rng, budget = random.Random(seed), Budget(DecodingStatistics(), key, (), stops)
     seconds = tokens = 0.0
     while tokens < 1500:
         plan = budget.plan(batch)
@@ -25,13 +25,13 @@ def speed_of_chains(stops: bool, seed: int, honest: bool = True, batch: int = 1)
         while drafted < plan.nodes and (drafted == 0 or sum(sure) / batch >= plan.threshold):
             drafted += 1
             for row in range(batch):
-                chance = dice.choice((0.97, 0.97, 0.45))
+                chance = rng.choice((0.97, 0.97, 0.45))
                 sure[row] *= chance if honest else 0.97
-                right[row] = right[row] and dice.random() < chance
+                right[row] = right[row] and rng.random() < chance
                 accepted[row] += right[row] and drafted <= plan.depth
         target, draft = tiny(drafted + 1) + 0.05 * drafted, 0.06 * min(drafted, plan.depth)
         seconds, tokens = seconds + target + draft, tokens + 1 + sum(accepted) / batch
-        clocks = [value * (1 + abs(dice.gauss(0, 0.2))) for value in (target, draft)]
+        clocks = [value * (1 + abs(rng.gauss(0, 0.2))) for value in (target, draft)]
         budget.observe(batch, [drafted + 1] * batch, min(drafted, plan.depth), accepted, *clocks)
     return tokens * tiny(1) / seconds
 
@@ -77,20 +77,20 @@ WHISPER_BASE = (13.5, 13.5, 17.8, 18.8, 21.4, 22.2, 23.7, 25.2, 25.6, 25.9, 26.3
 
 def rates(seed: int, rounds: int) -> list[tuple[float, float]]:
     """Return (tokens, milliseconds) of a first run's rounds: whisper-base's passes, a head that knows its chances."""
-    dice, run = random.Random(seed), list[tuple[float, float]]()
+    rng, run = random.Random(seed), list[tuple[float, float]]()
     budget = Budget(DecodingStatistics(), MeasurementKey("model", "cpu", "drafter"), (), True)
     for _ in range(rounds):
         plan, sure, drafted, accepted = budget.plan(1), 1.0, 0, 0
         while drafted < min(plan.nodes, len(WHISPER_BASE) - 1):
-            chance = dice.choice((0.95, 0.9, 0.5, 0.3))
+            chance = rng.choice((0.95, 0.9, 0.5, 0.3))
             sure *= chance
             if sure < plan.threshold:
                 break
-            accepted += accepted == drafted and dice.random() < chance
+            accepted += accepted == drafted and rng.random() < chance
             drafted += 1
         cost = WHISPER_BASE[drafted], (1.0 + 0.1 * drafted) * bool(plan.nodes)
         run.append((1.0 + accepted, sum(cost)))
-        clocks = [value * (1 + abs(dice.gauss(0, 0.2))) / 1000 for value in cost]
+        clocks = [value * (1 + abs(rng.gauss(0, 0.2))) / 1000 for value in cost]
         budget.observe(1, [drafted + 1], drafted, [accepted], *clocks)
     return run
 

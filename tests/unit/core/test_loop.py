@@ -32,8 +32,8 @@ def test_rounds_add_up_to_the_text() -> None:
     assert len(passes) == 12
     assert [one.index for one in rounds] == [0, 1, 2, 3]  # 1 token, then 5, 5 and the last
     assert [one.accepted for one in rounds] == [[0, 0], [4, 4], [4, 4], [0, 0]]
-    said = [[token for one in rounds for token in one.tokens[row]] for row in (0, 1)]
-    assert said == text.tokens
+    tokens = [[token for one in rounds for token in one.tokens[row]] for row in (0, 1)]
+    assert tokens == text.tokens
 
 
 @pytest.mark.parametrize(("drafts", "taken"), [(truth, 3), (wrong, 0)])

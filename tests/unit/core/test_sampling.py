@@ -53,10 +53,10 @@ def test_rows_grow_on_their_own() -> None:
 
 def test_a_row_kept_by_a_processor_stays_as_it_was() -> None:
     text = Sequences(PROMPT, Stop(200), [Counter()])
-    kept = text.row(0)
+    row = text.row(0)
     for token in range(1, 150):
         text.push(0, token)
-    assert kept.tolist() == [[0, 5, 6]]
+    assert row.tolist() == [[0, 5, 6]]
 
 
 @pytest.mark.parametrize("processors", [[], [Counter()]])
@@ -196,8 +196,8 @@ def test_keyed_streams() -> None:
 
 
 def test_dice_follow_their_probabilities() -> None:
-    dice = Dice(torch.Generator().manual_seed(0))
-    assert all(dice.happens(1.0) for _ in range(100))
-    assert not any(dice.happens(0.0) for _ in range(100))
-    assert 30 < sum(dice.happens(0.5) for _ in range(100)) < 70
-    assert {dice.draw(torch.tensor([0.0, 3.0, 5.0], dtype=torch.float64)) for _ in range(50)} == {1, 2}
+    rng = Dice(torch.Generator().manual_seed(0))
+    assert all(rng.happens(1.0) for _ in range(100))
+    assert not any(rng.happens(0.0) for _ in range(100))
+    assert 30 < sum(rng.happens(0.5) for _ in range(100)) < 70
+    assert {rng.draw(torch.tensor([0.0, 3.0, 5.0], dtype=torch.float64)) for _ in range(50)} == {1, 2}

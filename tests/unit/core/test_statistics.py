@@ -53,12 +53,12 @@ def pairs(learned: DecodingStatistics) -> list[MeasurementKey]:
 
 def rounds(budget: Budget, count: int, seed: int = 0, batch: int = 1) -> list[Plan]:
     """Record rounds of a drafter that is right seven times in ten, on a noisy clock."""
-    dice, plans = Random(seed), []
+    rng, plans = Random(seed), []
     for _ in range(count):
         plan = budget.plan(batch)
         plans.append(plan)
-        accepted = [next((n for n in range(plan.depth) if dice.random() > 0.7), plan.depth) for _ in range(batch)]
-        seconds = (1 + 0.02 * plan.nodes) * (1 + dice.random())
+        accepted = [next((n for n in range(plan.depth) if rng.random() > 0.7), plan.depth) for _ in range(batch)]
+        seconds = (1 + 0.02 * plan.nodes) * (1 + rng.random())
         budget.observe(batch, [1 + plan.nodes] * batch, plan.depth, accepted, seconds, 0.01 * plan.depth)
     return plans
 
@@ -67,9 +67,9 @@ def warm() -> DecodingStatistics:
     learned = DecodingStatistics()
     for batch in (1, 5):
         rounds(Budget(learned, PAIR, PRIOR.chain), 60, batch, batch)
-    accuracy, dice = learned.accuracy(PAIR, PRIOR), Random(1)
+    accuracy, rng = learned.accuracy(PAIR, PRIOR), Random(1)
     for _ in range(100):
-        accuracy.learn(dice.randrange(3), dice.choice([0, 1, None]))
+        accuracy.learn(rng.randrange(3), rng.choice([0, 1, None]))
     rounds(Budget(learned, MeasurementKey("another", "cuda:0", "drafter")), 20)
     rounds(Budget(learned, ENDING, stops=True), 40)
     return learned
@@ -116,10 +116,10 @@ def test_heads_of_another_shape_start_without_history() -> None:
 def test_old_pairs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "MAX_STORED_PAIRS", 3)
     learned = DecodingStatistics()
-    kept = learned.of(MeasurementKey("a", "cpu", "x"))
+    first = learned.of(MeasurementKey("a", "cpu", "x"))
     for index in range(5):
         learned.of(MeasurementKey(str(index), "cpu", "x"))
-        assert learned.of(MeasurementKey("a", "cpu", "x")) is kept  # in use
+        assert learned.of(MeasurementKey("a", "cpu", "x")) is first  # in use
     assert pairs(learned) == [
         MeasurementKey("3", "cpu", "x"),
         MeasurementKey("4", "cpu", "x"),

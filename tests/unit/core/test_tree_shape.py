@@ -43,8 +43,8 @@ def test_ranks_must_be_probabilities(ranks: list[list[float]]) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_likeliest_are_those_of_a_list_of_all(seed: int) -> None:
-    dice = Random(seed)
-    chances = [sorted((dice.random() / 3 for _ in range(3)), reverse=True) for _ in range(3)]
+    rng = Random(seed)
+    chances = [sorted((rng.random() / 3 for _ in range(3)), reverse=True) for _ in range(3)]
     every = [path for depth in (1, 2, 3) for path in product(range(3), repeat=depth)]
     value = {path: prod(chances[level][rank] for level, rank in enumerate(path)) for path in every}
     result = likeliest_paths(chances, 12)

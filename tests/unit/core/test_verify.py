@@ -60,20 +60,20 @@ def test_every_rule_accepts_what_is_certain(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(SamplingState(0)), TypicalRule()])
 @pytest.mark.parametrize(
-    ("room", "eos", "kept"),
+    ("room", "eos", "expected"),
     [(10, 4, [2, 4]), (10, 2, [2]), (10, 6, [2, 4, 5, 6]), (3, 7, [2, 4, 5]), (1, 7, [2]), (4, 7, [2, 4, 5, 6])],
 )
-def test_rows_end_inside_a_draft(rule: Rule, room: int, eos: int, kept: list[int]) -> None:
+def test_rows_end_inside_a_draft(rule: Rule, room: int, eos: int, expected: list[int]) -> None:
     certain = Scores(100 * scores([[2, 4, 0, 5, 6], [3, 0, 0, 0, 0]]).logits)
     state = text(2, room, eos)
     verdict = verify(tree(), certain, rule, state)
-    assert verdict.tokens[0, : verdict.lengths[0]].tolist() == kept
-    assert state.tokens == [kept, [3]]
+    assert verdict.tokens[0, : verdict.lengths[0]].tolist() == expected
+    assert state.tokens == [expected, [3]]
     assert verdict.done.tolist() == [True, room == 1]
-    assert int(verdict.next[0]) == kept[-1]
+    assert int(verdict.next[0]) == expected[-1]
     path = [node for node in verdict.path[0].tolist() if node >= 0]
     assert path == [0, 1, 3, 4][: len(path)]
-    assert len(path) <= len(kept)
+    assert len(path) <= len(expected)
 
 
 def test_finished_rows_are_not_touched() -> None:
@@ -118,8 +118,8 @@ def test_forbidden_tokens_never_come() -> None:
     draft = chain_drafts(torch.ones(rows, dtype=torch.long), [[4, 1, 5]] * rows)
     draft = replace(draft, probs=probs)
     verify(draft, Scores(torch.zeros(rows, 4, VOCAB)), ResidualRule(SamplingState(0)), state)
-    said = {token for row in state.tokens for token in row}
-    assert said == {0, 1, 2}
+    tokens = {token for row in state.tokens for token in row}
+    assert tokens == {0, 1, 2}
 
 
 class Diary:
@@ -144,12 +144,12 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
     }
     budget = Changing(Random(0))
     prompts = [[1 + row % 3] * (1 + row) for row in range(6)]
-    said, _ = run(target, prompts, Stop(30, eos), rules[name], Scripted(forest(target, [0])), budget, [Diary()])
+    text, _ = run(target, prompts, Stop(30, eos), rules[name], Scripted(forest(target, [0])), budget, [Diary()])
     assert eos or sum(map(sum, budget.seen)) > 20
-    assert said.processors is not None
-    for row, (diary,) in enumerate(said.processors):
+    assert text.processors is not None
+    for row, (diary,) in enumerate(text.processors):
         assert isinstance(diary, Diary)
-        ids, start = said.row(row)[0].tolist(), said.start
+        ids, start = text.row(row)[0].tolist(), text.start
         assert diary.lines == [ids[:length] for length in range(start, len(ids))]
 
 

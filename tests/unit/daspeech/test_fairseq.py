@@ -81,18 +81,18 @@ def test_the_forward_equals_the_paper(frames: int):
 def test_a_converted_folder_equals_the_checkpoint(published: Path, converted: Path):
     samples = audio.load_audio("data/samples/" + sorted(p.name for p in Path("data/samples").glob("*.wav"))[0])
     translator = load(converted)
-    (said,) = translator.translate([samples])
+    (translation,) = translator.translate([samples])
     naive = Naive(read_checkpoint(published / "average.pt")[1], SMALL)
     features = audio.fbank(samples)
     hidden, emissions, links = naive.graph(naive.encode(features), len(features))
     path = decode_lattice(emissions[None], links[None], torch.tensor([len(links)]), "lookahead", collapse=True)
     tokens: list[int] = path.tokens[0].tolist()
     steps = [at for at, token in enumerate(tokens) if token >= 4]
-    assert [PHONES[tokens[at] - 4] for at in steps] == said.units
-    assert said.text == " ".join(said.units)
+    assert [PHONES[tokens[at] - 4] for at in steps] == translation.units
+    assert translation.text == " ".join(translation.units)
     mel = naive.speak(hidden[path.vertices[0, [*steps, -1]]])
-    assert abs(len(said.samples) - MELS.samples(len(mel))) <= MELS.samples(1)  # weights are in half precision
-    assert said.samples.abs().max() > 1e-4
+    assert abs(len(translation.samples) - MELS.samples(len(mel))) <= MELS.samples(1)  # weights are in half precision
+    assert translation.samples.abs().max() > 1e-4
     stats = np.load(published / "gcmvn_stats.npz")
     assert isinstance(translator.model, DASpeech)
     assert np.allclose(translator.model.tts.mel_std.numpy(), stats["std"], atol=2e-3)

@@ -16,7 +16,7 @@ UNITS = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c"]
 
 @pytest.mark.parametrize("every", [1, 16])
 @pytest.mark.parametrize(
-    ("said", "heard"),
+    ("units", "heard"),
     [
         ([4, 5, EOS, 6, 6], [["a"], ["b"], []]),
         ([4, PAD, 5, EOS], [["a"], []]),  # a unit that is PAD ends the row, too
@@ -25,14 +25,14 @@ UNITS = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c"]
     ],
 )
 def test_no_pass_is_reported_after_the_end(
-    said: list[int], heard: list[list[str]], every: int, monkeypatch: pytest.MonkeyPatch
+    units: list[int], heard: list[list[str]], every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """every: steps between two looks, 16 as on a GPU."""
     monkeypatch.setattr(ar_decoder, "END_CHECK_STEPS", {"cpu": every})
     decoder = ArDecoder(ArConfig(d_model=8, ffn=8, heads=2, layers=1), len(UNITS), 8).eval()
 
     def step(tokens: Tensor, cache: ArCache) -> Tensor:
-        unit = said[min(cache.length, len(said) - 1)]
+        unit = units[min(cache.length, len(units) - 1)]
         cache.length += 1
         return torch.eye(len(UNITS))[[unit]]
 

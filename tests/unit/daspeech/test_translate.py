@@ -310,7 +310,7 @@ def test_a_failed_save_leaves_the_old_model(tiny_model: Path, tmp_path: Path) ->
     checkpoint.save_model(target, *parts)
     before = (target / "model.safetensors").read_bytes()
     weight = translator.model.adaptor.fc1.weight
-    kept = weight.detach().clone()
+    weight_before = weight.detach().clone()
     try:
         with torch.no_grad():
             weight[0, 0] = 1e6  # beyond half precision
@@ -318,7 +318,7 @@ def test_a_failed_save_leaves_the_old_model(tiny_model: Path, tmp_path: Path) ->
             checkpoint.save_model(target, *parts)
     finally:
         with torch.no_grad():
-            weight.copy_(kept)
+            weight.copy_(weight_before)
     assert (target / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 

@@ -42,8 +42,8 @@ def test_the_folder_s_encoder_is_read_in_float32_and_frozen(folder: Path) -> Non
 )
 def test_other_and_damaged_models_are_refused(folder: Path, tmp_path: Path, change: dict, message: str) -> None:
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8")) | change
-    kept = {name: value for name, value in settings.items() if value is not None}
-    (tmp_path / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+    fields = {name: value for name, value in settings.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(InputError, match=message):
         load_encoder(tmp_path)

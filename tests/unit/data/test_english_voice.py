@@ -37,12 +37,12 @@ def test_training_sentences_alone_are_chosen_and_long_ones_left_out(pairs: list[
 
 
 def test_recording_goes_on_where_it_ended(pairs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    spoken: list[str] = []
 
     def speak(text: str, path: Path) -> str:
-        if text == "Where is it?" and len(said) < 3:
+        if text == "Where is it?" and len(spoken) < 3:
             raise RuntimeError("flite gave no sound")
-        said.append(text)
+        spoken.append(text)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"RIFF")
         return "pau:0.1 ax:0.2 pau:0.3"
@@ -53,7 +53,7 @@ def test_recording_goes_on_where_it_ended(pairs: list[Path], tmp_path: Path, mon
     (failed,) = english_voice.record(out, ["Where is it?", *texts], 1)[:1]
     assert failed.startswith("Where is it?")
     assert english_voice.record(out, texts, 2) == []
-    assert sorted(said) == sorted(texts)  # each once
+    assert sorted(spoken) == sorted(texts)  # each once
     rows = [line.split("\t") for split in ("train", "dev") for line in (out / f"{split}.tsv").read_text().splitlines()]
     assert sorted(text for _, text in rows) == sorted(texts)
     assert len({name for name, _ in rows}) == len(texts)
@@ -76,8 +76,8 @@ def test_letters_and_phones_are_aligned() -> None:
 def test_letter_to_sound_rules_reproduce_their_words() -> None:
     words = [(entry.split()[0], tuple(entry.split()[1:])) for entry in WORDS.split("|")]
     rules = letter_rules.learn(words)
-    speller = Speller({}, {name: tuple(p for p in said if p != "-") for name, said in rules.items()})
-    assert [speller.by_rules(word) for word, _ in words] == [said for _, said in words]
+    speller = Speller({}, {name: tuple(p for p in phones if p != "-") for name, phones in rules.items()})
+    assert [speller.by_rules(word) for word, _ in words] == [phones for _, phones in words]
     assert speller.by_rules("caned") == ("k", "ey", "n")  # no rule for d
 
 
@@ -86,13 +86,13 @@ def test_flite_records_and_lists_what_it_says(pairs: list[Path], tmp_path: Path)
     out, lexicon = tmp_path / "out", tmp_path / "pronunciation.tsv"
     texts = english_voice.chosen_texts(pairs, 32)
     assert english_voice.record(out, texts, 1) == []
-    recorded = {text: said for text, (said,) in english_voice.read_journal(out / english_voice.JOURNAL).items()}
+    recorded = {text: phones for text, (phones,) in english_voice.read_journal(out / english_voice.JOURNAL).items()}
     english_voice.write_lexicon(lexicon, english_voice.training_texts(pairs), recorded)
     speller = Speller.read(lexicon)
     for text in ("I see a cat.", "Tom's here.", "Where is it?"):
         assert speller.phones(text) == english_voice.phones_in(recorded[text])
-    said = "ae t th r iy th er d iy t aa m s iy z t w eh l v k ae t s"
-    assert " ".join(speller.phones("At 3:30 Tom sees 12 cats.")) == said
+    phones = "ae t th r iy th er d iy t aa m s iy z t w eh l v k ae t s"
+    assert " ".join(speller.phones("At 3:30 Tom sees 12 cats.")) == phones
     assert "long" in speller.lexicon
     assert "hellodev" not in speller.lexicon
     speech = EnglishSpeech(out, "train")

@@ -60,7 +60,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("said", "mapped"),
+    ("phones", "mapped"),
     [
         ("bɔ̃ʒˈuʁ", "bɔ̃ʒˈuʁ"),
         ("lə- (^e^n)wˈiːkˈɛnd(^f^r) d^ʒ", "lə wˈiːkˈɛnd ʤ"),
@@ -68,8 +68,8 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("(en)kˈuːl(fr) ɡaʁ r", "kˈuːl ɡaʁ ʁ"),
     ],
 )
-def test_phones_are_mapped_to_the_voices_alphabet(said: str, mapped: str) -> None:
-    assert kokoro.to_alphabet(said) == mapped
+def test_phones_are_mapped_to_the_voices_alphabet(phones: str, mapped: str) -> None:
+    assert kokoro.to_alphabet(phones) == mapped
 
 
 def test_marks_stay_between_the_clauses_phones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +92,8 @@ def test_a_recording_follows_from_its_sentence_and_a_cut_build_goes_on(text: Pat
     assert natural_french.build(planned, voices, TABLE, whole) == []
     natural_french.build(planned[:7], voices, TABLE, cut)
     manifest = cut / natural_french.MANIFEST
-    kept = manifest.read_text(encoding="utf-8").rstrip("\n")
-    manifest.write_text(kept[:-5], encoding="utf-8")  # killed while it wrote the seventh line
+    lines_before = manifest.read_text(encoding="utf-8").rstrip("\n")
+    manifest.write_text(lines_before[:-5], encoding="utf-8")  # killed while it wrote the seventh line
     calls = len(voices.network.calls)
     assert natural_french.build(planned, voices, TABLE, cut) == []
     assert len(voices.network.calls) - calls == 20 - 6

@@ -47,11 +47,11 @@ def last(work, *values):
     return {name: value for name, value in told.items() if name not in ("speech", "source")}
 
 def speak(sound, rate, count):
-    talk, said = None, []
+    talk, updates = None, []
     for at in range(0, len(sound), count):
         line, text, talk = transcribe.transcribe_piece((rate, (sound[at : at + count] * 32767).astype("int16")), talk)
-        said.append([line, text])
-    return [*said, list(transcribe.end_recording(talk)[:2])]
+        updates.append([line, text])
+    return [*updates, list(transcribe.end_recording(talk)[:2])]
 
 def endless():
     talk = None
@@ -173,13 +173,13 @@ def test_an_address_that_cannot_be_served_is_refused_before_models_are_loaded() 
 
 
 def test_the_page_and_its_tabs(lines: list[Any]) -> None:
-    said = lines[0]
-    assert said["blocks"] is True
-    assert said["started"] is True
-    assert said["kept"] == [600, 3600]
-    assert said["options"]["max_file_size"] == "20000000"
-    assert said["options"]["allowed_paths"] == f"['{ROOT / 'data' / 'samples'}']"
-    french = said["french"]
+    page = lines[0]
+    assert page["blocks"] is True
+    assert page["started"] is True
+    assert page["kept"] == [600, 3600]
+    assert page["options"]["max_file_size"] == "20000000"
+    assert page["options"]["allowed_paths"] == f"['{ROOT / 'data' / 'samples'}']"
+    french = page["french"]
     assert words(french["status"]).removeprefix("Done. ") in TRANSLATIONS
     assert re.findall("<h4>(.*?)</h4>", french["race"]) == ["Graph", "Graph, reranked", "Verified", "One by one"]
     assert '<span class="mm-output mm-equal">same pieces</span>' in french["race"]
@@ -187,21 +187,21 @@ def test_the_page_and_its_tabs(lines: list[Any]) -> None:
     assert re.search(r"then run [345] times in turn", french["race"])
     assert 'class="mm-dag"' in french["graph"]
     assert re.fullmatch(
-        r"Done. With drafts: (.* times (faster|slower)|as fast), same text.", words(said["english"]["status"])
+        r"Done. With drafts: (.* times (faster|slower)|as fast), same text.", words(page["english"]["status"])
     )
-    for answer in (said["english"], said["street"], said["menu"]):
+    for answer in (page["english"], page["street"], page["menu"]):
         assert answer["live"]  # told while it was decoded
         assert "per pass" not in answer["text"]  # one figure, in the race
         assert "per pass" in answer["race"]
-    assert said["english"]["race"].count("<article") == 2
-    assert "mm-equal" in said["english"]["race"]
-    assert "mm-word" in said["english"]["text"]
-    assert "mm-equal" in said["street"]["race"]
-    assert said["street"]["picture"].count("data:image/png") == 1
-    assert "EAGLE-3: reads three of the model&#x27;s layers" in said["street"]["race"]
-    assert "BURGER costs 9.75" in said["menu_answer"]  # as the picture shows, whatever the model reads
-    assert words(said["menu"]["text"]).count(said["menu_answer"]) == 1  # as the answer, or as what is really drawn
-    nothing, unseen, unasked = (words(error["status"]) for error in said["errors"])
+    assert page["english"]["race"].count("<article") == 2
+    assert "mm-equal" in page["english"]["race"]
+    assert "mm-word" in page["english"]["text"]
+    assert "mm-equal" in page["street"]["race"]
+    assert page["street"]["picture"].count("data:image/png") == 1
+    assert "EAGLE-3: reads three of the model&#x27;s layers" in page["street"]["race"]
+    assert "BURGER costs 9.75" in page["menu_answer"]  # as the picture shows, whatever the model reads
+    assert words(page["menu"]["text"]).count(page["menu_answer"]) == 1  # as the answer, or as what is really drawn
+    nothing, unseen, unasked = (words(error["status"]) for error in page["errors"])
     assert "Record something" in nothing
     assert "Choose a picture" in unseen
     assert "The question must be text, but is empty." in unasked
@@ -209,19 +209,19 @@ def test_the_page_and_its_tabs(lines: list[Any]) -> None:
 
 def test_the_microphone_is_transcribed_while_somebody_speaks(lines: list[Any]) -> None:
     """Provisional text comes before the end, and the last text is that of the sample."""
-    said = lines[0]
-    assert said["streams"] == ["stream"]
-    texts = [words(text) for _, text in said["live"]]
+    page = lines[0]
+    assert page["streams"] == ["stream"]
+    texts = [words(text) for _, text in page["live"]]
     assert any(texts[:-1])
     assert texts[-1] == samples.english()[0].text
-    assert "mm-note" not in said["live"][-1][1]
-    assert words(said["live"][0][0]).startswith("Listening")
-    assert words(said["live"][-1][0]).startswith("The recording has ended")
-    nothing, slow, none, stereo = said["live_odd"]
+    assert "mm-note" not in page["live"][-1][1]
+    assert words(page["live"][0][0]).startswith("Listening")
+    assert words(page["live"][-1][0]).startswith("The recording has ended")
+    nothing, slow, none, stereo = page["live_odd"]
     assert nothing[1] == none[1] == slow[1] == ""
     assert "The sample rate must be at least 8000 Hz, but is 100" in words(slow[0])
-    assert stereo == pytest.approx(said["seconds"] / 3, abs=0.1)
-    line, longest = said["long"]
+    assert stereo == pytest.approx(page["seconds"] / 3, abs=0.1)
+    line, longest = page["long"]
     assert words(line).startswith("The recording has ended")
     assert longest == pytest.approx(60, abs=2)
 
@@ -243,12 +243,12 @@ def test_each_malformed_file_is_one_sentence(lines: list[Any]) -> None:
     refused = [answer for answer in answers if 'role="alert"' in answer["status"]]
     assert len(refused) > FILES // 4
     for answer in refused:
-        said = words(answer["status"]).removeprefix("Cannot do that.").strip()
-        assert said[0].isupper() or said[0] == "“", answer
-        assert said[-1] in ".?…)", answer
-        assert len(said) <= 500, answer
+        sentence = words(answer["status"]).removeprefix("Cannot do that.").strip()
+        assert sentence[0].isupper() or sentence[0] == "“", answer
+        assert sentence[-1] in ".?…)", answer
+        assert len(sentence) <= 500, answer
         for jargon in ("`", "Traceback", "not your doing", "/uploads"):
-            assert jargon not in said, answer
+            assert jargon not in sentence, answer
 
 
 @pytest.mark.parametrize("folder", ["demos"])

@@ -67,8 +67,8 @@ def test_the_graph_is_drawn() -> None:
     assert len(list(svg.iter("rect"))) == 4
     assert [text.text for text in svg.iter("text")] == ["start", "iy", "b", "end"]
     assert all(group.find("title") is not None for group in svg.iter("g"))
-    said = [path.findtext("title") for path in lit]
-    assert said == [
+    titles = [path.findtext("title") for path in lit]
+    assert titles == [
         "from vertex 0 to vertex 1: 70 %",
         "from vertex 1 to vertex 3: 30 %",
         "from vertex 3 to vertex 4: 100 %",

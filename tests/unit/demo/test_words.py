@@ -19,7 +19,7 @@ from mmdec.errors import InputError, MmdecError
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "sentence"),
     [
         (
             "`audio` must hold speech, but is silent: its peak is -inf dB, below -66 dB. Check the microphone.",
@@ -33,8 +33,8 @@ from mmdec.errors import InputError, MmdecError
         ("`pauses` must be one of two.", "pauses must be one of two."),
     ],
 )
-def test_errors_become_sentences(error: str, said: str) -> None:
-    assert error_sentence(InputError(error)) == said
+def test_errors_become_sentences(error: str, sentence: str) -> None:
+    assert error_sentence(InputError(error)) == sentence
 
 
 def test_unexpected_errors_are_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
@@ -44,9 +44,9 @@ def test_unexpected_errors_are_logged_and_not_shown(caplog: pytest.LogCaptureFix
 
 
 def test_long_errors_are_cut() -> None:
-    said = error_sentence(MmdecError("word " * 200))
-    assert len(said) <= 400
-    assert said.endswith("…")
+    sentence = error_sentence(MmdecError("word " * 200))
+    assert len(sentence) <= 400
+    assert sentence.endswith("…")
 
 
 def test_the_line_of_status_is_read_out() -> None:

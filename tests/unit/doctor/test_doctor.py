@@ -269,10 +269,10 @@ def test_the_verb_prints_a_table_and_json(sound: Path, tmp_path: Path, monkeypat
     data = tmp_path / "prompts.txt"
     data.write_text("\n".join(prompt_texts(3)) + "\n")
     call = ["doctor", str(sound), "target", "--data", str(data), "--tokens", "24"]
-    said = CliRunner().invoke(app, call)
-    assert said.exit_code == 0, said.output
-    assert "bonus included" in said.stdout
-    assert "tree of 60, 7 deep" in said.stdout
+    result = CliRunner().invoke(app, call)
+    assert result.exit_code == 0, result.output
+    assert "bonus included" in result.stdout
+    assert "tree of 60, 7 deep" in result.stdout
     report = json.loads(CliRunner().invoke(app, [*call, "--json"]).stdout)
     assert report["positions"] == 3 * 23
     assert report["layout"] == "published, flat"

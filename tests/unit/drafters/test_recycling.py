@@ -28,8 +28,8 @@ class Size:
 
 def context(tokens: list[list[int]], mask: list[list[bool]] | None = None) -> Context:
     ids = torch.tensor(tokens)
-    kept = torch.ones_like(ids, dtype=torch.bool) if mask is None else torch.tensor(mask)
-    return Context(ids, kept, kept.cumsum(1)[None], kept.sum(1))
+    is_token = torch.ones_like(ids, dtype=torch.bool) if mask is None else torch.tensor(mask)
+    return Context(ids, is_token, is_token.cumsum(1)[None], is_token.sum(1))
 
 
 def ranked(*orders: list[int], vocab: int = 20) -> Tensor:
@@ -159,8 +159,8 @@ def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, vocab: int, ro
         assert int(draft.tokens.max()) < vocab
         logits = torch.randn(rows, draft.tokens.shape[1], vocab, generator=generator)
         zeros = torch.zeros(rows, dtype=torch.long)
-        said = Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1)
-        drafter.update(state, draft, Scores(logits), said)
+        verdict = Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1)
+        drafter.update(state, draft, Scores(logits), verdict)
         roots = torch.randint(vocab, (rows,), generator=generator)
 
 

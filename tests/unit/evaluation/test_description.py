@@ -58,7 +58,7 @@ def shown(table: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said", "right"),
+    ("fields", "answer", "right"),
     [
         ({"scoring": "exact", "answers": ("A red star",)}, "a red star.", (1, 1)),
         ({"scoring": "exact", "answers": ("no", "none")}, "None", (1, 1)),
@@ -70,10 +70,10 @@ def shown(table: Any) -> str:
     ],
 )
 def test_answers_are_scored_by_their_benchmarks_rules(
-    fields: dict[str, Any], said: str, right: tuple[float, int]
+    fields: dict[str, Any], answer: str, right: tuple[float, int]
 ) -> None:
     question = ImageQuestion("1", "?", (), **{"task": "t", **fields})
-    assert score(question, said) == pytest.approx(right)
+    assert score(question, answer) == pytest.approx(right)
 
 
 def test_a_model_is_scored_by_task(vlm: LoadedVlm, questions_file: Path, tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_answers_in_other_words_are_counted_separately(
     vlm: LoadedVlm, questions_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions = [ImageQuestion(str(n), "?", (), "colour", "exact", ("red",), reference="Red.") for n in range(4)]
-    said = ["Red.", "The house is red.", "The red house.", "The house is blue."]
+    texts = ["Red.", "The house is red.", "The red house.", "The house is blue."]
     monkeypatch.setattr("mmdec.evaluation.description.questions_of", lambda *_: questions)
     answer = mmdec.describe(next(questions_file.parent.glob("*.png")), model=vlm, max_new_tokens=2)
-    given = [replace(answer, text=text) for text in said]
+    given = [replace(answer, text=text) for text in texts]
     monkeypatch.setattr(DescriptionHarness, "describe", lambda *_: [given.pop(0)])
     report = evaluate_vlm(questions_file, None, vlm, drafter=None, threads=1)
     row = report["by_task"]["colour"]

@@ -57,10 +57,10 @@ def test_the_judge_hears_english_and_translates_french(
     monkeypatch.setattr(judge_transcription, "transcribe", listen)
     judge = Judge(folder, "cpu", 1)
     assert judge.name == "tiny-judge"
-    french, said = judge.french(recording), judge.translate(recording)
+    french, translation = judge.french(recording), judge.translate(recording)
     samples, _ = soundfile.read(recording, dtype="float32")
     assert judge.transcribe(samples)
-    assert (bool(french), bool(said.text), said.audio, said.units) == (True, True, None, [])
+    assert (bool(french), bool(translation.text), translation.audio, translation.units) == (True, True, None, [])
     assert asked == [
         {"language": "fr", "task": None, "drafter": None},
         {"language": "fr", "task": "translate", "drafter": None},

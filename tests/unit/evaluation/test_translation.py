@@ -224,9 +224,9 @@ def test_a_manifest_is_scored_against_the_pairs_that_were_read_aloud(tmp_path: P
     assert [row.references[0] for row in corpus.rows] == ["Sentence one.", "Sentence two.", "Sentence three."]
 
     def speaks(clip: Path) -> Answer:
-        said = clip.stem.removeprefix("said-")
+        number = clip.stem.removeprefix("said-")
         sizes = {"one": 24, "two": 1000, "three": 21}
-        return Answer(f"I said {said} to you.", [], np.ones(sizes[said], np.float32))
+        return Answer(f"I said {number} to you.", [], np.ones(sizes[number], np.float32))
 
     def writes(clip: Path) -> Answer:
         return Answer("i said one to you", [], None)

@@ -14,7 +14,7 @@ from mmdec.hub.publish import PROVENANCE, write_provenance
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("value", "expected"),
     [
         ("/home/ada/runs/vlm-scenes", "vlm-scenes"),
         ("--corpus=/home/ada/scenes", "--corpus=scenes"),
@@ -50,8 +50,8 @@ from mmdec.hub.publish import PROVENANCE, write_provenance
         (f"cannot open {CHECKOUT}/my runs/a", "cannot open my runs/a"),
     ],
 )
-def test_paths_of_this_machine_are_left_out(said: object, kept: object) -> None:
-    assert portable(said) == kept
+def test_paths_of_this_machine_are_left_out(value: object, expected: object) -> None:
+    assert portable(value) == expected
 
 
 def test_a_stamp_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -342,11 +342,11 @@ def test_damaged_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "bomb.png": (bomb(60_000, 60_000), "pixels"),
         "long.png": (bomb(50_000, 1), "1 to 1000"),
     }
-    for name, (content, said) in files.items():
+    for name, (content, message) in files.items():
         path = tmp_path / name
         path.write_bytes(content)
         for source in (path, content):
-            with pytest.raises(InputError, match=said):
+            with pytest.raises(InputError, match=message):
                 read_image(source)
     with pytest.raises(InputError, match="does not exist"):
         read_image(tmp_path / "missing.png")

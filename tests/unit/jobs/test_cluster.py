@@ -62,8 +62,8 @@ def test_rows_are_done_once_though_a_worker_and_the_driver_die(tmp_path: Path) -
     words = [sys.executable, "-m", "mmdec", "transcribe", str(tmp_path / "list.jsonl"), "--model", str(model)]
     words += ["--language", "en", "--device", "cpu", "--threads", "1", "--engine", "ray", "--workers", "2"]
     words += ["--output", str(tmp_path / "out")]
-    parts, dice = -(-COUNT // ROWS_PER_PART), random.Random()
-    moments = sorted(dice.sample(range(1, parts), 2))
+    parts, rng = -(-COUNT // ROWS_PER_PART), random.Random()
+    moments = sorted(rng.sample(range(1, parts), 2))
 
     def done() -> int:
         return len([*results.glob("[0-9]*")])
@@ -71,7 +71,7 @@ def test_rows_are_done_once_though_a_worker_and_the_driver_die(tmp_path: Path) -
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL) as driver:
         wait(lambda: done() >= moments[0] or driver.poll() is not None)
         workers = [pid for pid, line in below(driver.pid).items() if line.startswith("ray::Map")]
-        os.kill(dice.choice(workers), signal.SIGKILL)
+        os.kill(rng.choice(workers), signal.SIGKILL)
         wait(lambda: done() >= moments[1] or driver.poll() is not None)
         left = below(driver.pid)
         assert driver.poll() is None

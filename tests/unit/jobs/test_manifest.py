@@ -35,7 +35,7 @@ def test_json_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (b"nothing", "must be JSON"),
         (b"[1]", "must be a JSON object, but is list"),
@@ -47,12 +47,12 @@ def test_json_lines(tmp_path: Path) -> None:
         (b"[" * 100_000, "must be JSON"),
     ],
 )
-def test_a_bad_row_keeps_its_place_and_costs_no_other(tmp_path: Path, line: bytes, said: str) -> None:
+def test_a_bad_row_keeps_its_place_and_costs_no_other(tmp_path: Path, line: bytes, message: str) -> None:
     path = write_manifest(tmp_path, "a.jsonl", b'{"path": "a"}\n' + line + b'\n{"path": "c"}\n')
     first, bad, last = read_manifest(path)
     assert (first, last) == (Row(0, "a"), Row(2, "c"))
     assert bad.index == 1
-    assert said in bad.refusal
+    assert message in bad.refusal
 
 
 def test_a_row_of_a_table_with_too_few_columns(tmp_path: Path) -> None:
@@ -62,15 +62,15 @@ def test_a_row_of_a_table_with_too_few_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.tsv", "x.wav\tHello\n", "must name its columns"),
         ("a.tsv", "path\n", "must have a row"),
         ("a.jsonl", "\n\n", "must have a row"),
     ],
 )
-def test_broken_manifests_are_refused(tmp_path: Path, name: str, content: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_broken_manifests_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_manifest(write_manifest(tmp_path, name, content))
 
 

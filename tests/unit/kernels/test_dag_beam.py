@@ -44,11 +44,11 @@ def all_texts(emissions: torch.Tensor, links: torch.Tensor, collapse: bool) -> d
             path = (0, *inner, end)
             jumps = sum(float(links[a, b]) for a, b in itertools.pairwise(path))
             for tokens in itertools.product(range(6), repeat=count):
-                said = [token for token in tokens if token >= 3]
+                text = [token for token in tokens if token >= 3]
                 if collapse:
-                    said = [token for token, _ in itertools.groupby(said)]
+                    text = [token for token, _ in itertools.groupby(text)]
                 emitted = sum(float(emissions[v, token]) for v, token in zip(inner, tokens, strict=True))
-                chances[tuple(said)] = chances.get(tuple(said), 0.0) + math.exp(jumps + emitted)
+                chances[tuple(text)] = chances.get(tuple(text), 0.0) + math.exp(jumps + emitted)
     return chances
 
 

@@ -176,13 +176,13 @@ def test_a_batch_equals_its_samples_one_by_one(strategy: LatticeStrategy) -> Non
 
 def collapsed(path: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Apply the rule of `collapse` to one path of (token, vertex), in plain Python."""
-    kept = [path[0]]
+    vertices = [path[0]]
     for k in range(1, len(path)):
         if path[k][0] != path[k - 1][0]:
-            kept.append(path[k])
-    if len(path) > 1 and kept[-1] != path[-1]:  # the last run lost the last vertex: it keeps that one instead
-        kept = [*(kept[:-1] if len(kept) > 1 else kept), path[-1]]
-    return kept
+            vertices.append(path[k])
+    if len(path) > 1 and vertices[-1] != path[-1]:  # the last run lost the last vertex: it keeps that one instead
+        vertices = [*(vertices[:-1] if len(vertices) > 1 else vertices), path[-1]]
+    return vertices
 
 
 @settings(max_examples=60 if WHOLE else 20, deadline=None)

@@ -36,9 +36,9 @@ def test_paths_move_to_their_rows_own_ends(gather: Gather, shape: tuple[int, ...
         path = sorted(rng.sample(range(12), rng.randint(0, 5)))
         columns.append(path)
         begins.append(rng.randint(0, path[0] if path else 12))
-    want = moved(kv, columns, begins)
+    expected = moved(kv, columns, begins)
     gather(kv, columns, begins)
-    assert torch.equal(kv, want)
+    assert torch.equal(kv, expected)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -68,6 +68,6 @@ def test_columns_in_place_are_not_written(gather: Gather) -> None:
 
 def test_a_strided_view_is_changed_in_place() -> None:
     pool = torch.rand(2, 3, 10, 4)
-    want = moved(pool, [[5], [7, 8]], [2, 2])
+    expected = moved(pool, [[5], [7, 8]], [2, 2])
     kv_gather(pool[:, :, :9], [[5], [7, 8]], [2, 2])
-    assert torch.equal(pool, want)
+    assert torch.equal(pool, expected)

@@ -37,13 +37,13 @@ def test_equals_the_reference(key_heads: int) -> None:
 
 def test_masked_columns_do_not_matter() -> None:
     q, k, v = parts(9, 2)
-    want = tree_attention(q, k, v, mask(9), 0.3)
+    expected = tree_attention(q, k, v, mask(9), 0.3)
     for row, (start, end) in enumerate(zip(STARTS.tolist(), ENDS.tolist(), strict=True)):
         for tensor in (k, v):
             tensor[row, :, :start] = tensor[row, :, end:9] = 1e4
-    assert torch.equal(tree_attention(q, k, v, mask(9), 0.3), want)
+    assert torch.equal(tree_attention(q, k, v, mask(9), 0.3), expected)
     k[:, :, -1] = 1e4  # the last node is a leaf: only it sees itself
-    assert torch.equal(tree_attention(q, k, v, mask(9), 0.3)[:, :, :-1], want[:, :, :-1])
+    assert torch.equal(tree_attention(q, k, v, mask(9), 0.3)[:, :, :-1], expected[:, :, :-1])
 
 
 def test_even_rows_have_the_same_mask_without_bounds() -> None:
@@ -83,5 +83,5 @@ def test_a_model_under_the_registered_name_equals_sdpa(key_heads: int) -> None:
                 model(ids, attention_mask=padding).logits[:, 3:],
                 model.generate(ids, attention_mask=padding, max_new_tokens=8, do_sample=False),
             ]
-    for want, got in zip(answers["sdpa"], answers[TREE_ATTENTION], strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+    for expected, got in zip(answers["sdpa"], answers[TREE_ATTENTION], strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)

@@ -13,9 +13,9 @@ def test_rate_and_mean(p: float):
     made = torch.stack([layer(torch.ones(500, 400)) for _ in range(3)])
     assert (made == 0).float().mean().item() == pytest.approx(p, abs=0.005)
     assert made.mean().item() == pytest.approx(1.0, abs=0.01)
-    kept = made[made > 0]
-    assert kept.min() == kept.max()
-    assert kept[0].item() == pytest.approx(1 / (1 - p), rel=0.005)
+    passed = made[made > 0]
+    assert passed.min() == passed.max()
+    assert passed[0].item() == pytest.approx(1 / (1 - p), rel=0.005)
 
 
 def test_the_seed_determines_the_mask():

@@ -12,11 +12,11 @@ from tests.support.tiny_sentences import TEXTS
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [("Où est-elle ?!", "où est elle ?"), ("L’été, déjà…", "l'été déjà"), ("Quoi ? Rien.", "quoi ? rien")],
 )
-def test_the_sound_of_a_text_ignores_case_and_marks(text: str, said: str) -> None:
-    assert normalise_for_speech(text) == said
+def test_the_sound_of_a_text_ignores_case_and_marks(text: str, expected: str) -> None:
+    assert normalise_for_speech(text) == expected
 
 
 def test_pieces_spell_their_text_and_leave_the_blank_free(tmp_path: Path) -> None:

@@ -152,7 +152,9 @@ def test_characters_without_an_english_sound_are_left_out(speller: Speller, text
 @given(st.text(max_size=80) | st.text("aeknrt'.,$%:/-#°0123456789 \n", max_size=80))
 def test_any_text_gives_phones_without_pauses_at_the_ends(text: str) -> None:
     lexicon = {line.split("\t")[0]: tuple(line.split("\t")[1].split()) for line in LISTED.strip().splitlines()}
-    speller = Speller({word: said for word, said in lexicon.items() if "(" not in word}, {"(a)": ("ae",)})
+    speller = Speller(
+        {word: pronunciation for word, pronunciation in lexicon.items() if "(" not in word}, {"(a)": ("ae",)}
+    )
     phones = speller.phones(text)
     assert "pau" not in phones[:1] + phones[-1:]
     assert ("pau", "pau") not in itertools.pairwise(phones)

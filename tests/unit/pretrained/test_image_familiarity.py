@@ -63,8 +63,8 @@ def test_the_shipped_model_is_surer_of_scenes_than_of_what_it_never_saw() -> Non
         for _ in range(12)
     ]
     empty = [empty_picture(kind, draw) for kind in EMPTY]
-    said = mmdec.describe([*IMAGES, *discs, *empty], "What is this?")
-    scenes, others = said[: len(IMAGES)], said[len(IMAGES) :]
+    descriptions = mmdec.describe([*IMAGES, *discs, *empty], "What is this?")
+    scenes, others = descriptions[: len(IMAGES)], descriptions[len(IMAGES) :]
     assert min(out.confidence for out in scenes) > 0.9
     assert roc_area([out.evidence[DISTANCE] for out in others], [out.evidence[DISTANCE] for out in scenes]) > 0.9
     assert roc_area([out.confidence for out in scenes], [out.confidence for out in others]) > 0.95

@@ -30,14 +30,14 @@ def load(address: str, questions: Sequence[Question], clients: int, going: Calla
             counts[what] += 1
 
     def run(number: int) -> None:
-        dice, asked = random.Random(number), 0
+        rng, asked = random.Random(number), 0
         with httpx.Client(base_url=address, timeout=300.0, trust_env=False) as client:
             while going(asked):
                 asked += 1
-                question = dice.choice(questions)
+                question = rng.choice(questions)
                 if number % 3 == 2:
                     with contextlib.suppress(OSError, httpx.HTTPError):
-                        dice.choice(BAD)(client, question[0], dice)
+                        rng.choice(BAD)(client, question[0], rng)
                     count("bad")
                     continue
                 count("asked")
@@ -64,20 +64,20 @@ def _answered(client: httpx.Client, question: Question) -> str:
     return "right" if read(answer) == right else "wrong"
 
 
-def hangs_up(client: httpx.Client, request: dict[str, Any], dice: random.Random) -> None:
+def hangs_up(client: httpx.Client, request: dict[str, Any], rng: random.Random) -> None:
     """Send a whole request, and close the connection after a while without reading the answer."""
     with _sent(client, request, 1.0) as connection:
-        connection.settimeout(dice.choice((0.0, 0.02, 0.2)))
+        connection.settimeout(rng.choice((0.0, 0.02, 0.2)))
         with contextlib.suppress(OSError):
             connection.recv(1)
 
 
-def breaks_off(client: httpx.Client, request: dict[str, Any], dice: random.Random) -> None:
+def breaks_off(client: httpx.Client, request: dict[str, Any], rng: random.Random) -> None:
     """Close the connection before the request is complete."""
-    _sent(client, request, dice.random()).close()
+    _sent(client, request, rng.random()).close()
 
 
-def leaves_a_stream(client: httpx.Client, request: dict[str, Any], dice: random.Random) -> None:
+def leaves_a_stream(client: httpx.Client, request: dict[str, Any], rng: random.Random) -> None:
     """Close the connection after the first bytes of a streamed answer."""
     data = {**request.get("data", {}), "stream": "true"}
     streamed = {**request, "data": data} if "files" in request else {**request, "json": {**request["json"], **data}}
@@ -85,11 +85,11 @@ def leaves_a_stream(client: httpx.Client, request: dict[str, Any], dice: random.
         next(answer.iter_bytes(), None)
 
 
-def malformed(client: httpx.Client, request: dict[str, Any], dice: random.Random) -> None:
+def malformed(client: httpx.Client, request: dict[str, Any], rng: random.Random) -> None:
     """Send a file that is no sound, broken JSON, a broken form, or the name of an unknown model."""
-    kind = dice.randrange(4)
+    kind = rng.randrange(4)
     if kind == 0:
-        client.post(TRANSCRIBE, files={"file": ("a.wav", dice.randbytes(2000))})
+        client.post(TRANSCRIBE, files={"file": ("a.wav", rng.randbytes(2000))})
     elif kind == 1:
         client.post("/v1/chat/completions", content=b'{"messages": [', headers={"Content-Type": "application/json"})
     elif kind == 2:

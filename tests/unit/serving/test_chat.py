@@ -83,11 +83,11 @@ def test_several_turns_and_pictures_are_one_dialogue(client: httpx.Client, engin
 
 
 def test_a_seed_repeats_a_sample(client: httpx.Client) -> None:
-    said = [
+    replies = [
         ask(client, text(QUESTION), temperature=1.5, top_p=0.9, seed=seed, max_tokens=16).json()
         for seed in (1, 1, 2, 3)
     ]
-    texts = [each["choices"][0]["message"]["content"] for each in said]
+    texts = [each["choices"][0]["message"]["content"] for each in replies]
     assert texts[0] == texts[1]
     assert len(set(texts)) > 1
 
@@ -95,15 +95,15 @@ def test_a_seed_repeats_a_sample(client: httpx.Client) -> None:
 def test_what_asks_for_a_sample_needs_no_temperature(
     client: httpx.Client, engines: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def said(seed: int, **options: Any) -> str:
+    def reply(seed: int, **options: Any) -> str:
         answer = ask(client, text(QUESTION), temperature=None, seed=seed, max_tokens=16, **options).json()
         return answer["choices"][0]["message"]["content"]
 
-    assert said(1, top_p=0.99) == said(1, top_p=0.99)
-    assert len({said(seed, top_p=0.99) for seed in range(8)}) > 1
+    assert reply(1, top_p=0.99) == reply(1, top_p=0.99)
+    assert len({reply(seed, top_p=0.99) for seed in range(8)}) > 1
     monkeypatch.setattr(engines["pictures"].vlm.model.generation_config, "do_sample", True)
-    assert len({said(1) for _ in range(8)}) == 1
-    assert len({said(seed) for seed in range(8)}) > 1
+    assert len({reply(1) for _ in range(8)}) == 1
+    assert len({reply(seed) for seed in range(8)}) > 1
 
 
 def test_a_stop_ends_the_text_before_it(client: httpx.Client) -> None:
@@ -174,9 +174,9 @@ def test_a_picture_s_address_is_read_as_browsers_read_it(client: httpx.Client) -
         f"data:image/png,{raw}",
     ]
     shown = [{"type": "image_url", "image_url": {"url": each}} for each in urls]
-    said = [ask(client, each, text(QUESTION), max_tokens=8) for each in shown]
-    assert [each.status_code for each in said] == [200] * len(urls)
-    assert len({each.json()["choices"][0]["message"]["content"] for each in said}) == 1
+    replies = [ask(client, each, text(QUESTION), max_tokens=8) for each in shown]
+    assert [each.status_code for each in replies] == [200] * len(urls)
+    assert len({each.json()["choices"][0]["message"]["content"] for each in replies}) == 1
 
 
 def test_a_question_about_html_and_every_later_turn_are_answered(client: httpx.Client) -> None:
@@ -194,10 +194,10 @@ def test_truncated_text_is_noted(client: httpx.Client, stream: bool) -> None:
         answer = ask(client, text(QUESTION), stream=stream, **options)
         return (events(answer.text)[-1] if stream else answer.json())["choices"][0]["finish_reason"]
 
-    said = ask(client, text(QUESTION), max_tokens=30).json()["choices"][0]["message"]["content"]
-    assert reason(max_tokens=30, stop=[said[-2:]]) == "stop"
+    reply = ask(client, text(QUESTION), max_tokens=30).json()["choices"][0]["message"]["content"]
+    assert reason(max_tokens=30, stop=[reply[-2:]]) == "stop"
     assert reason(max_tokens=2) == "length"
-    assert reason(max_tokens=30, stop=[said[1:3]]) == "stop"
+    assert reason(max_tokens=30, stop=[reply[1:3]]) == "stop"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -223,15 +223,15 @@ def test_the_note_on_a_text_that_was_cut(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unlikely_answer_has_a_warning(client: httpx.Client, monkeypatch: Any, engines: Any, stream: bool) -> None:
-    def said() -> dict[str, Any]:
+    def note_of() -> dict[str, Any]:
         answer = ask(client, text(QUESTION), max_tokens=4, stream=stream)
         return events(answer.text)[-1] if stream else answer.json()
 
-    assert 0 <= said()["confidence"] <= 1
-    assert "warning" not in said()  # no calibration
+    assert 0 <= note_of()["confidence"] <= 1
+    assert "warning" not in note_of()  # no calibration
     monkeypatch.setattr(engines["pictures"], "calibrated", True)
     monkeypatch.setattr("mmdec.serving.server.LIKELY_WRONG", 1.1)
-    assert "likely wrong" in said()["warning"]
+    assert "likely wrong" in note_of()["warning"]
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b'{"messages":', b"[" * 100_000])

@@ -69,9 +69,9 @@ def test_every_request_under_load_gets_its_right_answer(
 
 
 def free_port() -> int:
-    with socket.socket() as kept:
-        kept.bind(("127.0.0.1", 0))
-        return kept.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 @contextmanager

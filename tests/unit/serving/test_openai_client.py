@@ -110,11 +110,11 @@ def test_every_field_of_a_recording_may_be_null(web: httpx.Client, path: str, nu
 
 
 def test_an_assistant_s_message_is_taken_as_the_client_returns_it(web: httpx.Client) -> None:
-    said = web.post(CHAT, json=ASKED).json()["choices"][0]["message"]
-    said |= {"tool_calls": None, "function_call": None, "audio": None, "annotations": []}
+    message = web.post(CHAT, json=ASKED).json()["choices"][0]["message"]
+    message |= {"tool_calls": None, "function_call": None, "audio": None, "annotations": []}
     refused = {"role": "assistant", "content": None, "refusal": "No.", "tool_calls": []}
     part = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
-    for before in (said, refused, part):
+    for before in (message, refused, part):
         messages = [*ASKED["messages"], before, {"role": "user", "content": "And?", "name": "me"}]
         assert web.post(CHAT, json={**ASKED, "messages": messages}).status_code == 200
     called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}

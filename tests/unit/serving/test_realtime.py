@@ -166,9 +166,9 @@ def test_an_early_disconnect_frees_its_place(engines: dict[str, Any]) -> None:
 
 
 def test_a_session_uses_the_servers_options(folder: Path) -> None:
-    kept, before = mmdec.DecodingStatistics(), measurements(mmdec.default_statistics())
+    statistics, before = mmdec.DecodingStatistics(), measurements(mmdec.default_statistics())
     engines: dict[str, Any] = dict(
-        [load_engine(str(folder / "whisper"), EngineOptions(threads=1, statistics=kept), "cpu", None)]
+        [load_engine(str(folder / "whisper"), EngineOptions(threads=1, statistics=statistics), "cpu", None)]
     )
 
     async def talk(client: AsgiSocket) -> None:
@@ -178,7 +178,7 @@ def test_a_session_uses_the_servers_options(folder: Path) -> None:
         await completed(client)
 
     session(engines, talk)
-    assert kept._targets
+    assert statistics._targets
     assert measurements(mmdec.default_statistics()) == before
     assert engines["whisper"].live()._threads == 1
 

@@ -94,12 +94,12 @@ def test_a_full_server_answers_retry_later(engines: dict[str, Any]) -> None:
     lock = mmdec.model_lock(engines["whisper"].loaded.model)
     with served(engines, ServerLimits(requests=2)) as (client, server), ThreadPoolExecutor(2) as pool:
         with lock.write():
-            kept = [pool.submit(post, client, wav(0.5, seed)) for seed in range(2)]
+            accepted = [pool.submit(post, client, wav(0.5, seed)) for seed in range(2)]
             until(lambda: server.open == 2)
             answer = post(client, wav(0.5))
             assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error")
             assert int(answer.headers["retry-after"]) >= 1
-        assert [each.result().status_code for each in kept] == [200, 200]
+        assert [each.result().status_code for each in accepted] == [200, 200]
         assert post(client, wav(0.5)).status_code == 200
 
 
@@ -225,11 +225,11 @@ def test_a_taken_port_is_refused_before_models_are_loaded(folder: Path, tmp_path
 
 
 def test_runs_learn_in_the_servers_statistics(folder: Path) -> None:
-    kept, before = mmdec.DecodingStatistics(), measurements(mmdec.default_statistics())
-    name, engine = load_engine(str(folder / "whisper"), EngineOptions(threads=1, statistics=kept), "cpu", None)
+    statistics, before = mmdec.DecodingStatistics(), measurements(mmdec.default_statistics())
+    name, engine = load_engine(str(folder / "whisper"), EngineOptions(threads=1, statistics=statistics), "cpu", None)
     with served({name: engine}) as (client, _):
         post(client, wav(0.9))
-    assert kept._targets
+    assert statistics._targets
     assert measurements(mmdec.default_statistics()) == before
 
 

@@ -74,8 +74,8 @@ def test_a_chat_is_the_call_on_what_the_template_writes(web: httpx.Client, texts
     assert answer["usage"]["completion_tokens"] == len(tokens)
     assert "confidence" not in answer
     chunks = events(ask(web, max_tokens=24, stream=True, stream_options={"include_usage": True}).text)
-    said = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1]]
-    assert "".join(said) == choice["message"]["content"]
+    deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1]]
+    assert "".join(deltas) == choice["message"]["content"]
     assert chunks[-1]["usage"] == answer["usage"]
 
 
@@ -111,12 +111,12 @@ def test_requests_that_share_passes_get_their_own_texts(texts: dict[str, Any]) -
 
 def test_a_seed_gives_the_call_s_sample(web: httpx.Client, texts: dict[str, Any]) -> None:
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "temperature": 1.5, "top_p": 0.9}
-    said = {}
+    answers = {}
     for seed in (1, 2, 3):
         wanted = decoded(texts, "writes", tokens_alone(texts, "writes", QUESTION, seed=seed, **options))
-        said[seed] = complete(web, max_tokens=20, temperature=1.5, top_p=0.9, seed=seed).json()["choices"][0]["text"]
-        assert said[seed] == wanted
-    assert len(set(said.values())) > 1
+        answers[seed] = complete(web, max_tokens=20, temperature=1.5, top_p=0.9, seed=seed).json()["choices"][0]["text"]
+        assert answers[seed] == wanted
+    assert len(set(answers.values())) > 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -224,9 +224,9 @@ def test_openais_client_chats_and_completes(texts: dict[str, Any]) -> None:
         chat: dict[str, Any] = {"model": "talks", "messages": messages, "max_completion_tokens": 12, "temperature": 0}
         tokens = tokens_alone(texts, "talks", f"Be short. {QUESTION} ", max_new_tokens=12, do_sample=False)
         wanted = decoded(texts, "talks", tokens).strip()
-        said = client.chat.completions.create(**chat, logprobs=True).choices[0]
-        assert said.message.content == wanted
-        assert said.logprobs.content[0].logprob <= 0
+        answer = client.chat.completions.create(**chat, logprobs=True).choices[0]
+        assert answer.message.content == wanted
+        assert answer.logprobs.content[0].logprob <= 0
         chunks = [*client.chat.completions.create(**chat, stream=True)]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == wanted
         text: dict[str, Any] = {"model": "writes", "prompt": QUESTION, "max_tokens": 12, "temperature": 0}

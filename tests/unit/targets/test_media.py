@@ -70,7 +70,7 @@ def other_kind() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         (lambda: llava(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic"),
         (other_attention, "flex_attention, which cannot mask a tree"),
@@ -80,13 +80,13 @@ def other_kind() -> Any:
         ),
     ],
 )
-def test_models_that_cannot_work_are_refused(made: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_models_that_cannot_work_are_refused(made: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         target_of(made())
 
 
 @pytest.mark.parametrize(
-    ("changes", "needs", "said"),
+    ("changes", "needs", "message"),
     [
         ({"inputs_embeds": torch.zeros(1, 3, 32)}, Needs(), "inputs_embeds"),
         ({}, Needs(layers=(3,)), r"from 0 to 2, or -1"),
@@ -95,9 +95,9 @@ def test_models_that_cannot_work_are_refused(made: Any, said: str) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["llava", "qwen3_vl"])
-def test_inputs_that_cannot_work_are_refused(kind: str, changes: dict[str, Any], needs: Needs, said: str) -> None:
+def test_inputs_that_cannot_work_are_refused(kind: str, changes: dict[str, Any], needs: Needs, message: str) -> None:
     inputs = {"input_ids": torch.full((1, 3), 9), **changes}
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         MediaTarget(vision_model(kind)).prefill(inputs, needs)
 
 

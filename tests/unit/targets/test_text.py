@@ -85,8 +85,8 @@ def test_models_that_cannot_work_are_refused_with_what_would() -> None:
         (GPTNeoForCausalLM(GPTNeoConfig(attention_types=[[["global", "local"], 1]], **neo)), "local layers"),
         (torch.nn.Linear(2, 2), "AutoModelForCausalLM"),
     ]
-    for wrong, said in refused:
-        with pytest.raises(InputError, match=said):
+    for wrong, message in refused:
+        with pytest.raises(InputError, match=message):
             TextTarget(wrong)  # type: ignore[arg-type]
 
 
@@ -117,7 +117,7 @@ def test_a_cache_that_cannot_roll_back_is_refused(model: LlamaForCausalLM) -> No
 
 
 @pytest.mark.parametrize(
-    ("inputs", "needs", "said"),
+    ("inputs", "needs", "message"),
     [
         ({}, Needs(), "input_ids"),
         ({"inputs_embeds": torch.zeros(1, 3, 32)}, Needs(), "inputs_embeds"),
@@ -131,10 +131,10 @@ def test_a_cache_that_cannot_roll_back_is_refused(model: LlamaForCausalLM) -> No
     ],
 )
 def test_inputs_that_cannot_work_are_refused(
-    model: LlamaForCausalLM, inputs: dict[str, Tensor], needs: Needs, said: str
+    model: LlamaForCausalLM, inputs: dict[str, Tensor], needs: Needs, message: str
 ) -> None:
-    ids = {} if said == "input_ids" else {"input_ids": torch.ones(1, 3, dtype=torch.long)}
-    with pytest.raises(InputError, match=said):
+    ids = {} if message == "input_ids" else {"input_ids": torch.ones(1, 3, dtype=torch.long)}
+    with pytest.raises(InputError, match=message):
         TextTarget(model).prefill({**ids, **inputs}, needs)
 
 
@@ -166,9 +166,9 @@ def test_features_are_those_of_the_layers_asked_for(model: LlamaForCausalLM) -> 
         {"input_ids": ids, "attention_mask": mask}, Needs(layers=(0, 1, -1), embeds=True)
     )
     states = model(ids, attention_mask=mask, position_ids=context.positions[0], output_hidden_states=True).hidden_states
-    for layer, want in ((0, states[1]), (1, states[2]), (-1, states[3])):
-        torch.testing.assert_close(context.features[layer], want)
-        torch.testing.assert_close(scores.features[layer], want[:, -1:])
+    for layer, expected in ((0, states[1]), (1, states[2]), (-1, states[3])):
+        torch.testing.assert_close(context.features[layer], expected)
+        torch.testing.assert_close(scores.features[layer], expected[:, -1:])
     assert context.embeds is not None
     assert torch.equal(context.embeds, states[0])
     torch.testing.assert_close(model.lm_head(scores.features[-1]), scores.logits)
@@ -182,11 +182,11 @@ def test_two_runs_share_a_target(model: LlamaForCausalLM) -> None:
     target = TextTarget(model)
     roots = torch.tensor([3, 4, 5])
     one, _, _, _ = target.prefill({"input_ids": ids, "attention_mask": mask}, Needs())
-    want = target.score(one, chain_drafts(roots, [[6], [7], [8]])).logits
+    expected = target.score(one, chain_drafts(roots, [[6], [7], [8]])).logits
     first, _, _, _ = target.prefill({"input_ids": ids, "attention_mask": mask}, Needs())
     second, _, _, _ = target.prefill({"input_ids": ids.flip(0), "attention_mask": mask.flip(0)}, Needs())
     target.score(second, chain_drafts(roots, [[6], [7], [8]]))
-    assert torch.equal(target.score(first, chain_drafts(roots, [[6], [7], [8]])).logits, want)
+    assert torch.equal(target.score(first, chain_drafts(roots, [[6], [7], [8]])).logits, expected)
 
 
 def test_plain_rounds_without_padding_need_no_mask(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,14 +259,14 @@ def test_layers_of_different_widths_live_in_pools_of_their_own() -> None:
 def test_a_given_cache_ends_as_generate_leaves_it(model: LlamaForCausalLM, nodes: int) -> None:
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     mine, stock = DynamicCache(config=model.config), DynamicCache()
-    want = plain(model, ids, torch.ones_like(ids), 12, stock)
-    assert torch.equal(run(model, ids, 12, nodes, **{CACHE_ARGUMENT: mine}), want)
+    expected = plain(model, ids, torch.ones_like(ids), 12, stock)
+    assert torch.equal(run(model, ids, 12, nodes, **{CACHE_ARGUMENT: mine}), expected)
     assert mine.get_seq_length() == stock.get_seq_length() == 19
     for got, held in zip(mine.layers, stock.layers, strict=True):
         torch.testing.assert_close(got.keys, held.keys)
         torch.testing.assert_close(got.values, held.values)
     # A second turn, by stock code and by ours, on the cache and on a copy of it.
-    more = torch.cat([want, torch.tensor([[9, 8]])], 1)
+    more = torch.cat([expected, torch.tensor([[9, 8]])], 1)
     full = torch.ones_like(more)
     again = plain(model, more, full, 70, copy.deepcopy(stock))
     other = copy.deepcopy(mine)
@@ -279,10 +279,10 @@ def test_the_cache_of_a_batch_is_only_read(model: LlamaForCausalLM) -> None:
     cache = DynamicCache()
     with torch.no_grad():
         model(ids[:, :6], attention_mask=mask[:, :6], **{CACHE_ARGUMENT: cache}, use_cache=True)
-    want = plain(model, ids, mask, 10, copy.deepcopy(cache))
+    expected = plain(model, ids, mask, 10, copy.deepcopy(cache))
     before = [layer.keys for layer in cache.layers]
     got = run(model, ids, 10, 3, attention_mask=mask, **{CACHE_ARGUMENT: cache})
-    assert torch.equal(got, want)
+    assert torch.equal(got, expected)
     assert all(layer.keys is keys for layer, keys in zip(cache.layers, before, strict=True))
     short = {"input_ids": ids[:, :6], "attention_mask": mask[:, :6], CACHE_ARGUMENT: cache}
     with pytest.raises(InputError, match="6 cached and 0 new"):
@@ -322,8 +322,8 @@ def test_a_cache_layer_replaced_from_outside_is_a_stock_layer_again(model: Llama
     cache.batch_repeat_interleave(2)
     with torch.no_grad():
         got = model(tail[:, 11:].repeat(2, 1), **{CACHE_ARGUMENT: cache}).logits
-        want = model(tail).logits[:, 11:]
-    torch.testing.assert_close(got, want.expand(2, -1, -1))
+        expected = model(tail).logits[:, 11:]
+    torch.testing.assert_close(got, expected.expand(2, -1, -1))
     assert cache.get_seq_length() == 16
     cache.reset()
     assert cache.get_seq_length() == 0

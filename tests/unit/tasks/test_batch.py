@@ -42,9 +42,9 @@ def check_error(error: mmdec.BatchError, paths: list[Path], bad: dict[Path, str]
     ]
     assert list(error.errors) == [place for place, path in enumerate(paths) if path in bad]
     assert len(error.errors) == len(bad) == count
-    for place, said in error.errors.items():
-        assert isinstance(said, mmdec.InputError)
-        assert bad[paths[place]] in str(said), paths[place]
+    for place, problem in error.errors.items():
+        assert isinstance(problem, mmdec.InputError)
+        assert bad[paths[place]] in str(problem), paths[place]
     assert str(error).startswith(f"{count} of 100 recordings were refused")
 
 
@@ -75,16 +75,16 @@ def test_a_list_of_a_hundred_on_the_command_line_reports_its_bad_files(
     command = [verb, *map(str, paths), "-o", str(tmp_path / "out"), "--json"]
     command += ["--model", str(model), "--device", "cpu", "--threads", "1"]
     done = CliRunner().invoke(cli.app, command)
-    said = done.stderr
-    assert done.exit_code == 1, said
+    stderr = done.stderr
+    assert done.exit_code == 1, stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     good = [path for path in paths if path not in bad]
     assert [line["input"] for line in lines] == [str(path) for path in good]  # names that are no UTF-8, too
     written = {str(path) for path in (tmp_path / "out").iterdir()}
     assert {line["output"] for line in lines} == written
     assert len(written) == 100 - count
-    assert said.endswith(f"{count} of 100 files failed\n")
-    named = [line for line in said.splitlines() if line.startswith("failed: ")]
+    assert stderr.endswith(f"{count} of 100 files failed\n")
+    named = [line for line in stderr.splitlines() if line.startswith("failed: ")]
     assert len(named) == len(bad) == count
     if verb == "transcribe":
         (line,) = (one for one in lines if one["input"] == str(silent))

@@ -8,7 +8,7 @@ from mmdec.tasks.comparison import comparison_words, speedup_words
 
 
 @pytest.mark.parametrize(
-    ("seconds", "baseline", "said"),
+    ("seconds", "baseline", "words"),
     [
         (1.0, 2.9, "2.9 times faster"),
         (0.1, 1.26, "13 times faster"),
@@ -19,8 +19,8 @@ from mmdec.tasks.comparison import comparison_words, speedup_words
         (1.0, 0.0, "as fast"),
     ],
 )
-def test_the_speedup_is_the_ratio_of_seconds(seconds: float, baseline: float, said: str) -> None:
-    assert speedup_words(seconds, baseline) == said
+def test_the_speedup_is_the_ratio_of_seconds(seconds: float, baseline: float, words: str) -> None:
+    assert speedup_words(seconds, baseline) == words
 
 
 def test_a_verdict_names_equality_and_speed() -> None:

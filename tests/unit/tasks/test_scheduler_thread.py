@@ -41,8 +41,8 @@ def llama() -> PreTrainedModel:
 
 
 def prompt(seed: int) -> torch.Tensor:
-    dice = random.Random(seed)
-    return torch.tensor([[dice.randrange(3, 48) for _ in range(dice.randint(2, 12))]])
+    rng = random.Random(seed)
+    return torch.tensor([[rng.randrange(3, 48) for _ in range(rng.randint(2, 12))]])
 
 
 def steps_of(ids: torch.Tensor, new: int = 24) -> DecodingSteps:

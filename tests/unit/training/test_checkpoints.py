@@ -111,9 +111,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_checkpoint_is_one_sentence_with_the_newest_good_one(kind: str, run: Path) -> None:
-    damage, said = DAMAGE[kind]
+    damage, message = DAMAGE[kind]
     damage(run / "last.ckpt")
-    with pytest.raises(InputError, match=rf"last\.ckpt'.*{said}|{said}.*last\.ckpt'") as caught:
+    with pytest.raises(InputError, match=rf"last\.ckpt'.*{message}|{message}.*last\.ckpt'") as caught:
         read_resumed(run / "last.ckpt")
     text = str(caught.value)
     assert text.startswith("`ckpt_path` must ")

@@ -83,7 +83,7 @@ def test_a_run_terminated_in_its_last_validation_finishes(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("manual", "at", "gradient", "said", "kept"),
+    ("manual", "at", "gradient", "message", "files"),
     [
         (False, 1, False, "after step 2, .*loss is nan", []),
         (True, 1, True, "after step 3, .*loss is nan", []),
@@ -92,12 +92,12 @@ def test_a_run_terminated_in_its_last_validation_finishes(tmp_path: Path):
     ],
 )
 def test_a_loss_that_is_not_finite_ends_the_run(
-    manual: bool, at: int, gradient: bool, said: str, kept: list, tmp_path: Path
+    manual: bool, at: int, gradient: bool, message: str, files: list, tmp_path: Path
 ):
     path = recipe(tmp_path, lr=0.25, manual=manual)
-    with pytest.raises(MmdecError, match=rf"{said}.*Lower `model\.init_args\.lr`, which is 0\.25\."):
+    with pytest.raises(MmdecError, match=rf"{message}.*Lower `model\.init_args\.lr`, which is 0\.25\."):
         fit(path, callback="Spoilt", at=at, gradient=gradient)
-    assert names(tmp_path) == kept
+    assert names(tmp_path) == files
 
 
 def test_an_enormous_learning_rate_ends_the_run(tmp_path: Path):

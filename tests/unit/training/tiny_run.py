@@ -116,8 +116,8 @@ class Spoilt(Callback):
 
 def recipe(folder: Path, model: str = "Line", data: str = "Numbers", **options: Any) -> Path:
     """Write a recipe that keeps every epoch's checkpoint in `folder`. options: the model's."""
-    kept = {"dirpath": str(folder / "checkpoints"), "filename": "{step}", "save_last": True, "save_top_k": -1}
-    kept |= {"save_on_train_epoch_end": True, "enable_version_counter": False}
+    checkpoint = {"dirpath": str(folder / "checkpoints"), "filename": "{step}", "save_last": True, "save_top_k": -1}
+    checkpoint |= {"save_on_train_epoch_end": True, "enable_version_counter": False}
     trainer = {
         "accelerator": "cpu",
         "devices": 1,
@@ -132,7 +132,7 @@ def recipe(folder: Path, model: str = "Line", data: str = "Numbers", **options: 
             "class_path": "lightning.pytorch.loggers.CSVLogger",
             "init_args": {"save_dir": str(folder), "name": "log", "version": ""},
         },
-        "callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": kept}],
+        "callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": checkpoint}],
     }
     written = {
         "seed_everything": 1,

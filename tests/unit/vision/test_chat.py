@@ -48,9 +48,9 @@ def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | Non
         answer = chat.ask(prompt, pictures)
         shown += pictures
         ends = answer.tokens[-1] == processor.tokenizer.eos_token_id
-        kept = answer.tokens[:-1] if ends else answer.tokens
-        assert chat.tokens[len(chat.tokens) - len(kept) :] == kept
-        asked = chat.tokens[: len(chat.tokens) - len(kept)]
+        answer_tokens = answer.tokens[:-1] if ends else answer.tokens
+        assert chat.tokens[len(chat.tokens) - len(answer_tokens) :] == answer_tokens
+        asked = chat.tokens[: len(chat.tokens) - len(answer_tokens)]
         assert asked[: len(before)] == before
         ids = torch.tensor([asked])
 
@@ -81,12 +81,12 @@ def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | Non
 
 def test_the_callers_end_token_ends_an_answer(loaded: tuple[Any, Any]) -> None:
     model, processor = loaded
-    said = mmdec.Chat(model=model, processor=processor).ask(*TURNS[0]).tokens
-    end = next(token for token in said[2:] if token not in said[:2])
+    tokens = mmdec.Chat(model=model, processor=processor).ask(*TURNS[0]).tokens
+    end = next(token for token in tokens[2:] if token not in tokens[:2])
     for given in (end, [end, 3]):
         chat = mmdec.Chat(model=model, processor=processor, eos_token_id=given)
         answer = chat.ask(*TURNS[0]).tokens
-        assert answer == said[: said.index(end) + 1]
+        assert answer == tokens[: tokens.index(end) + 1]
         assert chat.tokens[-len(answer) :][1:] == answer[:-1]  # the template writes the end
 
 

@@ -284,7 +284,7 @@ def test_a_rotated_photo_is_turned_upright(vlm: LoadedVlm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"drafter": "eagel"}, "`drafter`"),
         ({"drafter": 7}, "`drafter`"),
@@ -302,21 +302,21 @@ def test_a_rotated_photo_is_turned_upright(vlm: LoadedVlm) -> None:
         ({"no_such_option": 1}, "no_such_option"),
     ],
 )
-def test_wrong_arguments_are_one_error(vlm: LoadedVlm, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_arguments_are_one_error(vlm: LoadedVlm, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         mmdec.describe(pixels(0), QUESTION, **{"model": vlm, **options})
 
 
 @pytest.mark.parametrize(("given", "meant"), [("max_new_token", "max_new_tokens"), ("on_txt", "on_text")])
 def test_a_misspelt_option_is_refused_in_one_sentence(vlm: LoadedVlm, given: str, meant: str) -> None:
     options: dict[str, Any] = {given: 5}
-    said = (
+    message = (
         f"`{given}` must be an option of this call or of `model.generate`, but it is not one. Did you mean '{meant}'?"
     )
-    with pytest.raises(InputError, match=re.escape(said)):
+    with pytest.raises(InputError, match=re.escape(message)):
         mmdec.describe(pixels(0), model=vlm, drafter=None, **options)
     if meant != "on_text":  # which a chat takes with a question
-        with pytest.raises(InputError, match=re.escape(said)):
+        with pytest.raises(InputError, match=re.escape(message)):
             mmdec.Chat(model=vlm, drafter=None, **options).ask("What is this?", pixels(0))
 
 

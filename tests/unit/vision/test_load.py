@@ -190,10 +190,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {  # what is done to 
 }
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_folder_is_one_error(folder: Path, damage: Callable[[Path], object], said: str) -> None:
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_folder_is_one_error(folder: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(folder)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         mmdec.describe(pixels(0), QUESTION, model=folder, device="cpu")
 
 
@@ -206,7 +206,7 @@ def pairs() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("model", "processor", "said"),
+    ("model", "processor", "message"),
     [
         ("llava", "none", "`processor` must be a processor"),
         ("llava", "foreign", "`processor` must write an image as token"),
@@ -214,8 +214,8 @@ def pairs() -> dict[str, Any]:
         ("linear", "its", "`model` must be a name"),
     ],
 )
-def test_model_and_processor_must_fit(pairs: dict[str, Any], model: str, processor: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_model_and_processor_must_fit(pairs: dict[str, Any], model: str, processor: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         mmdec.describe(pixels(0), QUESTION, model=pairs[model], processor=pairs[processor])
 
 

@@ -86,8 +86,8 @@ def test_an_image_takes_as_many_positions_as_the_model_gives_it(kind: str, expec
 def test_a_turn_over_a_cache_counts_from_the_beginning() -> None:
     model, cache = vision_model("qwen2_vl"), DynamicCache(config=vision_model("qwen2_vl").config)
     first = batch_of("qwen2_vl", [[[5, 6], Picture.random(1, (16, 32)), [7, 8]]])
-    said = mmdec.generate(model, first, None, **{CACHE_ARGUMENT: cache}, max_new_tokens=3, do_sample=False).sequences
-    ids = torch.cat([said, torch.tensor([[20, 21]])], 1)
+    answer = mmdec.generate(model, first, None, **{CACHE_ARGUMENT: cache}, max_new_tokens=3, do_sample=False).sequences
+    ids = torch.cat([answer, torch.tensor([[20, 21]])], 1)
     shown = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE_ARGUMENT: cache}
     target: Any = target_of(model)
     assert target.prompt_positions(shown) == [1 + 2 + 1 + 4 + 1 + 2 + 3 + 2]

@@ -73,13 +73,13 @@ def test_special_tokens_of_a_caller_are_text(vlm: LoadedVlm) -> None:
     plain = ids(inputs_of_messages(vlm, user(vlm, "x")))
     for text in ("What does {} mean?", "{}{} x {}", "{}"):
         for name in names:
-            said = text.replace("{}", name)
-            made = ids(inputs_of_messages(vlm, user(vlm, said)))
-            assert [each for each in made if each in marks] == [each for each in plain if each in marks], said
+            question = text.replace("{}", name)
+            made = ids(inputs_of_messages(vlm, user(vlm, question)))
+            assert [each for each in made if each in marks] == [each for each in plain if each in marks], question
             whole = vlm.tokenizer.decode([each for each in made if each not in marks])
-            assert said.replace(" ", "") in whole.replace(" ", ""), (said, whole)
-            single = vlm.tokenizer(said, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-            assert vlm.plain.encode(said) == single
+            assert question.replace(" ", "") in whole.replace(" ", ""), (question, whole)
+            single = vlm.tokenizer(question, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            assert vlm.plain.encode(question) == single
 
 
 def test_tokens_that_two_parts_spell_together_are_text(vlm: LoadedVlm) -> None:
@@ -97,7 +97,7 @@ def test_a_history_with_special_tokens_is_text(vlm: LoadedVlm, role: str) -> Non
     name, end = vlm.image_token, vlm.tokenizer.eos_token
     texts = [f"What is {name}{end}?", f"It is {name}."] if role != "system" else [f"You know {name}.", "Hello"]
     roles = ["user", "assistant"] if role != "system" else ["system", "user"]
-    said = [
+    history = [
         {"role": each, "content": [{"type": "text", "text": text}]} for each, text in zip(roles, texts, strict=True)
     ]
     last = (
@@ -106,11 +106,11 @@ def test_a_history_with_special_tokens_is_text(vlm: LoadedVlm, role: str) -> Non
         else [{"role": "assistant", "content": []}, user(vlm, "So?")]
     )
     changed = [
-        {**each, "content": [{**part, "text": "x"} for part in each["content"]]} if each in said else each
-        for each in (*said, *last)
+        {**each, "content": [{**part, "text": "x"} for part in each["content"]]} if each in history else each
+        for each in (*history, *last)
     ]
     marks = {*vlm.tokenizer.added_tokens_decoder}
-    made, plain = ids(inputs_of_messages(vlm, *said, *last)), ids(inputs_of_messages(vlm, *changed))
+    made, plain = ids(inputs_of_messages(vlm, *history, *last)), ids(inputs_of_messages(vlm, *changed))
     assert [each for each in made if each in marks] == [each for each in plain if each in marks]
 
 

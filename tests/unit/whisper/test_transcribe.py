@@ -35,9 +35,9 @@ def test_every_kind_of_audio_gives_the_same_text(whisper: LoadedWhisper, tmp_pat
     assert wanted.seconds == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize("said", ["en", "English", "<|en|>", "ENGLISH"])
-def test_languages_by_name_and_code(whisper: LoadedWhisper, said: str) -> None:
-    assert transcribe(model=whisper, language=said).language == "en"
+@pytest.mark.parametrize("language", ["en", "English", "<|en|>", "ENGLISH"])
+def test_languages_by_name_and_code(whisper: LoadedWhisper, language: str) -> None:
+    assert transcribe(model=whisper, language=language).language == "en"
 
 
 def test_a_batch_may_mix_languages(whisper: LoadedWhisper) -> None:

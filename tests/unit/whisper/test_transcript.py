@@ -96,17 +96,17 @@ def test_words_never_end_before_they_begin() -> None:
     assert words_from_tokens([1], [2.0], [1.0], decode)[0].end == 2.0
 
 
-def said(start: float, end: float, *words: Word) -> Segment:
+def spoken_segment(start: float, end: float, *words: Word) -> Segment:
     return Segment(start, end, "".join(word.text for word in words).strip(), [1], list(words))
 
 
 def test_segments_begin_with_their_first_word_and_end_with_their_last() -> None:
     found = reconcile_times(
         [
-            said(0.2, 1.0, Word(" a", 0.0, 0.5), Word(" b", 0.6, 1.2)),
+            spoken_segment(0.2, 1.0, Word(" a", 0.0, 0.5), Word(" b", 0.6, 1.2)),
             Segment(1.0, 1.5, "", [2], []),
-            said(2.0, 2.2, Word(" c", 1.8, 2.5), Word(" d", 2.4, 2.6)),  # two words overlap, and two segments
-            said(3.0, 4.0, Word(" e", 2.5, 3.0)),
+            spoken_segment(2.0, 2.2, Word(" c", 1.8, 2.5), Word(" d", 2.4, 2.6)),  # two words overlap, and two segments
+            spoken_segment(3.0, 4.0, Word(" e", 2.5, 3.0)),
         ]
     )
     assert [(one.start, one.end) for one in found] == [(0.0, 1.0), (1.0, 1.5), (1.8, 2.5), (2.5, 3.0)]
@@ -127,7 +127,7 @@ def test_segments_begin_with_their_first_word_and_end_with_their_last() -> None:
 )
 def test_times_that_agree_never_overlap(given_times: list[tuple[float, float, list[tuple[float, float]]]]) -> None:
     """For any model and attention."""
-    segments = [said(start, end, *(Word(" x", *one) for one in words)) for start, end, words in given_times]
+    segments = [spoken_segment(start, end, *(Word(" x", *one) for one in words)) for start, end, words in given_times]
     at = 0.0
     for before, after in zip(segments, reconcile_times(segments), strict=True):
         assert len(after.words or ()) == len(before.words or ())
@@ -142,8 +142,8 @@ def test_times_that_agree_never_overlap(given_times: list[tuple[float, float, li
 
 def spoken(*timed: tuple[str, float, float]) -> list[Segment]:
     """One segment of these words, each with its start and end."""
-    said = [Word(text, start, end) for text, start, end in timed]
-    return [Segment(said[0].start, said[-1].end, "".join(word.text for word in said).strip(), [], said)]
+    words = [Word(text, start, end) for text, start, end in timed]
+    return [Segment(words[0].start, words[-1].end, "".join(word.text for word in words).strip(), [], words)]
 
 
 def test_a_cue_ends_at_a_pause() -> None:

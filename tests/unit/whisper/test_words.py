@@ -144,10 +144,10 @@ def test_room_noise_beside_digital_silence_counts_as_silence() -> None:
 @pytest.mark.parametrize("end", [160, 195])
 def test_words_before_a_pause_stay_before_it(end: int) -> None:
     """Three words, the third of which is said again, after a long pause, at the end of the text."""
-    said = ((10, 20), (20, 30), (30, 40))
-    loud = loudness(features(*said, (165, 180)).numpy())
+    spans = ((10, 20), (20, 30), (30, 40))
+    loud = loudness(features(*spans, (165, 180)).numpy())
     scores = np.full((3, STATES), -0.5)
-    for row, (first, last) in enumerate(said):
+    for row, (first, last) in enumerate(spans):
         scores[row, first:last] = 2.0
     scores[2, 165:180] = 9.0  # attention to the same word of the next text
     starts, ends = align_text(scores, loud, [True] * 3, end)

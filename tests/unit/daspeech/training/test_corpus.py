@@ -218,8 +218,8 @@ def test_bad_rows_are_named_and_left_out(corpus: TinyCorpus):
     data = data_of(corpus, max_frames=500, min_vertices=2, max_bad_share=0.5)
     data.setup("fit")
     assert data.train_set is not None
-    kept = {row.name for row in data.train_set.rows}
-    assert kept == set(names) - {names[place] for place in (0, 1, 3, 4, 5)}
+    good = {row.name for row in data.train_set.rows}
+    assert good == set(names) - {names[place] for place in (0, 1, 3, 4, 5)}
     named = {name: reason for reason, result in data.bad.names.items() for name in result}
     assert data.bad.count == 5
     assert "unusable" in named[names[0]]

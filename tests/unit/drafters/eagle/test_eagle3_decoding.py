@@ -80,19 +80,19 @@ def test_pictures_stand_where_the_configuration_says(positions: str, pictures: s
     drafter.update(state, draft, scores, Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1))
     result = drafter.propose(state, roots, Plan(3, 3))
     for row in range(2):
-        kept = context.mask[row]
-        embeds = embedding(context.tokens)[row, kept]
+        row_mask = context.mask[row]
+        embeds = embedding(context.tokens)[row, row_mask]
         if pictures == "projected":
-            embeds = context.embeds[row, kept]
-        features = torch.cat([context.features[layer][row, kept] for layer in network.config.layers], -1)
+            embeds = context.embeds[row, row_mask]
+        features = torch.cat([context.features[layer][row, row_mask] for layer in network.config.layers], -1)
         states = network.fuse(torch.cat([embeds[1:], embedding(roots[row : row + 1])]), features)[None]
-        places = context.positions[:, row, kept]
+        places = context.positions[:, row, row_mask]
         begin = int(context.next_position[row])
         if pictures == "dropped":
-            states = states[:, torch.cat([~context.visual[row, kept][1:], torch.ones(1, dtype=torch.bool)])]
+            states = states[:, torch.cat([~context.visual[row, row_mask][1:], torch.ones(1, dtype=torch.bool)])]
             places, begin = torch.arange(states.shape[1]).expand(3, -1), states.shape[1]
         elif positions == "text":
-            places, begin = torch.arange(int(kept.sum())).expand(3, -1), int(kept.sum())
+            places, begin = torch.arange(int(row_mask.sum())).expand(3, -1), int(row_mask.sum())
         elif positions == "temporal":
             places = places[:1].expand(3, -1)
         for depth in range(3):

@@ -61,22 +61,22 @@ def test_a_chat_with_pictures_is_one_row(layout: str, kind: str) -> None:
     inputs = batch_of(kind, [row])
     options: dict[str, Any] = {"num_speculative_tokens": (6, 3), "do_sample": False, "max_new_tokens": 8}
     options["suppress_tokens"] = [START, END, IMAGE, VIDEO]
-    said = mmdec.generate(model, inputs, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
+    sequences = mmdec.generate(model, inputs, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
     for more in turns:
         state, mask = drafter.memories[-1], torch.ones_like(inputs["input_ids"])
-        inputs, _ = second_turn(kind, [row], [more], said, mask)
-        said = mmdec.generate(model, inputs, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
+        inputs, _ = second_turn(kind, [row], [more], sequences, mask)
+        sequences = mmdec.generate(model, inputs, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
         assert drafter.memories[-1] is state  # it travels
         row = [*row, *more]
-    inputs |= {"input_ids": said, "attention_mask": torch.ones_like(said)}
+    inputs |= {"input_ids": sequences, "attention_mask": torch.ones_like(sequences)}
     if kind in AXES:
-        inputs["mm_token_type_ids"] = (said == IMAGE).long()
+        inputs["mm_token_type_ids"] = (sequences == IMAGE).long()
     with torch.inference_mode():
         drafter.drafter.process_pending(state)
         _, context, _, _ = target_of(model).prefill(inputs, drafter.needs)
         assert context.embeds is not None
         states = network.inputs(context.embeds, context.features[-1], context.visual)
-        expected = network.project(states, torch.arange(said.shape[1] - 1)[None])[1:]
+        expected = network.project(states, torch.arange(sequences.shape[1] - 1)[None])[1:]
     for result, whole in zip(state.cache.accepted()[:2], expected, strict=True):
         torch.testing.assert_close(result, whole, atol=1e-4, rtol=1e-4)
 

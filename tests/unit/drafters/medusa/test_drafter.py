@@ -76,7 +76,7 @@ def test_the_drafter_reads_what_training_reads() -> None:
         states = torch.randn(batch, 7, 32, generator=generator)
         mask = torch.arange(prompt) >= torch.tensor([0, 2, 1])[:, None]
         first = torch.randn(batch, prompt, 32, generator=generator)
-        texts = [row[kept] for row, kept in zip(first, mask, strict=True)]
+        texts = [row[row_mask] for row, row_mask in zip(first, mask, strict=True)]
         tokens = torch.zeros(batch, prompt, dtype=torch.long)
         encoder = EncoderContext(states) if config is BLOCK else None
         with torch.no_grad():

@@ -108,8 +108,8 @@ def test_another_picture_changes_what_a_step_reads(system: str, monkeypatch: pyt
     def drafts() -> list[list[int]]:
         noted, cache = Noted(tree_growing(system, model, **SYSTEMS[system])), DynamicCache(config=model.config)
         first = batch_of("llava", [row])
-        said = mmdec.generate(model, first, noted, **{CACHE_ARGUMENT: cache}, max_new_tokens=8, **options).sequences
-        whole, _ = second_turn("llava", [row], [more], said, first["attention_mask"])
+        answer = mmdec.generate(model, first, noted, **{CACHE_ARGUMENT: cache}, max_new_tokens=8, **options).sequences
+        whole, _ = second_turn("llava", [row], [more], answer, first["attention_mask"])
         mmdec.generate(model, whole, noted, **{CACHE_ARGUMENT: cache}, max_new_tokens=8, **options)
         both = batch_of("llava", [row, [Picture.random(3), [20, 21]], [Picture.random(4), [30]]])
         mmdec.generate(model, both, noted, max_new_tokens=30, **options)
@@ -132,8 +132,8 @@ def test_flash_blocks_equal_recomputation_over_pictures_and_turns(slots: int, mo
         noted = Noted(tree_growing("flash", model, slots=slots, latents=3))
         cache, chain = DynamicCache(config=model.config), {"num_speculative_tokens": 7}
         first = batch_of("llava", [row])
-        said = mmdec.generate(model, first, noted, **{CACHE_ARGUMENT: cache}, max_new_tokens=24, **chain, **options)
-        both = torch.cat([said.sequences, torch.tensor([[20, 21, 22]])], 1)
+        answer = mmdec.generate(model, first, noted, **{CACHE_ARGUMENT: cache}, max_new_tokens=24, **chain, **options)
+        both = torch.cat([answer.sequences, torch.tensor([[20, 21, 22]])], 1)
         whole = {**first, "input_ids": both, "attention_mask": torch.ones_like(both)}
         mmdec.generate(model, whole, noted, **{CACHE_ARGUMENT: cache}, max_new_tokens=24, **chain, **options)
         three = batch_of("llava", [row, more, [Picture.random(4), [30]]])

@@ -41,24 +41,24 @@ def test_cpu_steps_equal_the_network(system: str, changes: dict[str, Any]) -> No
     net = network(system, **changes)
     carry = torch.randn(1, 1, 24) if system == "vispec" else None
     step, embedding, output = step_of(net, carry, bias="layers" in changes)
-    kept = [torch.randn(1, net.config.num_key_value_heads, WIDTH + 4, 8) for _ in range(2)]
-    keys, values = (part.clone() for part in kept)
+    cache = [torch.randn(1, net.config.num_key_value_heads, WIDTH + 4, 8) for _ in range(2)]
+    keys, values = (part.clone() for part in cache)
     feature = torch.randn(24)
     hidden = feature[None, None]
     for index, token in enumerate([5, 30, 0, 5]):
         position, end = WIDTH + index, WIDTH + index + 1
         states = net.follow(embedding(torch.tensor([[token]])), hidden, carry)
         queries, *own = net.project(states, position)
-        for whole, column in zip(kept, own, strict=True):
+        for whole, column in zip(cache, own, strict=True):
             whole[:, :, position] = column[:, :, 0]
-        hidden = net.attend(states, queries, kept[0][:, :, :end], kept[1][:, :, :end], None)
+        hidden = net.attend(states, queries, cache[0][:, :, :end], cache[1][:, :, :end], None)
         feature = step(token, feature, position, keys[:, :, :end], values[:, :, :end]).copy()
         torch.testing.assert_close(torch.from_numpy(feature), hidden[0, 0], rtol=1e-4, atol=1e-4)
         logits = net.logits(hidden[0, 0], output)
         torch.testing.assert_close(torch.from_numpy(step.logits(feature)), logits, rtol=1e-4, atol=1e-4)
         assert step.token(7) == int(net.token_ids(torch.tensor(7)))
         feature = torch.from_numpy(feature)
-    torch.testing.assert_close((keys, values), tuple(kept), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close((keys, values), tuple(cache), rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()

@@ -70,7 +70,7 @@ def test_mp3_and_ogg_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "rate", "said"),
+    ("value", "rate", "message"),
     [
         (np.nan, RATE, "NaN or infinite"),
         (np.inf, RATE, "NaN or infinite"),
@@ -82,13 +82,13 @@ def test_mp3_and_ogg_read(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("read", [audio.load_audio, audio.sound_seconds])
 def test_errors_name_the_recordings_file(
-    tmp_path: Path, read: Callable[[Path], object], value: float | None, rate: int, said: str
+    tmp_path: Path, read: Callable[[Path], object], value: float | None, rate: int, message: str
 ) -> None:
     path = tmp_path / "odd one.wav"
     samples = buzz(0.3)
     samples[1000] = value or samples[1000]
     soundfile.write(path, samples if value is not None else samples[:0], rate, subtype="FLOAT")
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         read(path)
     assert f"'{path}'" in str(caught.value)
 
@@ -286,7 +286,7 @@ def test_without_pyav_the_error_says_what_to_run(suffix: str, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("talk.amr", "Convert it with `ffmpeg -i talk.amr talk.wav`."),
         ("a/my talk.amr", "Convert it with `ffmpeg -i 'a/my talk.amr' 'a/my talk.wav'`."),
@@ -298,8 +298,8 @@ def test_without_pyav_the_error_says_what_to_run(suffix: str, tmp_path: Path, mo
         ("", "Convert it to 16-bit PCM wav."),
     ],
 )
-def test_the_suggested_ffmpeg_command_quotes_its_paths(path: str, said: str) -> None:
-    assert conversion(path) == said
+def test_the_suggested_ffmpeg_command_quotes_its_paths(path: str, message: str) -> None:
+    assert conversion(path) == message
 
 
 def test_the_command_overwrites_no_recording_that_is_there(tmp_path: Path) -> None:

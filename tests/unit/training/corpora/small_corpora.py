@@ -92,8 +92,8 @@ def write_conversations(root: Path) -> None:
         rows = []
         for number in range(count):
             put(root / "images" / f"{split}-{number}.png", picture(number + 100 * len(split)))
-            said = [f"<image>\nWhat is in {split} {number}?", "A square. " * (number + 1)]
-            turns = [{"from": who, "value": text} for who, text in zip(("human", "gpt"), said, strict=True)]
+            texts = [f"<image>\nWhat is in {split} {number}?", "A square. " * (number + 1)]
+            turns = [{"from": who, "value": text} for who, text in zip(("human", "gpt"), texts, strict=True)]
             note = {"task": "what", "expected": "square", "claims": []}
             rows.append({"id": number, "image": f"{split}-{number}.png", "conversations": turns, "turns": [note]})
         put(root / f"{split}.json", json.dumps(rows, indent=0).encode())

@@ -51,8 +51,8 @@ def test_repaired_files_are_read_again(paths: list[Path], tmp_path: Path, monkey
 @pytest.mark.parametrize("content", [b"", b"[[1, 2", b"[]", b"7", b"\xff", b"[1, 2, 3, 4]"])
 def test_a_damaged_store_is_rewritten(content: bytes, paths: list[Path], tmp_path: Path) -> None:
     seconds_of(paths, tmp_path)
-    (kept,) = tmp_path.glob(".recordings-*.json")
-    kept.write_bytes(content)
+    (cache,) = tmp_path.glob(".recordings-*.json")
+    cache.write_bytes(content)
     assert seconds_of(paths, tmp_path) == FOUND
 
 

@@ -54,12 +54,12 @@ def assert_refused(layout: str, root: Path, *words: str, **options: Any) -> None
     """Return one sentence, with its remedy, that has all the words."""
     with pytest.raises(InputError) as caught:
         LAYOUTS[layout].take(root, **options)
-    said = str(caught.value)
-    assert "\n" not in said
-    assert ", but " in said
-    assert len(said) < 900
+    message = str(caught.value)
+    assert "\n" not in message
+    assert ", but " in message
+    assert len(message) < 900
     for word in words:
-        assert word in said, said
+        assert word in message, message
 
 
 def place(layout: str) -> str:
@@ -115,15 +115,15 @@ def test_too_long_texts_are_refused(layout: str, copied: Callable[[str], Path]) 
     assert_refused(layout, root, "at most 131072 characters", file.name, "line " if layout in LINES else "row ")
 
 
-@pytest.mark.parametrize(("damage", "said"), [("\0", "a NUL"), ("\r", "a carriage return")])
+@pytest.mark.parametrize(("damage", "message"), [("\0", "a NUL"), ("\r", "a carriage return")])
 @pytest.mark.parametrize("layout", LINES)
-def test_binary_lines_are_refused(layout: str, damage: str, said: str, copied: Callable[[str], Path]) -> None:
+def test_binary_lines_are_refused(layout: str, damage: str, message: str, copied: Callable[[str], Path]) -> None:
     root = copied(layout)
     file = root / LAYOUTS[layout].listed
     lines = file.read_text(encoding="utf-8").split("\n")
     lines[1] = lines[1][:9] + damage + lines[1][9:]
     file.write_bytes("\n".join(lines).encode())
-    assert_refused(layout, root, said, "line 2 of", file.name)
+    assert_refused(layout, root, message, "line 2 of", file.name)
 
 
 @pytest.mark.parametrize("damage", ["missing", "folder", "empty"])
@@ -165,8 +165,8 @@ def test_paths_outside_the_corpus_are_refused(layout: str, name: str, copied: Ca
         rename(root, layout, str(outside.with_suffix("")) if name == "absolute" else name)
     else:
         rename(root, layout, str(outside.with_suffix(suffix)) if name == "absolute" else name + suffix)
-    said = {"absolute": "the absolute path", "link": "a link that leads out"}.get(name, "which leads out")
-    words = ("inside the folder", said, Path(LAYOUTS[layout].listed).name)
+    message = {"absolute": "the absolute path", "link": "a link that leads out"}.get(name, "which leads out")
+    words = ("inside the folder", message, Path(LAYOUTS[layout].listed).name)
     assert_refused(layout, root, *words, "" if (layout, name) == ("pairs", "link") else place(layout))
     if name == "link":
         assert LAYOUTS[layout].take(root, allow_absolute_paths=True)
@@ -208,7 +208,7 @@ def test_contradicting_rows_are_refused(table: str, copied: Callable[[str], Path
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("sounds/train-1.flac\tgood day", "has 2"),
         ("sounds/train-1.flac\tgood\tday\ttrain", "has 4"),
@@ -217,12 +217,12 @@ def test_contradicting_rows_are_refused(table: str, copied: Callable[[str], Path
         ("sounds/train-1.flac\tgood day\t", "has no `split`"),
     ],
 )
-def test_incomplete_manifest_rows_are_refused(line: str, said: str, copied: Callable[[str], Path]) -> None:
+def test_incomplete_manifest_rows_are_refused(line: str, message: str, copied: Callable[[str], Path]) -> None:
     root = copied("manifest")
     lines = (root / "m.tsv").read_text(encoding="utf-8").splitlines()
     lines[2] = line
     (root / "m.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert_refused("manifest", root, said, "line 3 of", "m.tsv")
+    assert_refused("manifest", root, message, "line 3 of", "m.tsv")
 
 
 @pytest.mark.parametrize("changes", [{"split": None}, {"split": ""}, {"split": 3}, {"text": None}, {"text": 5}])

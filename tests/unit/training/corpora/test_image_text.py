@@ -16,8 +16,8 @@ from mmdec.training.metrics.text import count_claims, right_answer, right_in_oth
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    said = [{"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": "A star."}]
-    return {"id": "a1", "image": "coco/train/1.jpg", "conversations": said} | changes
+    conversation = [{"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": "A star."}]
+    return {"id": "a1", "image": "coco/train/1.jpg", "conversations": conversation} | changes
 
 
 def write(folder: Path, rows: object) -> Path:
@@ -255,7 +255,7 @@ def test_vqav2(tmp_path: Path) -> None:
 
 
 def test_conversations_with_notes(tmp_path: Path) -> None:
-    said = [
+    pairs = [
         ("<image>\nDescribe this image.", "A red star."),
         ("What colour?", "It is red."),
         ("And its colour?", "Red."),
@@ -265,7 +265,7 @@ def test_conversations_with_notes(tmp_path: Path) -> None:
         {"task": "describe", "expected": "", "claims": [["red", "star"]]},
         *[{"task": "colour", "expected": "red", "claims": []}] * 3,
     ]
-    turns = [{"from": who, "value": text} for pair in said for who, text in zip(("human", "gpt"), pair, strict=True)]
+    turns = [{"from": who, "value": text} for pair in pairs for who, text in zip(("human", "gpt"), pair, strict=True)]
     row = {"id": "a", "image": "a.png", "conversations": turns}
     path = write_json(tmp_path / "test.json", [{**row, "turns": notes}])
     colour, again, described = read_questions(path)
@@ -295,7 +295,7 @@ def test_pictures_are_swapped_within_a_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ('{"image": "../../etc/passwd", "text": "?"}', "inside the folder"),
         ('{"image": "/etc/passwd", "text": "?"}', "inside the folder"),
@@ -307,9 +307,9 @@ def test_pictures_are_swapped_within_a_task(tmp_path: Path) -> None:
         ("{", "must be JSON"),
     ],
 )
-def test_broken_rows_are_named(tmp_path: Path, content: str, said: str) -> None:
+def test_broken_rows_are_named(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "q.jsonl").write_text(content, encoding="utf-8")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         read_questions(tmp_path / "q.jsonl")
 
 

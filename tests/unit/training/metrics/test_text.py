@@ -58,9 +58,9 @@ LEXICON = {"the": [["dh", "ax"], ["dh", "iy"]], "end": [["eh", "n", "d"]], "a": 
 def test_nearest_rendering_equals_enumeration(phones: list[str], renderings: list[list[str]]) -> None:
     spoken = [phone for phone in phones if phone != "pau"]
     expected = min(
-        metrics.phone_distance(spoken, [phone for word in said for phone in word])
+        metrics.phone_distance(spoken, [phone for word in rendering for phone in word])
         for words in renderings
-        for said in product(*(LEXICON[word] for word in words))
+        for rendering in product(*(LEXICON[word] for word in words))
     )
     texts = [" ".join(words).capitalize() + "." for words in renderings]
     assert metrics.closest_phone_errors(phones, texts, LEXICON) == expected

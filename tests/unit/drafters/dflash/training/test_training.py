@@ -96,10 +96,10 @@ def test_roots_are_drawn_without_repetition_within_each_row() -> None:
         drawn = draw_roots(lengths, most)
         assert drawn.shape == (3, min(most, 9))
         for row, length in zip(drawn.tolist(), lengths.tolist(), strict=True):
-            kept = [root for root in row if root >= 0]
-            assert len(kept) == min(most, length)
-            assert kept == sorted(set(kept))
-            assert max(kept) < length
+            roots_of_row = [root for root in row if root >= 0]
+            assert len(roots_of_row) == min(most, length)
+            assert roots_of_row == sorted(set(roots_of_row))
+            assert max(roots_of_row) < length
     often = torch.stack([draw_roots(lengths, 1)[0] for _ in range(200)])
     assert set(often.flatten().tolist()) == set(range(9))
 

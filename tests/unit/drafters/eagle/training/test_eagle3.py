@@ -110,13 +110,13 @@ def test_simulated_chains_equal_decoding() -> None:
     prompt = torch.tensor([[5, 6]])
     whole = MODEL.generate(input_ids=prompt, do_sample=False, max_new_tokens=30)
     trained = overfitted("eagle3", MODEL, whole[:, :-1]).network
-    kept = sorted(set(whole[0].tolist()))[:-1]
-    network = draft_network("eagle3", MODEL, draft_vocab_size=len(kept))
+    draft_vocabulary = sorted(set(whole[0].tolist()))[:-1]
+    network = draft_network("eagle3", MODEL, draft_vocab_size=len(draft_vocabulary))
     assert isinstance(network, Eagle3)
     state = {name: value for name, value in trained.state_dict().items() if name != "lm_head.weight"}
     network.load_state_dict(state, strict=False)
-    network.lm_head.weight.data.copy_(trained.lm_head.weight.data[kept])  # type: ignore[union-attr, operator]
-    network.get_buffer("d2t").copy_(torch.tensor(kept) - torch.arange(len(kept)))
+    network.lm_head.weight.data.copy_(trained.lm_head.weight.data[draft_vocabulary])  # type: ignore[union-attr, operator]
+    network.get_buffer("d2t").copy_(torch.tensor(draft_vocabulary) - torch.arange(len(draft_vocabulary)))
     drafter = NetworkDrafter(network, MODEL.get_input_embeddings(), MODEL.get_output_embeddings())
     module, depth = trainer_of(network, chain=3), 3
     inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}

@@ -103,12 +103,12 @@ def test_states_are_stored_whole_or_not_at_all(tmp_path: Path) -> None:
     again = HiddenStateStore(tmp_path, 3)
     assert set(again.names()) == {"a", "b", "c"}
     again.add({"d": ([7], torch.tensor([[7.0, 8.0, 9.0]]))})
-    for kept in (again, HiddenStateStore(tmp_path, 3)):
-        assert kept.get("a")[0] == [4, 5]
-        torch.testing.assert_close(kept.get("a")[1], first["a"][1])
-        assert kept.get("b")[1].shape == (0, 3)
-        assert torch.equal(kept.get("c")[1], torch.full((1, 3), 0.1).half().float())
-        assert kept.get("d")[1].tolist() == [[7, 8, 9]]
+    for store in (again, HiddenStateStore(tmp_path, 3)):
+        assert store.get("a")[0] == [4, 5]
+        torch.testing.assert_close(store.get("a")[1], first["a"][1])
+        assert store.get("b")[1].shape == (0, 3)
+        assert torch.equal(store.get("c")[1], torch.full((1, 3), 0.1).half().float())
+        assert store.get("d")[1].tolist() == [[7, 8, 9]]
     (tmp_path / "0.f16").write_bytes((tmp_path / "0.f16").read_bytes()[:14])
     assert set(HiddenStateStore(tmp_path, 3).names()) == {"a", "b", "c"}
 

@@ -123,8 +123,8 @@ def write(root: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def row(number: int, *answers: str, **fields: Any) -> dict[str, Any]:
-    said = [part for place, answer in enumerate(answers) for part in (f"Question {place}?", answer)]
-    turns = [{"from": ("human", "gpt")[at % 2], "value": value} for at, value in enumerate(said)]
+    texts = [part for place, answer in enumerate(answers) for part in (f"Question {place}?", answer)]
+    turns = [{"from": ("human", "gpt")[at % 2], "value": value} for at, value in enumerate(texts)]
     return {"id": number, "conversations": turns, **fields}
 
 

@@ -138,13 +138,13 @@ def test_stored_readings_equal_fresh_ones(tmp_path) -> None:
     rounded = store.add({str(n): (tokens[n], one) for n, one in enumerate(result)})
     for again in (store, FeatureStore(tmp_path, teacher, LAST, False)):
         for number, one in enumerate(result):
-            kept: TargetFeatures = again.get(str(number), ANSWERS[number])
-            assert kept.prompt == one.prompt
-            assert kept.answer == ANSWERS[number]
-            assert torch.equal(kept.visual, one.visual)
-            assert torch.equal(kept.features, rounded[str(number)].features)
-            assert torch.equal(kept.embeds, rounded[str(number)].embeds)
-            torch.testing.assert_close(kept.features, one.features, atol=2e-3, rtol=2e-3)
+            stored: TargetFeatures = again.get(str(number), ANSWERS[number])
+            assert stored.prompt == one.prompt
+            assert stored.answer == ANSWERS[number]
+            assert torch.equal(stored.visual, one.visual)
+            assert torch.equal(stored.features, rounded[str(number)].features)
+            assert torch.equal(stored.embeds, rounded[str(number)].embeds)
+            torch.testing.assert_close(stored.features, one.features, atol=2e-3, rtol=2e-3)
     assert "3" not in store
 
 

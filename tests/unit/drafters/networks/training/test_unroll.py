@@ -147,10 +147,10 @@ def test_noise_follows_eagle() -> None:
 ALL = LossWeights(1.0, 0.1, 10.0, 0.1)
 
 
-def naive(said: Tensor, expected: Tensor, head: Tensor) -> dict[str, float]:
+def naive(states: Tensor, expected: Tensor, head: Tensor) -> dict[str, float]:
     """Place by place, token by token."""
     sums = dict.fromkeys(("features", "tokens", "distribution", "ranks", "right"), 0.0)
-    for a, b in zip(said.tolist(), expected.tolist(), strict=True):
+    for a, b in zip(states.tolist(), expected.tolist(), strict=True):
         gaps = [abs(x - y) for x, y in zip(a, b, strict=True)]
         sums["features"] += sum(0.5 * g * g if g < 1 else g - 0.5 for g in gaps) / len(gaps)
         own, theirs = (
@@ -163,15 +163,15 @@ def naive(said: Tensor, expected: Tensor, head: Tensor) -> dict[str, float]:
         for place, token in enumerate(best):
             sums["ranks"] -= own[token] - math.log(sum(math.exp(own[other]) for other in best[place:]))
         sums["right"] += own.index(max(own)) == best[0]
-    return {name: value / len(said) for name, value in sums.items()}
+    return {name: value / len(states) for name, value in sums.items()}
 
 
 @pytest.mark.parametrize("cells", [1 << 20, 40])
 def test_losses_equal_naive_ones(cells: int) -> None:
     torch.manual_seed(0)
-    said, expected, head = torch.randn(7, 6).requires_grad_(), torch.randn(7, 6), torch.randn(20, 6)
-    result = losses(said, expected, lambda states: states @ head.T, ALL, cells)
-    reference = naive(said, expected, head)
+    drafted_states, expected, head = torch.randn(7, 6).requires_grad_(), torch.randn(7, 6), torch.randn(20, 6)
+    result = losses(drafted_states, expected, lambda states: states @ head.T, ALL, cells)
+    reference = naive(drafted_states, expected, head)
     for name, value in reference.items():
         assert float(result[name].detach()) == pytest.approx(value, rel=1e-4), name
     total = sum(getattr(ALL, name) * reference[name] for name in vars(ALL))
@@ -184,15 +184,15 @@ def test_chunked_gradients_equal_the_whole() -> None:
     gradients = []
     for cells in (1 << 20, 60):
         torch.manual_seed(2)
-        said = torch.randn(9, 6).double().requires_grad_()
-        losses(said, expected, lambda states: states @ head.T, ALL, cells)["loss"].backward()
-        gradients.append(said.grad)
+        drafted_states = torch.randn(9, 6).double().requires_grad_()
+        losses(drafted_states, expected, lambda states: states @ head.T, ALL, cells)["loss"].backward()
+        gradients.append(drafted_states.grad)
     torch.testing.assert_close(*gradients)
 
 
 def test_losses_of_zero_weight_are_not_logged() -> None:
-    said = torch.randn(3, 4)
-    result = losses(said, said, lambda states: states @ torch.eye(4), LossWeights())
+    drafted_states = torch.randn(3, 4)
+    result = losses(drafted_states, drafted_states, lambda states: states @ torch.eye(4), LossWeights())
     assert set(result) == {"loss", "features", "tokens", "right"}
     assert float(result["features"]) == 0.0
     assert float(result["right"]) == 1.0
