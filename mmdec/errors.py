@@ -14,7 +14,7 @@ class MmdecError(Exception):
 
 
 class InputError(MmdecError, ValueError):
-    """An argument or a file breaks a rule. Nothing was computed and nothing was written.
+    """An argument or a file breaks a rule. Nothing was written.
 
     A message names the argument, the rule, the value and the remedy: "`sample_rate` must be at least 8000 Hz, but is
     4000. Resample the audio first."

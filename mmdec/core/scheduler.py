@@ -5,8 +5,8 @@ step the scheduler collects the drafts that wait, has those of one model scored 
 scores. So a decoding joins at any round, and leaves at its end, without waiting for the others. A row's tokens do not
 depend on which rows share its passes.
 
-A prompt is read between two rounds, one piece at each step, so that running rows wait for one piece at most. What does
-not fit into the limits (rows, tokens in caches) waits; requests of higher priority go first.
+Prompts are read between two rounds, in pieces, so that running rows wait for a limited number of tokens. What does not
+fit into the limits (rows, tokens in caches) waits; requests of higher priority go first.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Scheduler:
         return self.rows + task.rows <= self.limits.rows and (limit is None or self.tokens + task.tokens <= limit)
 
     def _run_unshared(self, tasks: Sequence[Task]) -> None:
-        """Run passes that nobody shares: pieces of prompts, as long as the limit holds, or one other computation."""
+        """Run passes that nobody shares: as many as the limit allows."""
         limit, tokens = self.limits.prefill, 0
         for task in tasks:
             if limit is not None and (tokens := tokens + _prompt_tokens(task, limit)) > limit and task is not tasks[0]:

@@ -196,7 +196,8 @@ def _generate_many(
     options: Mapping[str, Any],
 ) -> list[Generation]:
     """Decode prompts side by side. Each begins as soon as there is room for its rows."""
-    seed, upcoming = first_seed(model, speculation, options), iter(enumerate(prompts))
+    seed = first_seed(model, speculation, options, draw=len(prompts) > 1)
+    upcoming = iter(enumerate(prompts))
 
     def take(_: int) -> tuple[int, DecodingSteps, int] | None:
         index, prompt = next(upcoming, (0, None))

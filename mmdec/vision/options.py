@@ -35,7 +35,7 @@ class DescribeOptions(GenerateOptions):
         str,
         short="-d",
     )
-    batch_size: int = option(8, "Questions in a batch.", int, metavar="N", least=1)
+    batch_size: int = option(8, "Questions answered at a time.", int, metavar="N", least=1)
     on_text: OnText | None = option(None, "Called with each accepted piece of the answer; for one question.")
 
     def __post_init__(self) -> None:

@@ -162,8 +162,9 @@ def transcribe_with_audio_lm(
         Index -> transcript.
     """
     transcripts = silent_transcripts(request.languages, samples)
-    report_finished = ordered_reporter(samples, transcripts, on_transcript)
-    done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
+    report_finished = ordered_reporter(samples, transcripts, on_transcript, errors)
+    total = sum(map(len, samples.values())) / SAMPLE_RATE
+    done = sum(len(samples[index]) for index in transcripts) / SAMPLE_RATE  # the silent ones
 
     def steps(indices: list[int], speculation: Speculation) -> DecodingSteps:
         own = replace(request, speculation=speculation)
@@ -179,7 +180,9 @@ def transcribe_with_audio_lm(
             done += sum(len(samples[index]) for index in indices) / SAMPLE_RATE
             report_finished()
             if progress is not None:
-                progress(done, total)
+                progress(min(done, total), total)
+    if progress is not None and not spoken:
+        progress(total, total)
     return transcripts
 
 

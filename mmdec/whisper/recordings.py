@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import final
@@ -178,6 +178,7 @@ class _ProgressReport:
     def finish(self, index: int, start: int, samples: int) -> None:
         """Count a piece as done."""
         self._done[index, start] = samples / SAMPLE_RATE
+        self._report()
 
     def end(self) -> None:
         """Report that all is done."""
@@ -208,20 +209,25 @@ def _join_pieces(parts: Sequence[tuple[int, DecodedRecording]], samples: int) ->
 
 
 def ordered_reporter(
-    recordings: Mapping[int, Tensor], transcripts: Mapping[int, Transcript], on_transcript: OnTranscript | None
+    recordings: Mapping[int, Tensor],
+    transcripts: Mapping[int, Transcript],
+    on_transcript: OnTranscript | None,
+    errors: Collection[int] = (),
 ) -> Callable[[], None]:
     """Return a function that passes new transcripts to `on_transcript`, each once, in the order of the recordings.
 
     Args:
         recordings: Index -> recording (T,).
         transcripts: Index -> finished transcript; the caller adds transcripts to it.
+        errors: Indices of the recordings that get no transcript; the caller adds indices to it.
     """
     remaining = list(recordings)
 
     def report_finished() -> None:
-        while on_transcript is not None and remaining and remaining[0] in transcripts:
+        while on_transcript is not None and remaining and (remaining[0] in transcripts or remaining[0] in errors):
             index = remaining.pop(0)
-            on_transcript(index, transcripts[index])
+            if index in transcripts:
+                on_transcript(index, transcripts[index])
 
     return report_finished
 
