@@ -177,13 +177,36 @@ class Context:
         return self.mask if self.media is None else self.mask & ~self.media.placeholders
 
 
+class Warp(Protocol):
+    """Turns a drafter's logits into the distribution that the target would draw from: the same temperature, top-k,
+    top-p, penalties and so on.
+
+    Any other distribution keeps the output exact, too, if children are drawn from it and `Draft.probs` holds it. But
+    tokens outside the target's distribution are never accepted.
+    """
+
+    def __call__(self, logits: Tensor, paths: Sequence[Sequence[Sequence[int]]] = ()) -> Tensor:
+        """Return the distributions (B, n, V) float32 of the children of n nodes in each row.
+
+        A distribution may have fewer tokens than the plan has children: draw only those.
+
+        Args:
+            logits: (B, n, V), the drafter's logits after the nodes, over the target's vocabulary; -inf at tokens that
+                the drafter does not have.
+            paths: For each row, the drafted tokens from the root's child down to each node, all of one length.
+                Penalties read them after the accepted text. (): they read only that text.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """The maximum size of a round's draft, and how to choose its tokens."""
 
     nodes: int  # maximum number of nodes below the root
     depth: int  # maximum depth of the tree
-    temperature: float | None = None  # sample children at this temperature and return `probs`; None: deterministic
+    # draw children from the distributions that this returns, and return these as `probs`; None: deterministic drafts
+    warp: Warp | None = None
     generator: torch.Generator | None = None  # for sampling children, on the target's device
     # A chain (nodes <= depth) of most probable tokens ends at the first node for which the estimated probability that
     # it and all nodes before it are accepted (mean over the rows) is below `threshold`.

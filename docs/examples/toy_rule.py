@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from mmdec.core.sampling import Sequences
 from mmdec.core.verify import RowTree
 from mmdec.types import Plan
@@ -18,7 +16,7 @@ class AmongBest:
     k: int = 2
     name = "among-best"
 
-    def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
+    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         """The drafter need not draw its tokens."""
         return plan
 

@@ -167,7 +167,7 @@ def decode_steps(
 
             timer.start()
             rows_of_others = max(result.rows - len(rows), 0)  # in the last pass
-            plan = rule.drafting_plan(budget.plan(len(text.live) + rows_of_others), device)
+            plan = rule.drafting_plan(budget.plan(len(text.live) + rows_of_others), text)
             timer.lap("core")
             draft = runner.propose(roots, plan, [text.round_limit(row) for row in text.live])
             timer.lap("drafter")

@@ -321,6 +321,58 @@ class KeyedSample:
         return int((scores - noise.log()).argmax(-1))  # -log of an exponential variable is Gumbel noise
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class DraftWarp:
+    """Turns a drafter's logits into the distribution that the target would draw from.
+
+    It applies those of the target's logits processors that depend on nothing but their arguments, to all nodes at once.
+    """
+
+    processors: Sequence[Processor] = ()  # those that read the text or know tokens, such as penalties
+    top_k: int | None = None  # keep the k most probable tokens; None: all
+    warpers: Sequence[Processor] = ()  # those that read a node's logits only, whatever their tokens
+
+    def __call__(self, text: Sequences, logits: Tensor, paths: Sequence[Sequence[Sequence[int]]] = ()) -> Tensor:
+        """Return distributions (B, n, V) float32; `mmdec.types.Warp` describes the other arguments.
+
+        Args:
+            text: The texts of the batch, whose `live` rows are those of the logits.
+        """
+        scores = logits.float().flatten(0, 1)
+        if self.processors:
+            ids = _node_ids(text, logits.shape[1], paths)
+            for processor in self.processors:
+                scores = processor(ids, scores)
+        kept = None
+        if self.top_k is not None and self.top_k < scores.shape[-1]:
+            # the other processors then work on k tokens: they sort, which takes long for a whole vocabulary
+            scores, kept = scores.topk(self.top_k)
+        no_ids = scores.new_zeros(len(scores), 0, dtype=torch.long)
+        for processor in self.warpers:
+            scores = processor(no_ids, scores)
+        probs = scores.softmax(-1)
+        if kept is not None:
+            probs = probs.new_zeros(len(probs), logits.shape[-1]).scatter_(-1, kept, probs)
+        return probs.view(logits.shape)
+
+
+def _node_ids(text: Sequences, nodes: int, paths: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+    """Return the ids (B * n, L) of each node's text: prompt, accepted tokens and the drafted tokens down to the node.
+
+    Shorter texts repeat their last accepted token.
+    """
+    rows = [text.row(row) for row in text.live]
+    longest = max(row.shape[1] for row in rows)
+    ids = torch.cat([torch.cat([row, row[:, -1:].expand(1, longest - row.shape[1])], 1) for row in rows])
+    ids = ids.repeat_interleave(nodes, 0)
+    if paths and paths[0][0]:
+        blank = [0] * len(paths[0][0])
+        drafted = [path for row in paths for path in [*row, *[blank] * (nodes - len(row))]]
+        ids = torch.cat([ids, torch.tensor(drafted, device=ids.device)], 1)
+    return ids
+
+
 def keyed_generator(device: torch.device, *key: int | str) -> torch.Generator:
     """Return a random generator on `device`, seeded by a hash of `key`; different keys give independent numbers."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()

@@ -14,14 +14,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from mmdec.core.sampling import Choice, Dice, Sequences, keyed_dice, keyed_generator, most_probable, most_probable_each
+from mmdec.core.sampling import (
+    Choice,
+    Dice,
+    DraftWarp,
+    Sequences,
+    keyed_dice,
+    keyed_generator,
+    most_probable,
+    most_probable_each,
+)
 from mmdec.core.tree import int_list, int_rows
 from mmdec.types import Draft, Plan, Scores, Verdict
 
@@ -68,10 +77,13 @@ class Rule(Protocol):
     @property
     def name(self) -> RuleName: ...
 
-    def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
+    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         """Return the plan for the drafter.
 
-        A rule that needs sampled drafts adds a temperature and a random generator on `device`; others change nothing.
+        A rule that needs sampled drafts adds `Plan.warp` and a random generator; others change nothing.
+
+        Args:
+            text: The texts of the batch. The warp reads them when it is called.
         """
         ...
 
@@ -167,7 +179,7 @@ class MatchRule:
     choice: Choice = most_probable
     name: RuleName = "greedy"
 
-    def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
+    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         return plan
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
@@ -188,15 +200,15 @@ class SamplingState:
     """The randomness of one `generate` call: the seed for accepting tokens, and the drafter's own random generator."""
 
     seed: int
-    # temperature at which the drafter samples; it does not change the distribution of the output
-    temperature: float = 1.0
+    # how the drafter's distributions follow from its logits; this does not change the distribution of the output
+    warp: DraftWarp = field(default_factory=DraftWarp)
     generator: torch.Generator | None = None
 
-    def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
-        """Return the plan with this rule's temperature and the drafter's random generator on `device`."""
+    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
+        """Return the plan with the warp of the batch's texts, and with the drafter's random generator."""
         if self.generator is None:
-            self.generator = keyed_generator(device, self.seed, "draft")
-        return replace(plan, temperature=self.temperature, generator=self.generator)
+            self.generator = keyed_generator(text.prompt.device, self.seed, "draft")
+        return replace(plan, warp=partial(self.warp, text), generator=self.generator)
 
 
 @dataclass(frozen=True)
@@ -214,8 +226,8 @@ class ResidualRule:
     name: RuleName = "residual"
     dice: Callable[..., Dice] = keyed_dice
 
-    def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
-        return self.stream.drafting_plan(plan, device)
+    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
+        return self.stream.drafting_plan(plan, text)
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         return _descend(branch, text, lambda node: self._step(branch, text, node))
@@ -258,7 +270,7 @@ class TypicalRule:
     delta: float = 0.3
     name: RuleName = "typical"
 
-    def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
+    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         return plan
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:

@@ -7,10 +7,14 @@ change.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from mmdec.core.tree import trees_from_lists
+from mmdec.types import Draft, Plan
 
 
 @dataclass
@@ -30,6 +34,14 @@ class GrowingTree:
         self.parents.append(parent)
         self.values.append(value)
         return len(self.tokens) - 1
+
+    def path(self, node: int) -> list[int]:
+        """Return the tokens from the root's child down to a node."""
+        tokens: list[int] = []
+        while node:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
 
     def best(self, count: int) -> list[int]:
         """Return the `count` nodes with the highest values, without the root, depth first.
@@ -56,71 +68,81 @@ class GrowingTree:
         return [self.tokens[node] for node in nodes], [indices[self.parents[node]] for node in nodes]
 
 
-def draw_children(
-    trees: list[GrowingTree],
-    frontier: list[list[int]],
-    probs: Tensor,
-    counts: list[int],
-    generator: torch.Generator | None,
-) -> list[list[int]]:
-    """Sample children of the newest level's nodes without replacement, and add them to the trees.
+class SampledTrees:
+    """The drafts of a batch while their nodes are drawn, level by level, without replacement.
 
     Children go to the nodes where acceptance is likeliest.
 
-    Sorting p / Exp(1) gives a sequence of draws without replacement. Whether a node gets one more child depends only on
-    its earlier children.
-
     Args:
-        frontier: For each batch row, the newest level's nodes.
-        probs: (B, L, V), distributions of their children.
-        counts: For each row, how many children to add in all.
-
-    Returns:
-        For each row, the new nodes.
+        roots: (B,), each row's last token.
+        plan: Its `warp` gives the distributions that children are drawn from.
+        depth: Maximum number of levels.
+        vocab_size: The target's.
     """
-    most = min(max(counts), probs.shape[-1])
-    noise = torch.empty_like(probs).exponential_(generator=generator)
-    tokens = (probs / noise).topk(most, dim=-1).indices  # shape (B, L, most)
-    chances = probs.gather(-1, tokens).tolist()
-    following = []
-    for tree, nodes, ids, mass, count in zip(trees, frontier, tokens.tolist(), chances, counts, strict=True):
-        added: list[int] = []
-        # heap of possible draws: (-chance that the verifier tries it, index of the node, number of the draw at the
-        # node, probability mass that earlier draws at the node have left)
-        heap = [(-tree.values[node], index, 0, 1.0) for index, node in enumerate(nodes)]
-        heapq.heapify(heap)
-        while heap and len(added) < count:
-            reached, index, number, remaining = heapq.heappop(heap)
-            chance = mass[index][number]
-            if chance <= 0:
-                continue
-            share = min(1.0, chance / remaining) if remaining > 0 else 1.0
-            added.append(tree.add(nodes[index], ids[index][number], -reached * share))
-            if number + 1 < most:
-                heapq.heappush(heap, (reached * (1 - share), index, number + 1, remaining - chance))
-        following.append(added)
-    return following
 
+    def __init__(self, roots: Tensor, plan: Plan, depth: int, vocab_size: int) -> None:
+        assert plan.warp is not None
+        self.trees = [GrowingTree([root], values=[1.0]) for root in roots.tolist()]
+        self.frontier = [[0] for _ in self.trees]  # for each row, the newest level's nodes
+        self._roots, self._nodes, self._levels, self._vocab_size = roots, plan.nodes, depth, vocab_size
+        self._warp, self._generator = plan.warp, plan.generator
+        self._probs: list[Tensor] = []  # for each level: (B, L, V), the distributions of the children of its L nodes
+        # for each row: node -> index of its distribution, those of all levels joined
+        self._columns: list[dict[int, int]] = [{} for _ in self.trees]
 
-def child_distributions(
-    probs: Tensor, columns: list[dict[int, int]], chosen: list[list[int]], vocab_size: int
-) -> Tensor:
-    """Return the distributions (B, N, vocab_size) from which the drafted nodes' children were sampled.
+    def grow(self, logits: Tensor) -> list[list[int]]:
+        """Draw children of the newest level's nodes; they are the next `frontier`.
 
-    Nodes without children have 0.
+        Sorting p / Exp(1) gives a sequence of draws without replacement. Whether a node gets one more child depends
+        only on its earlier children.
 
-    Args:
-        probs: (B, M, V), all distributions.
-        columns: For each row: node -> its index among the M.
-        chosen: For each row, the drafted nodes without the root.
-        vocab_size: The target's, at least V; the rest is 0.
-    """
-    batch, count, size = probs.shape
-    padded = torch.nn.functional.pad(probs, (0, max(vocab_size - size, 0), 0, 1))
-    width = 1 + max(map(len, chosen))
-    index = [
-        [indices.get(node, count) for node in (0, *nodes)] + [count] * (width - 1 - len(nodes))
-        for indices, nodes in zip(columns, chosen, strict=True)
-    ]
-    rows = torch.arange(batch, device=probs.device)[:, None]
-    return padded[rows, torch.tensor(index, device=probs.device)]
+        Args:
+            logits: (B, L, at most V), the drafter's logits after these nodes.
+
+        Returns:
+            For each row, the new nodes.
+        """
+        logits = torch.nn.functional.pad(logits, (0, self._vocab_size - logits.shape[-1]), value=-math.inf)
+        rows = list(zip(self.trees, self.frontier, strict=True))
+        probs = self._warp(logits, [[tree.path(node) for node in nodes] for tree, nodes in rows])
+        offset = sum(level.shape[1] for level in self._probs)
+        self._probs.append(probs)
+        for columns, nodes in zip(self._columns, self.frontier, strict=True):
+            columns.update((node, offset + index) for index, node in enumerate(nodes))
+        counts = [-(-(self._nodes + 1 - len(tree.tokens)) // self._levels) for tree in self.trees]
+        self._levels -= 1
+        most = min(max(counts), self._vocab_size)
+        noise = torch.empty_like(probs).exponential_(generator=self._generator)
+        tokens = (probs / noise).topk(most, dim=-1).indices  # shape (B, L, most)
+        chances = probs.gather(-1, tokens).tolist()
+        self.frontier = []
+        for (tree, nodes), ids, mass, count in zip(rows, tokens.tolist(), chances, counts, strict=True):
+            added: list[int] = []
+            # heap of possible draws: (-chance that the verifier tries it, index of the node, number of the draw at the
+            # node, probability mass that earlier draws at the node have left)
+            heap = [(-tree.values[node], index, 0, 1.0) for index, node in enumerate(nodes)]
+            heapq.heapify(heap)
+            while heap and len(added) < count:
+                reached, index, number, remaining = heapq.heappop(heap)
+                chance = mass[index][number]
+                if chance <= 0:  # the distribution has no further tokens
+                    continue
+                share = min(1.0, chance / remaining) if remaining > 0 else 1.0
+                added.append(tree.add(nodes[index], ids[index][number], -reached * share))
+                if number + 1 < most:
+                    heapq.heappush(heap, (reached * (1 - share), index, number + 1, remaining - chance))
+            self.frontier.append(added)
+        return self.frontier
+
+    def draft(self) -> Draft:
+        """Return the trees, with the distributions that the children of each node were drawn from."""
+        best = [tree.best(self._nodes) for tree in self.trees]
+        probs = torch.nn.functional.pad(torch.cat(self._probs, 1), (0, 0, 0, 1))  # zeros for nodes without children
+        zeros, width = probs.shape[1] - 1, 1 + max(map(len, best))
+        index = [
+            [columns.get(node, zeros) for node in (0, *nodes)] + [zeros] * (width - 1 - len(nodes))
+            for columns, nodes in zip(self._columns, best, strict=True)
+        ]
+        rows = torch.arange(len(best), device=probs.device)[:, None]
+        parts = [tree.part(nodes) for tree, nodes in zip(self.trees, best, strict=True)]
+        return trees_from_lists(self._roots, parts, probs[rows, torch.tensor(index, device=probs.device)])

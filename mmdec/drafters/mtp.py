@@ -60,9 +60,9 @@ class NetworkAdapter:
         """Return the head's token ids unchanged, because they are the target's."""
         return drafted
 
-    def spread(self, probs: Tensor) -> Tensor:
-        """Return the head's distributions unchanged, because they are over the target's vocabulary."""
-        return probs
+    def spread(self, logits: Tensor) -> Tensor:
+        """Return the head's logits unchanged, because they are over the target's vocabulary."""
+        return logits
 
 
 @built_in_drafter("mtp", note="MTP: the model's own native head.")
@@ -164,7 +164,7 @@ class Mtp:
             return root_only(roots)
         hidden = self._take_in(state)
         levels = MtpLevels(self, state)
-        if plan.temperature is not None:
+        if plan.warp is not None:
             return levels.sampled_tree(roots, hidden, plan)
         if plan.nodes <= plan.depth:
             return levels.chain(roots, hidden, depth, plan.threshold)

@@ -12,20 +12,28 @@ from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
     EosTokenCriteria,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
     GenerationConfig,
     LogitsProcessorList,
     MaxLengthCriteria,
     MaxTimeCriteria,
+    MinPLogitsWarper,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StopStringCriteria,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from mmdec.core.sampling import (
     Criterion,
+    DraftWarp,
     ListenerProcessor,
     Processor,
     StepLogits,
@@ -47,6 +55,15 @@ BATCH_BOUND = (  # transformers' processors that work only on the whole batch: t
     EncoderRepetitionPenaltyLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+# transformers' processors that read the logits of one node, but neither its text nor which tokens these are
+WARPERS = (
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+    MinPLogitsWarper,
+    TypicalLogitsWarper,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
 )
 # transformers' criteria whose result for a batch row depends only on that row, so that drafts are possible in a batch
 ROW_WISE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
@@ -163,6 +180,32 @@ def _function(processor: Any) -> Any:
 def _is_row_wise(processor: Any, by_default: bool) -> bool:
     function = _function(processor)
     return (by_default and function is processor) or bool(getattr(function, ROW_WISE, False))
+
+
+def draft_warp(processors: Iterable[Any]) -> DraftWarp:
+    """Return how the target's distribution follows from its logits, for logits of a drafter.
+
+    Processors that hold state, belong to the caller or are slow for many nodes are left out: that changes which drafts
+    are accepted, but not the output's distribution.
+
+    Args:
+        processors: Those of `generate`.
+    """
+    by_token: list[Any] = []
+    warpers: list[Any] = []
+    top_k: int | None = None
+    for processor in processors:
+        kind = type(cast(object, processor))
+        if kind is TopKLogitsWarper:
+            top_k = processor.top_k if top_k is None else min(top_k, processor.top_k)
+        elif kind in WARPERS:
+            warpers.append(processor)
+        elif kind is SuppressTokensLogitsProcessor or (
+            # a tensor holds one length for each row of the batch
+            kind is RepetitionPenaltyLogitsProcessor and not isinstance(processor.prompt_ignore_length, Tensor)
+        ):
+            by_token.append(processor)
+    return DraftWarp(by_token, top_k, warpers)
 
 
 def stop_conditions(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:

@@ -26,7 +26,7 @@ from mmdec.checks.arguments import (
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Nodes, make_budget
 from mmdec.core.loop import decode_steps
-from mmdec.core.sampling import KeyedSample, Sequences, most_probable, transformers_sample
+from mmdec.core.sampling import DraftWarp, KeyedSample, Sequences, most_probable, transformers_sample
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Round, watch
 from mmdec.core.verify import LOSSY_RULES, MatchRule, ResidualRule, Rule, RuleName, SamplingState, TypicalRule
@@ -39,6 +39,7 @@ from mmdec.generation.drafter_choice import DrafterChoice, DrafterSource, resolv
 from mmdec.generation.hf_bridge import (
     OutputRecorder,
     check_config,
+    draft_warp,
     fallback_reasons,
     pad_token,
     setting,
@@ -213,7 +214,7 @@ class Speculation:
         results = OutputRecorder(target, input_ids, logits_processor, generation_config)
         criteria = stop_conditions(stopping_criteria, generation_config, batch)
         text = Sequences(input_ids, criteria, results.processors, results.steps)
-        rule = self._rule(name, generation_config, batch)
+        rule = self._rule(name, generation_config, batch, draft_warp(logits_processor))
         statistics = default_statistics() if options.statistics is None else options.statistics
         budget, shape = make_budget(statistics, target, drafter, options.num_speculative_tokens)
         keeps = target.keeps_cache(inputs, generation_config)
@@ -251,13 +252,13 @@ class Speculation:
             )
         return name
 
-    def _rule(self, name: RuleName, config: GenerationConfig, batch: int) -> Rule:
+    def _rule(self, name: RuleName, config: GenerationConfig, batch: int, warp: DraftWarp) -> Rule:
         sampled, seed = bool(setting(config, "do_sample")), self.options.seed
         if sampled and seed is None and (batch > 1 or name == "residual"):
             # The seed is drawn from torch's global generator. So `torch.manual_seed` makes the output repeatable.
             seed = int(torch.randint(2**62, ()))
         if name == "residual":
-            return ResidualRule(SamplingState(cast(int, seed), float(setting(config, "temperature") or 1.0)))
+            return ResidualRule(SamplingState(cast(int, seed), warp))
         choice = most_probable
         if sampled:
             choice = transformers_sample if seed is None else KeyedSample(seed)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from mmdec.core.budget import Budget
-from mmdec.core.sampling import Dice, KeyedSample, Stop
+from mmdec.core.sampling import Dice, KeyedSample, Sequences, Stop
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState
 from mmdec.types import Draft, Plan
 from tests.exactness.enumeration import chi_square, plain_distribution
+from tests.support.draft_warps import at_temperature
 from tests.support.toy_target import AlwaysAccept, Memory, Scripted, Toy, run
 
 K = TypeVar("K", bound=Hashable)
@@ -41,12 +42,12 @@ class Racing(Scripted):
 
     def propose(self, state: Memory, roots: Tensor, plan: Plan) -> Draft:
         assert plan.generator is not None
-        assert plan.temperature is not None
+        assert plan.warp is not None
         texts = [list(row) for row in state.rows]
         tokens, parents, probs = [roots[:, None]], [-1], []
         for level in range(self.depth):
             logits = torch.stack([self.model.logits(row) for row in texts])
-            q = (logits.double() / plan.temperature).softmax(-1)
+            q = plan.warp(logits[:, None])[:, 0].double()
             noise = torch.empty_like(q).exponential_(generator=plan.generator)
             drawn = (q / noise).topk(1 if level else self.width).indices
             if level == 0:
@@ -78,21 +79,21 @@ def keyed_match(drafter: Racing) -> Rule:
     class Drawn(MatchRule):
         """Matching is lossless for drawn drafts, too."""
 
-        def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
-            return stream.drafting_plan(plan, device)
+        def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
+            return stream.drafting_plan(plan, text)
 
     stream = SamplingState(11)
     return Drawn(KeyedSample(11), "sampled")
 
 
 def residual(drafter: Racing) -> Rule:
-    return ResidualRule(SamplingState(12, temperature=1.3))
+    return ResidualRule(SamplingState(12, at_temperature(1.3)))
 
 
 def always(drafter: Racing) -> Rule:
     class Drawn(AlwaysAccept):
-        def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
-            return stream.drafting_plan(plan, device)
+        def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
+            return stream.drafting_plan(plan, text)
 
     stream = SamplingState(14)
     return Drawn(KeyedSample(14), "sampled")

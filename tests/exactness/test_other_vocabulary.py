@@ -99,7 +99,7 @@ def test_residual_sampling_keeps_the_targets_distribution() -> None:
     rows = 1200
     ids = torch.tensor([[1, 2]] * rows)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    text, rule = Sequences(ids, Stop(5, frozenset())), ResidualRule(SamplingState(4, temperature=0.8))
+    text, rule = Sequences(ids, Stop(5, frozenset())), ResidualRule(SamplingState(4))
     drafts = OtherVocabulary(toy, letters, letters)
     rounds = list(decode(target, inputs, text, rule, drafts, Budget.fixed(2)))
     accepted = sum(sum(one.accepted) for one in rounds)

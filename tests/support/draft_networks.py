@@ -126,7 +126,7 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
             states = torch.cat([states, drafted], 1)
             positions = torch.cat([positions, torch.tensor([len(text) - 1 + index])])
         hidden, _ = network.layer(states, positions[None])
-        return network.spread(drafter.logits(hidden[0, -1]).softmax(-1)).log()
+        return network.spread(drafter.logits(hidden[0, -1])).log_softmax(-1)
 
 
 def dflash_scores(drafter: Any, features: Tensor, root: int) -> Tensor:
@@ -137,7 +137,7 @@ def dflash_scores(drafter: Any, features: Tensor, root: int) -> Tensor:
     options |= {"eps": config.rms_norm_eps, "theta": config.rope_theta}
     head = network.lm_head.weight if config.own_head else drafter.output.weight
     logits = naive_block(dict(network.state_dict()), options, block, features, head)[-config.drafts :]
-    return network.spread(logits.softmax(-1)).log()
+    return network.spread(logits).log_softmax(-1)
 
 
 def blocks_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:

@@ -92,7 +92,7 @@ class Flash:
             plan = replace(plan, nodes=depth, depth=depth)
         else:
             plan = replace(plan, depth=min(plan.depth, self.network.slots))
-        if chain and plan.temperature is None and len(roots) == 1:
+        if chain and plan.warp is None and len(roots) == 1:
             waiting = self._columns.catch_up(state)
             if not state.asked:
                 state.asked = True
@@ -106,7 +106,7 @@ class Flash:
         else:
             last = self._columns.process_pending(state)
         slots = SlotLevels(self, state, last, plan.depth)
-        if plan.temperature is not None:
+        if plan.warp is not None:
             return slots.sampled_tree(roots, slots.first, plan)
         if chain:
             return slots.chain(roots, slots.first, depth, plan.threshold)

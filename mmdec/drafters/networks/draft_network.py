@@ -463,13 +463,15 @@ class DraftNetwork(nn.Module, ABC):
         """Convert token ids of the draft vocabulary to those of the target's vocabulary."""
         return drafted if self.offsets is None else drafted + self.offsets[drafted]
 
-    def spread(self, probs: Tensor) -> Tensor:
-        """Convert probabilities over the draft vocabulary (..., `vocabulary`) to probabilities over the target's (...,
-        V)."""
+    def spread(self, logits: Tensor) -> Tensor:
+        """Convert logits over the draft vocabulary (..., `vocabulary`) to logits over the target's (..., V).
+
+        They are -inf at tokens that cannot be drafted.
+        """
         if self.offsets is None:
-            return probs
-        wide = probs.new_zeros(*probs.shape[:-1], self.config.vocab_size)
-        wide[..., self.token_ids(torch.arange(self.vocabulary, device=probs.device))] = probs
+            return logits
+        wide = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -math.inf)
+        wide[..., self.token_ids(torch.arange(self.vocabulary, device=logits.device))] = logits
         return wide
 
     def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:

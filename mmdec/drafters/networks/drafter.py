@@ -147,7 +147,7 @@ class NetworkDrafter:
         else:
             hidden = self.process_pending(state).hidden(network, state.cache, state.packed)
             levels = Levels(self, state)
-        if plan.temperature is not None:
+        if plan.warp is not None:
             return levels.sampled_tree(roots, hidden, plan)
         if not chain:
             return levels.tree(roots, hidden, plan)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast, final
+from typing import Protocol, final
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from mmdec.core.tree import (
     trees_from_lists,
 )
 from mmdec.core.tree_shape import likeliest_paths
-from mmdec.drafters.growing_tree import GrowingTree, child_distributions, draw_children
+from mmdec.drafters.growing_tree import SampledTrees
 from mmdec.drafters.networks.cpu_step import ColumnStep, TokenStep, Vector, quiet
 from mmdec.drafters.networks.draft_network import DraftNetwork, positions_from
 from mmdec.drafters.networks.kv_cache import DraftState
@@ -193,19 +193,14 @@ class Levels:
             roots: (B,), each row's last token.
             hidden: (B, 1, H), the network's hidden state at this token.
         """
-        depth, vocab_size = min(plan.depth, plan.nodes), self.drafter.network.config.vocab_size
-        trees = [GrowingTree([root], values=[1.0]) for root in roots.tolist()]
-        frontier = [[0] for _ in trees]
-        above = [{0: 0} for _ in trees]  # for each batch row: node -> its index among the nodes of the newest level
-        distributions: list[Tensor] = []  # for each level: (B, n, V), the distributions of the children of its n nodes
-        # for each batch row: node -> index of its distribution in `distributions`, all levels joined
-        indices: list[dict[int, int]] = [{} for _ in trees]
-        offset = 0
+        depth, network = min(plan.depth, plan.nodes), self.drafter.network
+        drawn = SampledTrees(roots, plan, depth, network.config.vocab_size)
+        above = [{0: 0} for _ in drawn.trees]  # for each row: node -> its index among the newest level's nodes
         for level in range(depth):
             if level:
-                size = max(map(len, frontier))
-                rows = list(zip(trees, frontier, above, strict=True))
-                blank = [[0] * (size - len(nodes)) for nodes in frontier]
+                size = max(map(len, drawn.frontier))
+                rows = list(zip(drawn.trees, drawn.frontier, above, strict=True))
+                blank = [[0] * (size - len(nodes)) for nodes in drawn.frontier]
                 tokens = [
                     [tree.tokens[n] for n in nodes] + gap for (tree, nodes, _), gap in zip(rows, blank, strict=True)
                 ]
@@ -216,19 +211,10 @@ class Levels:
                 index = torch.tensor(parents, device=roots.device)
                 features = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
                 hidden = self.expand(torch.tensor(tokens, device=roots.device), features, index if level > 1 else None)
-                above = [{node: column for column, node in enumerate(nodes)} for nodes in frontier]
-            probs = (self.drafter.logits(hidden).float() / cast(float, plan.temperature)).softmax(-1)
-            distributions.append(self.drafter.network.spread(probs))
-            for index_of, nodes in zip(indices, frontier, strict=True):
-                index_of.update((node, offset + column) for column, node in enumerate(nodes))
-            offset += hidden.shape[1]
-            counts = [-(-(plan.nodes + 1 - len(tree.tokens)) // (depth - level)) for tree in trees]
-            frontier = draw_children(trees, frontier, distributions[-1], counts, plan.generator)
-            if not any(frontier):
+                above = [{node: column for column, node in enumerate(nodes)} for nodes in drawn.frontier]
+            if not any(drawn.grow(network.spread(self.drafter.logits(hidden)))):
                 break
-        best = [tree.best(plan.nodes) for tree in trees]
-        probs = child_distributions(torch.cat(distributions, 1), indices, best, vocab_size)
-        return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
+        return drawn.draft()
 
 
 @final

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mmdec.core.tree import chain_drafts, trees_from_lists
-from mmdec.drafters.growing_tree import GrowingTree, child_distributions, draw_children
+from mmdec.drafters.growing_tree import GrowingTree, SampledTrees
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -200,7 +200,7 @@ class SmallModel:
     def propose(self, state: SmallModelState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last token; a chain if `plan.nodes` <= `plan.depth`.
 
-        With a temperature, the tokens are sampled.
+        With `plan.warp`, the tokens are sampled.
         """
         depth = min(plan.depth, plan.nodes)
         if state.session is None:
@@ -211,38 +211,29 @@ class SmallModel:
             plan = replace(plan, nodes=max(depth, 0))
         if depth < 1:
             return trees_from_lists(roots, [([], [])] * len(roots))
-        is_sampled = plan.temperature is not None
-        threshold = 0.0 if is_sampled or plan.nodes > plan.depth else plan.threshold
-        trees = [GrowingTree([root], values=[1.0 if is_sampled else 0.0]) for root in roots.tolist()]
+        drawn = None if plan.warp is None else SampledTrees(roots, plan, depth, state.vocab_size)
+        threshold = plan.threshold if plan.nodes <= plan.depth else 0.0
+        trees = [GrowingTree([root]) for root in roots.tolist()] if drawn is None else drawn.trees
         frontier = [[0] for _ in trees]
         expanded: list[list[int]] = [[] for _ in trees]
-        distributions: list[Tensor] = []  # for each level: (B, L, V), the distributions of the children of its L nodes
-        columns: list[dict[int, int]] = [{} for _ in trees]  # for each row: node -> its index in joined `distributions`
-        offset = 0
         logits = self._ingest(state)
         for layer in range(depth):
             if layer:
                 for nodes, row in zip(expanded, frontier, strict=True):
                     nodes += row
                 logits = self._grow(state, roots, trees, expanded, frontier)
-            if plan.temperature is None:
-                frontier = _best(trees, frontier, logits, min(self._width, -(-plan.nodes // depth)))
-                if threshold and sum(math.exp(tree.values[-1]) for tree in trees) < threshold * len(trees):
+            if drawn is not None:
+                frontier = drawn.grow(logits)
+                if not any(frontier):
                     break
                 continue
-            distributions.append((logits.float() / plan.temperature).softmax(-1))
-            for indices, nodes in zip(columns, frontier, strict=True):
-                indices.update((node, offset + index) for index, node in enumerate(nodes))
-            offset += logits.shape[1]
-            counts = [-(-(plan.nodes + 1 - len(tree.tokens)) // (depth - layer)) for tree in trees]
-            frontier = draw_children(trees, frontier, distributions[-1], counts, plan.generator)
-            if not any(frontier):
+            frontier = _best(trees, frontier, logits, min(self._width, -(-plan.nodes // depth)))
+            if threshold and sum(math.exp(tree.values[-1]) for tree in trees) < threshold * len(trees):
                 break
+        if drawn is not None:
+            return drawn.draft()
         best = [tree.best(plan.nodes) for tree in trees]
-        probs = (
-            child_distributions(torch.cat(distributions, 1), columns, best, state.vocab_size) if is_sampled else None
-        )
-        return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
+        return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)])
 
     def _ingest(self, state: SmallModelState) -> Tensor:
         """Run the small model over the accepted tokens that its cache lacks.

@@ -21,6 +21,7 @@ from mmdec.core.verify import (
     verify,
 )
 from mmdec.types import Draft, Plan, Scores
+from tests.support.draft_warps import at_temperature
 from tests.support.toy_target import AlwaysAccept, Changing, Scripted, Toy, forest, run
 
 VOCAB = 8
@@ -155,14 +156,16 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
 
 def test_rules_say_whether_they_are_lossless_and_how_they_draw() -> None:
     assert {"typical"} == LOSSY_RULES
-    plan, cpu = Plan(3, 3), torch.device("cpu")
+    plan, said = Plan(3, 3), text(1)
     for rule in (MatchRule(), TypicalRule()):
-        assert rule.drafting_plan(plan, cpu) == plan
-    rule = ResidualRule(SamplingState(5, 0.7))
-    drawn = rule.drafting_plan(plan, cpu)
-    assert (drawn.nodes, drawn.depth, drawn.temperature) == (3, 3, 0.7)
+        assert rule.drafting_plan(plan, said) == plan
+    rule = ResidualRule(SamplingState(5, at_temperature(0.7)))
+    drawn = rule.drafting_plan(plan, said)
+    assert (drawn.nodes, drawn.depth) == (3, 3)
+    assert drawn.warp is not None
+    torch.testing.assert_close(drawn.warp(torch.eye(2)[None]), (torch.eye(2)[None] / 0.7).softmax(-1))
     assert drawn.generator is not None
-    assert rule.drafting_plan(plan, cpu).generator is drawn.generator  # one stream for the run
+    assert rule.drafting_plan(plan, said).generator is drawn.generator  # one stream for the run
 
 
 def test_typical_takes_the_best_of_the_probable_children() -> None:

@@ -20,6 +20,7 @@ from tests.support.draft_networks import (
     start_drafter,
     tree_growing,
 )
+from tests.support.draft_warps import warp_at
 from tests.support.tiny_text import language_model, prompts
 
 FORMS = FORMS_OF["dflash"]
@@ -34,7 +35,7 @@ def test_drawn_children_have_the_marginals_they_were_drawn_from(form: str) -> No
     model: Any = language_model(num_hidden_layers=5).double()
     drafter = scatter_vocabulary(tree_growing("dflash", model, **FORMS[form]))
     memory = start_drafter(model, drafter, [PROMPTS[0]], [7])
-    draft = drafter.propose(memory, torch.tensor([7]), Plan(9, 3, 1.0, torch.Generator().manual_seed(0)))
+    draft = drafter.propose(memory, torch.tensor([7]), Plan(9, 3, warp_at(1.0), torch.Generator().manual_seed(0)))
     assert draft.probs is not None
     text = [*PROMPTS[0], 7]
     states = model(torch.tensor([text]), output_hidden_states=True).hidden_states

@@ -23,6 +23,7 @@ from tests.support.draft_networks import (
     start_drafter,
     tree_growing,
 )
+from tests.support.draft_warps import warp_at
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
 from tests.support.vision_drafters import eagle3
@@ -36,7 +37,7 @@ def test_drafts_are_mapped_to_the_targets_tokens_with_their_distribution() -> No
     """Residual sampling accepts by p / q: q has no mass on tokens that cannot be drafted, and sums to 1."""
     drafter = scatter_vocabulary(tree_growing("eagle3", MODEL, **FORMS["part"]))
     memory = start_drafter(MODEL, drafter, PROMPTS[:2], [7, 9])
-    plan = Plan(6, 3, temperature=1.0, generator=torch.Generator().manual_seed(0))
+    plan = Plan(6, 3, warp_at(1.0), generator=torch.Generator().manual_seed(0))
     draft = drafter.propose(memory, torch.tensor([7, 9]), plan)
     ids = drafter.network.token_ids(torch.arange(40))
     assert draft.probs is not None

@@ -26,6 +26,7 @@ from tests.support.draft_networks import (
     texts,
     tree_growing,
 )
+from tests.support.draft_warps import warp_at
 from tests.support.tiny_text import VOCABULARY, language_model
 from tests.support.toy_target import Changing, padded
 from tests.support.trees import is_chain
@@ -75,7 +76,8 @@ def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, temperature: f
     drafter, roots = tree_growing("eagle", model, width=4), torch.tensor([6, 14, 21])
     generator = torch.Generator().manual_seed(5)
     memory = start_drafter(model, drafter, PROMPTS[:3], roots.tolist())
-    draft = drafter.propose(memory, roots, Plan(nodes, depth, temperature, generator))
+    warp = None if temperature is None else warp_at(temperature)
+    draft = drafter.propose(memory, roots, Plan(nodes, depth, warp, generator))
     assert draft.tokens[:, 0].tolist() == roots.tolist()
     for row in range(3):
         result = paths(draft, row)
@@ -198,7 +200,7 @@ def test_drawn_children_come_with_what_they_were_drawn_from() -> None:
     generator = torch.Generator().manual_seed(7)
     with torch.inference_mode():
         memory = start_drafter(model, drafter, PROMPTS[:2], roots.tolist())
-        draft = drafter.propose(memory, roots, Plan(9, 3, 1.5, generator))
+        draft = drafter.propose(memory, roots, Plan(9, 3, warp_at(1.5), generator))
         assert draft.probs is not None
         assert draft.probs.shape == (*draft.tokens.shape, VOCABULARY)
         for row in range(2):

@@ -22,6 +22,7 @@ from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Needs, Plan, Scores, Verdict
 from tests.support.blended_toy import Toy, start
 from tests.support.draft_networks import texts
+from tests.support.draft_warps import at_temperature, warp_at
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import IMAGE, Picture, batch_of, vision_model
 from tests.support.trees import is_chain
@@ -158,7 +159,8 @@ def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, temperature: f
     drafter = SmallModel(Toy(6, seed=4), width=4)
     memory = start(drafter, [[1, 2], [3, 4], [5, 0]], [0, 1, 2], 6)
     generator = torch.Generator().manual_seed(5)
-    draft = drafter.propose(memory, torch.tensor([0, 1, 2]), Plan(nodes, depth, temperature, generator))
+    warp = None if temperature is None else warp_at(temperature)
+    draft = drafter.propose(memory, torch.tensor([0, 1, 2]), Plan(nodes, depth, warp, generator))
     for row in range(3):
         result = paths(draft, row)
         assert len(result) <= nodes + 1
@@ -175,7 +177,7 @@ def test_drawn_children_come_with_their_distribution(nodes: int, depth: int) -> 
     toy = Toy(6, seed=6)
     memory = start(drafter := SmallModel(toy), [[1, 2], [3, 4]], [0, 1], 9)  # the target knows 9 tokens
     generator = torch.Generator().manual_seed(7)
-    draft = drafter.propose(memory, torch.tensor([0, 1]), Plan(nodes, depth, 1.5, generator))
+    draft = drafter.propose(memory, torch.tensor([0, 1]), Plan(nodes, depth, warp_at(1.5), generator))
     assert draft.probs is not None
     assert draft.probs.shape == (*draft.tokens.shape, 9)
     for row, text in enumerate([[1, 2], [3, 4]]):
@@ -197,7 +199,7 @@ def test_children_are_drawn_without_replacement_in_order() -> None:
     zeros = torch.zeros(rows, dtype=torch.long)
     for _ in range(calls):
         memory = start(drafter, [[1, 2]] * rows, [3] * rows, 4)
-        draft = drafter.propose(memory, zeros + 3, Plan(2, 1, 1.0, generator))
+        draft = drafter.propose(memory, zeros + 3, Plan(2, 1, warp_at(1.0), generator))
         seen.update((one, two) for _, one, two in draft.tokens.tolist())
     total = rows * calls
     chi = 0.0
@@ -221,7 +223,8 @@ def test_the_number_of_children_is_independent_of_their_tokens() -> None:
     zeros = torch.zeros(rows, dtype=torch.long)
     for _ in range(4):
         memory = start(drafter, [[1, 2]] * rows, [0] * rows, 3)
-        draft = drafter.propose(memory, zeros, Plan(4, 2, 1.0, generator))  # two children, then two grandchildren
+        # two children, then two grandchildren
+        draft = drafter.propose(memory, zeros, Plan(4, 2, warp_at(1.0), generator))
         for row in range(rows):
             result = paths(draft, row)
             for child in [path for path in result if len(path) == 2]:
@@ -248,7 +251,7 @@ def test_drawn_trees_keep_the_targets_distribution(nodes: int, depth: int) -> No
     seen: Counter[tuple[int, ...]] = Counter()
     accepted = 0
     for number in range(runs):
-        rule = ResidualRule(SamplingState(number, temperature=0.8))
+        rule = ResidualRule(SamplingState(number, at_temperature(0.8)))
         rounds = run(target, SmallModel(small), Budget.fixed(nodes, depth), [[1, 2]] * rows, 3, rule, eos=99)
         accepted += sum(sum(one.accepted) for one in rounds)
         seen.update(tuple(row) for row in texts(rounds, rows))
