@@ -1,20 +1,25 @@
-"""A tree of drafted tokens that grows node by node, and children that are sampled.
+"""A tree of drafted tokens that grows node by node, and trees whose nodes are sampled.
 
-How many children a node gets never depends on the token of the next child; otherwise the output's distribution would
-change.
+How many children a node of a sampled tree gets must not depend on the next child: the output's distribution would
+change. Here the whole shape is chosen before any token is drawn. Shapes that followed the drafter's probabilities
+were accepted less often.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from mmdec.core.tree import trees_from_lists
+from mmdec.core.tree_shape import Path, likeliest_paths
 from mmdec.types import Draft, Plan
+
+ASSUMED_ACCEPTANCE = 0.6  # chance that a drawn token is accepted, for the shape of sampled trees
 
 
 @dataclass
@@ -26,7 +31,7 @@ class GrowingTree:
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
-    # log-probability of the path to the node; in a sampled tree, the estimated chance that this path is accepted
+    # log-probability of the path to each node; 0 in sampled trees
     values: list[float] = field(default_factory=lambda: [0.0])
 
     def add(self, parent: int, token: int, value: float) -> int:
@@ -68,81 +73,85 @@ class GrowingTree:
         return [self.tokens[node] for node in nodes], [indices[self.parents[node]] for node in nodes]
 
 
+@cache
+def sampled_shape(nodes: int, depth: int) -> Counter[Path]:
+    """Return the shape of sampled trees: for each node, named by the ranks along its path, its number of children.
+
+    Args:
+        nodes: Maximum number of nodes below the root.
+        depth: Maximum depth. If `nodes` is at most `depth`, the shape is a chain.
+    """
+    siblings = 1 if nodes <= depth else nodes
+    chances = [ASSUMED_ACCEPTANCE * (1 - ASSUMED_ACCEPTANCE) ** rank for rank in range(siblings)]
+    return Counter(path[:-1] for path in likeliest_paths([chances] * depth, nodes))
+
+
 class SampledTrees:
     """The drafts of a batch while their nodes are drawn, level by level, without replacement.
 
-    Children go to the nodes where acceptance is likeliest.
+    Their shape is chosen before any token is drawn. A node gets fewer children if its distribution has fewer tokens.
 
     Args:
         roots: (B,), each row's last token.
         plan: Its `warp` gives the distributions that children are drawn from.
-        depth: Maximum number of levels.
+        depth: Maximum depth.
         vocab_size: The target's.
     """
 
     def __init__(self, roots: Tensor, plan: Plan, depth: int, vocab_size: int) -> None:
         assert plan.warp is not None
-        self.trees = [GrowingTree([root], values=[1.0]) for root in roots.tolist()]
-        self.frontier = [[0] for _ in self.trees]  # for each row, the newest level's nodes
-        self._roots, self._nodes, self._levels, self._vocab_size = roots, plan.nodes, depth, vocab_size
-        self._warp, self._generator = plan.warp, plan.generator
+        self.trees = [GrowingTree([root]) for root in roots.tolist()]
+        # for each row, the newest level's nodes that get children, and the ranks along the path to each
+        self.frontier = [[0] for _ in self.trees]
+        self._ranks: list[list[Path]] = [[()] for _ in self.trees]
+        self._shape = sampled_shape(plan.nodes, depth)
+        self._roots, self._vocab_size, self._warp, self._generator = roots, vocab_size, plan.warp, plan.generator
         self._probs: list[Tensor] = []  # for each level: (B, L, V), the distributions of the children of its L nodes
         # for each row: node -> index of its distribution, those of all levels joined
         self._columns: list[dict[int, int]] = [{} for _ in self.trees]
 
     def grow(self, logits: Tensor) -> list[list[int]]:
-        """Draw children of the newest level's nodes; they are the next `frontier`.
+        """Draw children of the frontier's nodes, and go on to the next frontier.
 
-        Sorting p / Exp(1) gives a sequence of draws without replacement. Whether a node gets one more child depends
-        only on its earlier children.
+        Sorting p / Exp(1) gives a sequence of draws without replacement.
 
         Args:
-            logits: (B, L, at most V), the drafter's logits after these nodes.
+            logits: (B, L, at most V), the drafter's logits after the frontier's nodes.
 
         Returns:
-            For each row, the new nodes.
+            The next frontier.
         """
         logits = torch.nn.functional.pad(logits, (0, self._vocab_size - logits.shape[-1]), value=-math.inf)
-        rows = list(zip(self.trees, self.frontier, strict=True))
-        probs = self._warp(logits, [[tree.path(node) for node in nodes] for tree, nodes in rows])
+        rows = list(zip(self.trees, self.frontier, self._ranks, strict=True))
+        probs = self._warp(logits, [[tree.path(node) for node in nodes] for tree, nodes, _ in rows])
         offset = sum(level.shape[1] for level in self._probs)
         self._probs.append(probs)
-        for columns, nodes in zip(self._columns, self.frontier, strict=True):
-            columns.update((node, offset + index) for index, node in enumerate(nodes))
-        counts = [-(-(self._nodes + 1 - len(tree.tokens)) // self._levels) for tree in self.trees]
-        self._levels -= 1
-        most = min(max(counts), self._vocab_size)
         noise = torch.empty_like(probs).exponential_(generator=self._generator)
+        most = min(max(self._shape[path] for _, _, paths in rows for path in paths), self._vocab_size)
         tokens = (probs / noise).topk(most, dim=-1).indices  # shape (B, L, most)
-        chances = probs.gather(-1, tokens).tolist()
-        self.frontier = []
-        for (tree, nodes), ids, mass, count in zip(rows, tokens.tolist(), chances, counts, strict=True):
-            added: list[int] = []
-            # heap of possible draws: (-chance that the verifier tries it, index of the node, number of the draw at the
-            # node, probability mass that earlier draws at the node have left)
-            heap = [(-tree.values[node], index, 0, 1.0) for index, node in enumerate(nodes)]
-            heapq.heapify(heap)
-            while heap and len(added) < count:
-                reached, index, number, remaining = heapq.heappop(heap)
-                chance = mass[index][number]
-                if chance <= 0:  # the distribution has no further tokens
-                    continue
-                share = min(1.0, chance / remaining) if remaining > 0 else 1.0
-                added.append(tree.add(nodes[index], ids[index][number], -reached * share))
-                if number + 1 < most:
-                    heapq.heappush(heap, (reached * (1 - share), index, number + 1, remaining - chance))
-            self.frontier.append(added)
+        chances, ids = probs.gather(-1, tokens).tolist(), tokens.tolist()
+        for row, (tree, nodes, paths) in enumerate(rows):
+            self.frontier[row], self._ranks[row] = [], []
+            for index, (node, path) in enumerate(zip(nodes, paths, strict=True)):
+                self._columns[row][node] = offset + index
+                for rank in range(min(self._shape[path], most)):
+                    if chances[row][index][rank] <= 0:  # the distribution has no further tokens
+                        break
+                    child = tree.add(node, ids[row][index][rank], 0.0)
+                    if (*path, rank) in self._shape:
+                        self.frontier[row].append(child)
+                        self._ranks[row].append((*path, rank))
         return self.frontier
 
     def draft(self) -> Draft:
         """Return the trees, with the distributions that the children of each node were drawn from."""
-        best = [tree.best(self._nodes) for tree in self.trees]
+        nodes = [tree.best(len(tree.tokens)) for tree in self.trees]
         probs = torch.nn.functional.pad(torch.cat(self._probs, 1), (0, 0, 0, 1))  # zeros for nodes without children
-        zeros, width = probs.shape[1] - 1, 1 + max(map(len, best))
+        zeros, width = probs.shape[1] - 1, 1 + max(map(len, nodes))
         index = [
-            [columns.get(node, zeros) for node in (0, *nodes)] + [zeros] * (width - 1 - len(nodes))
-            for columns, nodes in zip(self._columns, best, strict=True)
+            [columns.get(node, zeros) for node in (0, *row)] + [zeros] * (width - 1 - len(row))
+            for columns, row in zip(self._columns, nodes, strict=True)
         ]
-        rows = torch.arange(len(best), device=probs.device)[:, None]
-        parts = [tree.part(nodes) for tree, nodes in zip(self.trees, best, strict=True)]
+        rows = torch.arange(len(nodes), device=probs.device)[:, None]
+        parts = [tree.part(row) for tree, row in zip(self.trees, nodes, strict=True)]
         return trees_from_lists(self._roots, parts, probs[rows, torch.tensor(index, device=probs.device)])

@@ -148,7 +148,7 @@ class NetworkDrafter:
             hidden = self.process_pending(state).hidden(network, state.cache, state.packed)
             levels = Levels(self, state)
         if plan.warp is not None:
-            return levels.sampled_tree(roots, hidden, plan)
+            return levels.sampled_tree(roots, hidden, replace(plan, nodes=depth) if chain else plan)
         if not chain:
             return levels.tree(roots, hidden, plan)
         if states is None and len(roots) == 1 and not state.asked:

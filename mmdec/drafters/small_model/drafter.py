@@ -1,9 +1,9 @@
 """A small model drafts for a large one: any target with the same vocabulary can be the small model.
 
 Deterministic trees are EAGLE-2's (Li et al. 2024, section 4): in each level of the tree, the `width` nodes with the
-highest cumulative log-probability get children, and at the end the best nodes of all levels are drafted. In sampled
-trees (for rejection sampling without replacement: RSD, Jeon et al. 2024; Sequoia, Chen et al. 2024), children are drawn
-where acceptance is likely, as in DySpec (Xiong et al. 2024).
+highest cumulative log-probability get children, and at the end the best nodes of all levels are drafted. Sampled trees
+(for rejection sampling without replacement: RSD, Jeon et al. 2024; Sequoia, Chen et al. 2024) have one shape, whatever
+their tokens.
 
 Each level costs one pass of the small model. The pass for a level processes the levels above it again, because a
 `Target` scores whole trees only. A tree of depth d and width k takes d passes over 1, 1 + k, ..., 1 + (d - 1) k nodes.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import mmdec
 from mmdec.core.budget import Budget
@@ -213,34 +215,43 @@ def test_children_are_drawn_without_replacement_in_order() -> None:
     assert chi < 31  # 11 degrees of freedom: one in a thousand
 
 
-def test_the_number_of_children_is_independent_of_their_tokens() -> None:
-    """The chance of a further sibling may depend on those before it, never on itself."""
-    toy = Toy(3, seed=10)
-    drafter = SmallModel(toy)
+@pytest.mark.parametrize(("nodes", "depth"), [(5, 3), (12, 4), (9, 1)])
+def test_the_shape_of_a_sampled_tree_does_not_depend_on_its_tokens(nodes: int, depth: int) -> None:
+    drafter = SmallModel(Toy(9, seed=10))
+    memory = start(drafter, [[1, 2]] * 50, [0] * 50, 9)
     generator = torch.Generator().manual_seed(11)
-    rows = 1000
-    firsts: dict[tuple[int, int], Counter[int]] = {}
-    zeros = torch.zeros(rows, dtype=torch.long)
-    for _ in range(4):
-        memory = start(drafter, [[1, 2]] * rows, [0] * rows, 3)
-        # two children, then two grandchildren
-        draft = drafter.propose(memory, zeros, Plan(4, 2, warp_at(1.0), generator))
-        for row in range(rows):
-            result = paths(draft, row)
-            for child in [path for path in result if len(path) == 2]:
-                below = [path[2] for path in result if len(path) == 3 and path[1] == child[1]]
-                if below:
-                    firsts.setdefault((child[1], len(below)), Counter())[below[0]] += 1
-    assert {count for _, count in firsts} == {1, 2}
-    # Where a second child came the first was rather an unlikely one, by design: it leaves more to win. So the firsts
-    # are looked at together, whatever their number of siblings; were they chosen by their own chance, this would fail.
-    for token in range(3):
-        q = toy.logits([1, 2, 0, token]).softmax(-1).tolist()
-        together = sum((counts for (t, _), counts in firsts.items() if t == token), Counter())
-        total = sum(together.values())
-        if total:
-            chi = sum((together[x] - total * q[x]) ** 2 / (total * q[x]) for x in range(3))
-            assert chi < 14  # 2 degrees of freedom: one in a thousand
+    draft = drafter.propose(memory, torch.zeros(50, dtype=torch.long), Plan(nodes, depth, warp_at(2.0), generator))
+    assert len({tuple(tokens) for tokens in draft.tokens.tolist()}) == 50
+    assert len({tuple(parents) for parents in draft.parents.tolist()}) == 1
+    assert draft.size.tolist() == [nodes + 1] * 50
+
+
+def test_a_node_with_few_tokens_gets_few_children_and_changes_no_other_node() -> None:
+    """After token 0 the distribution has a single token."""
+    drafter = SmallModel(Toy(4, seed=10))
+
+    def warp(logits: Tensor, paths: Sequence[Sequence[Sequence[int]]] = ()) -> Tensor:
+        probs = logits.float().softmax(-1)
+        for row, nodes in enumerate(paths):
+            for node, path in enumerate(nodes):
+                if path[-1:] == [0]:
+                    probs[row, node] = torch.eye(4)[2]
+        return probs
+
+    memory = start(drafter, [[1, 2]] * 200, [0] * 200, 4)
+    draft = drafter.propose(
+        memory, torch.zeros(200, dtype=torch.long), Plan(7, 2, warp, torch.Generator().manual_seed(1))
+    )
+    assert draft.probs is not None
+    counts: dict[int, set[tuple[int, int]]] = {}
+    for row in range(200):
+        result = paths(draft, row)
+        firsts = [path for path in result if len(path) == 2]
+        for rank, (_, token) in enumerate(firsts):
+            below = sum(path[1:2] == [token] and len(path) == 3 for path in result)
+            counts.setdefault(rank, set()).add((int(token == 0), below))
+    assert counts[0] == {(0, 3), (1, 1)}
+    assert all({has for has, _ in values} == {0, 1} and len(values) <= 2 for values in counts.values())
 
 
 @pytest.mark.parametrize(("nodes", "depth"), [(2, 2), (5, 2)])
