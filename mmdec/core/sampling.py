@@ -141,9 +141,7 @@ class Sequences:
         self.position_limits: list[int] | None = None
         row_processors = list(processors)
         self.processors = (
-            [row_processors] + [_copy_sharing_networks(row_processors) for _ in range(batch - 1)]
-            if row_processors
-            else None
+            [row_processors] + [copy_processors(row_processors) for _ in range(batch - 1)] if row_processors else None
         )
         self._criteria = [list(stop.criteria)] + [_criteria_for_row(stop.criteria) for _ in range(batch - 1)]
         self._steps = steps
@@ -218,6 +216,29 @@ class Sequences:
                 scores = processor(ids, scores)
         return scores
 
+    def copied_processors(self, row: int) -> list[Processor]:
+        """Copy the row's logits processors for `logits_ahead`; those that only record are left out."""
+        own = [] if self.processors is None else self.processors[row]
+        return copy_processors([each for each in own if not isinstance(each, ListenerProcessor)])
+
+    def logits_ahead(self, row: int, drafted: Sequence[int], logits: Tensor, processors: list[Processor]) -> Tensor:
+        """Apply copies of the row's processors to the raw logits (V,) of the token after drafted ones.
+
+        Args:
+            drafted: Tokens after the row's text, which may be rejected.
+            processors: Copies that have seen the text up to there.
+
+        Returns:
+            (1, V) float32.
+        """
+        scores = logits[None].to(torch.float32, copy=True)
+        if processors:
+            ids = self.row(row)
+            ids = torch.cat([ids, ids.new_tensor([list(drafted)])], 1)
+            for processor in processors:
+                scores = processor(ids, scores)
+        return scores
+
     def push(self, row: int, token: int) -> None:
         """Add a token to the text of a row, without calling the stopping criteria."""
         self.tokens[row].append(token)
@@ -249,12 +270,17 @@ def _criteria_for_row(criteria: Sequence[Criterion]) -> list[Criterion]:
     A `WholeBatchCriterion` holds the index of its row, so it is copied. All other criteria are shared by the rows.
     """
     return [
-        _copy_sharing_networks([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each
+        copy_processors([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each
         for each in criteria
     ]
 
 
-def _copy_sharing_networks(processors: list[T], argument: str = "logits_processor") -> list[T]:
+def copy_processors(processors: list[T], argument: str = "logits_processor") -> list[T]:
+    """Copy logits processors or stopping criteria, which may hold state. Networks inside them are shared.
+
+    Raises:
+        InputError: If one of them, which `argument` names, cannot be copied.
+    """
     networks: dict[int, nn.Module] = {}
     bare: list[Any] = [each.processor if isinstance(each, WholeBatch) else each for each in processors]
     bare = [each.criterion if isinstance(each, WholeBatchCriterion) else each for each in bare]
@@ -268,8 +294,8 @@ def _copy_sharing_networks(processors: list[T], argument: str = "logits_processo
     except Exception as error:  # all exceptions, because the processor is the caller's code
         names = ", ".join(type(each).__name__ for each in bare)
         raise InputError(
-            f"`{argument}` must be copyable for a batch, but is {names}: "
-            f"{type(error).__name__}: {error}. Give it `__deepcopy__`, or decode one row at a time."
+            f"`{argument}` must be copyable for a batch and for traversal verification, but is {names}: "
+            f"{type(error).__name__}: {error}. Give it `__deepcopy__`, or decode one row at a time by another rule."
         ) from error
 
 

@@ -4,10 +4,12 @@ rule      at a node                                                             
 greedy    take the most probable token; descend where a child equals it          equals plain decoding's
 sampled   draw a token as plain decoding would; descend where a child equals it  equals plain sampling's
 residual  children in turn, each with probability min(1, p/q); then p <- (p-q)+  has the target's distribution
+traversal leaves in turn, each jointly with its path; then p and q of its parent  has the target's distribution
 typical   the best child with p > min(eps, delta exp(-H(p))) (Medusa, 2.3.1)     LOSSY: another distribution
 
 p is the target's distribution after all logits processors, q the distribution that the child was sampled from, H the
-entropy. Processors are called only at the nodes that a rule visits. A chain is a tree of width one.
+entropy. Processors are called only at the nodes that a rule visits; traversal calls copies of them ahead of the text.
+A chain is a tree of width one.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -25,7 +28,9 @@ from mmdec.core.sampling import (
     Choice,
     Dice,
     DraftWarp,
+    Processor,
     Sequences,
+    copy_processors,
     keyed_dice,
     keyed_generator,
     most_probable,
@@ -34,7 +39,7 @@ from mmdec.core.sampling import (
 from mmdec.core.tree import int_list, int_rows
 from mmdec.types import Draft, Plan, Scores, Verdict
 
-RuleName = Literal["greedy", "sampled", "residual", "typical"]
+RuleName = Literal["greedy", "sampled", "residual", "traversal", "typical"]
 LOSSY_RULES = frozenset({"typical"})
 
 
@@ -252,6 +257,90 @@ class ResidualRule:
             if float(left.sum()) > 0.0:  # the sum is 0 if p equals q up to rounding; then p stays
                 p = left / left.sum()
         return dice.draw(p), -1
+
+
+@dataclass(frozen=True)
+class TraversalRule:
+    """Traversal verification: judges whole paths, from the leaves up.
+
+    It accepts more tokens than `ResidualRule` if the draft was sampled, and as many if not. In a chain it is block
+    verification (Sun et al., ICLR 2025). A node is accepted with the same probability whatever is drafted below it.
+
+    References:
+        Weng et al., "Traversal Verification for Speculative Tree Decoding", 2025, arXiv 2505.12398.
+    """
+
+    stream: SamplingState
+    name: RuleName = "traversal"
+    dice: Callable[..., Dice] = keyed_dice
+
+    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
+        return self.stream.drafting_plan(plan, text)
+
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
+        row = branch.row
+        dice = self.dice(branch.logits.device, self.stream.seed, "traversal", row, len(text.tokens[row]))
+        accepted = _Traversal(branch, text, dice).visit(0, 1.0, [], text.copied_processors(row))
+        assert accepted is not None  # the root's weight stays 1
+        path, p = accepted
+        # the row's own processors see the accepted text only, and each position once
+        for index, (node, child) in enumerate(pairwise(path), 1):
+            text.processed_logits(row, branch.logits[node])
+            if text.append(row, branch.tokens[child]):
+                return path[1:index], True
+        own = _distribution(text, row, branch.logits[path[-1]])
+        return path[1:], text.append(row, dice.draw(own if p is None else p))
+
+
+@dataclass(frozen=True)
+class _Traversal:
+    """One row's tree while it is judged."""
+
+    branch: RowTree
+    text: Sequences
+    dice: Dice
+
+    def visit(
+        self, node: int, weight: float, drafted: list[int], processors: list[Processor]
+    ) -> tuple[list[int], Tensor | None] | None:
+        """Judge the paths through a node.
+
+        Args:
+            weight: The probability to accept the path that ends at the node.
+            drafted: The tokens of that path.
+            processors: Copies of the row's logits processors, which have seen the text before the node's next token.
+
+        Returns:
+            The accepted path from `node` down, and the distribution of the next token, None for the target's own. None
+            if no path through the node is accepted.
+        """
+        branch, rest = self.branch, None
+        if branch.children[node] and not (node and branch.tokens[node] in self.text.stop.eos):
+            scores = self.text.logits_ahead(branch.row, drafted, branch.logits[node], processors)
+            p, q = scores[0].double().softmax(-1), branch.draft_distribution(node)
+            for child in branch.children[node]:
+                token = branch.tokens[child]
+                draft_chance = 1.0 if q is None else float(q[token])
+                if draft_chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
+                    continue
+                chance = min(1.0, weight * float(p[token]) / draft_chance)
+                copies = processors if child == branch.children[node][-1] else copy_processors(processors)
+                below = self.visit(child, chance, [*drafted, token], copies) if chance > 0.0 else None
+                if below is not None:
+                    return [node, *below[0]], below[1]
+                if q is None:
+                    left = weight * p.index_fill(0, torch.tensor([token], device=p.device), 0.0)
+                else:
+                    left = (weight * p - q).clamp(min=0.0)
+                    q[token] = 0.0
+                    q = q / q.sum().clamp(min=1e-300)
+                mass = float(left.sum())
+                if mass > 0.0:
+                    p = rest = left / mass
+                    weight = mass / (mass + (1.0 - weight))
+                elif weight < 1.0:
+                    return None
+        return ([node], rest) if self.dice.happens(weight) else None
 
 
 @dataclass(frozen=True)

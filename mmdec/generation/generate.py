@@ -145,9 +145,9 @@ def generate(
             one shipped for its weights, else "lookup".
         rule: How drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding.
             (Sampling at batch 1 equals `model.generate` under the same `torch.manual_seed`; larger batches, or calls
-            with a `seed`, equal the same call without a drafter.) "residual" gives the model's own distribution and
-            suits drafters that sample, such as a smaller model. "typical" is LOSSY. None: "greedy" or "sampled", by
-            `do_sample`.
+            with a `seed`, equal the same call without a drafter.) "residual" and "traversal" give the model's own
+            distribution and suit drafters that sample, such as a smaller model; "traversal" accepts more tokens.
+            "typical" is LOSSY. None: "greedy" or "sampled", by `do_sample`.
         num_speculative_tokens: Draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain
             decoding. None: chosen in each round from measured times and acceptance.
         seed: Seed of the sampling. None: torch's own generator. Prompt i of a list is sampled with `seed + i`.

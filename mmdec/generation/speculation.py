@@ -29,7 +29,16 @@ from mmdec.core.loop import decode_steps
 from mmdec.core.sampling import DraftWarp, KeyedSample, Sequences, most_probable, transformers_sample
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Round, watch
-from mmdec.core.verify import LOSSY_RULES, MatchRule, ResidualRule, Rule, RuleName, SamplingState, TypicalRule
+from mmdec.core.verify import (
+    LOSSY_RULES,
+    MatchRule,
+    ResidualRule,
+    Rule,
+    RuleName,
+    SamplingState,
+    TraversalRule,
+    TypicalRule,
+)
 from mmdec.drafters.registry import AUTO
 from mmdec.errors import InputError
 from mmdec.generation.chat_state import ConversationTurn, drop_chat_state
@@ -52,7 +61,8 @@ from mmdec.targets.quantization_check import siblings_change_logits
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter
 
-RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "typical")
+RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "traversal", "typical")
+SAMPLED_DRAFT_RULES = frozenset({"residual", "traversal"})  # rules under which drafters draw their tokens
 _statistics = DecodingStatistics()
 
 
@@ -80,7 +90,8 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         """Raise InputError if an option is wrong. The drafter is not checked here, but by `Speculation`."""
         if self.rule is not None:
-            check_choice("rule", self.rule, RULES, "None follows `do_sample`.")
+            is_block = str(self.rule) == "block"  # an earlier rule, which traversal contains
+            check_choice("rule", self.rule, RULES, 'Use "traversal".' if is_block else "None follows `do_sample`.")
         nodes = check_nodes(self.num_speculative_tokens)
         check_callable("on_round", self.on_round, "a function of a round")
         if self.streamer is not None:
@@ -199,8 +210,11 @@ class Speculation:
         if options.num_speculative_tokens == 0:
             drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
         together = (drafter is not None or batch > 1) and siblings_change_logits(model, target)
-        # in a batch, processors run row by row: they must read only their row and not count calls
-        faults = fallback_reasons(logits_processor, stopping_criteria, batch) if batch > 1 else []
+        # In a batch, processors run row by row: they must read only their row and not count calls. Traversal
+        # verification calls copies of them after drafted tokens; criteria only see the accepted text.
+        faults: list[str] = []
+        if batch > 1 or (drafter is not None and name == "traversal"):
+            faults = fallback_reasons(logits_processor, stopping_criteria if batch > 1 else (), batch)
         faults += target.fallback_reasons(generation_config, {"input_ids": input_ids, **inputs})
         self._warn(faults)
         if faults or (together and batch > 1):
@@ -254,11 +268,12 @@ class Speculation:
 
     def _rule(self, name: RuleName, config: GenerationConfig, batch: int, warp: DraftWarp) -> Rule:
         sampled, seed = bool(setting(config, "do_sample")), self.options.seed
-        if sampled and seed is None and (batch > 1 or name == "residual"):
+        if sampled and seed is None and (batch > 1 or name in SAMPLED_DRAFT_RULES):
             # The seed is drawn from torch's global generator. So `torch.manual_seed` makes the output repeatable.
             seed = int(torch.randint(2**62, ()))
-        if name == "residual":
-            return ResidualRule(SamplingState(cast(int, seed), warp))
+        if name in SAMPLED_DRAFT_RULES:
+            state = SamplingState(cast(int, seed), warp)
+            return ResidualRule(state) if name == "residual" else TraversalRule(state)
         choice = most_probable
         if sampled:
             choice = transformers_sample if seed is None else KeyedSample(seed)

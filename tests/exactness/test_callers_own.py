@@ -36,6 +36,7 @@ from tests.exactness.user_processors import (
     COUPLED,
     KINDS,
     ROW_WISE,
+    Counting,
     Endings,
     Grammar,
     Patience,
@@ -55,6 +56,15 @@ MODEL: Any = language_model("llama")
 BATCHES = 25 if WHOLE else 2
 LONG = MODES["long"]
 WARNING = "transformers' own loop decodes, without drafts"
+
+
+def test_traversal_calls_ahead_and_leaves_undeclared_processors_to_the_stock_loop() -> None:
+    counting = Counting()
+    with pytest.warns(RuntimeWarning, match="Counting"):
+        result = mmdec.generate(
+            MODEL, prompts(1), MODEL, rule="traversal", max_new_tokens=9, logits_processor=[counting]
+        )
+    assert counting.calls == result.sequences.shape[1] - prompts(1)["input_ids"].shape[1]
 
 
 def decode_both_ways(

@@ -7,17 +7,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from mmdec.core.budget import Budget
+from mmdec.core.loop import decode
 from mmdec.core.sampling import Dice, KeyedSample, Sequences, Stop
-from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState
+from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState, TraversalRule
+from mmdec.drafters.small_model.drafter import SmallModel
+from mmdec.generation.hf_bridge import draft_warp
 from mmdec.types import Draft, Plan
 from tests.exactness.enumeration import chi_square, plain_distribution
+from tests.support import blended_toy
 from tests.support.draft_warps import at_temperature
 from tests.support.toy_target import AlwaysAccept, Memory, Scripted, Toy, run
 
@@ -90,6 +101,10 @@ def residual(drafter: Racing) -> Rule:
     return ResidualRule(SamplingState(12, at_temperature(1.3)))
 
 
+def traversal(drafter: Racing) -> Rule:
+    return TraversalRule(SamplingState(13, at_temperature(1.3)))
+
+
 def always(drafter: Racing) -> Rule:
     class Drawn(AlwaysAccept):
         def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
@@ -142,8 +157,8 @@ def joint(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
 @pytest.mark.parametrize("experiment", [wide, narrow, joint])
 @pytest.mark.parametrize(
     ("rule", "width", "depth"),
-    [(keyed_match, 3, 2), (residual, 1, 3), (residual, 3, 2)],
-    ids=["keyed", "residual chain", "residual tree"],
+    [(keyed_match, 3, 2), (residual, 1, 3), (residual, 3, 2), (traversal, 1, 3), (traversal, 3, 2)],
+    ids=["keyed", "residual chain", "residual tree", "traversal chain", "traversal tree"],
 )
 def test_samples_follow_the_targets_distribution(
     experiment: Callable[..., float], rule: Callable[[Racing], Rule], width: int, depth: int
@@ -154,3 +169,28 @@ def test_samples_follow_the_targets_distribution(
 @pytest.mark.parametrize(("experiment", "rule"), [(wide, always), (narrow, always), (joint, always), (joint, shared)])
 def test_planted_mistakes_are_caught(experiment: Callable[..., float], rule: Callable[[Racing], Rule]) -> None:
     assert experiment(rule, 1, 1) > 10
+
+
+@pytest.mark.parametrize("kind", [ResidualRule, TraversalRule])
+@pytest.mark.parametrize(("nodes", "depth"), [(3, 3), (7, 3)])
+def test_drafts_through_the_targets_processors_leave_its_distribution(
+    kind: type[ResidualRule | TraversalRule], nodes: int, depth: int
+) -> None:
+    """Texts of three of six tokens, with a penalty for those that the text or the draft already holds."""
+    processors: list[Any] = [
+        RepetitionPenaltyLogitsProcessor(1.5),
+        TemperatureLogitsWarper(0.8),
+        TopKLogitsWarper(5),
+        TopPLogitsWarper(0.9),
+        MinPLogitsWarper(0.05),
+    ]
+    small = blended_toy.Toy(6, seed=12)
+    target, rows = blended_toy.Toy(6, seed=13, blend=small, share=0.5), 1000
+    ids = torch.tensor([[1, 2]] * rows)
+    text = Sequences(ids, Stop(5), processors)
+    rule = kind(SamplingState(4, draft_warp(processors)))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    rounds = list(decode(target, inputs, text, rule, SmallModel(small), Budget.fixed(nodes, depth)))
+    assert sum(sum(one.accepted) for one in rounds) > rows / 2
+    law = plain_distribution(cast(Any, target), [1, 2], 3, processors=processors)
+    assert chi_square(Counter(map(tuple, text.tokens)), law) < 10

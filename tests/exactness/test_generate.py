@@ -143,17 +143,18 @@ def test_several_samples_of_one_prompt() -> None:
     assert len({tuple(row) for row in result.tolist()}) == 4
 
 
-def test_residual_needs_sampling_and_finishes() -> None:
-    options: dict[str, Any] = {"rule": "residual", "num_speculative_tokens": 4, "max_new_tokens": 20}
+@pytest.mark.parametrize("rule", ["residual", "traversal"])
+def test_rules_for_sampled_drafts_need_sampling_and_finish(rule: Any) -> None:
+    options: dict[str, Any] = {"rule": rule, "num_speculative_tokens": 4, "max_new_tokens": 20}
     assert mmdec.generate(MODELS["llama"], prompts(3), SMALL, **options).lossless
     again, once = (mmdec.generate(MODELS["llama"], prompts(3), SMALL, seed=1, **options) for _ in range(2))
     assert torch.equal(again.sequences, once.sequences)
     with pytest.raises(InputError, match="do_sample"):
-        mmdec.generate(MODELS["llama"], prompts(1), SMALL, rule="residual", do_sample=False, max_new_tokens=5)
+        mmdec.generate(MODELS["llama"], prompts(1), SMALL, rule=rule, do_sample=False, max_new_tokens=5)
 
 
-def test_unknown_rule_is_refused() -> None:
-    with pytest.raises(InputError, match=r"`rule` must be one of .*, but is 'block'\."):
+def test_the_rule_block_names_its_successor() -> None:
+    with pytest.raises(InputError, match=r"`rule` must be one of .*, but is 'block'\. Use \"traversal\"\."):
         mmdec.generate(MODELS["llama"], prompts(1), SMALL, rule="block", max_new_tokens=5)  # type: ignore[arg-type]
 
 

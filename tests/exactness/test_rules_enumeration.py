@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from mmdec.core.budget import Budget
 from mmdec.core.sampling import Processor, Sequences, Stop
-from mmdec.core.tree import trees_from_lists
-from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState, TypicalRule, verify
+from mmdec.core.tree import depths, trees_from_lists
+from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState, TraversalRule, TypicalRule, verify
 from mmdec.types import Draft, Plan, Scores
 from tests.exactness.enumeration import Distribution, EnumeratedChoices, EnumeratedDice, plain_distribution
 from tests.support.toy_target import AlwaysAccept, Memory, Scripted, Session, Toy, padded, run
@@ -32,6 +33,10 @@ def sampled(choices: EnumeratedChoices) -> Rule:
 
 def residual(choices: EnumeratedChoices) -> Rule:
     return ResidualRule(STREAM, dice=lambda *key: EnumeratedDice(choices))
+
+
+def traversal(choices: EnumeratedChoices) -> Rule:
+    return TraversalRule(STREAM, dice=lambda *key: EnumeratedDice(choices))
 
 
 def typical(choices: EnumeratedChoices) -> Rule:
@@ -160,6 +165,13 @@ def difference(one: Distribution, other: Distribution) -> float:
         (residual, drawn_children(replacement=True), TREE),
         (residual, fixed(), TREE),
         (residual, fixed(twins=True), BRANCHED),
+        (traversal, drawn_children(), CHAIN),
+        (traversal, drawn_children(), TREE),
+        (traversal, drawn_children(holes=True), BRANCHED),
+        (traversal, drawn_children(low=True), STAR),
+        (traversal, drawn_children(replacement=True), TREE),
+        (traversal, fixed(), TREE),
+        (traversal, fixed(twins=True), BRANCHED),
     ],
 )
 @pytest.mark.parametrize("eos", [frozenset(), frozenset({2})], ids=["endless", "ending"])
@@ -186,6 +198,10 @@ def test_several_rounds_have_the_targets_distribution(
         (residual, drawn_children(), [0, 0, 1, 1, 2, 2], 3),
         (residual, drawn_children(), [0, 0, 0], 2),  # more children than tokens
         (residual, drawn_children(), [0, 1, 2, 3], 1),
+        (traversal, drawn_children(), [0, 0, 0, 0], 5),
+        (traversal, drawn_children(), [0, 0, 1, 1, 2, 2], 3),
+        (traversal, drawn_children(), [0, 0, 0], 2),
+        (traversal, drawn_children(), [0, 1, 2, 3], 1),
         (sampled, fixed(), [0, 0, 1, 1, 2, 3], 6),
     ],
 )
@@ -206,9 +222,72 @@ def test_one_round_of_a_larger_draft_has_the_targets_distribution(
     assert calls > 1 or vocab == 1
 
 
-def test_a_drafter_equal_to_the_target_is_always_accepted() -> None:
+def shapes(nodes: int) -> list[Shape]:
+    """Return all shapes of a tree with `nodes` nodes below the root and at most three children each, depth first."""
+    found: list[Shape] = [[]]
+    for node in range(nodes):
+        longer: list[Shape] = []
+        for shape in found:
+            parent = node
+            while parent >= 0:
+                if shape.count(parent) < 3:
+                    longer.append([*shape, parent])
+                parent = shape[parent - 1] if parent else -1
+        found = longer
+    return found
+
+
+@pytest.mark.parametrize("shape", [shape for nodes in range(1, 5) for shape in shapes(nodes)], ids=str)
+def test_traversal_has_the_targets_distribution_for_every_shape_up_to_five_nodes(shape: Shape) -> None:
+    target, drafter = Toy(3, seed=3, scale=1.0), Toy(3, seed=4, scale=0.7)
+    length = 1 + max(depths([-1, *shape]))
+
+    def draft(choices: EnumeratedChoices, text: list[int]) -> Draft:
+        return drawn_children()(drafter, choices, text, shape if len(text) == 2 else [])  # later rounds are plain
+
+    got = drafted_distribution(traversal, target, draft, [0, 0], length)
+    assert difference(got, plain_distribution(target, [0, 0], length, frozenset(), [])) < 1e-12
+
+
+@pytest.mark.parametrize("rule", [residual, traversal])
+def test_a_nodes_children_may_depend_on_its_siblings(rule: Callable[[EnumeratedChoices], Rule]) -> None:
+    """The first child has a child only if the second one is token 0."""
+    target, drafter = Toy(3, seed=3, scale=1.0), Toy(3, seed=4, scale=0.7)
+
+    def draft(choices: EnumeratedChoices, text: list[int]) -> Draft:
+        if len(text) > 2:
+            return drawn_children()(drafter, choices, text, [])
+        pair = drawn_children()(drafter, choices, text, STAR)
+        assert pair.probs is not None
+        first, second = pair.tokens[0, 1:].tolist()
+        if second:
+            return pair
+        below = drawn_children()(drafter, choices, [*text, first], [0])
+        assert below.probs is not None
+        probs = torch.cat([pair.probs[:, :1], below.probs[:, :1], torch.zeros(1, 2, 3, dtype=torch.float64)], 1)
+        tokens = [first, second, int(below.tokens[0, 1])]
+        return trees_from_lists(torch.tensor(text[-1:]), [(tokens, TREE)], probs)
+
+    expected = plain_distribution(target, [0, 0], 3, frozenset(), [])
+    assert difference(drafted_distribution(rule, target, draft, [0, 0], 3), expected) < 1e-12
+
+
+@pytest.mark.parametrize("rule", [residual, traversal])
+def test_children_that_are_dropped_for_their_own_token_are_caught(rule: Callable[[EnumeratedChoices], Rule]) -> None:
+    target, drafter = Toy(6, seed=3, scale=1.0), Toy(6, seed=4, scale=0.7)
+
+    def draft(choices: EnumeratedChoices, text: list[int]) -> Draft:
+        pair = drawn_children()(drafter, choices, text, STAR)
+        return pair if int(pair.tokens[0, 2]) > 2 else replace(pair, size=pair.size - 1)
+
+    expected = plain_distribution(target, [0, 0], 2, frozenset(), [])
+    assert difference(drafted_distribution(rule, target, draft, [0, 0], 2), expected) > 1e-3
+
+
+@pytest.mark.parametrize("rule", [residual, traversal])
+def test_a_drafter_equal_to_the_target_is_always_accepted(rule: Callable[[EnumeratedChoices], Rule]) -> None:
     target = Toy(3, seed=5)
-    got = drafted_distribution(residual, target, lambda o, text: drawn_children()(target, o, text, CHAIN), [0], 3)
+    got = drafted_distribution(rule, target, lambda o, text: drawn_children()(target, o, text, CHAIN), [0], 3)
     assert difference(got, plain_distribution(target, [0], 3, frozenset(), [])) < 1e-9
 
 
@@ -230,7 +309,9 @@ def test_lossy_rules_are_caught(rule: Callable[[EnumeratedChoices], Rule], draft
     assert difference(got, plain_distribution(target, [1, 0], 3, frozenset(), [])) > 1e-2
 
 
-@pytest.mark.parametrize(("rule", "drafting"), [(sampled, fixed()), (residual, drawn_children())])
+@pytest.mark.parametrize(
+    ("rule", "drafting"), [(sampled, fixed()), (residual, drawn_children()), (traversal, drawn_children())]
+)
 def test_the_whole_loop_with_two_rows_has_the_targets_distribution(
     rule: Callable[[EnumeratedChoices], Rule], drafting: Drafting
 ) -> None:

@@ -136,7 +136,7 @@ def test_a_long_run_of_changing_requests_has_no_wrong_token() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize(("drafter", "rule"), [("lookup", "sampled"), ("small", "residual")])
+@pytest.mark.parametrize(("drafter", "rule"), [("lookup", "sampled"), ("small", "residual"), ("small", "traversal")])
 def test_rows_of_a_shared_batch_are_samples_of_the_model(drafter: str, rule: Any) -> None:
     """Texts of three tokens over many seeds follow the model's distribution, in batches that rows join and leave."""
     model, small = model_of("LlamaForCausalLM"), model_of("LlamaForCausalLM", seed=1)

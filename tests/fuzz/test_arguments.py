@@ -38,7 +38,7 @@ from tests.support.tiny_whisper import write
 
 CALLS, GROUPS = (1500, 15) if WHOLE else (80, 4)
 SECONDS, HANGS = 20, 300  # of the processor, and on a clock, after which a call counts as never ending
-UNSEEDED = ("typical", "residual")  # their texts depend on the drafts, and these on what passes cost
+UNSEEDED = ("typical", "residual", "traversal")  # their texts depend on the drafts, and these on what passes cost
 Good = Callable[[], Mapping[str, Any]]
 
 

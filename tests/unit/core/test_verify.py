@@ -17,6 +17,7 @@ from mmdec.core.verify import (
     ResidualRule,
     Rule,
     SamplingState,
+    TraversalRule,
     TypicalRule,
     verify,
 )
@@ -25,6 +26,12 @@ from tests.support.draft_warps import at_temperature
 from tests.support.toy_target import AlwaysAccept, Changing, Scripted, Toy, forest, run
 
 VOCAB = 8
+RULES: list[Rule] = [
+    MatchRule(),
+    ResidualRule(SamplingState(0)),
+    TraversalRule(SamplingState(0)),
+    TypicalRule(),
+]
 
 
 def scores(best: list[list[int]]) -> Scores:
@@ -51,7 +58,7 @@ def test_verdict_of_ragged_rows() -> None:
     assert all(part.dtype == torch.long for part in (verdict.path, verdict.next, verdict.tokens, verdict.lengths))
 
 
-@pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(SamplingState(0)), TypicalRule()])
+@pytest.mark.parametrize("rule", RULES)
 def test_every_rule_accepts_what_is_certain(rule: Rule) -> None:
     certain = Scores(100 * scores([[2, 4, 0, 5, 6], [6, 3, 0, 0, 0]]).logits)
     verdict = verify(tree(), certain, rule, text(2))
@@ -59,7 +66,7 @@ def test_every_rule_accepts_what_is_certain(rule: Rule) -> None:
     assert verdict.path.tolist() == [[0, 1, 3, 4], [0, 1, -1, -1]]
 
 
-@pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(SamplingState(0)), TypicalRule()])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     ("room", "eos", "expected"),
     [(10, 4, [2, 4]), (10, 2, [2]), (10, 6, [2, 4, 5, 6]), (3, 7, [2, 4, 5]), (1, 7, [2]), (4, 7, [2, 4, 5, 6])],
@@ -101,12 +108,14 @@ def test_ties_are_broken_as_in_plain_decoding() -> None:
 
 def test_a_verdict_depends_on_its_arguments_alone() -> None:
     draft, target = tree(), Scores(torch.randn(2, 5, VOCAB, generator=torch.Generator().manual_seed(0)))
-    for rule in (ResidualRule(SamplingState(3)), MatchRule(KeyedSample(3), "sampled")):
+    rules = (ResidualRule(SamplingState(3)), TraversalRule(SamplingState(3)), MatchRule(KeyedSample(3), "sampled"))
+    for rule in rules:
         one, two = (verify(draft, target, rule, text(2)) for _ in range(2))
         assert one.tokens.tolist() == two.tokens.tolist()
 
 
-def test_forbidden_tokens_never_come() -> None:
+@pytest.mark.parametrize("rule", [ResidualRule(SamplingState(0)), TraversalRule(SamplingState(0))])
+def test_forbidden_tokens_never_come(rule: Rule) -> None:
     """-inf after a processor, in the draft and in the residual; and tokens that cannot have been drawn."""
 
     def only_three(ids: Tensor, logits: Tensor) -> Tensor:
@@ -118,7 +127,7 @@ def test_forbidden_tokens_never_come() -> None:
     probs[:, :, 4:] = 0.25
     draft = chain_drafts(torch.ones(rows, dtype=torch.long), [[4, 1, 5]] * rows)
     draft = replace(draft, probs=probs)
-    verify(draft, Scores(torch.zeros(rows, 4, VOCAB)), ResidualRule(SamplingState(0)), state)
+    verify(draft, Scores(torch.zeros(rows, 4, VOCAB)), rule, state)
     tokens = {token for row in state.tokens for token in row}
     assert tokens == {0, 1, 2}
 
@@ -135,12 +144,13 @@ class Diary:
 
 
 @pytest.mark.parametrize("eos", [frozenset[int](), frozenset({0})], ids=["endless", "ending"])
-@pytest.mark.parametrize("name", ["sampled", "residual", "typical"])
+@pytest.mark.parametrize("name", ["sampled", "residual", "traversal", "typical"])
 def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset[int]) -> None:
     target = Toy(4, seed=2, scale=1.0)
     rules: dict[str, Rule] = {
         "sampled": MatchRule(KeyedSample(1), "sampled"),
         "residual": ResidualRule(SamplingState(1)),
+        "traversal": TraversalRule(SamplingState(1)),
         "typical": TypicalRule(KeyedSample(1)),
     }
     budget = Changing(Random(0))
@@ -159,13 +169,14 @@ def test_rules_say_whether_they_are_lossless_and_how_they_draw() -> None:
     plan, said = Plan(3, 3), text(1)
     for rule in (MatchRule(), TypicalRule()):
         assert rule.drafting_plan(plan, said) == plan
-    rule = ResidualRule(SamplingState(5, at_temperature(0.7)))
-    drawn = rule.drafting_plan(plan, said)
-    assert (drawn.nodes, drawn.depth) == (3, 3)
-    assert drawn.warp is not None
-    torch.testing.assert_close(drawn.warp(torch.eye(2)[None]), (torch.eye(2)[None] / 0.7).softmax(-1))
-    assert drawn.generator is not None
-    assert rule.drafting_plan(plan, said).generator is drawn.generator  # one stream for the run
+    for kind in (ResidualRule, TraversalRule):
+        rule = kind(SamplingState(5, at_temperature(0.7)))
+        drawn = rule.drafting_plan(plan, said)
+        assert (drawn.nodes, drawn.depth) == (3, 3)
+        assert drawn.warp is not None
+        torch.testing.assert_close(drawn.warp(torch.eye(2)[None]), (torch.eye(2)[None] / 0.7).softmax(-1))
+        assert drawn.generator is not None
+        assert rule.drafting_plan(plan, said).generator is drawn.generator  # one stream for the run
 
 
 def test_typical_takes_the_best_of_the_probable_children() -> None:
