@@ -159,7 +159,7 @@ def convert(
         vocab_size: The target's vocabulary size, if the target's embedding was enlarged after the drafter's training.
 
     Raises:
-        InputError: For DSpark, FLASH and any other format that is not supported.
+        InputError: For FLASH and any other format that is not supported.
     """
     folder = Path(source)
     if not (folder / CONFIG_FILE).is_file():

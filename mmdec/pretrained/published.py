@@ -18,9 +18,6 @@ from mmdec.hub.checkpoint import Checkpoint, tensor_names
 
 # drafters of speculators and z-lab that mmdec does not support: name in config.json -> name in error messages
 UNSUPPORTED_DRAFTERS = {
-    "dflash2": "DFlash 2",
-    "dspark": "DSpark",
-    "domino": "Domino",
     "xpress": "XPress",
     "mtp": "MTP",
 }
@@ -97,17 +94,15 @@ def read_published(
 
 def _recognise(described: Mapping[str, Any], names: frozenset[str], folder: Path, argument: str) -> DrafterEntry | None:
     kind = str(described.get("speculators_model_type") or "")
-    architectures = " ".join(map(str, described.get("architectures") or ())).lower()
-    other = kind or next((name for name in ("dspark", "domino") if name in architectures), "")
-    if other in UNSUPPORTED_DRAFTERS:
+    if kind in UNSUPPORTED_DRAFTERS:
         raise InputError(
-            f"`{argument}` must hold an EAGLE-1, -2 or -3, P-EAGLE, DFlash, MSD, ViSpec or Medusa drafter, but "
-            f"'{folder}' holds {UNSUPPORTED_DRAFTERS[other]}, which mmdec does not draft with. Use another drafter."
+            f"`{argument}` must hold an EAGLE-1, -2 or -3, P-EAGLE, DFlash, DSpark, MSD, ViSpec or Medusa drafter, but "
+            f"'{folder}' holds {UNSUPPORTED_DRAFTERS[kind]}, which mmdec does not draft with. Use another drafter."
         )
     match = next((entry for entry in published_entries() if _module(entry).recognises(described, names)), None)
     if match is None and kind:
         raise InputError(
-            f"`{argument}` must hold EAGLE-3, P-EAGLE or DFlash where it is speculators', but '{folder}' holds "
+            f"`{argument}` must hold EAGLE-3, P-EAGLE, DFlash or DSpark where it is speculators', but '{folder}' holds "
             f"{kind!r:.60}. Use another drafter."
         )
     return match

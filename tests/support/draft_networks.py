@@ -23,7 +23,7 @@ from mmdec.drafters.registry import network_class
 from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.targets.text import TextTarget
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
-from tests.support.naive_dflash import naive_block
+from tests.support.naive_dflash import naive_block, naive_head
 from tests.support.toy_target import padded
 
 Path = tuple[int, ...]
@@ -43,6 +43,19 @@ FORMS_OF: dict[str, dict[str, dict[str, Any]]] = {  # system -> name -> settings
         "part": {**BLOCK, "draft_vocab_size": 40, "own_head": True, "own_embedding": True},
         "anchor": {**BLOCK, "from_anchor": True, "layers": (3, -1, 0)},
         "bias": {**BLOCK, "attention_bias": True, "num_hidden_layers": 3},
+        "vanilla": {**BLOCK, "head": "vanilla", "head_rank": 6, "from_anchor": True},
+        "confident": {
+            **BLOCK,
+            "head": "gated",
+            "head_rank": 6,
+            "confidence": True,
+            "draft_vocab_size": 40,
+            "own_head": True,
+        },
+        "rnn": {**BLOCK, "head": "rnn", "head_rank": 6, "confidence": True, "confidence_reads_token": False},
+        "rnn-anchor": {**BLOCK, "head": "rnn", "head_rank": 6, "from_anchor": True, "confidence": True},
+        "dflash2": {**BLOCK, "head": "dflash2", "head_rank": 6, "head_candidates": 4, "convolution_group": 8},
+        "domino": {**BLOCK, "head": "domino", "head_rank": 6, "head_state": 10, "plain_prefix": 1, "from_anchor": True},
     },
 }
 
@@ -129,15 +142,43 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
         return network.spread(drafter.logits(hidden[0, -1])).log_softmax(-1)
 
 
+class NaiveBlock:
+    """DFlash's draft after a root, with or without a sequential head, by `naive_block` and `naive_head`.
+
+    features: (T, k * H) of all tokens before the root.
+    """
+
+    def __init__(self, drafter: Any, features: Tensor, root: int) -> None:
+        self.drafter, self.network, self.root = drafter, drafter.network, root
+        config = self.network.config
+        block = drafter.embedding(torch.tensor([root, *[config.mask_token] * (config.block_size - 1)]))
+        self.options = {"heads": config.num_attention_heads, "dim": config.head_dim, "layers": config.num_hidden_layers}
+        self.options |= {"eps": config.rms_norm_eps, "theta": config.rope_theta, "anchor": config.from_anchor}
+        self.options |= {"candidates": config.head_candidates, "plain_prefix": config.plain_prefix}
+        self.state = dict(self.network.state_dict())
+        self.normed = naive_block(self.state, self.options, block, features)
+
+    def logits(self, path: Path) -> tuple[Tensor, Tensor | None]:
+        """Return the logits (D,) of the token after the path below the root, and the confidence in it."""
+        config = self.network.config
+        head = self.network.lm_head.weight if config.own_head else self.drafter.output.weight
+        text = [self.root, *path]
+        return naive_head(self.state, self.options, self.normed, text, self.drafter.embedding.weight, head)
+
+    def score(self, path: Path) -> Tensor:
+        """Return the log-probabilities (V,) of the token after the path below the root."""
+        return self.network.spread(self.logits(path)[0]).log_softmax(-1)
+
+    def chance(self, path: Path) -> float:
+        """Return the estimated probability that the likeliest token after the path is accepted."""
+        logits, confidence = self.logits(path)
+        return float(logits.softmax(-1).max() if confidence is None else confidence)
+
+
 def dflash_scores(drafter: Any, features: Tensor, root: int) -> Tensor:
-    """Compute the log-probabilities (K, V) of all K depths of DFlash's draft, with `naive_block`."""
-    network, config = drafter.network, drafter.network.config
-    block = drafter.embedding(torch.tensor([root, *[config.mask_token] * (config.block_size - 1)]))
-    options = {"heads": config.num_attention_heads, "dim": config.head_dim, "layers": config.num_hidden_layers}
-    options |= {"eps": config.rms_norm_eps, "theta": config.rope_theta}
-    head = network.lm_head.weight if config.own_head else drafter.output.weight
-    logits = naive_block(dict(network.state_dict()), options, block, features, head)[-config.drafts :]
-    return network.spread(logits).log_softmax(-1)
+    """Compute the log-probabilities (K, V) of all K depths of the draft of a DFlash without a head."""
+    block = NaiveBlock(drafter, features, root)
+    return torch.stack([block.score((0,) * depth) for depth in range(drafter.network.config.drafts)])
 
 
 def blocks_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
@@ -202,16 +243,17 @@ def eagles_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
     return {path for _, path in sorted(result, key=lambda item: -item[0])[:nodes]}
 
 
-def ended_chain(scores: list[Any], nodes: int, threshold: float) -> int:
+def ended_chain(scores: list[Any], nodes: int, threshold: float, chances_of: list[Any] | None = None) -> int:
     """Count the nodes of a chain that ends at the first node whose probability, as the mean over rows, is below the
-    threshold. scores: of each row, as `score` of `eagles_tree`."""
+    threshold. scores: of each row, as `score` of `eagles_tree`. chances_of: of each row, path -> the estimated
+    probability that the next token is accepted; None: the probability of the likeliest."""
     chances, paths = [1.0] * len(scores), [list[int]() for _ in scores]
     for length in range(nodes):
         if length and sum(chances) / len(scores) < threshold:
             return length
         for row, score in enumerate(scores):
             best = score(tuple(paths[row]))
-            chances[row] *= float(best.max().exp())
+            chances[row] *= float(best.max().exp()) if chances_of is None else chances_of[row](tuple(paths[row]))
             paths[row].append(int(best.argmax()))
     return nodes
 
@@ -256,9 +298,11 @@ class Checked(ForwardingDrafter):
         elif isinstance(self.drafter.network, DFlash):
             depth = min(depth, self.drafter.network.config.drafts)
             nodes = min(nodes, depth) if plan.nodes <= plan.depth else nodes
+        config = self.drafter.network.config
         if plan.threshold and 0 < nodes <= depth:
-            nodes = ended_chain(scores, nodes, plan.threshold)
-        marginals = getattr(self.drafter.network.config, "mask_token", None) is not None
+            chances = [score.__self__.chance for score in scores] if getattr(config, "confidence", False) else None
+            nodes = ended_chain(scores, nodes, plan.threshold, chances)
+        marginals = getattr(config, "mask_token", None) is not None and getattr(config, "head", "none") == "none"
         grown = blocks_tree if marginals else eagles_tree
         for index, text in enumerate(rows):
             assert text[-1] == int(roots[index])
@@ -271,10 +315,9 @@ class Checked(ForwardingDrafter):
         layers, known = self.needs.layers, dict[Path, Tensor]()
         states = self.model(torch.tensor([text]), **self.images, output_hidden_states=True).hidden_states
         features = torch.cat([states[n if n < 0 else n + 1][0, :-1] for n in layers], -1)
-        if isinstance(self.drafter.network, DFlash):  # a block has the scores of every depth at once
+        if isinstance(self.drafter.network, DFlash):
             with torch.inference_mode():
-                depths = dflash_scores(self.drafter, features, text[-1])
-            return lambda path: depths[len(path)]
+                return NaiveBlock(self.drafter, features, text[-1]).score
 
         def score(path: Path) -> Tensor:
             if path not in known:

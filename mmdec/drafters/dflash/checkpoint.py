@@ -2,15 +2,18 @@
 
 | format | recognised by | its target |
 |---|---|---|
-| z-lab, SpecForge (`block_size` beside `dflash_config` or in it) | `hidden_norm.weight` beside `fc.weight` | |
+| z-lab, SpecForge, NeMo (`block_size` beside `dflash_config` or in it) | `hidden_norm.weight` beside `fc.weight` | |
 | transformers (Muse Glimmer's assistant) | `encoder.fc.weight` | |
 | speculators | `speculators_model_type`; its own LM head | its verifier |
+
+DSpark (speculators, NeMo), DFlash 2 (z-lab, NeMo) and Domino (SpecForge, NeMo) are DFlash with further tensors:
+`markov_head` and `confidence_head`, `candidate_selector`, or `prefix_gru`.
 
 `target_layer_ids` are outputs; the output of the last layer is taken after the final norm, as in transformers.
 speculators' `aux_hidden_state_layer_ids` are boundaries: boundary k is the residual stream that enters layer k.
 
 Engines read speculators' format, with an LM head only where the network has its own, and z-lab's ("flat"), which has
-none.
+none. DSpark is written in the first, DFlash 2 and Domino in the second.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mmdec.drafters.dflash.heads import MARKOV_HEADS
 from mmdec.drafters.dflash.network import DFlash
 from mmdec.drafters.eagle.checkpoint import EAGLE3_TENSORS
 from mmdec.drafters.networks.checkpoint import (
@@ -63,7 +67,7 @@ def recognises(described: Mapping[str, Any], names: frozenset[str]) -> bool:
     """
     kind = described.get("speculators_model_type") or ""
     if kind or any(EAGLE3_TENSORS.fullmatch(name) for name in names):
-        return kind == "dflash"
+        return kind in ("dflash", "dspark")
     architectures = " ".join(map(str, described.get("architectures") or ())).lower()
     named = "dflash" in architectures or "dflash_config" in described or described.get("model_type") == MUSE_MODEL_TYPE
     return named or names >= DFLASH_TENSORS
@@ -130,7 +134,6 @@ def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
         "layers": layers,
         "block_size": options["block_size"],
         "mask_token": options["mask_token_id"],
-        "from_anchor": bool(described.get("sample_from_anchor")),
         "rope_theta": theta,
         "rope_scaling": rope if rope["rope_type"] in SCALED_ROPE else None,
         "positions": "temporal",
@@ -138,8 +141,58 @@ def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
         "own_embedding": "embed_tokens.weight" in state,
         "plain_embedding": described.get("model_type") == MUSE_MODEL_TYPE,
         "target": str(verifier.get("name_or_path") or ""),
+        **_head(checkpoint, options),
         **mmdec_fields(described, ("positions", "base", "target")),
     }
+
+
+def _head(checkpoint: Checkpoint, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of DFlash's configuration that describe its sequential head.
+
+    Sizes are those of config.json, else those of the tensors.
+
+    Args:
+        options: The settings, including those of `dflash_config`.
+    """
+    state = checkpoint.state
+
+    def size(name: str, tensor: str, axis: int) -> Any:
+        return options[name] if name in options else checkpoint.shape(tensor)[axis]
+
+    def holds(prefix: str) -> bool:
+        return any(name.startswith(prefix) for name in state)
+
+    architectures = " ".join(map(str, checkpoint.config.get("architectures") or ())).lower()
+    dspark = options.get("speculators_model_type") == "dspark" or "dspark" in architectures or holds("markov_head.")
+    fields = {"from_anchor": bool(options.get("sample_from_anchor", dspark))}
+    if dspark:
+        rank = size("markov_rank", "markov_head.markov_w1.weight", 1)
+        confident = options.get("enable_confidence_head", holds("confidence_head."))
+        fields |= {"confidence": bool(confident)}
+        fields |= {"confidence_reads_token": bool(rank and options.get("confidence_head_with_markov", True))}
+        return {**fields, "head": options.get("markov_head_type", "vanilla"), "head_rank": rank} if rank else fields
+    if options.get("projector_type") == "domino" or holds("prefix_gru."):
+        return {
+            "head": "domino",
+            "from_anchor": bool(options.get("shift_label")),
+            "head_rank": size("emb_dim", "embed_proj.0.weight", 0),
+            "head_state": size("gru_hidden_dim", "prefix_gru.weight_hh_l0", 1),
+            "plain_prefix": options.get("pure_draft_prefix_len", 0),
+        }
+    if holds("candidate_selector.") or "dflash2" in architectures:
+        taps = options.get("conv_kernel_size", 2)
+        if taps != 2:
+            raise checkpoint.error(
+                "have `conv_kernel_size` 2", f"has {taps!r:.60}", "Such networks cannot be read yet."
+            )
+        return {
+            **fields,
+            "head": "dflash2",
+            "head_rank": size("selector_rank", "candidate_selector.predecessor_codebook", 1),
+            "head_candidates": options.get("selector_top_k", 16),
+            "convolution_group": options.get("conv_group_size", 16),
+        }
+    return fields
 
 
 def _layers(checkpoint: Checkpoint, options: Mapping[str, Any]) -> tuple[int, ...]:
@@ -163,26 +216,38 @@ def _layers(checkpoint: Checkpoint, options: Mapping[str, Any]) -> tuple[int, ..
 def export(network: DFlash, to: Layout, served: ExportTarget, count: int) -> Exported:
     """Convert a DFlash for engines. Arguments and errors are those of `DraftNetwork.export`."""
     state, layer = export_state(network), layer_settings(network, served, "qwen3", {})
-    if to == "flat":
-        return Exported(state, _flat(network, state, layer, served), "dflash")
     config = network.config
+    if to == "flat":
+        return Exported(
+            state, _flat(network, state, layer, served), "dflash2" if config.head == "dflash2" else "dflash"
+        )
     refuse_features(
         to,
         {
             "the target's normed last states (layer -1)": -1 in config.layers,
             "a plain embedding": config.plain_embedding,
             "a bias of fc": config.fc_bias,
+            f"a head of {network.engine_name}": config.head in ("dflash2", "domino"),
         },
     )
-    fields = {
+    fields: dict[str, Any] = {
         "aux_hidden_state_layer_ids": [index + 1 for index in config.layers],
         "block_size": config.block_size,
         "mask_token_id": config.mask_token,
         "sample_from_anchor": config.from_anchor,
         "sliding_window_non_causal": False,
     }
-    described = speculators_settings(network, state, layer, served, "dflash", "DFlash", count, fields)
-    return Exported(state, described, "dflash")
+    if config.head == "none" and not config.confidence:
+        described = speculators_settings(network, state, layer, served, "dflash", "DFlash", count, fields)
+        return Exported(state, described, "dflash")
+    fields |= {
+        "markov_rank": config.head_rank if config.head != "none" else 0,
+        "markov_head_type": config.head if config.head != "none" else "vanilla",
+        "enable_confidence_head": config.confidence,
+        "confidence_head_with_markov": config.head != "none" and config.confidence_reads_token,
+    }
+    described = speculators_settings(network, state, layer, served, "dspark", "DSpark", count, fields)
+    return Exported(state, described, "dspark")
 
 
 def _flat(
@@ -196,17 +261,25 @@ def _flat(
             "an LM head of the network's own": config.own_head,
             "an embedding of the network's own": config.own_embedding,
             "a plain embedding": config.plain_embedding,
-            "a token drafted by the root's own state": config.from_anchor,
+            "a token drafted by the root's own state": config.from_anchor and config.head != "domino",
+            "a head of DSpark's": config.head in MARKOV_HEADS or config.confidence,
             "the last layer's states before the final norm": last in config.layers,
             "a bias of fc": config.fc_bias,
         },
     )
     ids = [last if index < 0 else index for index in config.layers]
+    settings = {"mask_token_id": config.mask_token, "target_layer_ids": ids, "block_size": config.block_size}
+    if config.head == "dflash2":
+        settings |= {"conv_kernel_size": 2, "conv_group_size": config.convolution_group}
+        settings |= {"selector_rank": config.head_rank, "selector_top_k": config.head_candidates}
+    elif config.head == "domino":
+        settings |= {"projector_type": "domino", "emb_dim": config.head_rank, "gru_hidden_dim": config.head_state}
+        settings |= {"pure_draft_prefix_len": config.plain_prefix, "shift_label": config.from_anchor}
     return {
         **layer,
-        "architectures": ["DFlashDraftModel"],
+        "architectures": ["DFlash2DraftModel" if config.head == "dflash2" else "DFlashDraftModel"],
         "block_size": config.block_size,
-        "dflash_config": {"mask_token_id": config.mask_token, "target_layer_ids": ids, "block_size": config.block_size},
+        "dflash_config": settings,
         "num_target_layers": served.depth,
         "torch_dtype": export_dtype(state),
         "dtype": export_dtype(state),

@@ -7,6 +7,10 @@ mask token k predicts the k-th token after the root, so a block of b tokens draf
 Embedding and LM head are the target's. A network that can draft only a part of the target's vocabulary (published by
 speculators, with the tables `d2t` and `t2d`) has its own LM head. The parameters have the published names.
 
+DSpark, DFlash 2 and Domino are this network with a head that lets a token depend on those above it (`heads.py`).
+DFlash 2 also has a convolution of two taps before and after each sublayer: within a block, a token is mixed with the
+one before it.
+
 Letters in shapes: B rows, b tokens of a block, n accepted tokens, H channels, k target layers whose features are read,
 h key-value heads, d channels of a head.
 """
@@ -15,14 +19,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, final, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding as looked_up
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad, silu
 
+from mmdec.drafters.dflash.heads import (
+    MARKOV_HEADS,
+    CandidateSelector,
+    ConfidenceHead,
+    DominoHead,
+    HeadKind,
+    MarkovHead,
+    SequentialHead,
+)
+from mmdec.drafters.dflash.levels import SequentialLevels
 from mmdec.drafters.networks.draft_network import (
+    MAX_CONFIG_SIZE,
     DraftConfig,
     KeyValues,
     PackedWeights,
@@ -32,6 +47,7 @@ from mmdec.drafters.networks.draft_network import (
     positions_from,
 )
 from mmdec.drafters.networks.layered_network import LayeredConfig, LayeredNetwork
+from mmdec.drafters.networks.tree import BlockLevels, Levels
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.types import Context
@@ -70,6 +86,15 @@ class DFlashConfig(LayeredConfig):
     # which may also scale or normalise the rows
     plain_embedding: bool = False
     rope_scaling: dict[str, Any] | None = None
+    # what lets a token depend on those above it: DSpark's "vanilla", "gated" and "rnn", "dflash2", "domino"
+    head: HeadKind = "none"
+    head_rank: int = 256  # inner width of the head
+    head_candidates: int = 16  # DFlash 2: number of each depth's best tokens that the selector compares
+    head_state: int = 1024  # Domino: width of the GRU's state
+    plain_prefix: int = 0  # Domino: number of first draft tokens that the head does not correct
+    confidence: bool = False  # DSpark: whether the network estimates how probable it is that a token is accepted
+    confidence_reads_token: bool = True  # whether this estimate reads the Markov head's vector of the token above
+    convolution_group: int = 16  # DFlash 2: number of channels with the same correction of the taps
     # positions of image tokens if the target has three-dimensional positions (M-RoPE): "text": counted like text
     # tokens; "temporal": the first of the three axes
     positions: Literal["text", "temporal"] = "text"
@@ -86,6 +111,27 @@ class DFlashConfig(LayeredConfig):
             )
         if type(self.mask_token) is not int or not 0 <= self.mask_token < self.vocab_size:
             raise InputError(f"`mask_token` must be a token below {self.vocab_size}, but is {self.mask_token!r:.60}.")
+        if self.head not in get_args(HeadKind):
+            raise InputError(
+                f"`head` must be {', '.join(get_args(HeadKind))}, but is {self.head!r:.60}. Take the published."
+            )
+        for name in ("head_rank", "head_candidates", "head_state", "convolution_group"):
+            check_size(name, getattr(self, name), MAX_CONFIG_SIZE, "Take the published.")
+        if type(self.plain_prefix) is not int or not 0 <= self.plain_prefix <= self.block_size:
+            raise InputError(
+                f"`plain_prefix` must be from 0 to {self.block_size}, but is {self.plain_prefix!r:.60}. Take the "
+                "published."
+            )
+        if self.head == "dflash2" and (self.hidden_size % self.convolution_group or not self.input_norm):
+            raise InputError(
+                f"`convolution_group` must divide the {self.hidden_size} channels, and `input_norm` be true, but they "
+                f"are {self.convolution_group} and {self.input_norm}. Take the published."
+            )
+        if self.confidence and self.confidence_reads_token and self.head not in MARKOV_HEADS:
+            raise InputError(
+                f"`confidence_reads_token` must be false without a head of DSpark's, but `head` is {self.head}. Take "
+                "the published."
+            )
         if self.positions not in ("text", "temporal"):
             raise InputError(f"`positions` must be text or temporal, but is {self.positions!r:.60}. Choose one.")
 
@@ -142,6 +188,24 @@ class DFlash(LayeredNetwork):
         self.hidden_norm = RMSNorm(size, eps)
         self.build_layers(sizes, 0, qk_norm=True, output_bias=sizes.attention_bias)
         self.build_ends(sizes, sizes.own_head)
+        if sizes.head in MARKOV_HEADS:
+            self.markov_head = MarkovHead(sizes)
+        elif sizes.head == "dflash2":
+            self.candidate_selector = CandidateSelector(sizes)
+            for layer in self.layers:
+                layer.attention_conv, layer.mlp_conv = BlockConvolution(sizes), BlockConvolution(sizes)
+        elif sizes.head == "domino":
+            self.prefix_gru, self.embed_proj = DominoHead.layers(sizes)
+        if sizes.confidence:
+            self.confidence_head = ConfidenceHead(sizes)
+
+    @property
+    def head(self) -> SequentialHead | None:
+        """What lets a token of a block depend on those above it; None: nothing does."""
+        kind = self.config.head
+        if kind == "domino":
+            return DominoHead(self.prefix_gru, self.embed_proj, self.config.plain_prefix)
+        return None if kind == "none" else self.candidate_selector if kind == "dflash2" else self.markov_head
 
     @property
     def own_head(self) -> nn.Linear | None:
@@ -160,7 +224,7 @@ class DFlash(LayeredNetwork):
 
     @property
     def engine_name(self) -> str:
-        return "DFlash"
+        return {"none": "DFlash", "dflash2": "DFlash 2", "domino": "Domino"}.get(self.config.head, "DSpark")
 
     def export(self, to: Layout, served: ExportTarget, count: int) -> Exported:
         from mmdec.drafters.dflash.checkpoint import export
@@ -208,12 +272,10 @@ class DFlash(LayeredNetwork):
             cache.write(*self.context(states, positions, index), counts, index)
         return states, torch.empty(0)
 
-    def draft_at_once(self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int) -> Tensor:
-        """Cache the queued tokens' features, then process a block of each batch row's last token and mask tokens.
-
-        Returns:
-            Hidden states (B, K, H), one for each depth that a block drafts.
-        """
+    def draft_at_once(
+        self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int
+    ) -> tuple[Tensor, Levels]:
+        """Cache the queued tokens' features, then process a block of each batch row's last token and mask tokens."""
         cache, config = state.cache, self.config
         drafter.extend_cache(state, drafter.catch_up(state))
         tokens = roots[:, None].repeat(1, config.block_size)
@@ -225,7 +287,34 @@ class DFlash(LayeredNetwork):
             queries, keys, values = self.project(states, positions, state.packed, index)
             keys, values = cache.draft(keys, values, 0, index)
             states = self.attend(states, queries, keys, values, mask, state.packed, index)
-        return states[:, -config.drafts :]
+        first, head = config.block_size - config.drafts, self.head  # `first`: index of the first draft token's state
+        drafted = states[:, first : first + depth]
+        if head is None:
+            return drafted[:, :1], BlockLevels(drafter, state, drafted)
+        normed = self.normed(states)
+        hidden = normed[:, first : first + depth]
+        base = self.block_logits(hidden, drafter.output)
+        root = head.begin(roots[:, None], normed[:, :1], drafter.embedding)
+        confidence = self.confidence_head if config.confidence else None
+        return root, SequentialLevels(drafter, state, head, confidence, hidden, base)
+
+    def attention_input(self, states: Tensor, index: int, packed: PackedWeights | None = None) -> Tensor:
+        normed = super().attention_input(states, index, packed)
+        return self._layer(index).attention_conv(normed, normed, 0) if self.config.head == "dflash2" else normed
+
+    def after_attention(
+        self, states: Tensor, mixed: Tensor, packed: PackedWeights | None = None, index: int = 0
+    ) -> Tensor:
+        if self.config.head != "dflash2":
+            return super().after_attention(states, mixed, packed, index)
+        layer = self._layer(index)
+        normed = super().attention_input(states, index, packed)
+        output = layer.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
+        states = states + layer.attention_conv(output, normed, 1)
+        normed, mlp = layer.post_attention_layernorm(states), layer.mlp
+        inner = layer.mlp_conv(normed, normed, 0)
+        output = mlp.down_proj(silu(mlp.gate_proj(inner)) * mlp.up_proj(inner))
+        return states + layer.mlp_conv(output, normed, 1)
 
     def context(self, states: Tensor, positions: Tensor, index: int) -> KeyValues:
         """Compute the keys and values (B, h, n, d) of layer `index`.
@@ -249,5 +338,56 @@ class DFlash(LayeredNetwork):
         Args:
             output: The target's LM head, which is used if the network has no LM head.
         """
-        normed = apply_rms_norm(hidden, self.norm.weight, self.config.rms_norm_eps)
+        return self.block_logits(self.normed(hidden), output)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Apply the final norm to a block's hidden states (..., H)."""
+        return apply_rms_norm(hidden, self.norm.weight, self.config.rms_norm_eps)
+
+    def block_logits(self, normed: Tensor, output: nn.Linear) -> Tensor:
+        """Compute the block's own logits (..., `vocabulary`) from its normed states (..., H), without a head."""
         return linear(normed, self.lm_head.weight) if self.config.own_head else super().logits(normed, output)
+
+    @property
+    def max_children(self) -> int:
+        candidates = self.config.head_candidates if self.config.head == "dflash2" else self.vocabulary
+        return min(candidates, self.vocabulary)
+
+    def chances(self, logits: Tensor, hidden: Tensor) -> Tensor:
+        if not self.config.confidence:
+            return super().chances(logits, hidden)
+        return self.confidence_head(self.normed(hidden), None).sigmoid()
+
+
+@final
+class BlockConvolution(nn.Module):
+    """DFlash 2's convolutions before and after a sublayer: y_t = k_{t,0} x_t + k_{t,1} x_{t-1} within a block.
+
+    The taps k are learned, with corrections predicted from the sublayer's input, each for a group of channels. The
+    first token of a block has none before it. A new convolution changes nothing.
+    """
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        size, self.group, self.block_size = config.hidden_size, config.convolution_group, config.block_size
+        self.base_kernel = nn.Parameter(torch.tensor([1.0, 0.0])[None, :, None].repeat(2, 1, size))
+        self.kernel_projection = nn.Linear(size, 4 * size // self.group, bias=False)
+        nn.init.zeros_(self.kernel_projection.weight)
+
+    def forward(self, states: Tensor, inputs: Tensor, place: int) -> Tensor:
+        """Mix each token of R blocks with the one before it.
+
+        Args:
+            states: (B, R * b, H).
+            inputs: (B, R * b, H), the sublayer's normed input.
+            place: 0 before the sublayer, 1 after it.
+
+        Returns:
+            (B, R * b, H).
+        """
+        blocks = states.unflatten(1, (-1, self.block_size))
+        before = pad(blocks[:, :, :-1], (0, 0, 1, 0))
+        corrections = linear(inputs, self.kernel_projection.weight.unflatten(0, (2, -1))[place])
+        taps = self.base_kernel[place] + corrections.unflatten(-1, (2, -1)).repeat_interleave(self.group, -1)
+        own, other = taps.unflatten(1, (-1, self.block_size)).unbind(-2)
+        return (own * blocks + other * before).flatten(1, 2)

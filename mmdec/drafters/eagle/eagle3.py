@@ -42,6 +42,7 @@ from mmdec.drafters.networks.draft_network import (
     check_size,
 )
 from mmdec.drafters.networks.layered_network import LayeredConfig, LayeredNetwork
+from mmdec.drafters.networks.tree import BlockLevels, Levels
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.types import Context
@@ -327,14 +328,16 @@ class Eagle3(LayeredNetwork):
             return self.follow(embeds, hidden, carry)
         return self.masked_input(embedding(torch.tensor(mask, device=embeds.device))).expand(len(embeds), -1)
 
-    def draft_at_once(self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int) -> Tensor | None:
+    def draft_at_once(
+        self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int
+    ) -> tuple[Tensor, Levels] | None:
         """Run P-EAGLE: one pass over the queued tokens, and over `depth` - 1 positions without tokens after them.
 
         Only the queued tokens stay in the cache.
 
         Returns:
-            Hidden states (B, depth, H): at each batch row's last token, and at the positions without tokens. None for
-            EAGLE-3.
+            The hidden state (B, 1, H) at each batch row's last token, and the levels of this and the positions without
+            tokens. None for EAGLE-3.
         """
         if self.config.mask_token is None:
             return None
@@ -357,7 +360,7 @@ class Eagle3(LayeredNetwork):
         mask = cache.causal_mask(wide.shape[1], keys.shape[2])[rows, 0, chosen][:, None]
         hidden = self.attend(wide[rows, chosen], queries, keys, values, mask, state.packed, self.depth - 1)
         cache.accept(counts)
-        return hidden
+        return hidden[:, :1], BlockLevels(drafter, state, hidden)
 
     def column_step(
         self, packed: PackedWeights | None, carry: Any, embedding: nn.Module, output: nn.Linear

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mmdec.drafters.networks.drafter import NetworkDrafter
     from mmdec.drafters.networks.export import Exported, ExportTarget, Layout
     from mmdec.drafters.networks.kv_cache import DraftCache, DraftState
+    from mmdec.drafters.networks.tree import Levels
 
 MAX_CONFIG_SIZE = 2**20  # maximum of all sizes in a configuration; a larger number means that the file is damaged
 SIZE_FIELDS = (
@@ -360,7 +361,9 @@ class DraftNetwork(nn.Module, ABC):
         """
         return cast(Tensor, context.embeds)
 
-    def draft_at_once(self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int) -> Tensor | None:
+    def draft_at_once(
+        self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int
+    ) -> tuple[Tensor, Levels] | None:
         """Compute the hidden states of all depths of a draft in one pass.
 
         Args:
@@ -370,8 +373,8 @@ class DraftNetwork(nn.Module, ABC):
             depth: Number of depths.
 
         Returns:
-            (B, depth or more, H), from which the tokens of each depth are predicted. None: the network drafts level by
-            level, and nothing was computed.
+            The root's hidden state (B, 1, H), and what grows the draft from these states. None: the network drafts
+            level by level, and nothing was computed.
         """
         return None
 
@@ -452,6 +455,15 @@ class DraftNetwork(nn.Module, ABC):
             output: The target's LM head.
         """
         return linear(hidden, output.weight, output.bias)
+
+    @property
+    def max_children(self) -> int:
+        """The number of a node's children that can have a probability above 0."""
+        return self.vocabulary
+
+    def chances(self, logits: Tensor, hidden: Tensor) -> Tensor:
+        """Estimate how probable it is that the likeliest of drafted tokens are accepted; see `Levels.chances`."""
+        return logits.float().softmax(-1).amax(-1)
 
     @property
     def offsets(self) -> Tensor | None:

@@ -12,8 +12,8 @@ values; only for the newest token it also computes its output, which gives the f
 
 Some networks compute all levels in one pass (`DraftNetwork.draft_at_once`): P-EAGLE (arXiv 2602.01469) appends
 positions without tokens, DFlash (arXiv 2602.06036) processes a block of the last token and mask tokens. The
-distribution at a depth then does not depend on the tokens above it. The tree has the nodes with the highest products of
-probabilities along their paths.
+distribution at a depth then does not depend on the tokens above it, unless the network has a head for this. The tree
+has the nodes with the highest products of probabilities along their paths.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import root_only
 from mmdec.drafters.networks.draft_network import DraftNetwork, positions_from
 from mmdec.drafters.networks.kv_cache import DraftCache, DraftState, PendingPrompt, PendingTokens, PromptInfo, RootState
-from mmdec.drafters.networks.tree import BlockLevels, Levels
+from mmdec.drafters.networks.tree import Levels
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -140,18 +140,17 @@ class NetworkDrafter:
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return root_only(roots)
-        states = network.draft_at_once(self, state, roots, depth)
-        levels: Levels
-        if states is not None:
-            hidden, levels = states[:, :1], BlockLevels(self, state, states)
-        else:
+        block = network.draft_at_once(self, state, roots, depth)
+        if block is None:
             hidden = self.process_pending(state).hidden(network, state.cache, state.packed)
             levels = Levels(self, state)
+        else:
+            hidden, levels = block
         if plan.warp is not None:
             return levels.sampled_tree(roots, hidden, replace(plan, nodes=depth) if chain else plan)
         if not chain:
             return levels.tree(roots, hidden, plan)
-        if states is None and len(roots) == 1 and not state.asked:
+        if block is None and len(roots) == 1 and not state.asked:
             state.asked = True
             state.step = network.column_step(state.packed, state.carry, self.embedding, self.output)
         return levels.chain(roots, hidden, depth, plan.threshold)

@@ -97,6 +97,22 @@ class Levels:
         self.level, self.offset = self.level + 1, self.offset + size
         return states
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Compute the logits (B, n, V) of the children of the newest level's nodes, from their hidden states."""
+        return self.drafter.logits(hidden)
+
+    def chances(self, logits: Tensor, hidden: Tensor) -> Tensor:
+        """Estimate how probable it is that each node's likeliest child is accepted if the node is.
+
+        Args:
+            logits: (B, n, V), of the children of n nodes.
+            hidden: (B, n, H), the nodes' hidden states.
+
+        Returns:
+            (B, n).
+        """
+        return self.drafter.network.chances(logits, hidden)
+
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
         """Draft a chain of the likeliest tokens in each batch row.
 
@@ -117,10 +133,10 @@ class Levels:
         chances = torch.ones(len(roots), 1, device=roots.device)
         above = torch.zeros_like(roots)[:, None]
         while True:
-            logits = self.drafter.logits(hidden)
+            logits = self.logits(hidden)
             tokens.append(self.drafter.network.token_ids(logits.argmax(-1)))
             if threshold:
-                chances = chances * logits.float().softmax(-1).amax(-1)
+                chances = chances * self.chances(logits, hidden)
             if len(tokens) == depth or (threshold and float(chances.mean()) < threshold):
                 break
             hidden = self.expand(tokens[-1], hidden, above)
@@ -152,7 +168,7 @@ class Levels:
             hidden: (B, 1, H), the network's hidden state at this token.
         """
         rows, _, size = hidden.shape
-        width = min(self.drafter.width, plan.nodes, self.drafter.network.vocabulary)
+        width = min(self.drafter.width, plan.nodes, self.drafter.network.max_children)
         values, tokens = self._best(hidden, width)
         scores, tokens = values[:, 0], tokens[:, 0]  # (B, K): the first level; all its nodes get children
         candidates = [(scores, tokens)]
@@ -181,7 +197,7 @@ class Levels:
         Args:
             hidden: (B, n, H), the nodes' hidden states.
         """
-        values, drafted = _best(self.drafter.logits(hidden), width)
+        values, drafted = _best(self.logits(hidden), width)
         return values, self.drafter.network.token_ids(drafted)
 
     def sampled_tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
@@ -212,7 +228,7 @@ class Levels:
                 features = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
                 hidden = self.expand(torch.tensor(tokens, device=roots.device), features, index if level > 1 else None)
                 above = [{node: column for column, node in enumerate(nodes)} for nodes in drawn.frontier]
-            if not any(drawn.grow(network.spread(self.drafter.logits(hidden)))):
+            if not any(drawn.grow(network.spread(self.logits(hidden)))):
                 break
         return drawn.draft()
 
@@ -245,10 +261,11 @@ class BlockLevels(Levels):
 
         Arguments are those of `Levels.chain`; `hidden` is not read.
         """
-        logits = self.drafter.logits(self.hidden[:, :depth])
+        hidden = self.hidden[:, :depth]
+        logits = self.logits(hidden)
         tokens = self.drafter.network.token_ids(logits.argmax(-1))
         if threshold:
-            below = logits.float().softmax(-1).amax(-1).cumprod(1).mean(0) < threshold
+            below = self.chances(logits, hidden).cumprod(1).mean(0) < threshold
             tokens = tokens[:, : int_list(below.nonzero()[:1, 0] + 1)[0] if bool(below.any()) else depth]
         return chain_drafts(roots, int_rows(tokens))
 

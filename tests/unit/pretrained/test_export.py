@@ -25,6 +25,7 @@ MODEL: Any = language_model(num_hidden_layers=6)
 MAPPED = {"draft_vocab_size": 40}
 PARALLEL = {"mask_token": 3, "num_hidden_layers": 3, "own_embedding": True}
 BLOCK = {"block_size": 4, "mask_token": 3, "num_hidden_layers": 2}
+HEAD = {"head_rank": 6}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -53,6 +54,19 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {  # system, 
     "dflash": ("dflash", BLOCK, ("speculators", "flat")),
     "dflash-last": ("dflash", {**BLOCK, "layers": (0, -1), "rope_scaling": LLAMA3}, ("flat",)),
     "dflash-part": ("dflash", {**BLOCK, **MAPPED, "own_head": True, "from_anchor": True}, ("speculators",)),
+    "dspark": ("dflash", {**BLOCK, **HEAD, "head": "gated", "from_anchor": True, "confidence": True}, ("speculators",)),
+    "dspark-part": ("dflash", {**BLOCK, **HEAD, **MAPPED, "own_head": True, "head": "rnn"}, ("speculators",)),
+    "confidence": ("dflash", {**BLOCK, "confidence": True, "confidence_reads_token": False}, ("speculators",)),
+    "dflash2": (
+        "dflash",
+        {**BLOCK, **HEAD, "head": "dflash2", "head_candidates": 4, "convolution_group": 8},
+        ("flat",),
+    ),
+    "domino": (
+        "dflash",
+        {**BLOCK, **HEAD, "head": "domino", "head_state": 10, "plain_prefix": 1, "from_anchor": True},
+        ("flat",),
+    ),
 }
 WAYS = [(name, to) for name, (_, _, layouts) in NETWORKS.items() for to in layouts]
 NO_WAYS = [

@@ -443,12 +443,8 @@ def test_unsupported_eagle3_folders_are_refused(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"speculators_model_type": "dspark"}, "DSpark"),
         ({"speculators_model_type": "mtp"}, "MTP"),
-        ({"architectures": ["DSparkDraftModel"], "dflash_config": {"markov_rank": 256}}, "DSpark"),
-        ({"architectures": ["DominoDraftModel"]}, "Domino"),
         ({"speculators_model_type": "owl"}, "'owl'"),
-        ({"speculators_model_type": "dflash2"}, "DFlash 2"),
     ],
 )
 def test_unsupported_drafters_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -43,7 +43,7 @@ def test_the_cache_equals_recomputing_everything(system: str, form: str, rows: i
     ("system", "form"),
     [
         *(("eagle3", form) for form in ("part", "layers", "parallel")),
-        *(("dflash", form) for form in ("plain", "part", "anchor")),
+        *(("dflash", form) for form in ("plain", "part", "anchor", "confident", "rnn", "dflash2", "domino")),
     ],
 )
 @pytest.mark.parametrize("batch", [1, 4])
