@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
+from speculators.models.dspark import core as dspark_core
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
@@ -25,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 
 from mmdec.drafters.dflash.network import DFlash, DFlashConfig
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
-from mmdec.pretrained.drafters import read_network, save_network
+from mmdec.pretrained.drafters import convert, read_network, save_network
 from mmdec.pretrained.export import export_drafter
 from tests.peers.speculators_networks import DRAFTED, LAYER, LLAMA3, SIZE, TOKENS, our_logits, peers_logits
 
@@ -51,6 +53,14 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "part": {**MAPPED, "own_head": True},
     "anchor": {**MAPPED, "own_head": True, "from_anchor": True, "rope_scaling": LLAMA3},
     "bias": {"attention_bias": True},
+}
+DSPARK: dict[str, dict[str, Any]] = {  # settings of the peer's configuration
+    "vanilla": {},
+    "gated": {"markov_head_type": "gated", "confidence_head_with_markov": False},
+    "rnn": {"markov_head_type": "rnn"},
+    "rnn-mask": {"markov_head_type": "rnn", "sample_from_anchor": False},
+    "vanilla-mask": {"sample_from_anchor": False, "enable_confidence_head": False},
+    "no-markov": {"markov_rank": 0, "confidence_head_with_markov": False},
 }
 
 
@@ -97,6 +107,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "eagle3": (Eagle3SpeculatorConfig, Eagle3DraftModel),
     "peagle": (PEagleSpeculatorConfig, PEagleDraftModel),
     "dflash": (DFlashSpeculatorConfig, DFlashDraftModel),
+    "dspark": (DSparkSpeculatorConfig, DSparkDraftModel),
 }
 
 
@@ -127,6 +138,11 @@ def test_the_peers_classes_give_our_logits_of_an_exported_eagle3(tmp_path: Path,
 
 def our_block(network: Any, embedding: Any, root: int, features: Tensor, head: Any) -> Tensor:
     """Return (b, D): the logits of all of a block's states, behind columns with features (T, k * H)."""
+    return network.logits(our_states(network, embedding, root, features), head)
+
+
+def our_states(network: Any, embedding: Any, root: int, features: Tensor) -> Tensor:
+    """Return (b, H): all of a block's states before the final norm."""
     columns, size = features.shape[0], network.config.block_size
     states = network.fuse(features[:, :0], features)[None]
     tokens = torch.tensor([[root, *[network.config.mask_token] * (size - 1)]])
@@ -138,7 +154,7 @@ def our_block(network: Any, embedding: Any, root: int, features: Tensor, head: A
         queries, *own = network.project(block, positions, None, index)
         keys, values = (torch.cat(pair, 2) for pair in zip(past, own, strict=True))
         block = network.attend(block, queries, keys, values, mask, None, index)
-    return network.logits(block[0], head)
+    return block[0]
 
 
 def peers_block(peer: Any, root: int, features: Tensor) -> Tensor:
@@ -229,3 +245,74 @@ def test_dflash_folders_of_the_peer_give_its_forward_passes_logits(tmp_path: Pat
     torch.testing.assert_close(result, seen[0], rtol=1e-5, atol=1e-5)
     drawn = result.argmax(-1)
     assert torch.equal(network.token_ids(drawn), drawn if peer.d2t is None else drawn + peer.d2t[drawn])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mapped", [False, True], ids=["whole", "part"])
+@pytest.mark.parametrize("case", DSPARK)
+def test_dspark_folders_of_the_peer_give_its_forward_passes_logits(
+    tmp_path: Path, target: Path, case: str, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its training pass with one anchor and true tokens above: the corrected logits and the confidence, also of the
+    folder that we export again."""
+    config = DSparkSpeculatorConfig(
+        transformer_layer_config=Qwen3Config(**{**LAYER, "num_hidden_layers": 2}),
+        draft_vocab_size=DRAFTED if mapped else TOKENS,
+        block_size=BLOCK,
+        mask_token_id=5,
+        aux_hidden_state_layer_ids=[2, 4, 6],
+        speculators_config=SpeculatorsConfig(
+            algorithm="dspark",
+            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=BLOCK - 1)],
+            default_proposal_method="greedy",
+            verifier=VerifierConfig(name_or_path=str(target), architectures=["LlamaForCausalLM"]),
+        ),
+        **{"markov_rank": 6, **DSPARK[case]},
+    )
+    torch.manual_seed(0)
+    peer = DSparkDraftModel(config).eval()
+    for weight in peer.parameters():
+        nn.init.normal_(weight, 0.8 if weight.dim() == 1 else 0.0, 0.3)
+    if mapped:
+        ids = torch.randperm(TOKENS)[:DRAFTED].sort().values
+        known = torch.zeros(TOKENS, dtype=torch.bool).index_fill(0, ids, True)
+        peer.load_vocab_mappings(known, ids - torch.arange(DRAFTED))
+    peer.save_pretrained(tmp_path / "peer")
+    length, anchor, seen = 14, 7, list[tuple[Tensor, Tensor | None]]()
+    tokens, features = torch.randint(TOKENS, (length,)), torch.randn(length, 3 * SIZE)
+
+    def record(logits: Tensor, targets: Tensor, confidence: Tensor | None, *rest: Any, **named: Any) -> Any:
+        seen.append((logits[0], None if confidence is None else confidence[0]))
+        return logits.sum(), {}
+
+    monkeypatch.setattr(dspark_core, "compute_metrics", record)
+    peer(
+        features[None],
+        tokens[None],
+        torch.zeros(1, length).index_fill(1, torch.tensor([anchor]), 1.0),
+        torch.randn(1, length, SIZE),
+        torch.zeros(1, length, dtype=torch.long),
+        max_anchors=1,
+    )
+    expected, confidence = seen[0]
+    folders = [tmp_path / "peer"]
+    convert(tmp_path / "peer", tmp_path / "own")
+    folders.append(export_drafter(tmp_path / "own", tmp_path / "out", "speculators"))
+    loaded(folders[1], CLASSES)
+    for folder in folders:
+        network: Any = read_network(folder)
+        first = BLOCK - network.config.drafts
+        assert first == int(not config.sample_from_anchor)
+        normed = network.normed(our_states(network, peer.embed_tokens, int(tokens[anchor]), features[:anchor]))
+        base, head = network.block_logits(normed, peer.lm_head), network.head
+        state = None if head is None else head.begin(tokens[anchor], normed[0], peer.embed_tokens)
+        for depth in range(network.config.drafts):
+            slot = first + depth
+            if head is not None and depth:
+                state = head.step(state, tokens[anchor + depth], normed[slot - 1], peer.embed_tokens)
+            logits = base[slot] if head is None else head.logits(base[slot], normed[slot], state, depth)
+            torch.testing.assert_close(logits, expected[slot], rtol=1e-5, atol=1e-5)
+            if confidence is not None:
+                estimate = network.confidence_head(normed[slot], state)
+                torch.testing.assert_close(estimate, confidence[slot], rtol=1e-5, atol=1e-5)
+        assert network.config.confidence == (confidence is not None)
