@@ -119,6 +119,19 @@ def test_each_system_trains_and_decodes_without_loss(system: str, base: Path, co
     assert described(base, corpus, str(run / "drafter")) == first
 
 
+@pytest.mark.parametrize("head", grid.sample(("vanilla", "gated", "rnn", "dflash2", "domino"), ("rnn", "dflash2")))
+def test_the_recipe_of_dflash_trains_its_heads(head: str, base: Path, corpus: Path, workplace: Path) -> None:
+    """DSpark, DFlash 2 and Domino: one option more, and the text is the target's."""
+    network = {**SMALL["dflash"], "head": head, "head_rank": 8, "head_state": 8, "convolution_group": 4}
+    network |= {"confidence": True} if head == "rnn" else {}
+    main(options("scenes/dflash", base, corpus, f"--model.init_args.network={json.dumps(network)}"))
+    run = workplace / "runs" / "vlm_drafters" / "dflash"
+    assert all(np.isfinite(float(value)) for value in logged_at_each_step(run / "log").values())
+    settings = json.loads((run / "drafter" / "config.json").read_text(encoding="utf-8"))
+    assert (settings["system"], settings["head"], settings["confidence"]) == ("dflash", head, head == "rnn")
+    assert described(base, corpus, str(run / "drafter")) == described(base, corpus, None)
+
+
 @pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
 def test_options_of_large_recipes_exist(path: Path) -> None:
     """Their models are not available here, so only the options are read."""

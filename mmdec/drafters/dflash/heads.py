@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -170,8 +170,8 @@ class DominoHead(SequentialHead):
 
     def step(self, state: Tensor, tokens: Tensor, hidden: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
         # `nn.GRU` itself takes sequences and has no kernel for bfloat16 on some devices
-        reset, update, new = linear(embed(tokens), self.prefix_gru.weight_ih_l0).chunk(3, -1)
-        old_reset, old_update, old_new = linear(state, self.prefix_gru.weight_hh_l0).chunk(3, -1)
+        reset, update, new = linear(embed(tokens), cast(Tensor, self.prefix_gru.weight_ih_l0)).chunk(3, -1)
+        old_reset, old_update, old_new = linear(state, cast(Tensor, self.prefix_gru.weight_hh_l0)).chunk(3, -1)
         new = (new + sigmoid(reset + old_reset) * old_new).tanh()
         update = sigmoid(update + old_update)
         return (1 - update) * new + update * state

@@ -1,30 +1,37 @@
-"""Training of DFlash (Chen et al. 2026, arXiv 2602.06036), which drafts a block of tokens in one pass.
+"""Training of DFlash (Chen et al. 2026, arXiv 2602.06036), which drafts a block of tokens in one pass, and of its
+successors with a sequential head: DSpark (arXiv 2607.05147), DFlash 2 and Domino.
 
 A block is a root, which is a token of the answer, and mask tokens after the root. The block attends to the target's
 features before the root, and to itself in both directions. The k-th drafted token is compared with the target's
 distribution k tokens after the root in the true answer. Training draws some tokens of each answer as roots; validation
-takes all of them.
+takes all of them. A sequential head reads the true answer's tokens above each drafted token.
 
 In shapes: B texts, M positions of the longest prompt, N of the longest answer, R roots of a text, b tokens of a block,
-K drafted tokens of a block, H channels, P compared states.
+K drafted tokens of a block, H channels, S channels of a head's state, P compared states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils.rnn import pad_sequence
 
+from mmdec.drafters.dflash.heads import MARKOV_HEADS
 from mmdec.drafters.dflash.network import DFlash, DFlashConfig
 from mmdec.drafters.networks.draft_network import DraftConfig, KeyValues
 from mmdec.drafters.networks.training.module import (
+    LOSSES,
     MAX_LOGITS,
     DraftModule,
     LossWeights,
+    distribution_loss,
     in_pieces,
+    rank_texts,
     target_states,
     token_loss,
 )
@@ -36,6 +43,9 @@ from mmdec.training.checkpoints import check_counts
 from mmdec.training.optim import token_weight
 from mmdec.types import Needs
 
+# The total variation distance is half of the L1 distance.
+DSPARK_WEIGHTS = LossWeights(features=0.0, tokens=0.1, distribution=0.9 / 2)
+
 
 @final
 class DFlashModule(DraftModule):
@@ -46,18 +56,30 @@ class DFlashModule(DraftModule):
     relative to the one before it, exp(-1 / 4) in the paper. The mask token is the target's padding token unless
     `network` names one.
 
+    `network: {head: ...}` chooses another system, and with it the loss of each drafted token:
+
+    - vanilla, gated, rnn (DSpark): 0.1 times the cross-entropy, and 0.9 times the total variation distance. With
+      `confidence: true`, the binary cross-entropy of the confidence with the share of the two distributions in common.
+    - dflash2: DFlash's loss of the block's own logits, and the cross-entropy of the selector where the true token is
+      one of its candidates.
+    - domino: (1 - l) times the loss of the corrected logits plus l times that of the block's own. l falls from 1 to 0
+      over the first `base_steps` training steps, half of all in the published recipe.
+
     Args:
         anchors: Maximum number of roots that are drawn from an answer in a training step.
+        base_steps: See above; only Domino reads it.
     """
 
     system: ClassVar[str] = "dflash"
     weights: ClassVar[LossWeights] = LossWeights(features=0.0, tokens=1.0)
 
-    def __init__(self, units: list[str] | None = None, anchors: int = 512, **options: Any) -> None:
+    def __init__(
+        self, units: list[str] | None = None, anchors: int = 512, base_steps: int = 1000, **options: Any
+    ) -> None:
         super().__init__(units, **options)
-        check_counts(anchors=anchors)
-        self.anchors = anchors
-        self.hparams.update(anchors=anchors)
+        check_counts(anchors=anchors, base_steps=base_steps)
+        self.anchors, self.base_steps = anchors, base_steps
+        self.hparams.update(anchors=anchors, base_steps=base_steps)
 
     def training_needs(self, config: DraftConfig) -> Needs:
         """Return which hidden states of the target training needs: those that the network reads, and the LM head's
@@ -88,7 +110,8 @@ class DFlashModule(DraftModule):
         """Draft up to `count` tokens after each answer token.
 
         Returns:
-            For each depth s from 0, the network's final states (B, N - s, H). State c predicts answer token c + s + 1.
+            For each depth s from 0, the network's final states (B, N - s, H + S). State c predicts answer token
+            c + s + 1.
         """
         length = columns.mask.shape[1]
         roots = torch.arange(length, device=columns.mask.device).expand_as(columns.mask)
@@ -102,19 +125,46 @@ class DFlashModule(DraftModule):
             roots: (B, R), indices of these tokens in the answers; -1 for none.
 
         Returns:
-            Final states (B, R, K, H), after the norm, one for each of the K tokens that a block drafts.
+            (B, R, K, H + S), one for each of the K tokens that a block drafts: the final states, after the norm, and
+            those of the sequential head for the true tokens above. S is 0 without a head.
         """
         network = cast(DFlash, self.network)
         answers = pad_sequence([torch.tensor(text.answer[:-1]) for text in texts], batch_first=True).to(roots.device)
         tokens = answers.gather(1, roots.clamp(min=0))[..., None].repeat(1, 1, network.config.block_size)
         tokens[..., 1:] = network.config.mask_token
-        block = network.embed_block(tokens.flatten(1), self.teacher.model.get_input_embeddings())
-        return block_states(network, columns, roots, block)
+        embedding = self.teacher.model.get_input_embeddings()
+        states = block_states(network, columns, roots, network.embed_block(tokens.flatten(1), embedding))
+        drafted, head = states[:, :, -self.depth :], network.head
+        if head is None:
+            return drafted
+        places = roots.clamp(min=0)[..., None] + torch.arange(self.depth, device=roots.device)
+        above = answers[:, None].expand(-1, roots.shape[1], -1).gather(2, places.clamp(max=answers.shape[1] - 1))
+        of_head = [head.begin(above[..., 0], states[:, :, 0], embedding)]
+        for depth in range(1, self.depth):
+            of_head.append(head.step(of_head[-1], above[..., depth], drafted[:, :, depth - 1], embedding))
+        return torch.cat([drafted, torch.stack(of_head, 2)], -1)
+
+    def logits(self, states: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Compute logits (..., V) of the tokens at one depth: the block's own, and those that the head has corrected.
+
+        Args:
+            states: (..., H + S), from `blocks`.
+        """
+        size, head = self.network.config.hidden_size, cast(DFlash, self.network).head
+        base = self.teacher.logits(states[..., :size])
+        return base, base if head is None else head.logits(base, states[..., :size], states[..., size:], depth)
+
+    def rank(self, texts: list[TargetFeatures]) -> list[Tensor]:
+        columns = self.columns(texts)
+        length = columns.mask.shape[1]
+        steps = self.steps(columns, texts, self.chain)
+        return rank_texts(columns, steps, lambda states: self.logits(states, length - states.shape[1])[1], texts)
 
     def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
         """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
         round of decoding with chains of `ESTIMATED_CHAIN_LENGTH` drafted tokens."""
         expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)
+        answers = pad_sequence([torch.tensor(text.answer[1:]) for text in texts], batch_first=True).to(expected.device)
         lengths = columns.mask.sum(1)
         roots = draw_roots(lengths, self.anchors if self.training else columns.mask.shape[1])
         states = self.blocks(columns, texts, roots)
@@ -124,11 +174,12 @@ class DFlashModule(DraftModule):
         counts = [(roots >= 0) & (roots + step < lengths[:, None]) for step in range(self.depth)]
         weights = token_weight(torch.stack([has_target.sum() for has_target in counts]))
         for step, has_target in enumerate(counts[: columns.mask.shape[1]]):
-            target_hidden = expected[rows[has_target], roots[has_target] + step]
+            places = rows[has_target], roots[has_target] + step
             width = max(1, MAX_LOGITS // cast(DFlash, self.network).vocabulary)
-            pieces = in_pieces(self._compare_tokens, width, states[:, :, step][has_target], target_hidden)
-            entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
-            total = total + self.options.unroll_decay**step * weights[step] * entropy.sum() / max(len(entropy), 1)
+            compare = partial(self._compare_tokens, step)
+            pieces = in_pieces(compare, width, states[:, :, step][has_target], expected[places], answers[places])
+            loss, entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
+            total = total + self.options.unroll_decay**step * weights[step] * loss.sum() / max(len(loss), 1)
             name = str(step + 1) if step else ""
             parts |= {"right" + name: right.mean()} if len(right) else {}
             parts |= {} if step else {"tokens": entropy.detach().mean()}
@@ -137,16 +188,49 @@ class DFlashModule(DraftModule):
                 accepted = accepted + alive.sum()
         if self.depth >= ESTIMATED_CHAIN_LENGTH:
             parts["round"] = 1 + accepted / (roots >= 0).sum()
-        return {**parts, "loss": self.loss_weights.tokens * total}
+        return {**parts, "loss": total}
 
-    def _compare_tokens(self, hidden: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-        """Compare the distributions of the drafter's states `hidden` (P, H) and the target's, `expected` (P, H).
+    def _compare_tokens(
+        self, depth: int, states: Tensor, expected: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compare the drafter's distributions at one depth with the target's.
+
+        Args:
+            states: (P, H + S), from `blocks`.
+            expected: (P, H), the target's states.
+            tokens: (P,), the answer's.
 
         Returns:
-            The cross-entropies (P,); and (P,) 1 where both have the same likeliest token, else 0.
+            The losses (P,); the cross-entropies (P,); and (P,) 1 where both have the same likeliest token, else 0.
         """
-        drafted, target_logits = self.teacher.logits(hidden), self.teacher.logits(expected)
-        return token_loss(drafted, target_logits), (drafted.argmax(-1) == target_logits.argmax(-1)).to(drafted.dtype)
+        network = cast(DFlash, self.network)
+        kind = network.config.head
+        target_logits, (base, drafted) = self.teacher.logits(expected), self.logits(states, depth)
+        trained = base if kind == "dflash2" else drafted  # the selector's logits are finite for its candidates alone
+        loss, entropy = self._weighted_loss(trained, target_logits), token_loss(trained, target_logits)
+        if kind == "domino":
+            loss = (1 - self.base_share) * loss + self.base_share * self._weighted_loss(base, target_logits)
+        if kind == "dflash2":
+            chosen = drafted.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+            loss = loss - torch.where(chosen.isfinite(), chosen, torch.zeros_like(chosen))
+        if network.config.confidence:
+            size = network.config.hidden_size
+            shared = 1 - distribution_loss(drafted, target_logits).detach() / 2
+            estimate = network.confidence_head(states[:, :size], states[:, size:])
+            loss = loss + binary_cross_entropy_with_logits(estimate, shared.to(estimate.dtype), reduction="none")
+        return loss, entropy, (drafted.argmax(-1) == target_logits.argmax(-1)).to(drafted.dtype)
+
+    def _weighted_loss(self, drafted: Tensor, target_logits: Tensor) -> Tensor:
+        """Return the loss (P,) of the drafter's logits (P, V), with the weights of the head's kind."""
+        is_markov = cast(DFlash, self.network).config.head in MARKOV_HEADS
+        weights = vars(self.chosen_weights(DSPARK_WEIGHTS) if is_markov else self.loss_weights)
+        parts = (weights[name] * part(drafted, target_logits) for name, part in LOSSES.items() if weights[name])
+        return sum(parts, drafted.new_zeros(len(drafted)))
+
+    @property
+    def base_share(self) -> float:
+        """Domino: the weight of the block's own logits in the loss, from 1 to 0 over the first `base_steps` steps."""
+        return max(0.0, 1 - self.global_step / self.base_steps) if self.training else 0.0
 
 
 def draw_roots(lengths: Tensor, most: int) -> Tensor:
@@ -173,7 +257,7 @@ def block_states(network: DFlash, columns: UnrollInputs, roots: Tensor, block: T
         block: (B, R * b, H), embeddings of the blocks' tokens, b for each block.
 
     Returns:
-        Final states (B, R, K, H), after the norm, one for each of K drafted tokens; undefined at a root of -1.
+        Final states (B, R, b, H), after the norm, one for each token of a block; undefined at a root of -1.
     """
     size, at = network.config.block_size, roots.clamp(min=0)
     # A block attends to the target's features before its root. `UnrollInputs` stores the feature of a token under the
@@ -190,7 +274,7 @@ def block_states(network: DFlash, columns: UnrollInputs, roots: Tensor, block: T
         queries, keys, values = network.project(block, positions.flatten(1), None, index)
         mixed = block_attention(queries, context, (keys, values), mask, size)
         block = network.after_attention(block, mixed, None, index)
-    return network.norm(block).unflatten(1, (-1, size))[:, :, -network.config.drafts :]
+    return network.norm(block).unflatten(1, (-1, size))
 
 
 def block_attention(queries: Tensor, context: KeyValues, block: KeyValues, mask: Tensor, size: int) -> Tensor:

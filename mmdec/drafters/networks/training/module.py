@@ -287,8 +287,12 @@ class DraftModule(DrafterModule):
         super().__init__()
         self.save_hyperparameters(ignore=["units"])
         self.use_options(DraftOptions(**options))
-        overrides = {name: value for name in vars(self.weights) if (value := getattr(self.options, name)) is not None}
-        self.loss_weights = LossWeights(**{**vars(self.weights), **overrides})
+        self.loss_weights = self.chosen_weights(self.weights)
+
+    def chosen_weights(self, defaults: LossWeights) -> LossWeights:
+        """Return these weights of the loss's parts, changed by the recipe's."""
+        chosen = {name: value for name in vars(defaults) if (value := getattr(self.options, name)) is not None}
+        return LossWeights(**{**vars(defaults), **chosen})
 
     @property
     def teacher(self) -> Teacher:

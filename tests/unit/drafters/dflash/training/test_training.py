@@ -4,6 +4,7 @@ simulated chains equal those of decoding."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher
 from mmdec.errors import InputError
 from mmdec.generation.generate import generate
-from tests.support.draft_networks import dflash_scores, draft_network
+from tests.support.draft_networks import NaiveBlock, dflash_scores, draft_network
 from tests.support.tiny_text import language_model
 
 MODEL: Any = language_model(num_hidden_layers=5)
@@ -80,6 +81,81 @@ def test_the_loss_equals_the_naive_one(changes: dict[str, Any]) -> None:
     assert float(parts.get("round", rounds)) == pytest.approx(rounds)
 
 
+HEADS: dict[str, dict[str, Any]] = {
+    "vanilla": {"head": "vanilla", "head_rank": 6, "from_anchor": True, "confidence": True},
+    "gated": {"head": "gated", "head_rank": 6},
+    "rnn": {"head": "rnn", "head_rank": 6, "confidence": True, "confidence_reads_token": False},
+    "dflash2": {"head": "dflash2", "head_rank": 6, "head_candidates": 9, "convolution_group": 8},
+    "domino": {"head": "domino", "head_rank": 6, "head_state": 10, "plain_prefix": 1, "from_anchor": True},
+}
+
+
+def naive_head_loss(module: DFlashModule, texts: list[TargetFeatures], base_share: float) -> float:
+    """Return the loss of a network with a head: root by root, token by token, with true tokens above."""
+    drafter = NetworkDrafter(module.network, MODEL.get_input_embeddings(), MODEL.get_output_embeddings())
+    config: Any = module.network.config
+    sums, counts = [0.0] * module.depth, [0] * module.depth
+    for text in texts:
+        for root in range(len(text.answer) - 1):
+            block = NaiveBlock(drafter, text.features[: text.prompt + root, :-32], text.answer[root])
+            for step in range(min(module.depth, len(text.answer) - 1 - root)):
+                p = module.teacher.logits(text.features[text.prompt + root + step, -32:]).softmax(-1)
+                true = text.answer[root + step + 1]
+                scores, confidence = block.logits(tuple(text.answer[root + 1 : root + step + 1]))
+                base = drafter.output.weight @ block.normed[config.block_size - config.drafts + step]
+                q = scores.softmax(-1)
+                if config.head == "dflash2":
+                    loss = -(p * base.log_softmax(-1)).sum() - (q[true].log() if q[true] > 0 else 0.0)
+                elif config.head == "domino":
+                    parts = [-(p * logits.log_softmax(-1)).sum() for logits in (scores, base)]
+                    loss = (1 - base_share) * parts[0] + base_share * parts[1]
+                else:
+                    loss = -0.1 * (p * q.log()).sum() + 0.9 * (p - q).abs().sum() / 2
+                if confidence is not None:
+                    shared = torch.minimum(p, q).sum()
+                    loss = loss - shared * confidence.log() - (1 - shared) * (1 - confidence).log()
+                sums[step] += float(loss)
+                counts[step] += 1
+    return sum(0.7**step * total / max(count, 1) for step, (total, count) in enumerate(zip(sums, counts, strict=True)))
+
+
+@pytest.mark.parametrize("head", HEADS)
+@torch.no_grad()
+def test_the_losses_of_heads_equal_the_naive_ones(head: str) -> None:
+    module = trainer_of(drafting(**HEADS[head]), unroll_decay=0.7, anchors=3)
+    texts = texts_of(module)
+    loss = naive_head_loss(module, texts, 0.0)
+    assert float(module.loss(texts)["loss"]) == pytest.approx(loss, rel=1e-4)
+    if head == "domino":  # the first step trains the block's own logits alone
+        module.anchors = 100
+        assert float(module.train().loss(texts)["loss"]) == pytest.approx(naive_head_loss(module, texts, 1.0), rel=1e-4)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_weight_of_a_head_is_trained(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = trainer_of(drafting(**HEADS[head]), anchors=3).train()
+    monkeypatch.setattr(DFlashModule, "base_share", 0.5)
+    module.loss(texts_of(module))["loss"].backward()
+    for name, weight in module.network.named_parameters():
+        assert weight.grad is not None, name
+        assert bool(weight.grad.isfinite().all()), name
+        assert bool((weight.grad != 0).any()), name
+
+
+def test_a_new_network_of_dflash_2_drafts_as_dflash() -> None:
+    """Its convolutions and its selector change nothing before they are trained."""
+    torch.manual_seed(0)
+    config: Any = DFlashModule(network={**SMALL, **HEADS["dflash2"]}).draft_config(Teacher(MODEL))
+    network = DFlash(config)
+    plain = DFlash(replace(config, head="none"))
+    plain.load_state_dict(network.state_dict(), strict=False)
+    ranks = []
+    for one in (network, plain):
+        module = trainer_of(one)
+        ranks.append(module.rank(texts_of(module))[0].clamp(max=config.head_candidates))
+    assert torch.equal(*ranks)
+
+
 @torch.no_grad()
 def test_every_position_is_an_anchor_unless_limited() -> None:
     module = trainer_of(drafting())
@@ -128,11 +204,12 @@ def gradients(output: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad((output * weights).sum(), inputs, retain_graph=True)
 
 
-def test_simulated_chains_equal_decoding() -> None:
+@pytest.mark.parametrize("head", ["none", *HEADS])
+def test_simulated_chains_equal_decoding(head: str) -> None:
     """A network that training teaches one answer."""
     prompt = torch.tensor([[5, 6]])
     inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
-    module = trainer_of(drafting(), chain=3)
+    module = trainer_of(drafting(**HEADS.get(head, {})), chain=3)
     answer = module.teacher.answer([inputs], 30)[0]
     readings = module.teacher.compute_features([inputs], [answer], module.needs)
     optimizer = torch.optim.Adam(module.network.parameters(), lr=1e-2)
