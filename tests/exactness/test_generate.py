@@ -30,11 +30,30 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }
 GRID = {
     "target": ["llama", "qwen2"],
-    "drafter": ["lookup", "recycling", "small", "self", "wrong", "eagle3", "peagle", "dflash"],
+    "drafter": [
+        "lookup",
+        "recycling",
+        "small",
+        "self",
+        "wrong",
+        "eagle3",
+        "peagle",
+        "dflash",
+        "dspark",
+        "dflash2",
+        "domino",
+    ],
     "nodes": [None, 0, 1, 5, 24],
     "batch": [1, 2, 5, 8],
     "processors": list(PROCESSORS),
     "attention": ["sdpa", "eager"],
+}
+
+HEADS: dict[str, dict[str, Any]] = {  # drafter -> settings of its head
+    "dflash": {},
+    "dspark": {"head": "rnn", "head_rank": 8, "from_anchor": True, "confidence": True},
+    "dflash2": {"head": "dflash2", "head_rank": 8, "convolution_group": 8},
+    "domino": {"head": "domino", "head_rank": 8, "head_state": 12, "plain_prefix": 1, "from_anchor": True},
 }
 
 
@@ -50,8 +69,9 @@ def drafter(name: str, target: str) -> Any:
     if name in ("eagle3", "peagle"):
         masked = {"mask_token": 3, "num_hidden_layers": 2} if name == "peagle" else {}
         return tree_growing("eagle3", MODELS[target], draft_vocab_size=VOCABULARY - 9, **masked)
-    if name == "dflash":
-        return tree_growing("dflash", MODELS[target], block_size=6, mask_token=3, num_hidden_layers=2)
+    if name in HEADS:
+        block = {"block_size": 6, "mask_token": 3, "num_hidden_layers": 2}
+        return tree_growing("dflash", MODELS[target], **block, **HEADS[name])
     return {"small": SMALL, "self": MODELS[target], "wrong": Wrong()}.get(name, name)
 
 
