@@ -1,0 +1,53 @@
+"""Copies from an earlier text that is nearly the new one: after each difference it finds where the text goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+MAX_MATCH = 4  # at most this many of the newest tokens are compared to find where the earlier text continues
+MAX_GUESSED_TOKENS = 6  # maximum tokens copied from a guessed place (`EarlierText.is_match` is False)
+
+
+@final
+class EarlierText:
+    """An earlier text, and the place in it from which the new text is expected to continue.
+
+    Args:
+        tokens: The earlier text.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+        self._at = 0  # index of the token that is expected next
+        # whether the new text's last token is before `_at` in the earlier text; else the place is a guess
+        self.is_match = True
+        self._newest: list[int] = []
+
+    def rest(self, length: int) -> list[int]:
+        """Return at most `length` tokens that are expected next; from a guessed place at most `MAX_GUESSED_TOKENS`."""
+        length = length if self.is_match else min(length, MAX_GUESSED_TOKENS)
+        return list(self._tokens[self._at : self._at + length])
+
+    def add(self, token: int) -> None:
+        """Follow the new text by one token.
+
+        If it is not the expected one, the newest tokens are searched for in the earlier text: the place with most equal
+        tokens is taken, and of those the nearest. If there is none, the token is taken for a replacement of the
+        expected one.
+        """
+        tokens, newest = self._tokens, [*self._newest[1 - MAX_MATCH :], token]
+        self._newest = newest
+        if self._at < len(tokens) and tokens[self._at] == token:
+            self._at, self.is_match = self._at + 1, True
+            return
+        best: tuple[int, int, int] | None = None  # (number of equal tokens, -distance, index after the match)
+        for index, other in enumerate(tokens):
+            if other != token:
+                continue
+            equal = 1
+            while equal < len(newest) and equal <= index and tokens[index - equal] == newest[-1 - equal]:
+                equal += 1
+            match = (equal, -abs(index + 1 - self._at), index + 1)
+            best = match if best is None else max(best, match)
+        self._at, self.is_match = (self._at + 1, False) if best is None else (best[2], True)
