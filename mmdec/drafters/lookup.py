@@ -24,6 +24,7 @@ from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 HASH_BASE = 1_000_003  # base of the polynomial hash of n-grams, modulo HASH_MODULUS
 HASH_MODULUS = (1 << 61) - 1
+INVERSE_OF_BASE = pow(HASH_BASE, -1, HASH_MODULUS)
 COUNT_DECAY = 0.97  # each new prediction multiplies the weight of all earlier ones by this factor
 PRIOR_TRIALS = 4.0  # the assumed initial chance that a match predicts correctly has the weight of this many predictions
 
@@ -33,14 +34,16 @@ class NgramIndex:
     """One batch row's text (prompt and new tokens), the last positions of its n-grams, and how often a match of each
     length predicted the next token correctly."""
 
-    __slots__ = ("_hashes", "_heads", "_hits", "_last", "_trials", "text")
+    __slots__ = ("_earlier", "_hashes", "_heads", "_hits", "_last", "_trials", "text")
 
     def __init__(self, tokens: Sequence[int], longest: int) -> None:
         self.text: list[int] = []
         self._hashes = [0] * longest  # [n - 1]: hash of the last n tokens
         self._heads = [pow(HASH_BASE, n, HASH_MODULUS) for n in range(1, longest + 1)]
-        # [n - 1]: hash of an n-gram -> positions after its last and its last but one occurrence; 0: there is none
-        self._last: list[dict[int, tuple[int, int]]] = [{} for _ in range(longest)]
+        # [n - 1]: hash of an n-gram -> position after its last occurrence
+        self._last: list[dict[int, int]] = [{} for _ in range(longest)]
+        # [n - 1][i]: position after the last earlier occurrence of the n-gram that ends with token i; 0: there is none
+        self._earlier: list[list[int]] = [[] for _ in range(longest)]
         # [n - 1]: number of predictions by matches of n tokens, and of correct ones; at first n / (n + 2) are correct
         self._trials = [PRIOR_TRIALS] * longest
         self._hits = [PRIOR_TRIALS * n / (n + 2) for n in range(1, longest + 1)]
@@ -58,9 +61,25 @@ class NgramIndex:
             dropped = text[end - n - 1] if end > n else -1
             value = hashes[n - 1] = (hashes[n - 1] * HASH_BASE + token + 1 - (dropped + 1) * head) % HASH_MODULUS
             if end >= n:
-                table = self._last[n - 1]
-                ends = table.get(value)
-                table[value] = (end, ends[0] if ends else 0)
+                self._earlier[n - 1].append(self._last[n - 1].get(value, 0))
+                self._last[n - 1][value] = end
+            else:
+                self._earlier[n - 1].append(0)
+
+    def remove(self, count: int) -> None:
+        """Remove the last `count` tokens from the text. What they showed about matches of each length stays."""
+        for _ in range(count):
+            end = len(self.text)
+            for n, head in enumerate(self._heads, 1):
+                earlier, value = self._earlier[n - 1].pop(), self._hashes[n - 1]
+                if earlier:
+                    self._last[n - 1][value] = earlier
+                elif end >= n:
+                    del self._last[n - 1][value]
+                dropped = self.text[end - n - 1] if end > n else -1
+                value += (dropped + 1) * head - (self.text[-1] + 1)
+                self._hashes[n - 1] = value * INVERSE_OF_BASE % HASH_MODULUS
+            self.text.pop()
 
     def _longest(self) -> tuple[int, int]:
         """Find the longest n-gram at the end of the text that occurred before.
@@ -69,7 +88,7 @@ class NgramIndex:
             Its length, and the position after its latest earlier occurrence; (0, 0) if there is none.
         """
         for n in range(min(len(self._heads), len(self.text)), 0, -1):
-            at = self._last[n - 1][self._hashes[n - 1]][1]
+            at = self._earlier[n - 1][-1]
             if at:
                 return n, at
         return 0, 0
@@ -107,7 +126,7 @@ class NgramIndex:
         each n from the longest n-gram down to `shortest`."""
         text, end, matches = self.text, len(self.text), []
         for n in range(min(len(self._heads), end), shortest - 1, -1):
-            at = self._last[n - 1][self._hashes[n - 1]][1]
+            at = self._earlier[n - 1][-1]
             if at and at not in matches and text[at - n : at] == text[end - n :]:
                 matches.append(at)
         return matches
@@ -177,6 +196,12 @@ class Lookup:
         """Append the new tokens of this round to each batch row's text."""
         for row, tokens, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
+                row.add(token)
+
+    def rewrite(self, state: list[NgramIndex], removed: Sequence[int], added: Sequence[Sequence[int]]) -> None:
+        for row, count, tokens in zip(state, removed, added, strict=True):
+            row.remove(count)
+            for token in tokens:
                 row.add(token)
 
     def select(self, state: list[NgramIndex], live: Tensor) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import final
@@ -195,10 +196,8 @@ class Recycling:
         If two nodes have the same token, those at the accepted node are stored. Append the new tokens to the rows'
         texts.
         """
-        for row, new_tokens, length in zip(state.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
-            for token in new_tokens[:length]:
-                state.count(row.text[-1], token)
-                row.add(token)
+        emitted = zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)
+        self.rewrite(state, [0] * len(state.rows), [tokens[:length] for tokens, length in emitted])
         best = top_indices(scores.logits, MAX_SUCCESSORS)
         two = scores.logits.gather(2, best[..., :2]).float()
         leads = (two[..., 0] - two[..., -1]).tolist()
@@ -208,6 +207,13 @@ class Recycling:
         for tokens, size, path, successors, lead in trees:
             for node in (*range(size), *(node for node in path if node >= 0)):
                 state.replace(tokens[node], successors[node], lead[node])
+
+    def rewrite(self, state: Successors, removed: Sequence[int], added: Sequence[Sequence[int]]) -> None:
+        for row, count, tokens in zip(state.rows, removed, added, strict=True):
+            row.remove(count)
+            for token in tokens:
+                state.count(row.text[-1], token)
+                row.add(token)
 
     def select(self, state: Successors, live: Tensor) -> None:
         """Keep only the texts of the batch rows with the indices `live` (K,) int64.

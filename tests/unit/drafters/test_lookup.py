@@ -141,3 +141,26 @@ def test_a_hash_collision_is_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refuses_impossible_lengths(longest: int, shortest: int) -> None:
     with pytest.raises(InputError, match="must be at least"):
         Lookup(longest, shortest)
+
+
+@settings(deadline=None, max_examples=200)
+@given(TEXT, st.lists(st.tuples(st.integers(0, 8), TEXT), max_size=5), st.integers(1, 4))
+def test_a_text_with_removed_tokens_is_as_if_they_had_never_been(
+    text: list[int], changes: list[tuple[int, list[int]]], longest: int
+) -> None:
+    drafter, left = Lookup(longest), list(text)
+    state = drafter.start(context([text]))
+    for removed, added in changes:
+        removed = min(removed, len(left))
+        left = [*left[: len(left) - removed], *added]
+        drafter.rewrite(state, [removed], [added])
+        (fresh,) = drafter.start(context([left]))
+        assert state[0].text == left
+        assert state[0].matches(1) == fresh.matches(1)
+        state[0].remove(2 if len(left) > 2 else 0)
+        for token in left[-2:] if len(left) > 2 else ():
+            state[0].add(token)
+        assert state[0].matches(1) == fresh.matches(1)
+    assert drafter.propose(state, torch.tensor(left[-1:]), Plan(5, 5)).tokens[0, 1:].tolist() == naive(
+        left, longest, 1, 5
+    )
