@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mmdec.generation import register_attention
     from mmdec.generation.generate import Generation, generate, speculate, stream
     from mmdec.generation.model_lock import model_lock
+    from mmdec.generation.small_model import small_model
     from mmdec.generation.speculation import DecodingStatistics, default_statistics
     from mmdec.io import audio
     from mmdec.loading import load
@@ -49,6 +50,7 @@ __all__ = [
     "model_lock",
     "register_attention",
     "register_drafter",
+    "small_model",
     "speculate",
     "stream",
     "transcribe",
@@ -71,6 +73,7 @@ _LAZY = {
     "model_lock": "mmdec.generation.model_lock",
     "register_attention": "mmdec.generation",
     "register_drafter": "mmdec.drafters.registry",
+    "small_model": "mmdec.generation.small_model",
     "transcribe": "mmdec.whisper.transcribe",
 }
 _MODULES = {"audio": "mmdec.io.audio"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from mmdec.cli.progress import loading
 from mmdec.core.summary import pluralise, rounds_line
 
 if TYPE_CHECKING:
+    from mmdec.generation.drafter_choice import DrafterSource
     from mmdec.tasks.text_chat import TextChat
 
 EXIT = "/exit"
@@ -32,6 +33,14 @@ def chat(
             "auto: the model's own, else lookup.",
         ),
     ] = "auto",
+    drafter_inner: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="If the drafter is a smaller model: lookup or recycling drafts for it."),
+    ] = None,
+    drafter_prompt: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="If the drafter is a smaller model: it reads at most N tokens of the chat."),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="How the model should answer: the first message.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Maximum length of an answer. Default: the model's.")
@@ -58,13 +67,16 @@ def chat(
         from mmdec.tasks.threads import with_threads
 
         silence_transformers()
+        chosen: Any = None if drafter == "none" else drafter
+        if drafter_inner is not None or drafter_prompt is not None:
+            chosen = _small_model(drafter, drafter_inner, drafter_prompt)
         loaded = mmdec.load(model, device, dtype=dtype_or_quick(dtype, device))
         if not isinstance(loaded, LoadedLanguageModel):
             raise InputError(
                 f"`model` must be a language model, but '{model}' is none. Use `mmdec describe` for pictures, "
                 "`mmdec transcribe` for speech."
             )
-        decoding = DecodingOptions(None if drafter == "none" else drafter, seed=seed)
+        decoding = DecodingOptions(chosen, seed=seed)
         speculation = load_speculation(decoding, loaded.model)
     sampled = None if temperature is None else temperature > 0
     options = {"max_new_tokens": max_new_tokens, "do_sample": sampled, "temperature": temperature or None}
@@ -78,6 +90,19 @@ def chat(
             failed = True
     if failed:
         raise typer.Exit(1)
+
+
+def _small_model(drafter: str, inner: str | None, prompt: int | None) -> DrafterSource:
+    """Make a drafter of a smaller model. Errors have the names of the command's options."""
+    from mmdec import small_model
+
+    try:
+        return small_model(drafter, inner=inner, prompt=prompt)
+    except InputError as error:
+        text = str(error)
+        for argument, option in (("model", "drafter"), ("inner", "drafter_inner"), ("prompt", "drafter_prompt")):
+            text = text.replace(f"`{argument}`", f"`{option}`")
+        raise InputError(text) from error
 
 
 def _print_answer(talk: TextChat, line: str) -> None:

@@ -36,8 +36,6 @@ from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.load_small_model import small_drafter, small_target
 from mmdec.types import Drafter
 
-DrafterChoice = Drafter | PreTrainedModel | str | os.PathLike[str] | None
-
 
 class DrafterSource(ABC):
     """Gives the drafter for a target model."""
@@ -47,6 +45,13 @@ class DrafterSource(ABC):
     @abstractmethod
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
         """Return the drafter for a target model, on its device and in its dtype; None for plain decoding."""
+
+    def of_home(self, home: DrafterHome) -> DrafterSource:
+        """Return the source for the target model of `home`."""
+        return self
+
+
+DrafterChoice = Drafter | DrafterSource | PreTrainedModel | str | os.PathLike[str] | None
 
 
 @final
@@ -108,24 +113,24 @@ class DrafterHome(Protocol):
         ...
 
 
-def resolve_drafter(choice: DrafterChoice | DrafterSource, home: DrafterHome | None = None) -> DrafterSource:
+def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> DrafterSource:
     """Find out what the argument `drafter` of a call stands for.
 
     Args:
         choice: "auto", the name of a drafter, a folder with weights, a hub id, "<model>/<drafter>", a dotted path
-            "package.module:Class", a smaller model, a drafter, or None for plain decoding.
+            "package.module:Class", a smaller model, a drafter, a source, or None for plain decoding.
         home: The loaded target model, if the call has one. Drafters with weights are then loaded at once, and names
             stand for the drafters in the model's folder. Default None: they are loaded when a model is known.
 
     Returns:
-        The source of the drafter. If `choice` is one, it is returned unchanged.
+        The source of the drafter.
 
     Raises:
         InputError: If there is no such drafter, its weights are damaged or another model's, or the object is not a
             drafter.
     """
     if isinstance(choice, DrafterSource):
-        return choice
+        return choice if home is None else choice.of_home(home)
     if choice is None:
         return FixedDrafter(None)
     if isinstance(choice, PreTrainedModel):

@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 
 from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.drafters.small_model.other_vocabulary import OtherVocabulary
+from mmdec.drafters.small_model.short_prompt import Shorten
+from mmdec.drafters.small_model.staged import InnerDrafter
 from mmdec.errors import InputError
 from mmdec.hub.find import HUB_ID, download
 from mmdec.pretrained.language_model import (
@@ -49,7 +51,13 @@ def small_target(network: PreTrainedModel) -> HfTarget:
 
 
 def small_drafter(
-    network: PreTrainedModel, model: PreTrainedModel, tokenizer: Any = None, target_tokenizer: Any = None
+    network: PreTrainedModel,
+    model: PreTrainedModel,
+    tokenizer: Any = None,
+    target_tokenizer: Any = None,
+    *,
+    inner: InnerDrafter | None = None,
+    prompt: int | Shorten | None = None,
 ) -> Drafter:
     """Make a drafter from a smaller model.
 
@@ -58,12 +66,15 @@ def small_drafter(
         model: The target model.
         tokenizer: The small model's tokenizer. Default None: the one in the folder that it was loaded from.
         target_tokenizer: The target's tokenizer. Default None: the one in the folder that it was loaded from.
+        inner: Drafts the small model's chains; see `mmdec.small_model`.
+        prompt: What the small model reads of a long prompt; see `mmdec.small_model`.
 
     Returns:
         A `SmallModel`, or an `OtherVocabulary` if the tokenizers differ.
 
     Raises:
-        InputError: If the vocabularies do not fit and a tokenizer is missing.
+        InputError: If the vocabularies do not fit and a tokenizer is missing, or if the tokenizers differ and `inner`
+            or `prompt` is given.
     """
     small, size = small_target(network), model.config.get_text_config(decoder=True).vocab_size
     if not small.reads_encoder:
@@ -71,6 +82,12 @@ def small_drafter(
         tokenizer_of_target = tokenizer_of(model) if target_tokenizer is None else target_tokenizer
         if tokenizer_of_small is not None and tokenizer_of_target is not None:
             if small.vocab_size > size or _differ(network, model, tokenizer_of_small, tokenizer_of_target):
+                option = "inner" if inner is not None else "prompt"
+                if inner is not None or prompt is not None:
+                    raise InputError(
+                        f"`{option}` needs a smaller model with the target's tokenizer, but {small.name} has another. "
+                        f"Leave `{option}` out."
+                    )
                 return OtherVocabulary(small, tokenizer_of_small, tokenizer_of_target, small.positions, size)
         elif small.vocab_size > size:
             lacking = "the smaller model" if tokenizer_of_small is None else "the target"
@@ -86,16 +103,27 @@ def small_drafter(
         images=small.reads_images,
         nodes_take_positions=small.nodes_take_positions,
         encode=small.encode if small.encodes_sound else None,
+        inner=inner,
+        prompt=prompt,
     )
 
 
-def load_small_model(folder: Path, model: PreTrainedModel, target_tokenizer: Any = None) -> Drafter:
+def load_small_model(
+    folder: Path,
+    model: PreTrainedModel,
+    target_tokenizer: Any = None,
+    *,
+    inner: InnerDrafter | None = None,
+    prompt: int | Shorten | None = None,
+) -> Drafter:
     """Load a smaller model from a folder and make it a drafter, on the target's device and in its precision.
 
     Args:
         folder: Holds a language model; for an encoder-decoder target, one of the target's own class.
         model: The target.
         target_tokenizer: The target's tokenizer; None: the one in the folder that the target was loaded from.
+        inner: Drafts the small model's chains; see `mmdec.small_model`.
+        prompt: What the small model reads of a long prompt; see `mmdec.small_model`.
     """
     network: Any
     config_type = config_class(folder)
@@ -103,7 +131,8 @@ def load_small_model(folder: Path, model: PreTrainedModel, target_tokenizer: Any
         network = read_network(folder, config_type, type(model), "model", "drafter")  # with its encoder
     else:
         network = read_language_model(folder, "drafter")
-    return small_drafter(network.to(model.device, model.dtype), model, None, target_tokenizer)
+    network = network.to(model.device, model.dtype)
+    return small_drafter(network, model, None, target_tokenizer, inner=inner, prompt=prompt)
 
 
 def tokenizer_of(model: PreTrainedModel) -> Any:

@@ -101,9 +101,10 @@ def test_a_small_model_with_states_drafts(family: str) -> None:
     inputs = batch_of(family, 2)
     for model in (small, large):
         expected = model.generate(**inputs, **options)  # type: ignore[operator]
-        result = mmdec.generate(model, inputs, small, num_speculative_tokens=(8, 4), **options)
-        assert torch.equal(result.sequences, expected)
-        assert result.tokens_per_round > 3 or model is large  # it knows its own text
+        for drafter in (small, mmdec.small_model(small, inner="lookup")):
+            result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(8, 4), **options)
+            assert torch.equal(result.sequences, expected)
+            assert result.tokens_per_round > 3 or model is large  # it knows its own text
 
 
 @pytest.mark.parametrize("family", ["Bamba", "Lfm2", "Qwen3Next"])

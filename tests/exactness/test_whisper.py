@@ -266,7 +266,7 @@ def test_heads_for_another_whisper_are_refused() -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_smaller_whisper_drafts_over_the_large_ones_encoder(mode: str, batch: int) -> None:
     small = whisper(80, 4, decoder_layers=1)
-    for drafting in (small, MODELS[80]):
+    for drafting in (small, mmdec.small_model(MODELS[80], inner="lookup"), MODELS[80]):
         rounds: list[Any] = []
         custom = plug(drafting, 4, on_round=rounds.append)
         assert_same(call(MODELS[80], MODES[mode], batch, custom_generate=custom), stock(80, mode, batch, "sdpa"))

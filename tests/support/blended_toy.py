@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmdec.core.loop import Round, decode
+from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import root_only
+from mmdec.core.verify import MatchRule, Rule
 from mmdec.drafters.small_model.drafter import SmallModel
-from mmdec.types import Context, Draft, Needs, Scores, Verdict
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Verdict
 
 
 @dataclass
@@ -94,3 +97,37 @@ def start(drafter: SmallModel, prompts: list[list[int]], tokens: list[int], voca
     verdict = Verdict(zeros[:, None], given, zeros.bool(), given[:, None], zeros + 1)
     drafter.update(state, root_only(ids[:, -1]), Scores(torch.zeros(len(ids), 1, vocab)), verdict)
     return state
+
+
+PROMPTS = [[1, 2, 3], [4], [5, 6], [1, 1, 1, 1]]
+
+
+def run(
+    target: Toy,
+    drafter: SmallModel | None,
+    budget: Any,
+    prompts: list[list[int]],
+    length: int = 16,
+    rule: Rule | None = None,
+    eos: int = 7,
+) -> list[Round]:
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in prompts])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
+    text = Sequences(ids, Stop(width + length, frozenset({eos})))
+    return list(decode(target, {"input_ids": ids, "attention_mask": mask}, text, rule or MatchRule(), drafter, budget))
+
+
+class Changing:
+    """A budget that changes its mind in every round, plain rounds included."""
+
+    plans = (Plan(3, 3), Plan(0, 0), Plan(6, 2), Plan(0, 0), Plan(0, 0), Plan(9, 3), Plan(1, 1))
+
+    def __init__(self) -> None:
+        self.round = 0
+
+    def plan(self, batch: int) -> Plan:
+        self.round += 1
+        return self.plans[self.round % len(self.plans)]
+
+    def observe(self, **_: Any) -> None: ...

@@ -9,20 +9,25 @@ Each level costs one pass of the small model. The pass for a level processes the
 `Target` scores whole trees only. A tree of depth d and width k takes d passes over 1, 1 + k, ..., 1 + (d - 1) k nodes.
 After the last pass, the accepted tokens stay in the small model's cache. So the next round begins with a pass over the
 remaining new tokens only: usually one token, or two if the whole path was accepted.
+
+Chains of likeliest tokens may be drafted themselves, so that a pass gives several levels (staged.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from mmdec.core.tree import chain_drafts, trees_from_lists
+from mmdec.core.tree import chain_drafts, int_list, trees_from_lists
 from mmdec.drafters.growing_tree import GrowingTree, SampledTrees
+from mmdec.drafters.small_model.short_prompt import Shorten, check_prompt, shorten
+from mmdec.drafters.small_model.staged import InnerDrafter, StagedRow, greedy_tokens, inner_drafter, start_rows
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -36,6 +41,7 @@ class SmallModelState:
     scored: list[dict[tuple[int, int], int]] | None = None  # for each row of the last pass: (parent, token) -> node
     vocab_size: int = 0  # the target's vocabulary size
     roots: list[int] = field(default_factory=list)  # the small model's position id of each batch row's last token
+    staged: list[StagedRow] | None = None  # each row's chain and what drafts it; None without an inner drafter
 
 
 @final
@@ -57,9 +63,14 @@ class SmallModel:
             only.
         encode: Its own encoder: input features -> hidden states, or None if it cannot read the features. Used if the
             target's hidden states have another size.
+        inner: Drafts the small model's chains, so that they take fewer passes: "lookup", "recycling" or an
+            `InnerDrafter`. The rest of the last chain, which the target rejected, drafts them, too. None: each level
+            of a chain takes a pass. Trees and sampled chains always do.
+        prompt: What the small model reads of a long prompt of text: at most this many tokens (the first, those most
+            like the end, and the last), or a function of the prompt's ids that returns those to read. None: all.
 
     Raises:
-        InputError: If `width` is below 1.
+        InputError: If `width` is below 1, or if `inner` or `prompt` is none of these.
     """
 
     def __init__(
@@ -71,6 +82,8 @@ class SmallModel:
         images: bool = False,
         nodes_take_positions: bool = False,
         encode: Callable[[Tensor], Tensor | None] | None = None,
+        inner: str | InnerDrafter | None = None,
+        prompt: int | Shorten | None = None,
     ) -> None:
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
@@ -80,11 +93,17 @@ class SmallModel:
         self._images = images
         self._nodes_take_positions = nodes_take_positions
         self._encode = encode
+        self._inner = None if inner is None else inner_drafter(inner)
+        self._prompt = check_prompt(prompt)
         self.needs = Needs(memory=memory, may_stop_early=True)
 
     @property
     def name(self) -> str:
-        return f"small-model-{self._width}({self._model.name})"
+        inner = "" if self._inner is None else f"-{self._inner.name}"
+        prompt = self._prompt
+        if callable(prompt):
+            prompt = getattr(prompt, "__qualname__", type(prompt).__name__)
+        return f"small-model-{self._width}{inner}{'' if prompt is None else f'-prompt-{prompt}'}({self._model.name})"
 
     def check(self, target: Target) -> None:
         """Raise InputError if the vocabularies do not fit, or if the two models are on different devices."""
@@ -109,6 +128,8 @@ class SmallModel:
             raise InputError(
                 f"`drafter` must be on the target's device, {target.device}, but is on {self._model.device}. Move it."
             )
+        if self._inner is not None:
+            self._inner.check(self._model)
 
     def start(self, context: Context) -> SmallModelState:
         """Run the small model over the prompt.
@@ -118,14 +139,17 @@ class SmallModel:
         Returns:
             The drafter's state.
         """
+        state = None
         if self._images:
-            try:
+            # images may be missing or not match the placeholders, or the placeholders are for sound
+            with suppress(InputError):
                 state = self._run_prompt(context, context.mask, (context.media and context.media.inputs) or {})
-            except InputError:  # images are missing, do not match the placeholders, or the placeholders are for sound
-                state = None
-            if state is not None:
-                return state
-        return self._run_prompt(context, context.text_mask, {}) or SmallModelState(None, [[] for _ in context.tokens])
+        state = state or self._run_prompt(context, context.text_mask, {})
+        if state is None:
+            return SmallModelState(None, [[] for _ in context.tokens])
+        if self._inner is not None:
+            state.staged = start_rows(self._inner, context, self._model)
+        return state
 
     def _run_prompt(self, context: Context, mask: Tensor, images: Mapping[str, Any]) -> SmallModelState | None:
         """Run the small model over the prompt tokens where `mask` (B, P) is True.
@@ -136,9 +160,12 @@ class SmallModel:
         Returns:
             None if the small model cannot read the prompt.
         """
-        lengths, tokens = mask.sum(1).tolist(), context.tokens.masked_fill(~mask, 0)
+        encoder, tokens = context.encoder, context.tokens.masked_fill(~mask, 0)
+        if self._prompt is not None and encoder is None and not images:
+            rows = [ids[is_text].tolist() for ids, is_text in zip(tokens, mask, strict=True)]
+            tokens, mask = _pad([shorten(row, self._prompt, self._model.vocab_size) for row in rows], tokens)
+        lengths = mask.sum(1).tolist()
         # a decoder that reads an encoder counts padding as positions, too
-        encoder = context.encoder
         longest = max(lengths) if encoder is None else mask.shape[1]
         too_long = self._positions is not None and longest > self._positions
         if too_long or int(tokens.max()) >= self._model.vocab_size or not bool(mask[:, -1].all()):
@@ -174,7 +201,11 @@ class SmallModel:
             return
         state.roots = [root + more for root, more in zip(state.roots, verdict.lengths.tolist(), strict=True)]
         emitted = zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)
-        texts = [row + tokens[:length] for row, (tokens, length) in zip(state.pending, emitted, strict=True)]
+        new = [tokens[:length] for tokens, length in emitted]
+        if state.staged is not None:
+            for row, tokens in zip(state.staged, new, strict=True):
+                row.accept(tokens)
+        texts = [row + tokens for row, tokens in zip(state.pending, new, strict=True)]
         state.pending = texts
         if state.scored is None:
             return
@@ -196,6 +227,8 @@ class SmallModel:
         self._model.select(state.session, live)
         state.pending = [state.pending[row] for row in live.tolist()]
         state.roots = [state.roots[row] for row in live.tolist()]
+        if state.staged is not None:
+            state.staged = [state.staged[row] for row in live.tolist()]
 
     def propose(self, state: SmallModelState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last token; a chain if `plan.nodes` <= `plan.depth`.
@@ -211,6 +244,8 @@ class SmallModel:
             plan = replace(plan, nodes=max(depth, 0))
         if depth < 1:
             return trees_from_lists(roots, [([], [])] * len(roots))
+        if state.staged is not None and plan.warp is None and plan.nodes <= plan.depth:
+            return self._staged_chains(state, state.staged, roots, depth, plan.threshold)
         drawn = None if plan.warp is None else SampledTrees(roots, plan, depth, state.vocab_size)
         threshold = plan.threshold if plan.nodes <= plan.depth else 0.0
         trees = [GrowingTree([root]) for root in roots.tolist()] if drawn is None else drawn.trees
@@ -235,17 +270,76 @@ class SmallModel:
         best = [tree.best(plan.nodes) for tree in trees]
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)])
 
+    def _staged_chains(
+        self, state: SmallModelState, rows: list[StagedRow], roots: Tensor, depth: int, threshold: float
+    ) -> Draft:
+        """Draft the chains that `propose` would draft level by level, but ask for several levels in each pass.
+
+        Args:
+            roots: (B,), each batch row's last token.
+            depth: Length of the chains.
+            threshold: The chains end with the first level at which their mean probability is below this.
+        """
+        firsts: list[int] = int_list(roots)
+        chances: list[list[float]] = [[] for _ in rows]  # log-probability of each row's chain up to each of its tokens
+        level = 0  # levels that all rows have
+        while level < depth:
+            if state.scored is not None:
+                self._keep_pending(state)
+            # the last token of a chain is not processed, because nothing of what follows it is drafted
+            columns = max(map(len, state.pending)) if self._nodes_take_positions else 1
+            guesses = [
+                row.guess(root, depth - columns - len(row.chain)) for row, root in zip(rows, firsts, strict=True)
+            ]
+            tails = [row.chain[: depth - 1] + guess for row, guess in zip(rows, guesses, strict=True)]
+            logits = self._score_pending(state, tails)
+            greedy, values = greedy_tokens(logits)
+            for index, (row, guess) in enumerate(zip(rows, guesses, strict=True)):
+                if len(row.chain) >= depth:
+                    continue
+                begin = len(state.pending[index]) - 1 + len(row.chain)
+                part = slice(begin, begin + 1 + len(guess))
+                count = row.extend(firsts[index], guess, greedy[index][part], logits[index, part])
+                for value in values[index][begin : begin + count]:
+                    chances[index].append((chances[index][-1] if chances[index] else 0.0) + value)
+            while level < min(depth, *(len(row.chain) for row in rows)):
+                level += 1
+                if threshold and sum(math.exp(row[level - 1]) for row in chances) < threshold * len(rows):
+                    depth = level
+        return chain_drafts(roots, [row.chain[:depth] for row in rows])
+
     def _ingest(self, state: SmallModelState) -> Tensor:
         """Run the small model over the accepted tokens that its cache lacks.
 
         Returns:
             The logits (B, 1, V) after the last one.
         """
-        firsts = torch.tensor([row[0] for row in state.pending], device=self._model.device)
-        logits = self._model.score(state.session, chain_drafts(firsts, [row[1:] for row in state.pending])).logits
-        state.scored = [{(node, token): node + 1 for node, token in enumerate(row[1:])} for row in state.pending]
+        logits = self._score_pending(state, [[] for _ in state.pending])
         last = torch.tensor([len(row) - 1 for row in state.pending], device=logits.device)
         return logits[torch.arange(len(last), device=logits.device), last][:, None]
+
+    def _score_pending(self, state: SmallModelState, tails: list[list[int]]) -> Tensor:
+        """Run the small model over the accepted tokens that its cache lacks, and over a drafted chain after them.
+
+        Args:
+            tails: Each batch row's chain.
+
+        Returns:
+            The logits (B, N, V).
+        """
+        rows = [pending + tail for pending, tail in zip(state.pending, tails, strict=True)]
+        firsts = torch.tensor([row[0] for row in rows], device=self._model.device)
+        logits = self._model.score(state.session, chain_drafts(firsts, [row[1:] for row in rows])).logits
+        state.scored = [{(node, token): node + 1 for node, token in enumerate(row[1:])} for row in rows]
+        return logits
+
+    def _keep_pending(self, state: SmallModelState) -> None:
+        """Keep the accepted tokens before the roots in the small model's cache, and drop the last pass's other nodes.
+
+        The roots stay pending.
+        """
+        self._commit(state, [list(range(len(row) - 1)) for row in state.pending])
+        state.pending = [row[-1:] for row in state.pending]
 
     def _grow(
         self,
@@ -267,8 +361,7 @@ class SmallModel:
         Returns:
             Logits (B, L, V) after the L nodes of the frontier.
         """
-        self._commit(state, [list(range(len(row) - 1)) for row in state.pending])
-        state.pending = [row[-1:] for row in state.pending]
+        self._keep_pending(state)
         parts = [tree.part(nodes) for tree, nodes in zip(trees, expanded, strict=True)]
         logits = self._model.score(state.session, trees_from_lists(roots, parts)).logits
         state.scored = [
@@ -289,6 +382,13 @@ class SmallModel:
         """
         keep_columns(self._model, state.session, paths)
         state.scored = None
+
+
+def _pad(rows: list[list[int]], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return token ids (B, P), padded on the left with 0, and their mask, on the device of `like`."""
+    width = max(map(len, rows))
+    mask = [[False] * (width - len(row)) + [True] * len(row) for row in rows]
+    return like.new_tensor([[0] * (width - len(row)) + row for row in rows]), torch.tensor(mask, device=like.device)
 
 
 def keep_columns(model: Target, session: Any, paths: list[list[int]]) -> None:

@@ -55,6 +55,22 @@ def test_each_line_of_a_pipe_is_a_turn_of_one_dialogue(folder: Path, drafter: st
     assert "set --max-new-tokens" in notes[0] or "cut" not in notes[0]
 
 
+def test_a_smaller_model_drafts_with_options(folder: Path) -> None:
+    wanted = answers(folder, TURNS[:1], max_new_tokens=12, do_sample=False)
+    options = ("--max-new-tokens", 12, "--temperature", 0, "--drafter-inner", "lookup", "--drafter-prompt", 16)
+    result = chat(folder, TURNS[:1], *options, "-d", folder)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{wanted[0]}\n"
+    for given, message in (
+        (("-d", folder, "--drafter-inner", "eagle"), "`--drafter-inner` must be a drafter without weights"),
+        (("-d", folder, "--drafter-prompt", 3), "`--drafter-prompt` must be a whole number from 16"),
+        (("-d", "recycling", "--drafter-inner", "lookup"), "`--drafter` must be a loaded model, a model's folder"),
+    ):
+        wrong = chat(folder, TURNS[:1], *given)
+        assert wrong.exit_code
+        assert message in str(wrong.exception)
+
+
 def test_system_seed_and_temperature(folder: Path) -> None:
     options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": True, "temperature": 1.5}
     wanted = answers(folder, TURNS[:2], "Be short.", seed=7, **options)

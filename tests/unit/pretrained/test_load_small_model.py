@@ -52,6 +52,19 @@ def test_the_tokenizers_decide_the_drafters_class(home: Path, name: str, kind: t
     assert sum(sum(one.drafted) for one in result.rounds)
 
 
+@pytest.mark.parametrize("given", ["folder", "object"])
+@pytest.mark.parametrize("options", [{"inner": "lookup"}, {"prompt": 16}], ids=str)
+def test_options_need_the_targets_tokenizer(home: Path, options: Any, given: str) -> None:
+    large = load_language_model(home / "large", "cpu").model
+    same, other = home / "same", home / "other"
+    if given == "object":
+        same, other = (load_language_model(folder, "cpu").model for folder in (same, other))
+    assert isinstance(drafter_of(mmdec.small_model(same, **options), large), SmallModel)
+    assert isinstance(drafter_of(mmdec.small_model(other), large), OtherVocabulary)
+    with pytest.raises(InputError, match=f"`{next(iter(options))}` needs a smaller model with the target's tokenizer"):
+        drafter_of(mmdec.small_model(other, **options), large)
+
+
 def test_transformers_models_bring_their_folders(home: Path) -> None:
     large = AutoModelForCausalLM.from_pretrained(home / "large")
     small = AutoModelForCausalLM.from_pretrained(home / "other")

@@ -13,37 +13,19 @@ from torch import Tensor
 
 import mmdec
 from mmdec.core.budget import Budget
-from mmdec.core.loop import Round, decode
-from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import root_only
-from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState
+from mmdec.core.verify import ResidualRule, SamplingState
 from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Needs, Plan, Scores, Verdict
-from tests.support.blended_toy import Toy, start
+from tests.support.blended_toy import PROMPTS, Changing, Toy, run, start
 from tests.support.draft_networks import texts
 from tests.support.draft_warps import at_temperature, warp_at
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import IMAGE, Picture, batch_of, vision_model
 from tests.support.trees import is_chain
-
-
-def run(
-    target: Toy,
-    drafter: SmallModel | None,
-    budget: Any,
-    prompts: list[list[int]],
-    length: int = 16,
-    rule: Rule | None = None,
-    eos: int = 7,
-) -> list[Round]:
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(row)) + row for row in prompts])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
-    text = Sequences(ids, Stop(width + length, frozenset({eos})))
-    return list(decode(target, {"input_ids": ids, "attention_mask": mask}, text, rule or MatchRule(), drafter, budget))
 
 
 def paths(draft: Draft, row: int) -> list[list[int]]:
@@ -58,9 +40,6 @@ def paths(draft: Draft, row: int) -> list[list[int]]:
     return result
 
 
-PROMPTS = [[1, 2, 3], [4], [5, 6], [1, 1, 1, 1]]
-
-
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_the_targets_own_greedy_chain_is_always_accepted(nodes: int, rows: int) -> None:
@@ -71,21 +50,6 @@ def test_the_targets_own_greedy_chain_is_always_accepted(nodes: int, rows: int) 
             assert accepted == drafted or done
             assert drafted == nodes or done
     assert texts(rounds, rows) == texts(run(Toy(), None, Budget.fixed(0), PROMPTS[:rows], 24, eos=99), rows)
-
-
-class Changing:
-    """A budget that changes its mind in every round, plain rounds included."""
-
-    plans = (Plan(3, 3), Plan(0, 0), Plan(6, 2), Plan(0, 0), Plan(0, 0), Plan(9, 3), Plan(1, 1))
-
-    def __init__(self) -> None:
-        self.round = 0
-
-    def plan(self, batch: int) -> Plan:
-        self.round += 1
-        return self.plans[self.round % len(self.plans)]
-
-    def observe(self, **_: Any) -> None: ...
 
 
 @pytest.mark.parametrize("rows", [1, 4])
