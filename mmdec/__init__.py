@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mmdec.vision.answer import Description
     from mmdec.vision.chat import Chat
     from mmdec.vision.describe import describe
+    from mmdec.whisper.hypothesis import hypothesis
     from mmdec.whisper.live import StreamUpdate, transcribe_stream
     from mmdec.whisper.transcribe import transcribe
     from mmdec.whisper.transcript import Segment, Transcript, Word
@@ -45,6 +46,7 @@ __all__ = [
     "default_statistics",
     "describe",
     "generate",
+    "hypothesis",
     "load",
     "load_drafter",
     "model_lock",
@@ -67,6 +69,7 @@ _LAZY = {
     "Chat": "mmdec.vision.chat",
     "Description": "mmdec.vision.answer",
     "describe": "mmdec.vision.describe",
+    "hypothesis": "mmdec.whisper.hypothesis",
     "load": "mmdec.loading",
     "load_drafter": "mmdec.pretrained.drafters",
     **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.speculation"),

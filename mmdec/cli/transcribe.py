@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 
 from mmdec import InputError
-from mmdec.checks.files import json_text, printable
+from mmdec.checks.files import json_text, printable, quote_path
 from mmdec.cli.compare import Compare, Comparer
 from mmdec.cli.inputs import AUDIO_FILES, input_files, output_paths, try_write
 from mmdec.cli.jobs import CommandJobs, print_note
@@ -34,7 +33,7 @@ from mmdec.cli.options import (
 from mmdec.cli.progress import loading, progress_bar
 from mmdec.cli.spread import SpreadOptions, Work
 from mmdec.jobs.many import decode_each
-from mmdec.whisper.options import TranscribeOptions
+from mmdec.whisper.options import Progress, TranscribeOptions
 from mmdec.whisper.transcript import SUBTITLE_FORMATS, TRANSCRIPT_FORMATS, format_clock, srt, vtt
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ if TYPE_CHECKING:
 FALLBACK = "Long recordings, and windows that are decoded again"
 # with --cut-at-pauses, batches of recordings in one call: more pieces then fill batches better
 CUT_BATCHES_PER_CALL = 8
+DRAFT = "Another text as the draft"
+DRAFT_SUFFIXES = (".srt", ".vtt", ".txt")  # of the files that --draft-text takes
 FILE_OPTIONS = ("batch_size", "min_confidence", "cut_at_pauses")  # options of the call that a stream refuses
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
@@ -167,6 +168,71 @@ class WindowOptions:
         return options
 
 
+DraftText = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        rich_help_panel=DRAFT,
+        help="A text like the recording's (.txt, .srt, .vtt): its words are the draft. For several recordings a "
+        "folder, with a file of each one's name.",
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        rich_help_panel=DRAFT,
+        help="A faster recogniser, whose words are the draft: a Whisper, or a CTC model of transformers; a name, a "
+        "directory or a Hugging Face id.",
+    ),
+]
+
+
+@final
+@dataclass(frozen=True)
+class DraftOptions:
+    """The options of `mmdec.hypothesis`."""
+
+    draft_text: DraftText = None
+    draft_model: DraftModel = None
+
+    def drafters(self, files: Sequence[Path], device: str | None) -> Callable[[Sequence[Path]], Any]:
+        """Return a function that makes the drafter of a batch of these files.
+
+        Args:
+            device: Where the model that drafts runs.
+
+        Raises:
+            InputError: If a text or the model is missing.
+        """
+        from mmdec import hypothesis
+
+        if self.draft_model is not None:
+            recogniser = hypothesis(Path(self.draft_model), device=device)  # a path is never taken for a text
+            return lambda batch: recogniser
+        assert self.draft_text is not None
+        texts = {file: _draft_file(self.draft_text, file, files) for file in files}
+        return lambda batch: hypothesis([texts[file] for file in batch])
+
+
+def _draft_file(source: Path, recording: Path, recordings: Sequence[Path]) -> Path:
+    """Return the text of a recording: `source`, or if that is a folder, the file in it with the recording's name."""
+    is_folder = source.is_dir()
+    if not is_folder and len(recordings) > 1:
+        raise InputError(
+            f"`--draft-text` must be a folder for {len(recordings)} recordings, but is '{quote_path(source)}'. Put a "
+            "text of each into one."
+        )
+    names = [source / f"{recording.stem}{suffix}" for suffix in DRAFT_SUFFIXES] if is_folder else [source]
+    text = next((name for name in names if name.is_file()), None)
+    if text is None:
+        raise InputError(
+            f"`--draft-text` must have a text of '{quote_path(recording)}', but '{quote_path(names[-1])}' does not "
+            "exist. Write it, or leave the recording out."
+        )
+    return text
+
+
 @with_option_groups
 def transcribe(
     context: typer.Context,
@@ -180,6 +246,7 @@ def transcribe(
     compare: Compare = False,
     options: TranscribeOptions = TranscribeOptions(),
     windows: WindowOptions = WindowOptions(),
+    drafts: DraftOptions = DraftOptions(),
     live: LiveOptions = LiveOptions(),
     spread: SpreadOptions = SpreadOptions(),
 ) -> None:
@@ -192,6 +259,11 @@ def transcribe(
     """
     kind = _format(kind, output, as_json)
     drafter = options.drafter
+    given = [f"--{name.replace('_', '-')}" for name, value in vars(drafts).items() if value is not None]
+    if len(given) + is_typed(context, "drafter") > 1:
+        raise InputError(
+            f"`{given[0]}` cannot be combined with `{given[1] if given[1:] else '--drafter'}`. Choose one."
+        )
     options = replace(
         options,
         drafter=None if drafter == "none" else drafter,
@@ -203,6 +275,7 @@ def transcribe(
         "output": output,
         "compare": compare,
         **{name: getattr(options, name) for name in FILE_OPTIONS if is_typed(context, name)},
+        **vars(drafts),
         **vars(spread),
     }
     if check_live(inputs, of_files, vars(live)):
@@ -211,13 +284,14 @@ def transcribe(
     if spread.has_many_inputs(inputs):
         files = SUFFIXES[kind] if kind in SUBTITLE_FORMATS else ""
         work = Work("transcribe", model, options=options.changed(), files=files, device=device, dtype=dtype)
-        return spread.run(work, inputs, output, AUDIO_FILES, {"compare": compare})
+        return spread.run(work, inputs, output, AUDIO_FILES, {"compare": compare, **vars(drafts)})
     comparer = Comparer(compare, str(drafter), temperature=bool(windows.temperature))
     files = input_files(inputs, AUDIO_FILES, output)
     targets = output_paths([file.path for file in files], output, tuple(SUFFIXES.values()), SUFFIXES[kind])
     jobs = CommandJobs(files, targets, model)
+    drafters = drafts.drafters([file.path for file, _ in jobs.todo], device) if given else None
     whisper = _load(model, device, dtype, quiet=as_json)
-    results = _transcripts([file.path for file, _ in jobs.todo], whisper, options, comparer)
+    results = _transcripts([file.path for file, _ in jobs.todo], whisper, options, comparer, drafters)
     _report_results(jobs, results, kind, as_json, comparer)
     jobs.end(comparer.code)
 
@@ -251,12 +325,17 @@ def _load(model: str, device: str | None, dtype: str | None, quiet: bool) -> Loa
 
 
 def _transcripts(
-    inputs: Sequence[Path], whisper: LoadedTranscriber, options: TranscribeOptions, comparer: Comparer
+    inputs: Sequence[Path],
+    whisper: LoadedTranscriber,
+    options: TranscribeOptions,
+    comparer: Comparer,
+    drafters: Callable[[Sequence[Path]], Any] | None,
 ) -> Iterator[Transcript | str]:
     """Transcribe the inputs in batches, and yield for each, in order, its transcript or an error message.
 
     Args:
         comparer: For `--compare`, decodes without drafts, too.
+        drafters: Makes the drafter of a batch; None: it is the option's.
     """
     from mmdec import transcribe
 
@@ -269,7 +348,11 @@ def _transcripts(
             def on_progress(done: float, total: float, task: TaskID = task) -> None:
                 progress.update(task, completed=done, total=total)
 
-            call = partial(transcribe, model=whisper, progress=on_progress, **options.changed())
+            def call(inputs: list[Path], progress: Progress = on_progress, **drafting: Any) -> list[Transcript]:
+                if drafters is not None:
+                    drafting = {"drafter": drafters(inputs), **drafting}
+                return transcribe(inputs, model=whisper, progress=progress, **{**options.changed(), **drafting})
+
             results = decode_each(batch, comparer.both(call))
             progress.remove_task(task)
             yield from results

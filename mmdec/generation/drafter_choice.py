@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import did_you_mean, show
@@ -37,6 +39,16 @@ from mmdec.pretrained.load_small_model import small_drafter, small_target
 from mmdec.types import Drafter
 
 
+@dataclass(frozen=True)
+class DraftInput:
+    """An input of a call, or a part of it that is decoded by itself."""
+
+    index: int  # of the input in the call
+    samples: Tensor | None = None  # (T,) at 16 kHz; None: it is no sound
+    start: float = 0.0  # seconds of the recording before the samples
+    total: float = 0.0  # seconds of the whole recording
+
+
 class DrafterSource(ABC):
     """Gives the drafter for a target model."""
 
@@ -48,6 +60,17 @@ class DrafterSource(ABC):
 
     def of_home(self, home: DrafterHome) -> DrafterSource:
         """Return the source for the target model of `home`."""
+        return self
+
+    def check_inputs(self, count: int, sound: bool = False) -> None:  # noqa: B027 # most sources accept all calls
+        """Raise InputError if there are no drafts for a call with `count` inputs.
+
+        Args:
+            sound: Whether `for_inputs` will get their sound.
+        """
+
+    def for_inputs(self, inputs: Sequence[DraftInput]) -> DrafterSource:
+        """Return the source for these inputs of a call, one for each row of a batch, which are decoded together."""
         return self
 
 

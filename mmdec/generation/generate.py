@@ -34,7 +34,7 @@ from mmdec.core.verify import RuleName
 from mmdec.errors import InputError
 from mmdec.generation import register_attention
 from mmdec.generation.decoding_run import DecodingRun
-from mmdec.generation.drafter_choice import DrafterChoice
+from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
 from mmdec.generation.inputs import (
     MAX_SEQUENCES,
     check_options,
@@ -196,6 +196,7 @@ def _generate_many(
     options: Mapping[str, Any],
 ) -> list[Generation]:
     """Decode prompts side by side. Each begins as soon as there is room for its rows."""
+    speculation.check_inputs(len(prompts))
     seed = first_seed(model, speculation, options, draw=len(prompts) > 1)
     upcoming = iter(enumerate(prompts))
 
@@ -203,7 +204,8 @@ def _generate_many(
         index, prompt = next(upcoming, (0, None))
         if prompt is None:
             return None
-        own = speculation if seed is None else speculation.with_seed(seed + index)
+        own = speculation.for_inputs([DraftInput(index)])
+        own = own if seed is None else own.with_seed(seed + index)
         run = prepare_run(model, prompt, own, options)
         if run.rows > max_batch:
             raise InputError(

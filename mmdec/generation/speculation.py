@@ -6,7 +6,7 @@ This file also has the decoding options, `DecodingOptions`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast, final
@@ -44,7 +44,7 @@ from mmdec.errors import InputError
 from mmdec.generation.chat_state import ConversationTurn, drop_chat_state
 from mmdec.generation.decoding_run import DecodingRun, SpeculativeRun
 from mmdec.generation.draft_warning import DraftCounts
-from mmdec.generation.drafter_choice import DrafterChoice, DrafterSource, resolve_drafter
+from mmdec.generation.drafter_choice import DrafterChoice, DraftInput, resolve_drafter
 from mmdec.generation.hf_bridge import (
     OutputRecorder,
     check_config,
@@ -79,7 +79,7 @@ class DecodingOptions:
     `mmdec.generate` explains each: drafter, acceptance rule, draft size, seed, statistics.
     """
 
-    drafter: DrafterChoice | DrafterSource = AUTO
+    drafter: DrafterChoice = AUTO
     rule: RuleName | None = None
     num_speculative_tokens: Nodes = None
     seed: int | None = None
@@ -139,6 +139,19 @@ class Speculation:
             return self
         other = object.__new__(Speculation)
         other.__dict__ = {**vars(self), "options": replace(self.options, seed=seed)}
+        return other
+
+    def check_inputs(self, count: int, sound: bool = False) -> None:
+        """Raise InputError if the drafter has no drafts for a call with `count` inputs, see `DrafterSource`."""
+        self._drafters.check_inputs(count, sound)
+
+    def for_inputs(self, inputs: Sequence[DraftInput]) -> Speculation:
+        """Return the same loop for these inputs of a call, which are decoded together."""
+        drafters = self._drafters.for_inputs(inputs)
+        if drafters is self._drafters:
+            return self
+        other = object.__new__(Speculation)
+        other.__dict__ = {**vars(self), "_drafters": drafters}
         return other
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
@@ -203,6 +216,7 @@ class Speculation:
         if self.options.streamer is not None and len(input_ids) > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
         check_config(target, generation_config, synced_gpus)
+        self.check_inputs(len(input_ids) // (setting(generation_config, "num_return_sequences") or 1))
         drafter = self.drafter_for(model)
         if drafter is not None:
             drafter.check(target)

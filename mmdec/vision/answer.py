@@ -97,17 +97,20 @@ class DescriptionRequest:
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
 
     @classmethod
-    def of(cls, vlm: LoadedVlm, options: DescribeOptions) -> DescriptionRequest:
+    def of(cls, vlm: LoadedVlm, options: DescribeOptions, questions: int = 1) -> DescriptionRequest:
         """Make a request, and check everything that can be checked before an image is read.
 
         Args:
             vlm: The model.
             options: Those of the call; its `on_round` is called with each round and its text.
+            questions: Number of questions.
 
         Raises:
             InputError: If the drafter does not fit the model, or for options of `generate` that `describe` sets itself.
         """
-        decoding = decoding_options(options, resolve_drafter(options.drafter, vlm))
+        drafter = resolve_drafter(options.drafter, vlm)
+        drafter.check_inputs(questions)
+        decoding = decoding_options(options, drafter)
         speculation = load_speculation(decoding, vlm.model, vlm.checked)
         check_reserved(options.generate, RESERVED_HERE, "mmdec.generate")
         return cls(vlm, speculation, options.generate, options.on_text, read_calibrations(vlm.directory))

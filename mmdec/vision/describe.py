@@ -25,7 +25,7 @@ from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
 from mmdec.errors import InputError
-from mmdec.generation.drafter_choice import DrafterChoice
+from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
 from mmdec.generation.speculation import Speculation
 from mmdec.hub.find import drafter_folder
 from mmdec.io.images import ImageSource, read_image, to_pil
@@ -275,7 +275,7 @@ def describe(
         "on_text", chosen.on_text, "a function of a piece of text", "Call `describe` for each of them."
     )
     vlm = as_loaded(VLM, chosen)
-    request = DescriptionRequest.of(vlm, chosen)
+    request = DescriptionRequest.of(vlm, chosen, len(batch))
 
     with with_threads(chosen.threads, vlm.model), suggesting_options(option_names(DescribeOptions)):
         names = dict[int, str]()
@@ -360,6 +360,8 @@ def _answer_steps(
         return {}
     names |= {index: questions[index].argument for index in accepted}
     pictures = [questions[index].pictures for index in accepted]
+    speculation = request.speculation.for_inputs([DraftInput(index) for index in accepted])
+    request = replace(request, speculation=speculation)
     decoder = AnswerDecoder(request, inputs, pictures, stopwatch.lap())
     descriptions = yield from decoder.steps(request.listener(accepted))
     return dict(zip(accepted, descriptions, strict=True))

@@ -20,6 +20,7 @@ from mmdec.core.loop import Round
 from mmdec.core.steps import DecodingSteps, timed, watch
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
+from mmdec.generation.drafter_choice import DraftInput
 from mmdec.generation.generate import option_names, prepare_run
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.io.audio import SAMPLE_RATE
@@ -226,7 +227,9 @@ def _group_steps(
         short = {index: sound for index, sound in samples.items() if index not in errors}
         return (yield from _group_steps(request, short, errors)) if short else {}
     features = stopwatch.lap()
+    speculation = speculation.for_inputs([DraftInput(index, sound) for index, sound in samples.items()])
     usage = [Usage() for _ in indices]
+    hypothesis_seconds = stopwatch.lap() if speculation is not request.speculation else 0.0
     on_round = renumber_rounds(speculation.options.on_round, indices)
     drafts = speculation.drafter_for(loaded.model) is not None
     options = with_length(request.options, loaded.model)
@@ -250,6 +253,7 @@ def _group_steps(
     loop_seconds = sum(entry.seconds["drafter"] + entry.seconds["core"] for entry in usage)
     rest = (preparation + max(seconds - loop_seconds, 0.0)) / len(usage)
     for entry in usage:
+        entry.seconds["drafter"] += hypothesis_seconds / len(usage)
         entry.seconds["encoder"] += entry.seconds.pop("prompt", 0.0)
     read = sum(map(len, samples.values()))
     return {

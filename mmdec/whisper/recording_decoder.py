@@ -19,6 +19,7 @@ from mmdec.checks.devices import PASSED_ON
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.steps import Compute, DecodingSteps, PassResult, Round, resume
 from mmdec.core.timing import Stopwatch
+from mmdec.generation.drafter_choice import DraftInput
 from mmdec.generation.generate import option_names
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.targets.registry import target_of
@@ -62,6 +63,8 @@ class RecordingDecoder:
         index: The recording's index in the call.
         samples: (T,) at 16 kHz.
         on_window: Called before each window with the number of seconds before it.
+        start: For a piece of a recording: seconds before it.
+        total: For a piece of a recording: seconds of the whole recording.
     """
 
     def __init__(
@@ -70,8 +73,12 @@ class RecordingDecoder:
         index: int,
         samples: Tensor,
         on_window: Callable[[float], None] | None = None,
+        start: float = 0.0,
+        total: float = 0.0,
     ) -> None:
         self._request, self._index, self._samples = request, index, samples
+        self._draft_input = DraftInput(index, samples, start, total)
+        self._speculation = request.speculation
         self._model = request.whisper.model
         self._on_window, self._on_round = (
             _wrap_callback(on_window),
@@ -95,6 +102,9 @@ class RecordingDecoder:
         """
         request, samples = self._request, self._samples
         stopwatch = Stopwatch(self._model.device)
+        self._speculation = request.speculation.for_inputs([self._draft_input])
+        if self._speculation is not request.speculation:  # a text of the recording was made
+            self._meter.usage.seconds["drafter"] += stopwatch.lap()
         inputs = request.features([samples])
         features = stopwatch.lap()
         times = None
@@ -180,9 +190,7 @@ class RecordingDecoder:
         Returns:
             The output; None if the encoder read only a part of the window, and the text does not end or repeats itself.
         """
-        run = self._request.speculation.begin(
-            self._target, self._model, call.input_ids, call.generation_config, **call.inputs
-        )
+        run = self._speculation.begin(self._target, self._model, call.input_ids, call.generation_config, **call.inputs)
         tokens, checked = list[int](), 0
         rounds = run.steps
         result: PassResult | None = None

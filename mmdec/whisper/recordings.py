@@ -81,7 +81,7 @@ def transcribe_recordings(
     report_finished = ordered_reporter(samples, transcripts, on_transcript)
     report = _ProgressReport(progress, sum(map(len, samples.values())) / SAMPLE_RATE)
     decodings = [
-        ((index, window.start), RecordingDecoder(request, index, window.samples, report.of(index, window)).steps(), 1)
+        ((index, window.start), _decoder(request, index, window, len(samples[index]), report).steps(), 1)
         for index, windows in pieces.items()
         for window in windows
     ]
@@ -121,6 +121,18 @@ def transcription_steps(
     with hide_generate_warnings():
         decoded = yield from RecordingDecoder(request, 0, samples, on_window).steps()
     return _transcript(request, decoded)
+
+
+def _decoder(
+    request: TranscriptionRequest, index: int, window: SpeechWindow, total: int, report: _ProgressReport
+) -> RecordingDecoder:
+    """Return the decoder of a recording, or of a piece of it.
+
+    Args:
+        total: Number of samples of the recording.
+    """
+    seconds = window.start / SAMPLE_RATE, total / SAMPLE_RATE
+    return RecordingDecoder(request, index, window.samples, report.of(index, window), *seconds)
 
 
 def _pieces(request: TranscriptionRequest, recording: Tensor, at_pauses: bool) -> list[SpeechWindow]:

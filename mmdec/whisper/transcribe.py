@@ -198,7 +198,9 @@ def transcription_request(
     Raises:
         InputError: For an option that the model does not support.
     """
-    decoding = decoding_options(options, as_drafter(loaded, options.drafter))
+    drafter = as_drafter(loaded, options.drafter)
+    drafter.check_inputs(recordings, sound=True)
+    decoding = decoding_options(options, drafter)
     with suggesting_options(option_names(TranscribeOptions)):
         if isinstance(loaded, LoadedWhisper):
             return TranscriptionRequest.of(loaded, load_speculation(decoding, loaded.model), options, recordings)

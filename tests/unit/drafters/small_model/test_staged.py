@@ -22,6 +22,7 @@ from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from tests.support.blended_toy import PROMPTS, Changing, Toy, run, start
 from tests.support.draft_networks import texts
+from tests.support.draft_warps import at_temperature
 from tests.support.trees import is_chain
 
 INNER = ["lookup", "recycling"]
@@ -167,7 +168,7 @@ def test_sampled_drafts_and_trees_are_the_small_models_own(nodes: tuple[int, int
     results: list[list[list[int]]] = []
     for inner in (None, "lookup"):
         small = Toy(6, seed=12)
-        target, rule = Toy(6, seed=13, blend=small, share=0.5), ResidualRule(SamplingState(5, temperature=0.8))
+        target, rule = Toy(6, seed=13, blend=small, share=0.5), ResidualRule(SamplingState(5, at_temperature(0.8)))
         drafter = SmallModel(small, inner=inner)
         rounds = run(target, drafter, Budget.fixed(*nodes), [[1, 2], [3, 4]], 20, rule, eos=99)
         assert sum(sum(one.accepted) for one in rounds)

@@ -1,0 +1,573 @@
+"""Drafts from another text of the answer: a faster recogniser's transcript, subtitles, a script that is read aloud.
+
+The text is one long draft in words, so that any vocabulary will do. It is followed by its words: those that the target
+has written are compared with it in lower case without punctuation. After a difference (a word changed, added or left
+out) the newest words are searched for near the place where they are expected. What the target writes between two words
+(a comma, a full stop, a capital letter) may differ from the text; how often it does is counted, and the draft is the
+tree of the likeliest continuations.
+
+`Follower` is the search. Live transcription follows the tokens of a window's earlier texts with it.
+
+References:
+    SSBD (2509.21740) drafts an earlier translation of the growing sentence; SpecASR (2507.18181) resumes a draft behind
+    a difference. Neither drafts text of another vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Generic, TypeVar, final
+
+from torch import Tensor
+
+from mmdec.core.tree import trees_from_lists
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
+
+MAX_MATCH = 4  # at most this many of the newest items are compared to find where a text continues
+NEAR = 10  # places at most this far from the expected one are all compared
+MATCH_WORTH = 6  # one more equal item outweighs a place this many items further from the expected one
+# beyond `NEAR` so many equal items are needed; two of them suffice if they are found only once
+FAR_MATCH = 3
+MAX_CANDIDATES = 64  # beyond `NEAR`, at most this many places, the nearest, are compared
+REPLACEMENT_CHARACTER = "\ufffd"  # a tokenizer writes this character for bytes that are not a complete UTF-8 character
+# scripts that write no spaces between words (Thai to Khmer, Japanese, Chinese): each character is followed as a word
+UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+WORD = re.compile(rf"[{UNSPACED}]|[^\s'{UNSPACED}]+(?:'[^\s'{UNSPACED}]+)*")
+JOINING = ("Pd", "Ps", "Pi")  # Unicode categories of dashes and opening marks, behind which no space stands
+MAX_JOINED = 12  # at most this many words without a gap are drafted as one string
+NONE, COMMA, STOP = range(3)  # kinds of what stands between two words
+MARKS = "", ",", "."  # of each kind, the mark that is drafted where the text has another
+STOP_MARKS, COMMA_MARKS = (
+    frozenset(".?!\u2026\u3002\uff1f\uff01\u0964\u061f"),
+    frozenset(",;:\u3001\uff0c\uff1b\uff1a\u060c"),
+)
+# [kind in the text][kind that the target writes]: how often, before anything was counted
+MARK_COUNTS = ((24.0, 0.6, 0.5), (1.5, 12.0, 1.0), (0.5, 1.0, 16.0))
+UNMARKED_COUNTS = (16.0, 1.4, 1.2)  # the first row for a text without any marks
+FINAL_STOP = 0.8  # chance that the target ends with a full stop, if the text has no marks
+WORD_TRIALS, WORD_HITS = 8.0, 7.6  # words of which so many were the expected ones, before anything was counted
+COUNT_DECAY = 0.98  # each word multiplies the weight of all earlier ones by this factor
+SAME_CASE = 0.96  # chance that a word has the capital letter, or none, that is expected
+SHIFTS = ((0, 0.6), (-1, 0.25), (1, 0.1))  # behind a changed word, where the text may continue: (words, chance)
+NEXT_TOKEN = 0.99  # chance of each further token of a word
+SAME_TIME = 0.85  # chance that a segment begins with the timestamp at which the last one ended
+MAX_TEXT_CONTEXT = 200  # characters of the row's text that are held at least
+MAX_DECODED = 24  # tokens that are decoded together with new ones at most
+Item = TypeVar("Item", bound=Hashable)
+
+
+@final
+class Follower(Generic[Item]):
+    """The place in an earlier text at which a new text goes on, found by the new text's items (words, or tokens).
+
+    Args:
+        items: The earlier text.
+        places: Item -> its indices in `items`, ascending; None: they are collected.
+        at: Index of the item that is expected next.
+    """
+
+    def __init__(self, items: Sequence[Item], places: dict[Item, list[int]] | None = None, at: int = 0) -> None:
+        self.items, self.at, self.missed = items, at, 0
+        self.newest: list[Item] = []
+        self._places = index_of(items) if places is None else places
+
+    @property
+    def expected(self) -> int:
+        """Index of the item that is expected next: behind the last match, as many items as the new text has written."""
+        return min(self.at + self.missed, len(self.items))
+
+    def add(self, item: Item) -> bool:
+        """Add the new text's next item.
+
+        Returns:
+            Whether it was the expected one.
+        """
+        self.newest = [*self.newest[1 - MAX_MATCH :], item]
+        expected = self.expected
+        hit = expected < len(self.items) and self.items[expected] == item
+        found = expected + 1 if hit else self._find(expected + 1)
+        if found is None:
+            self.missed += 1
+        else:
+            self.at, self.missed = found, 0
+        return hit
+
+    def place_of(self, item: Item) -> int | None:
+        """Return the index behind `item`, if it is the new text's next item; None: it is not found."""
+        other = Follower(self.items, self._places, self.at)
+        other.missed, other.newest = self.missed, self.newest
+        other.add(item)
+        return None if other.missed else other.at
+
+    def _find(self, expected: int) -> int | None:
+        """Find the newest items in the text.
+
+        Returns:
+            The index behind them; None if they are not found.
+        """
+        near = range(max(expected - NEAR, 1), min(expected + NEAR, len(self.items)) + 1)
+        worth = {at: MATCH_WORTH * equal - abs(at - expected) for at in near if (equal := self._equal(at))}
+        best = max(worth, key=worth.__getitem__, default=0)
+        if best and worth[best] > 0:
+            return best
+        # the rarest of the newest items has the fewest places to compare
+        offsets = range(min(FAR_MATCH, len(self.newest)))
+        offset = min(offsets, key=lambda back: len(self._places.get(self.newest[-1 - back], ())))
+        places = self._places.get(self.newest[-1 - offset], [])
+        middle = bisect_left(places, expected - 1 - offset)
+        nearest = places[max(middle - MAX_CANDIDATES // 2, 0) : middle + MAX_CANDIDATES // 2]
+        equal = {at + 1 + offset: self._equal(at + 1 + offset) for at in nearest}
+        likely = {at: items for at, items in equal.items() if items >= FAR_MATCH - 1}
+        best = max(likely, key=lambda at: (likely[at], -abs(at - expected)), default=0)
+        return best if best and (len(likely) == 1 or likely[best] >= FAR_MATCH) else None
+
+    def _equal(self, at: int) -> int:
+        """Return how many of the newest items stand before the index `at`."""
+        if at > len(self.items):
+            return 0
+        equal = 0
+        while equal < min(len(self.newest), at) and self.items[at - 1 - equal] == self.newest[-1 - equal]:
+            equal += 1
+        return equal
+
+
+def index_of(items: Sequence[Item]) -> dict[Item, list[int]]:
+    """Return each item's indices, ascending."""
+    places = dict[Item, list[int]]()
+    for at, item in enumerate(items):
+        places.setdefault(item, []).append(at)
+    return places
+
+
+class _WordCharacters(dict[int, str]):
+    """Maps characters of words (letters, marks, numbers) to themselves, apostrophes to ', all others to a space."""
+
+    def __missing__(self, point: int) -> str:
+        character = chr(point)
+        word = unicodedata.category(character)[0] in "LMN"
+        self[point] = value = character if word else "'" if character in "'\u2019" else " "
+        return value
+
+
+_WORD_CHARACTERS = _WordCharacters()
+
+
+def word_spans(text: str, begin: int = 0) -> list[tuple[int, int]]:
+    """Return where each word of a text begins and ends; punctuation and spaces are between words.
+
+    Args:
+        begin: Offset of the first character that is read.
+    """
+    return [match.span() for match in WORD.finditer(text.translate(_WORD_CHARACTERS), begin)]
+
+
+def word_key(word: str) -> str:
+    """Return what is compared of a word: lower case, without apostrophes."""
+    return word.casefold().replace("'", "").replace("\u2019", "")
+
+
+def mark_kind(gap: str) -> int:
+    """Return the kind of what stands between two words: `NONE`, `COMMA` or `STOP`."""
+    if not STOP_MARKS.isdisjoint(gap):
+        return STOP
+    return NONE if COMMA_MARKS.isdisjoint(gap) else COMMA
+
+
+@final
+class Script:
+    """A text that is drafted, cut into words.
+
+    Args:
+        text: Without control characters and surrogates (`clean_text`).
+        starts_at: Beginnings of parts of the text, ascending: (offset in the text, seconds in the recording). Empty:
+            unknown.
+    """
+
+    def __init__(self, text: str, starts_at: Sequence[tuple[int, float]] = ()) -> None:
+        self.text = text
+        spans = word_spans(text)
+        self.begins, self.ends = [begin for begin, _ in spans], [end for _, end in spans]
+        self.keys = [word_key(text[begin:end]) for begin, end in spans]
+        self.places = index_of(self.keys)
+        self.has_case = text.lower() != text != text.upper()
+        self.has_marks = any(mark_kind(self.gap(at)) for at in range(1, len(spans) + 1))
+        self._starts_at = list(starts_at)
+        # word -> how it is written inside of sentences, where the text shows it
+        self.forms = {
+            self.keys[at]: self.word(at)
+            for at in range(1, len(spans))
+            if self.has_case and mark_kind(self.gap(at)) != STOP
+        }
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def word(self, at: int) -> str:
+        return self.text[self.begins[at] : self.ends[at]]
+
+    def gap(self, at: int) -> str:
+        """Return what stands before the word `at`; behind the last word, the rest of the text."""
+        end = self.begins[at] if at < len(self.begins) else len(self.text)
+        return self.text[self.ends[at - 1] if at else 0 : end]
+
+    def place_at(self, seconds: float, total: float) -> int:
+        """Return the index of the word that is spoken about `seconds` after the beginning of a recording of `total`."""
+        if not self._starts_at:
+            return min(int(len(self) * seconds / total), len(self)) if total > 0 else 0
+        part = bisect_left([time for _, time in self._starts_at], seconds - 0.5)
+        return bisect_left(self.begins, self._starts_at[part][0]) if part < len(self._starts_at) else len(self)
+
+
+def clean_text(text: str) -> str:
+    """Return a text without what no model writes: control characters become spaces, surrogates are dropped."""
+    text = text.encode("utf-8", "ignore").decode()
+    return "".join(" " if unicodedata.category(one) in ("Cc", "Zl", "Zp") else one for one in text)
+
+
+@final
+class TokenText:
+    """The target's tokenizer, as far as drafts need it.
+
+    Args:
+        tokenizer: Of the target, of transformers.
+        vocab_size: Number of the target's tokens.
+        first_time: Id of the target's first timestamp token; None: it writes none.
+        ends: Ids of the target's end tokens.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, first_time: int | None, ends: Sequence[int]) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self.first_time, self.ends = first_time, [token for token in ends if 0 <= token < vocab_size]
+        self._special = {*tokenizer.all_special_ids, *ends}
+        self._ids = dict[str, list[int]]()
+        self._before = self._encode("a")
+
+    def is_time(self, token: int) -> bool:
+        return self.first_time is not None and token >= self.first_time
+
+    def is_text(self, token: int) -> bool:
+        return token not in self._special and not self.is_time(token)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def ids(self, text: str) -> list[int]:
+        """Return the tokens of a text that stands behind a word."""
+        found = self._ids.get(text)
+        if found is None:
+            found = self._behind(self._before, "a", text)
+            found = self._ids[text] = self._encode(text) if found is None else found
+        return found
+
+    def rest_ids(self, tokens: Sequence[int], text: str) -> list[int]:
+        """Return the tokens of a text with which a word goes on, whose first part has the target's last `tokens`."""
+        for size in range(1, len(tokens) + 1):
+            begun = self.decode(tokens[-size:])
+            if begun[:1].isspace() or size == len(tokens):
+                found = self._behind(list(tokens[-size:]), begun, text)
+                return self._encode(text) if found is None else found
+        return self._encode(text)
+
+    def _behind(self, tokens: list[int], begun: str, text: str) -> list[int] | None:
+        whole = self._encode(begun + text)
+        return whole[len(tokens) :] if whole[: len(tokens)] == tokens else None
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [token for token in ids if token < self._vocab_size]
+
+
+@dataclass(frozen=True)
+class _Next:
+    """A continuation that may be drafted: a string, and what follows it."""
+
+    chance: float
+    ids: Sequence[int]
+    place: int | None = None  # index of the word that follows; None: nothing does
+    is_fresh: bool = False  # whether a segment begins behind it, so that no mark follows
+
+
+@dataclass
+class HypothesisRow:
+    """The drafter's state of one batch row: what the target has written, and where it is in the text."""
+
+    index: int  # of its text among the drafter's
+    script: Script
+    follower: Follower[str]
+    text: str = ""  # the end of what the target has written
+    done: int = 0  # offset in `text` behind the last complete word
+    words: int = 0  # number of complete words
+    tokens: list[int] = field(default_factory=list[int])  # the newest text tokens, since the last special token
+    decoded: str = ""  # their text, without an incomplete character at its end
+    times: list[int] = field(default_factory=list[int])  # timestamps since the last text token
+    is_timed: bool = False  # whether the target has written a timestamp
+    segment: int = 0  # index of the word at which the last segment began
+    hits: float = WORD_HITS  # number of words that were the expected ones; newer ones weigh more
+    trials: float = WORD_TRIALS  # number of words
+
+
+@final
+class HypothesisDrafter:
+    """A drafter that proposes the words of a text. It has no weights and fits every target that has a tokenizer.
+
+    Rows that end leave their place to the next call with the same object: the windows of a recording are decoded one
+    after another, and each begins where the last one ended. Make one object for each recording.
+
+    Args:
+        scripts: The text of each batch row, or one for all rows.
+        token_text: The target's tokenizer.
+        places: For each script, the index of the word at which the first window begins.
+        source: Where the texts come from, for the drafter's name.
+    """
+
+    needs = Needs(may_stop_early=True, may_find_nothing=True, has_other_vocabulary=True)
+
+    def __init__(
+        self, scripts: Sequence[Script], token_text: TokenText, places: Sequence[int] = (), source: str = "text"
+    ) -> None:
+        self.name = f"hypothesis({source})"
+        self._scripts, self._tokens = list(scripts), token_text
+        self._begins = list(places) or [0] * len(scripts)
+        self._forms = [dict(script.forms) for script in scripts]
+        self._marks = [[list(row) for row in MARK_COUNTS] for _ in scripts]
+        for script, marks in zip(scripts, self._marks, strict=True):
+            if not script.has_marks:
+                marks[NONE] = list(UNMARKED_COUNTS)
+
+    def check(self, target: Target) -> None:  # it fits every target
+        pass
+
+    def start(self, context: Context) -> list[HypothesisRow]:
+        rows = len(context.tokens)
+        texts = [row * len(self._scripts) // rows for row in range(rows)]
+        return [
+            HypothesisRow(
+                index, script := self._scripts[index], Follower(script.keys, script.places, self._begins[index])
+            )
+            for index in texts
+        ]
+
+    def update(self, state: list[HypothesisRow], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Follow the words that the target has written."""
+        ended = verdict.done.tolist()
+        for row, tokens, length, done in zip(
+            state, verdict.tokens.tolist(), verdict.lengths.tolist(), ended, strict=True
+        ):
+            text = list[int]()
+            for token in tokens[:length]:
+                if self._tokens.is_text(token):
+                    text.append(token)
+                    continue
+                self._write(row, text)
+                text = []
+                self._begin_segment(row, token)
+            self._write(row, text)
+            if done:  # behind the last pair of timestamps, the next window begins
+                open_segment = row.is_timed and not row.times
+                self._begins[row.index] = row.segment if open_segment else row.follower.expected
+
+    def select(self, state: list[HypothesisRow], live: Tensor) -> None:
+        state[:] = [state[index] for index in live.tolist()]
+
+    def propose(self, state: list[HypothesisRow], roots: Tensor, plan: Plan) -> Draft:
+        """Draft the likeliest continuations of each row: a tree, or a chain where nothing else is likely enough."""
+        return trees_from_lists(roots, [self._tree(row, plan) for row in state])
+
+    def _write(self, row: HypothesisRow, tokens: Sequence[int]) -> None:
+        """Add tokens of text to a row, and follow the words that they complete."""
+        if not tokens:
+            return
+        row.times = []
+        if len(row.tokens) > MAX_DECODED:
+            row.tokens = row.tokens[-MAX_DECODED // 2 :]
+            row.decoded = self._tokens.decode(row.tokens).rstrip(REPLACEMENT_CHARACTER)
+        row.tokens = [*row.tokens, *tokens]
+        decoded = self._tokens.decode(row.tokens).rstrip(REPLACEMENT_CHARACTER)
+        if decoded.startswith(row.decoded):
+            row.text += decoded[len(row.decoded) :]
+        row.decoded = decoded
+        self._follow(row)
+
+    def _begin_segment(self, row: HypothesisRow, token: int) -> None:
+        """Add a timestamp or another special token to a row."""
+        row.tokens, row.decoded = [], ""
+        row.text += "\n" * (not row.text.endswith("\n"))  # the last word is complete
+        self._follow(row)
+        if self._tokens.is_time(token):
+            row.is_timed = True
+            row.times.append(token)
+            row.segment = row.follower.expected
+
+    def _follow(self, row: HypothesisRow) -> None:
+        """Follow the complete words behind `row.done`; the last word may still grow."""
+        if row.done > 2 * MAX_TEXT_CONTEXT:
+            cut = row.done - MAX_TEXT_CONTEXT
+            row.text, row.done = row.text[cut:], row.done - cut
+        script, forms, marks = row.script, self._forms[row.index], self._marks[row.index]
+        for begin, end in word_spans(row.text, row.done):
+            word = row.text[begin:end]
+            if end == len(row.text) and not re.match(f"[{UNSPACED}]", word):
+                return
+            before, gap = row.follower.at if not row.follower.missed else None, row.text[row.done : begin]
+            hit = row.follower.add(word_key(word))
+            row.hits, row.trials = COUNT_DECAY * row.hits + hit, COUNT_DECAY * row.trials + 1
+            if row.words and "\n" not in gap:
+                if hit and before:
+                    marks[mark_kind(script.gap(before))][mark_kind(gap)] += 1
+                if mark_kind(gap) != STOP:
+                    forms[word_key(word)] = word
+            row.done, row.words = end, row.words + 1
+
+    def _tree(self, row: HypothesisRow, plan: Plan) -> tuple[list[int], list[int]]:
+        """Draft the likeliest nodes.
+
+        Returns:
+            Tokens and parents' indices of the nodes below the root; parent 0 is the root.
+        """
+        tokens, parents, depths, node_of = list[int](), list[int](), [0], dict[tuple[int, int], int]()
+        heap, order = list[tuple[float, int, int, _Next]](), count()
+
+        def push(node: int, chance: float, options: Sequence[_Next]) -> None:
+            for one in options:
+                if chance * one.chance >= max(plan.threshold, 1e-3):
+                    heappush(heap, (-chance * one.chance, next(order), node, one))
+
+        push(0, 1.0, self._roots(row))
+        while heap and len(tokens) < plan.nodes:
+            negative, _, node, one = heappop(heap)
+            chance = -negative
+            for token in one.ids:
+                if (node, token) not in node_of:
+                    if len(tokens) == plan.nodes or depths[node] == plan.depth or chance < plan.threshold:
+                        break
+                    tokens.append(token)
+                    parents.append(node)
+                    depths.append(depths[node] + 1)
+                    node_of[node, token] = len(tokens)
+                node = node_of[node, token]
+                chance *= NEXT_TOKEN
+            else:
+                if one.is_fresh and one.place is not None:
+                    push(node, chance, self._segment(row, one.place))
+                elif one.place is not None:
+                    push(node, chance, self._words(row, one.place))
+        return tokens, parents
+
+    def _roots(self, row: HypothesisRow) -> list[_Next]:
+        """Return what may follow the text that the target has written."""
+        follower, script = row.follower, row.script
+        if row.times or not row.tokens:
+            place = follower.expected
+            if len(row.times) != 1 or not row.words:
+                return self._segment(row, place)
+            # a segment has ended: the next one usually begins at the same time
+            rest = 1.0 - SAME_TIME
+            again, ended = (SAME_TIME, rest) if place < len(script) else (rest, SAME_TIME)
+            return [_Next(again, row.times, place, is_fresh=True), *(_Next(ended, [end]) for end in self._tokens.ends)]
+        written = row.text[row.done :]
+        spans = word_spans(row.text, row.done)
+        place, is_found = follower.expected, not follower.missed
+        if spans:  # the last word: is it complete?
+            word, written = row.text[slice(*spans[-1])], row.text[spans[-1][1] :]
+            key = word_key(word)
+            expected = script.keys[place] if place < len(script) else ""
+            if expected != key and expected.startswith(key) and len(script.word(place)) > len(word):
+                rest = script.word(place)[len(word) :]
+                return [_Next(self._chance(row), self._tokens.rest_ids(row.tokens, rest), place + 1)]
+            found = follower.place_of(key)
+            place, is_found = (place + 1, False) if found is None else (found, True)
+        places = [(place, 1.0)] if is_found else [(place + shift, chance) for shift, chance in SHIFTS]
+        return [
+            _Next(chance * one.chance, one.ids, one.place)
+            for place, chance in places
+            if 0 <= place <= len(script)
+            for one in self._words(row, place, written)
+        ]
+
+    def _chance(self, row: HypothesisRow) -> float:
+        """Return the chance that the next word is the expected one."""
+        return row.hits / row.trials
+
+    def _segment(self, row: HypothesisRow, place: int) -> list[_Next]:
+        """Return what may follow where a segment, or the whole text, begins."""
+        script, stopped = row.script, not row.words or mark_kind(row.text[row.done :]) == STOP
+        if place == len(script):
+            return []
+        gaps = [" "] if self._tokens.first_time is not None else ["", " "]
+        return [
+            _Next(chance / (1 + at), ids, after)
+            for at, gap in enumerate(gaps)
+            for chance, ids, after in self._written(row, place, gap, stopped)
+        ]
+
+    def _words(self, row: HypothesisRow, place: int, written: str = "") -> list[_Next]:
+        """Return what may follow the word before `place`.
+
+        Args:
+            written: What the target has already written behind this word.
+        """
+        script = row.script
+        own = script.gap(place)
+        kind, spaced, is_last = mark_kind(own), any(map(str.isspace, own)) or not place, place == len(script)
+        if written:
+            joins = written[-1].isspace() or unicodedata.category(written[-1]) in JOINING
+            left = own[len(written) :] if own.startswith(written) else " " * (spaced and not joins)
+            gaps = [(1.0, left, mark_kind(written))]
+        else:
+            counts = self._marks[row.index][kind]
+            chances = [each / sum(counts) for each in counts]
+            if is_last and not script.has_marks:
+                chances = [(1 - FINAL_STOP) / 2, (1 - FINAL_STOP) / 2, FINAL_STOP]
+            gaps = [
+                (chance, own if other == kind else MARKS[other] + " " * spaced, other)
+                for other, chance in enumerate(chances)
+            ]
+        if is_last:
+            ends = [[]] if row.is_timed else [[end] for end in self._tokens.ends]  # a timestamp would stand before it
+            endings = [(chance, self._tokens.ids(gap.rstrip()) if gap.strip() else []) for chance, gap, _ in gaps]
+            return [_Next(chance, [*ids, *end]) for chance, ids in endings for end in ends]
+        return [
+            _Next(chance * form, ids, after)
+            for chance, gap, mark in gaps
+            for form, ids, after in self._written(row, place, gap, mark == STOP)
+        ]
+
+    def _written(self, row: HypothesisRow, place: int, gap: str, stopped: bool) -> list[tuple[float, list[int], int]]:
+        """Return how the target may write the word `place`, and what is joined to it.
+
+        Args:
+            gap: What is still to be written before the word.
+            stopped: Whether a sentence begins with the word.
+
+        Returns:
+            For each way: its chance, the tokens, and the index of the word that follows.
+        """
+        script, known = row.script, self._chance(row)
+        after = place + 1
+        while after < min(len(script), place + MAX_JOINED) and not script.gap(after):
+            after += 1
+        rest = script.text[script.ends[place] : script.ends[after - 1]]
+        return [
+            (known * chance, self._tokens.ids(gap + form + rest), after)
+            for chance, form in self._case(row, place, stopped)
+        ]
+
+    def _case(self, row: HypothesisRow, place: int, stopped: bool) -> list[tuple[float, str]]:
+        """Return how the target may write a word: with its chance, as in the text, with a capital letter or without."""
+        script = row.script
+        own = script.word(place)
+        inside = self._forms[row.index].get(script.keys[place])
+        if inside is None:
+            inside = own.lower() if not script.has_case or (own[1:] == own[1:].lower() and len(own) > 1) else own
+        capital = own[:1].upper() + own[1:] if script.has_case else inside[:1].upper() + inside[1:]
+        chances = {capital if stopped else inside: SAME_CASE}
+        chances.setdefault(inside if stopped else capital, 1 - SAME_CASE)
+        return [(chance, form) for form, chance in chances.items()]
