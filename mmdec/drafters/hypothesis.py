@@ -22,7 +22,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from torch import Tensor
 
@@ -34,7 +34,7 @@ NEAR = 10  # places at most this far from the expected one are all compared
 MATCH_WORTH = 6  # one more equal item outweighs a place this many items further from the expected one
 # beyond `NEAR` so many equal items are needed; two of them suffice if they are found only once
 FAR_MATCH = 3
-MAX_CANDIDATES = 64  # beyond `NEAR`, at most this many places, the nearest, are compared
+MAX_CANDIDATES = 256  # beyond `NEAR`, at most this many places, the nearest, are compared
 REPLACEMENT_CHARACTER = "\ufffd"  # a tokenizer writes this character for bytes that are not a complete UTF-8 character
 # scripts that write no spaces between words (Thai to Khmer, Japanese, Chinese): each character is followed as a word
 UNSPACED = (
@@ -261,6 +261,8 @@ class TokenText:
 
     def ids(self, text: str) -> list[int]:
         """Return the tokens of a text that stands behind a word."""
+        if not text:
+            return []
         found = self._ids.get(text)
         if found is None:
             found = self._behind(self._before, "a", text)
@@ -285,12 +287,12 @@ class TokenText:
         return [token for token in ids if token < self._vocab_size]
 
 
-@dataclass(frozen=True)
-class _Next:
-    """A continuation that may be drafted: a string, and what follows it."""
+class _Next(NamedTuple):
+    """A continuation that may be drafted: a string or tokens, and what follows it."""
 
     chance: float
-    ids: Sequence[int]
+    text: str = ""
+    tokens: Sequence[int] = ()  # behind the text
     place: int | None = None  # index of the word that follows; None: nothing does
     is_fresh: bool = False  # whether a segment begins behind it, so that no mark follows
 
@@ -444,7 +446,7 @@ class HypothesisDrafter:
         while heap and len(tokens) < plan.nodes:
             negative, _, node, one = heappop(heap)
             chance = -negative
-            for token in one.ids:
+            for token in (*self._tokens.ids(one.text), *one.tokens):
                 if (node, token) not in node_of:
                     if len(tokens) == plan.nodes or depths[node] == plan.depth or chance < plan.threshold:
                         break
@@ -471,7 +473,8 @@ class HypothesisDrafter:
             # a segment has ended: the next one usually begins at the same time
             rest = 1.0 - SAME_TIME
             again, ended = (SAME_TIME, rest) if place < len(script) else (rest, SAME_TIME)
-            return [_Next(again, row.times, place, is_fresh=True), *(_Next(ended, [end]) for end in self._tokens.ends)]
+            ends = [_Next(ended, tokens=[end]) for end in self._tokens.ends]
+            return [_Next(again, tokens=row.times, place=place, is_fresh=True), *ends]
         written = row.text[row.done :]
         spans = word_spans(row.text, row.done)
         place, is_found = follower.expected, not follower.missed
@@ -481,12 +484,13 @@ class HypothesisDrafter:
             expected = script.keys[place] if place < len(script) else ""
             if expected != key and expected.startswith(key) and len(script.word(place)) > len(word):
                 rest = script.word(place)[len(word) :]
-                return [_Next(self._chance(row), self._tokens.rest_ids(row.tokens, rest), place + 1)]
+                ids = self._tokens.rest_ids(row.tokens, rest)
+                return [_Next(self._chance(row), tokens=ids, place=place + 1)]
             found = follower.place_of(key)
             place, is_found = (place + 1, False) if found is None else (found, True)
         places = [(place, 1.0)] if is_found else [(place + shift, chance) for shift, chance in SHIFTS]
         return [
-            _Next(chance * one.chance, one.ids, one.place)
+            one._replace(chance=chance * one.chance)
             for place, chance in places
             if 0 <= place <= len(script)
             for one in self._words(row, place, written)
@@ -498,15 +502,14 @@ class HypothesisDrafter:
 
     def _segment(self, row: HypothesisRow, place: int) -> list[_Next]:
         """Return what may follow where a segment, or the whole text, begins."""
-        script, stopped = row.script, not row.words or mark_kind(row.text[row.done :]) == STOP
+        script = row.script
+        stopped = mark_kind(row.text[row.done :]) == STOP
+        if not row.words:  # a window begins
+            stopped = not place or not script.has_marks or mark_kind(script.gap(place)) == STOP
         if place == len(script):
             return []
         gaps = [" "] if self._tokens.first_time is not None else ["", " "]
-        return [
-            _Next(chance / (1 + at), ids, after)
-            for at, gap in enumerate(gaps)
-            for chance, ids, after in self._written(row, place, gap, stopped)
-        ]
+        return [one for at, gap in enumerate(gaps) for one in self._written(row, place, gap, stopped, 1 / (1 + at))]
 
     def _words(self, row: HypothesisRow, place: int, written: str = "") -> list[_Next]:
         """Return what may follow the word before `place`.
@@ -532,33 +535,23 @@ class HypothesisDrafter:
             ]
         if is_last:
             ends = [[]] if row.is_timed else [[end] for end in self._tokens.ends]  # a timestamp would stand before it
-            endings = [(chance, self._tokens.ids(gap.rstrip()) if gap.strip() else []) for chance, gap, _ in gaps]
-            return [_Next(chance, [*ids, *end]) for chance, ids in endings for end in ends]
-        return [
-            _Next(chance * form, ids, after)
-            for chance, gap, mark in gaps
-            for form, ids, after in self._written(row, place, gap, mark == STOP)
-        ]
+            return [_Next(chance, gap.rstrip(), end) for chance, gap, _ in gaps for end in ends]
+        return [one for chance, gap, mark in gaps for one in self._written(row, place, gap, mark == STOP, chance)]
 
-    def _written(self, row: HypothesisRow, place: int, gap: str, stopped: bool) -> list[tuple[float, list[int], int]]:
+    def _written(self, row: HypothesisRow, place: int, gap: str, stopped: bool, chance: float) -> list[_Next]:
         """Return how the target may write the word `place`, and what is joined to it.
 
         Args:
             gap: What is still to be written before the word.
             stopped: Whether a sentence begins with the word.
-
-        Returns:
-            For each way: its chance, the tokens, and the index of the word that follows.
+            chance: That the target writes the word behind this gap, if it is the expected one.
         """
-        script, known = row.script, self._chance(row)
+        script, known = row.script, chance * self._chance(row)
         after = place + 1
         while after < min(len(script), place + MAX_JOINED) and not script.gap(after):
             after += 1
         rest = script.text[script.ends[place] : script.ends[after - 1]]
-        return [
-            (known * chance, self._tokens.ids(gap + form + rest), after)
-            for chance, form in self._case(row, place, stopped)
-        ]
+        return [_Next(known * share, gap + form + rest, place=after) for share, form in self._case(row, place, stopped)]
 
     def _case(self, row: HypothesisRow, place: int, stopped: bool) -> list[tuple[float, str]]:
         """Return how the target may write a word: with its chance, as in the text, with a capital letter or without."""

@@ -87,6 +87,42 @@ def test_a_drafter_by_its_class_gives_the_same_text(call, recordings: list[Path]
     assert "`--drafter`" in str(missing.exception)
 
 
+def test_another_text_drafts(call, model: Path, recordings: list[Path], tmp_path: Path) -> None:
+    """A text of one recording, a folder with a text of each, and a model that hears them."""
+    expected = [json.loads(line)["tokens"] for line in call(*recordings, "--json", "-d", "none").stdout.splitlines()]
+    assert call(recordings[1], "--format", "srt", "--output", tmp_path / "b.srt").exit_code == 0
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in ("a.txt", "b.vtt", "c.srt"):
+        (folder / name).write_text("00:00:00.000 --> 00:00:01.000\nHello there\n", encoding="utf-8")
+    for inputs, options, tokens in (
+        (recordings[1:2], ["--draft-text", tmp_path / "b.srt"], expected[1:2]),
+        (recordings[1:2], ["--draft-text", tmp_path / "b.srt", "--compare"], expected[1:2]),
+        (recordings, ["--draft-text", folder, "--batch-size", 2], expected),
+        (recordings, ["--draft-model", model], expected),
+    ):
+        result = call(*inputs, "--json", *options)
+        assert result.exit_code == 0, result.output
+        assert [json.loads(line)["tokens"] for line in result.stdout.splitlines()] == tokens
+
+
+def test_wrong_drafts_are_refused(call, recordings: list[Path], tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("Hello there", encoding="utf-8")
+    for inputs, options, message in (
+        (recordings, ["--draft-text", text], "must be a folder for 3 recordings"),
+        (recordings, ["--draft-text", tmp_path], "b.txt' does not exist"),
+        (recordings[:1], ["--draft-text", tmp_path / "none.txt"], "none.txt' does not exist"),
+        (recordings[:1], ["--draft-text", text, "--draft-model", "x"], "`--draft-text` cannot be combined"),
+        (recordings[:1], ["--draft-text", text, "-d", "lookup"], "cannot be combined with `--drafter`"),
+        (["-"], ["--draft-text", text], "cannot be combined with standard input"),
+        (recordings[:1], ["--draft-model", tmp_path / "none"], "must be a shipped name"),
+    ):
+        result = call(*inputs, *options)
+        assert isinstance(result.exception, mmdec.InputError)
+        assert message in str(result.exception)
+
+
 def test_json_has_one_object_a_line(call, recordings: list[Path]) -> None:
     result = call(*recordings, "--json", "--timestamps", "word", "--drafter", "lookup")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
