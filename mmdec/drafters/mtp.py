@@ -53,7 +53,7 @@ class NetworkAdapter:
     """
 
     def __init__(self, vocabulary: int) -> None:
-        self.vocabulary = self.vocab_size = vocabulary
+        self.vocabulary = self.vocab_size = self.max_children = vocabulary
         self.config = self
 
     def token_ids(self, drafted: Tensor) -> Tensor:

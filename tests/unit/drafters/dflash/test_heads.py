@@ -26,6 +26,7 @@ from tests.support.draft_networks import (
     start_drafter,
     tree_growing,
 )
+from tests.support.draft_warps import warp_at
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 
 MODEL: Any = language_model(num_hidden_layers=5)
@@ -236,7 +237,7 @@ def test_children_are_drawn_from_the_heads_distribution_of_their_path(form: str)
     model: Any = language_model(num_hidden_layers=5).double()
     drafter = scatter_vocabulary(tree_growing("dflash", model, **FORMS[form]))
     state = start_drafter(model, drafter, [PROMPTS[0]], [7])
-    draft = drafter.propose(state, torch.tensor([7]), Plan(9, 3, 1.0, torch.Generator().manual_seed(0)))
+    draft = drafter.propose(state, torch.tensor([7]), Plan(9, 3, warp_at(1.0), torch.Generator().manual_seed(0)))
     assert draft.probs is not None
     states = model(torch.tensor([[*PROMPTS[0], 7]]), output_hidden_states=True).hidden_states
     features = torch.cat([states[n if n < 0 else n + 1][0, :-1] for n in drafter.needs.layers], -1)
