@@ -154,7 +154,7 @@ class Scheduler:
         if not (others or scored):
             self._take_back(wait=True)
         self._run_unshared(others)
-        for group in _shared_passes(scored):
+        for group in _shared_passes([task for task in scored if not task.done]):  # a callback may have cancelled some
             self._run(group)
         self._take_back()
         return bool(self.running or self.waiting)
@@ -211,10 +211,11 @@ class Scheduler:
         """Run passes that nobody shares: as many as the limit allows."""
         limit, tokens = self.limits.prefill, 0
         for task in tasks:
+            if task.done:  # a callback of another one has cancelled it
+                continue
             if limit is not None and (tokens := tokens + _prompt_tokens(task, limit)) > limit and task is not tasks[0]:
                 return
-            if not task.done:
-                self._run_alone(task)
+            self._run_alone(task)
 
     def _run_alone(self, task: Task) -> None:
         """Run a pass that nobody shares; of a prompt one piece."""
@@ -245,7 +246,8 @@ class Scheduler:
                 self._end(tasks[0], error)
                 return
             for task in tasks:  # find out whose fault it was; the other decodings go on
-                self._run([task])
+                if not task.done:
+                    self._run([task])
             return
         for task, result in zip(tasks, results, strict=True):
             if not task.done:

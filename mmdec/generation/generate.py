@@ -240,8 +240,12 @@ def first_seed(
             texts repeatable.
     """
     seed, rule = speculation.options.seed, speculation.options.rule
-    config: Any = options.get("generation_config") or model.generation_config
-    if not options.get("do_sample", config.do_sample if rule in (None, "typical") else rule != "greedy"):
+    by_rule = None if rule in (None, "typical") else rule != "greedy"
+    given: Any = options.get("generation_config")
+    # in this order, as transformers merges them; None is "not set"
+    configs: list[Any] = [given, model.generation_config]
+    choices = [options.get("do_sample"), by_rule, *(config.do_sample for config in configs if config is not None)]
+    if not next((choice for choice in choices if choice is not None), False):
         return None
     return int(torch.randint(2**31, ())) if seed is None and draw else seed
 

@@ -78,7 +78,7 @@ class InputBatch(Generic[Input]):
             try:
                 accepted[index] = read(item)
             except InputError as error:
-                self.errors[index] = error
+                self.errors[index] = without_frames(error)
         return accepted
 
     def finish(
@@ -112,3 +112,12 @@ class InputBatch(Generic[Input]):
             accepted = [None if index in errors else results[index] for index in range(len(self))]
             raise BatchError(accepted, errors, self.what)
         return results[0] if self.single else [results[index] for index in range(len(self))]
+
+
+def without_frames(error: InputError) -> InputError:
+    """Drop the tracebacks of an error that is stored: their frames would keep what was read beside the bad input."""
+    chained: BaseException | None = error
+    while chained is not None:
+        chained.__traceback__ = None
+        chained = chained.__cause__ or chained.__context__
+    return error

@@ -56,7 +56,7 @@ def decode_queue(
 
     with (
         reading(model, *speculation.networks),
-        closing(decode_together(take, rows, refill=max(rows // 2, 1))) as ended,
+        closing(decode_together(take, rows, refill=-(-rows // 2))) as ended,
     ):
         for _, result in ended:
             yield result

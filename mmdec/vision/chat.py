@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 from mmdec.checks.arguments import check_callable, suggesting_options
 from mmdec.compat import CACHE_ARGUMENT
+from mmdec.core.steps import DecodingSteps
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.io.images import to_pil
@@ -120,15 +121,13 @@ class Chat:
             request, count = replace(self._request, on_text=on_text), len(self._pictures)
             with suggesting_options(option_names(DescribeOptions) - {*UNSUPPORTED_OPTIONS}):
                 seconds = stopwatch.lap()
-                decoder = AnswerDecoder(request, inputs, [question.pictures], seconds, self._evidence, count)
-                ((answer,),) = decode_queue(
-                    request.vlm.model,
-                    request.speculation,
-                    request.options,
-                    [0],
-                    rows=1,
-                    steps=lambda *_: decoder.steps(request.listener()),
-                )
+
+                def steps(*_: object) -> DecodingSteps:  # begins under the model's lock
+                    decoder = AnswerDecoder(request, inputs, [question.pictures], seconds, self._evidence, count)
+                    return (yield from decoder.steps(request.listener()))
+
+                model, speculation = request.vlm.model, request.speculation
+                ((answer,),) = decode_queue(model, speculation, request.options, [0], rows=1, steps=steps)
             refusal = confidence_error(answer.confidence, self._min_confidence, question.argument)
             if refusal is not None:
                 raise refusal

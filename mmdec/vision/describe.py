@@ -30,7 +30,7 @@ from mmdec.generation.speculation import Speculation
 from mmdec.hub.find import drafter_folder
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.tasks.batch import InputBatch
+from mmdec.tasks.batch import InputBatch, without_frames
 from mmdec.tasks.generate_options import length_errors
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
@@ -353,7 +353,7 @@ def _answer_steps(
             question = read_question(*batch.inputs[index])
             questions[index] = replace(question, text=render_chat(request.vlm, [user_message(question)]))
         except InputError as error:
-            batch.errors[index] = error
+            batch.errors[index] = without_frames(error)
     stopwatch = Stopwatch(request.vlm.model.device)
     inputs, accepted = _tensors(request, questions, [*questions], batch.errors) if questions else ({}, [])
     if not accepted:
@@ -394,7 +394,7 @@ def _tensors(
             try:
                 check_images(vlm, questions[index])
             except InputError as reason:
-                refused[index] = reason
+                refused[index] = without_frames(reason)
         if not refused:
             raise InputError(
                 f"`image` must be what the model's processor takes, but it refuses these together "

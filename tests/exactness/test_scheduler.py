@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 import mmdec
 from mmdec.core.loop import Round
@@ -244,6 +244,32 @@ def test_a_list_of_prompts_gives_each_prompts_own_text() -> None:
     for number, prompt in enumerate(prompts):
         single = mmdec.generate(model, prompt, drafter=None, seed=5 + number, do_sample=True, max_new_tokens=8)
         assert sampled[number].sequences.tolist() == single.sequences.tolist()
+
+
+def test_a_given_configuration_leaves_sampling_to_the_models_own() -> None:
+    """`GenerationConfig()` sets no `do_sample`; transformers then takes the model's."""
+    model = model_of("LlamaForCausalLM")
+    config, model.generation_config.do_sample = GenerationConfig(max_new_tokens=12), True
+    prompts = [torch.tensor([[5, 6, 7]])] * 3
+    sampled = mmdec.generate(model, prompts, drafter=None, seed=7, generation_config=config)
+    assert len({tuple(each.sequences[0].tolist()) for each in sampled}) == 3
+
+
+def test_a_callback_may_cancel_another_request() -> None:
+    model = model_of("LlamaForCausalLM")
+    asked = requests(model, random.Random(8), 3)
+    for request in asked:
+        request.options["max_new_tokens"] = 24
+    expected = asked[2].single_text()
+    scheduler, runs = Scheduler(), [request.prepare() for request in asked]
+    tasks = [scheduler.add(run.steps, run.rows) for run in runs[:1]]
+    scheduler.step()
+    scheduler.step()
+    cancel = lambda round_: None if round_.index else scheduler.cancel(tasks[0])  # noqa: E731
+    tasks += [scheduler.add(run.steps, run.rows, on_round=cancel) for run in runs[1:]]
+    scheduler.run()
+    assert [task.error for task in tasks] == [None] * 3
+    assert runs[2].sequences.tolist() == expected
 
 
 def test_max_batch_holds_the_rows_of_each_prompt() -> None:

@@ -161,6 +161,7 @@ def test_wrong_sample_types_are_refused(dtype: object) -> None:
     assert_refused("floats or integers of at most 32 bit", np.ones(RATE).astype(dtype), RATE)  # type: ignore[call-overload]
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")  # deprecated since torch 2.13
 @pytest.mark.parametrize("kind", ["float8", "sparse", "meta", "quantised"])
 def test_a_tensor_that_numpy_cannot_hold_fails_alone(kind: str) -> None:
     sound = torch.from_numpy(buzz(0.5))

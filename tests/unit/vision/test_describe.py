@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from mmdec.drafters.lookup import Lookup
 from mmdec.errors import InputError
 from mmdec.pretrained.language_model import load_language_model
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
+from mmdec.vision import describe as module
 from tests.support import tiny_text_folder
 from tests.support.pictures import QUESTION, pixels, stock
 from tests.support.tiny_text import language_model
@@ -323,3 +326,24 @@ def test_a_misspelt_option_is_refused_in_one_sentence(vlm: LoadedVlm, given: str
 def test_too_many_images_are_refused(vlm: LoadedVlm) -> None:
     with pytest.raises(InputError, match="at most 256 images"):
         mmdec.describe(tuple([pixels(0)] * 257), QUESTION, model=vlm)
+
+
+def test_pictures_of_a_list_are_dropped_although_some_are_refused(
+    vlm: LoadedVlm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stored error of a refused picture keeps no frame, whose values are its neighbours' pictures."""
+    reads, read = list[weakref.ref[np.ndarray]](), module.read_image
+
+    def read_and_watch(source: Any) -> np.ndarray:
+        image = read(source).copy()
+        reads.append(weakref.ref(image))
+        return image
+
+    monkeypatch.setattr(module, "read_image", read_and_watch)
+    pictures: list[Any] = [b"no picture" if index % 4 == 1 else pixels(index) for index in range(16)]
+    with pytest.raises(mmdec.BatchError) as caught:
+        mmdec.describe(pictures, QUESTION, model=vlm, batch_size=4, max_new_tokens=4)
+    gc.collect()
+    assert len(reads) == 12
+    assert [index for index, each in enumerate(reads) if each() is not None] == []
+    assert len(caught.value.errors) == 4
