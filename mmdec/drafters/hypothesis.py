@@ -19,10 +19,10 @@ import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Generic, NamedTuple, TypeVar, final
+from typing import Any, Generic, TypeVar, final
 
 from torch import Tensor
 
@@ -287,7 +287,8 @@ class TokenText:
         return [token for token in ids if token < self._vocab_size]
 
 
-class _Next(NamedTuple):
+@dataclass(frozen=True)
+class _Next:
     """A continuation that may be drafted: a string or tokens, and what follows it."""
 
     chance: float
@@ -490,7 +491,7 @@ class HypothesisDrafter:
             place, is_found = (place + 1, False) if found is None else (found, True)
         places = [(place, 1.0)] if is_found else [(place + shift, chance) for shift, chance in SHIFTS]
         return [
-            one._replace(chance=chance * one.chance)
+            replace(one, chance=chance * one.chance)
             for place, chance in places
             if 0 <= place <= len(script)
             for one in self._words(row, place, written)
