@@ -154,12 +154,17 @@ def fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: 
 
 
 def keeps_state(options: Mapping[str, Any]) -> bool:
-    """Return whether a processor or criterion of the caller's may keep a state, so that inputs go one after another.
+    """Return whether a function of the caller's may keep a state, so that inputs go one after another.
+
+    The functions are the logits processors, the stopping criteria, and `prefix_allowed_tokens_fn`.
 
     Args:
         options: Those of `generate`.
     """
     processors, criteria = (options.get(name) or () for name in ("logits_processor", "stopping_criteria"))
+    allowed = options.get("prefix_allowed_tokens_fn")
+    if allowed is not None:  # as `generate` wraps it
+        processors = [*processors, PrefixConstrainedLogitsProcessor(allowed, 1)]
     return bool(fallback_reasons(processors, criteria, batch=2))
 
 

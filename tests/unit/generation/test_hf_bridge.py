@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
 
 from mmdec.core.sampling import Processor, Sequences, Stop, Suppression
-from mmdec.generation.hf_bridge import OutputRecorder
+from mmdec.generation.hf_bridge import OutputRecorder, keeps_state
 from mmdec.targets.registry import target_of
 from tests.support.tiny_text import language_model
 
@@ -62,3 +62,13 @@ def test_suppression_is_transformers_own(processor: Any) -> None:
 )
 def test_other_processors_are_called_unchanged(processor: Any) -> None:
     assert prepared_processor(processor)[0] is processor
+
+
+def test_a_function_of_the_allowed_tokens_may_keep_a_state() -> None:
+    def allowed(row: int, ids: Tensor) -> list[int]:
+        return [1, 2]
+
+    assert not keeps_state({"prefix_allowed_tokens_fn": None, "logits_processor": None})
+    assert keeps_state({"prefix_allowed_tokens_fn": allowed})
+    vars(allowed)["mmdec_row_wise"] = True
+    assert not keeps_state({"prefix_allowed_tokens_fn": allowed})
