@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mmdec.compat import check_transformers
-from mmdec.errors import InputError, MmdecError
+from mmdec.errors import BatchError, InputError, MmdecError
 
 if TYPE_CHECKING:
     from mmdec.daspeech.translate import Translation, translate_speech
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mmdec.io import audio
     from mmdec.loading import load
     from mmdec.pretrained.drafters import load_drafter
-    from mmdec.tasks.batch import BatchError
     from mmdec.vision.answer import Description
     from mmdec.vision.chat import Chat
     from mmdec.vision.describe import describe
@@ -65,7 +64,6 @@ _LAZY = {
     **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.generate"),
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.whisper.transcript"),
     **dict.fromkeys(("StreamUpdate", "transcribe_stream"), "mmdec.whisper.live"),
-    "BatchError": "mmdec.tasks.batch",
     "Chat": "mmdec.vision.chat",
     "Description": "mmdec.vision.answer",
     "describe": "mmdec.vision.describe",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 EXIT_CODE_REFUSED = 2  # exit code of a command that ends with an `MmdecError`
 
@@ -19,6 +20,34 @@ class InputError(MmdecError, ValueError):
     A message names the argument, the rule, the value and the remedy: "`sample_rate` must be at least 8000 Hz, but is
     4000. Resample the audio first."
     """
+
+
+class BatchError(InputError):
+    """Raised if some inputs of a list were rejected.
+
+    Args:
+        results: The results in the order of the inputs; None for rejected inputs.
+        errors: Index of a rejected input -> its error.
+        what: The inputs' name in the message.
+    """
+
+    def __init__(self, results: list[Any], errors: dict[int, InputError], what: str = "recordings") -> None:
+        self.results = results
+        self.errors = errors
+        first = next(iter(errors))
+        super().__init__(
+            f"{len(errors)} of {len(results)} {what} were refused, the first at index {first}: {errors[first]} "
+            "The others are in `results` of this error."
+        )
+
+
+def without_frames(error: InputError) -> InputError:
+    """Drop the tracebacks of an error that is stored: their frames would keep what was read beside the bad input."""
+    chained: BaseException | None = error
+    while chained is not None:
+        chained.__traceback__ = None
+        chained = chained.__cause__ or chained.__context__
+    return error
 
 
 @contextmanager

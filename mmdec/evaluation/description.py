@@ -20,7 +20,7 @@ from typing import Any, ClassVar, final
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.core.budget import Nodes
 from mmdec.core.timing import Stopwatch, time_passes
-from mmdec.errors import InputError
+from mmdec.errors import BatchError, InputError
 from mmdec.evaluation.harness import (
     Harness,
     Log,
@@ -33,7 +33,6 @@ from mmdec.evaluation.harness import (
 )
 from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.tasks.batch import BatchError
 from mmdec.tasks.generate_options import MAX_NEW_TOKENS
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import STRICT, Admission

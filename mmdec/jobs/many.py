@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, final
 
 from mmdec.checks.files import failure_message, json_text, quote_path, read_json_object, write_atomically
-from mmdec.errors import InputError, MmdecError
+from mmdec.errors import BatchError, InputError, MmdecError
 from mmdec.jobs.manifest import Row, digest, pyarrow_parquet
 
 ROWS_PER_PART = 32  # rows in a part: few, so that a killed run loses little; but enough to limit the number of files
@@ -237,8 +237,6 @@ def decode_each(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]
     Returns:
         For each input its result, or an error message. If the batch fails, each input is decoded by itself.
     """
-    from mmdec.tasks.batch import BatchError
-
     try:
         return [*call(list(batch))]
     except BatchError as error:

@@ -7,33 +7,14 @@ A call puts its inputs into an `InputBatch`, reads them (`read`), decodes those 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, final
+from typing import Generic, TypeVar, final
 
 from mmdec.checks.arguments import check_callable
-from mmdec.errors import InputError
+from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.tasks.confidence import Output, confidence_error
 
 Input = TypeVar("Input")  # type of one input as the caller gives it
 ReadInput = TypeVar("ReadInput")
-
-
-class BatchError(InputError):
-    """Raised if some inputs of a list were rejected.
-
-    Args:
-        results: The results in the order of the inputs; None for rejected inputs.
-        errors: Index of a rejected input -> its error.
-        what: The inputs' name in the message.
-    """
-
-    def __init__(self, results: list[Any], errors: dict[int, InputError], what: str = "recordings") -> None:
-        self.results = results
-        self.errors = errors
-        first = next(iter(errors))
-        super().__init__(
-            f"{len(errors)} of {len(results)} {what} were refused, the first at index {first}: {errors[first]} "
-            "The others are in `results` of this error."
-        )
 
 
 @final
@@ -112,12 +93,3 @@ class InputBatch(Generic[Input]):
             accepted = [None if index in errors else results[index] for index in range(len(self))]
             raise BatchError(accepted, errors, self.what)
         return results[0] if self.single else [results[index] for index in range(len(self))]
-
-
-def without_frames(error: InputError) -> InputError:
-    """Drop the tracebacks of an error that is stored: their frames would keep what was read beside the bad input."""
-    chained: BaseException | None = error
-    while chained is not None:
-        chained.__traceback__ = None
-        chained = chained.__cause__ or chained.__context__
-    return error

@@ -24,13 +24,13 @@ from mmdec.core.steps import DecodingSteps
 from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
-from mmdec.errors import InputError
+from mmdec.errors import InputError, without_frames
 from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
 from mmdec.generation.speculation import Speculation
 from mmdec.hub.find import drafter_folder
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.tasks.batch import InputBatch, without_frames
+from mmdec.tasks.batch import InputBatch
 from mmdec.tasks.generate_options import length_errors
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmdec import InputError
+from mmdec import BatchError, InputError
 from mmdec.jobs.manifest import Row
 from mmdec.jobs.many import ROWS_PER_PART, PartWorker, Work
-from mmdec.tasks.batch import BatchError
 
 WRITES = ("open", "replace", "fsync", "unlink", "mkdir")  # functions of `os` after which a process may be killed
 

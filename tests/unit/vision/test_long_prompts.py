@@ -11,10 +11,9 @@ from transformers import DynamicCache
 
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.errors import InputError
+from mmdec.errors import BatchError, InputError
 from mmdec.targets.registry import target_of
 from mmdec.targets.ropes import max_positions
-from mmdec.tasks.batch import BatchError
 from tests.support.pictures import QUESTION, pixels, stock
 from tests.support.tiny_vlm import IMAGE, Picture, batch_of, vision_model
 from tests.support.tiny_vlm_folder import llava, qwen
