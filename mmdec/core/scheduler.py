@@ -291,6 +291,7 @@ def decode_together(
     rows: int,
     side_thread: Executor | None = None,
     refill: int = 1,
+    on_refusal: Callable[[Key, InputError], None] | None = None,
 ) -> Generator[tuple[Key, Any]]:
     """Run decodings to their ends, as many at the same time as fit.
 
@@ -302,6 +303,8 @@ def decode_together(
         rows: Number of rows that may run at the same time.
         side_thread: As for `Scheduler`.
         refill: Number of free rows from which further decodings begin.
+        on_refusal: Called with the name of a decoding that raised InputError, and the error; the others go on. None:
+            such an error is raised as any other.
 
     Yields:
         (name, result) of each decoding, as they end.
@@ -324,6 +327,9 @@ def decode_together(
                 scheduler.step()
             for task in [task for task in running if task.done]:
                 key = running.pop(task)
+                if isinstance(task.error, InputError) and on_refusal is not None:
+                    on_refusal(key, task.error)
+                    continue
                 if task.error is not None:
                     raise task.error
                 yield key, task.result

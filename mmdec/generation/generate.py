@@ -31,7 +31,7 @@ from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import DecodingSteps, watch
 from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import RuleName
-from mmdec.errors import InputError
+from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.generation import register_attention
 from mmdec.generation.decoding_run import DecodingRun
 from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
@@ -165,6 +165,7 @@ def generate(
     Raises:
         InputError: For beam search, a cache that cannot be rolled back, a drafter that does not fit the model, or a
             wrong argument.
+        BatchError: If some prompts of a list are rejected; it holds the results of the others.
 
     References:
         Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding; for the rules' papers see
@@ -183,9 +184,11 @@ def generate(
 
 
 def _are_prompts(inputs: object) -> TypeGuard[Sequence[Tensor | Mapping[str, Any]]]:
-    return isinstance(inputs, (list, tuple)) and all(
-        isinstance(prompt, (Tensor, Mapping)) for prompt in cast(Sequence[object], inputs)
-    )
+    """Return whether the inputs are a list of prompts, of which some may be anything else by mistake."""
+    if not isinstance(inputs, (list, tuple)):
+        return False
+    prompts = cast(Sequence[object], inputs)
+    return not prompts or any(isinstance(prompt, (Tensor, Mapping)) for prompt in prompts)
 
 
 def _generate_many(
@@ -197,24 +200,42 @@ def _generate_many(
 ) -> list[Generation]:
     """Decode prompts side by side. Each begins as soon as there is room for its rows."""
     speculation.check_inputs(len(prompts))
+    if prompts:  # a mistake in the call is no prompt's
+        target, drafter = _checked_target(model), speculation.drafter_for(model)
+        check_options(options, {})
+        check_same_dtype(options.get("dtype"), model.dtype)
+        if drafter is not None:
+            drafter.check(target)
     seed = first_seed(model, speculation, options, draw=len(prompts) > 1)
-    upcoming = iter(enumerate(prompts))
+    upcoming, errors = iter(enumerate(prompts)), dict[int, InputError]()
+
+    def refuse(index: int, error: InputError) -> None:
+        errors[index] = without_frames(error)
 
     def take(_: int) -> tuple[int, DecodingSteps, int] | None:
-        index, prompt = next(upcoming, (0, None))
-        if prompt is None:
-            return None
-        own = speculation.for_inputs([DraftInput(index)])
-        own = own if seed is None else own.with_seed(seed + index)
-        run = prepare_run(model, prompt, own, options)
-        if run.rows > max_batch:
-            raise InputError(
-                f"`max_batch` must be at least {run.rows}, the rows of `inputs[{index}]`, but is {max_batch}. Raise "
-                "it, or give fewer rows in one prompt."
+        for index, prompt in upcoming:
+            own = speculation.for_inputs([DraftInput(index)])
+            own = own if seed is None else own.with_seed(seed + index)
+            try:
+                run = prepare_run(model, prompt, own, options)
+            except InputError as error:
+                refuse(index, error)
+                continue
+            if run.rows <= max_batch:
+                return index, _generation_steps(run, speculation), run.rows
+            refuse(
+                index,
+                InputError(
+                    f"`max_batch` must be at least {run.rows}, the rows of `inputs[{index}]`, but is {max_batch}. "
+                    "Raise it, or give fewer rows in one prompt."
+                ),
             )
-        return index, _generation_steps(run, speculation), run.rows
+        return None
 
-    results = dict(decode_together(take, max_batch))
+    results = dict(decode_together(take, max_batch, on_refusal=refuse))
+    if errors:
+        errors = dict(sorted(errors.items()))
+        raise BatchError([results.get(index) for index in range(len(prompts))], errors, "prompts")
     return [results[index] for index in range(len(prompts))]
 
 
@@ -380,14 +401,7 @@ def prepare_run(
     Raises:
         InputError: If an argument is wrong.
     """
-    remedy = "Load it first; of a PeftModel give `get_base_model()`."
-    check_instance("model", model, PreTrainedModel, "a loaded model of transformers", remedy)
-    target = target_of(model)
-    if not target.decodes_once:
-        raise InputError(
-            f"`model` must be a language model, but is {type(model).__name__}, whose `generate` may run the decoding "
-            "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
-        )
+    target = _checked_target(model)
     named = prompt_inputs(model, inputs)
     # In error messages, name the options if there are any: model inputs are rarely the cause.
     names = {*options} - {"tokenizer"} or {*named} - {"input_ids"}
@@ -415,6 +429,19 @@ def prepare_run(
     except Exception as error:  # from transformers' preparation, which may raise anything
         raise options_error(names, error, {*option_names(model), *signature(generate).parameters}) from error
     return cast(DecodingRun, run)
+
+
+def _checked_target(model: PreTrainedModel) -> HfTarget:
+    """Return the adapter of the argument `model`; raise InputError if it is no language model."""
+    remedy = "Load it first; of a PeftModel give `get_base_model()`."
+    check_instance("model", model, PreTrainedModel, "a loaded model of transformers", remedy)
+    target = target_of(model)
+    if not target.decodes_once:
+        raise InputError(
+            f"`model` must be a language model, but is {type(model).__name__}, whose `generate` may run the decoding "
+            "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
+        )
+    return target
 
 
 def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:

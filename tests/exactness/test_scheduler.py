@@ -246,6 +246,42 @@ def test_a_list_of_prompts_gives_each_prompts_own_text() -> None:
         assert sampled[number].sequences.tolist() == single.sequences.tolist()
 
 
+def test_a_refused_prompt_costs_its_neighbours_nothing() -> None:
+    """Prompts may be refused before they are read, when transformers prepares them, or in their first pass."""
+    model = model_of("LlamaForCausalLM")
+    good = [request.ids for request in requests(model, random.Random(9), 4)]
+    no_end = {"input_ids": good[0], "attention_mask": torch.ones_like(good[0])}
+    no_end["attention_mask"][:, -1] = 0
+    long = torch.full((1, 60), 5)
+    prompts: list[Any] = [good[0], "what?", good[1], torch.tensor([[10**6]]), long, good[2], no_end, good[3]]
+    bad = {
+        1: "must be token ids",
+        3: "must be between 0 and",
+        4: "`max_length` is set to 48",
+        6: "must be 1 at the end",
+    }
+    with pytest.raises(mmdec.BatchError, match="4 of 8 prompts were refused, the first at index 1") as refused:
+        mmdec.generate(model, prompts, drafter="lookup", max_batch=2, max_length=48)
+    assert list(refused.value.errors) == list(bad)
+    for index, message in bad.items():
+        assert message in str(refused.value.errors[index])
+        assert refused.value.errors[index].__traceback__ is None
+    for index, prompt in enumerate(prompts):
+        if index in bad:
+            assert refused.value.results[index] is None
+            continue
+        single = mmdec.generate(model, prompt, drafter=None, max_length=48)
+        assert refused.value.results[index].sequences.tolist() == single.sequences.tolist()
+
+
+def test_a_mistake_in_the_call_is_no_prompts() -> None:
+    model = model_of("LlamaForCausalLM")
+    for options in ({"num_beams": 2}, {"drafter": "no-such-drafter"}, {"dtype": torch.float64}):
+        with pytest.raises(InputError) as refused:
+            mmdec.generate(model, [torch.tensor([[5, 6, 7]])] * 2, max_new_tokens=4, **options)
+        assert not isinstance(refused.value, mmdec.BatchError)
+
+
 def test_a_given_configuration_leaves_sampling_to_the_models_own() -> None:
     """`GenerationConfig()` sets no `do_sample`; transformers then takes the model's."""
     model = model_of("LlamaForCausalLM")
