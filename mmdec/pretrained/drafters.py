@@ -298,15 +298,15 @@ def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:
     config = network.config
     count = sum(weight.numel() for weight in network.parameters())
     text = (
-        f"# A drafter: {network.system}\n\n{count:,} parameters, for "
-        f"{config.trained_for or 'the model that it was trained for'}. The target has {config.hidden_size} channels "
-        f"and {config.vocab_size} tokens. The drafter proposes tokens; the target checks them, and its text stays its "
-        "own.\n\n"
+        f"---\nlibrary_name: mmdec\ntags: [speculative-decoding, {network.system}]\n---\n\n"
+        f"# {network.system} drafter for {config.trained_for or 'the model that it was trained for'}\n\n"
+        f"{count:,} parameters, for a target with {config.hidden_size} channels and {config.vocab_size} tokens. It "
+        "proposes tokens and the target verifies them, so the text is the target's own.\n\n"
     )
     if not (reads_images and config.target):
         return text + "Pass its folder as `drafter`, or load it with `mmdec.load_drafter(folder, model)`.\n"
     return text + (
-        f"In the target's folder it is found by its name, `{network.system}`:\n\n```python\nimport mmdec\n\n"
+        f'In the target\'s folder, `drafter="{network.system}"` finds it:\n\n```python\nimport mmdec\n\n'
         f'out = mmdec.describe("{EXAMPLE_IMAGE}", model={json.dumps(config.target)}, drafter="{network.system}")\n'
         "print(out.text, out.tokens_per_round)\n```\n"
     )

@@ -175,8 +175,8 @@ def _card(head: CtcHead, tokens: CtcTokenIds, trained: str) -> str:
     base, count = tokens.base or "the model that it was trained for", sum(w.numel() for w in head.parameters())
     text = (
         f"# A CTC head that drafts for {base}\n\n{count:,} parameters in 8 bits, {head.config.pieces} pieces, over the "
-        f"encoder's states ({head.config.d_states} channels). It proposes tokens; the model checks them, and its text "
-        "stays its own.\n"
+        f"encoder's states ({head.config.d_states} channels). It proposes tokens and the model verifies them, so "
+        "the text is the model's own.\n"
     )
     if trained:
         text += f"\n{trained}\n"

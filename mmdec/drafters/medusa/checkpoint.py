@@ -175,14 +175,14 @@ def _card(config: MedusaConfig, place: Path | None) -> str:
     text += f" ({config.hidden_size} channels, {config.vocab_size} tokens, {config.mels} mels).\n"
     if config.tuned_base:
         text += (
-            f"\nThey were trained on a tuned model, whose last decoder layer and output head are not those of {base}. "
-            f"Drafting for {base} they leave its text as it is, and are right less often than published.\n"
+            f"\nThey were trained for a fine-tuned model, whose last decoder layer and output head differ from those "
+            f"of {base}. With {base} the text is still its own, but fewer drafts are accepted than published.\n"
         )
     if config.base:
         drafter = SYSTEM if place is None else str(place)
         text += (
-            "\nGive this folder as `drafter`, and the model's folder or hub id as `model`. In the model's folder they "
-            "are its drafter, `medusa`:\n\n"
+            "\nPass this folder as `drafter`, and the model's folder or hub id as `model`. In the model's folder, "
+            '`drafter="medusa"` finds them:\n\n'
             "```python\nimport mmdec\n\n"
             f'out = mmdec.transcribe("{EXAMPLE_RECORDING}", model={json.dumps(config.base)}, '
             f"drafter={json.dumps(drafter)})\n"
