@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -163,6 +163,19 @@ def timed(steps: DecodingSteps, device: torch.device) -> Generator[Pass | Round,
                 return end.value, seconds + stopwatch.lap()
             seconds += stopwatch.lap()
             answer = yield step
+
+
+@final
+class pass_stop_iteration(AbstractContextManager[None]):  # used as a function
+    """Context manager: raise a callback's StopIteration as such, although steps called it.
+
+    Python turns a StopIteration that leaves a generator into a RuntimeError, because it would end the generator's
+    iteration silently.
+    """
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+            raise error.__cause__
 
 
 def run_pass(request: Pass) -> PassResult:

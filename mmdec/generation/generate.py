@@ -28,7 +28,7 @@ from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.steps import DecodingSteps, watch
+from mmdec.core.steps import DecodingSteps, pass_stop_iteration, watch
 from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import RuleName
 from mmdec.errors import BatchError, InputError, without_frames
@@ -175,9 +175,9 @@ def generate(
     speculation = Speculation(decoding)
     check_whole("max_batch", max_batch, 1, MAX_SEQUENCES, "It is the number of rows that are decoded at a time.")
     if _are_prompts(inputs):
-        with _reading(model, speculation):
+        with pass_stop_iteration(), _reading(model, speculation):
             return _generate_many(model, inputs, speculation, max_batch, options)
-    with _reading(model, speculation):
+    with pass_stop_iteration(), _reading(model, speculation):
         run = prepare_run(model, cast(Any, inputs), speculation, options)
         rounds = list(run.decode())
     return Generation(run.sequences, rounds, decoding.lossless)

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from mmdec.checks.arguments import check_callable, suggesting_options
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.steps import DecodingSteps
+from mmdec.core.steps import DecodingSteps, pass_stop_iteration
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.io.images import to_pil
@@ -107,7 +107,7 @@ class Chat:
                 confidence is below the chat's `min_confidence`.
         """
         check_callable("on_text", on_text, "a function of a piece of text")
-        with self._lock, with_threads(self._threads, self._request.vlm.model):
+        with pass_stop_iteration(), self._lock, with_threads(self._threads, self._request.vlm.model):
             stopwatch = Stopwatch(self._request.vlm.model.device)
             question = read_question(image, prompt)
             message = user_message(question)

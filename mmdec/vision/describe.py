@@ -20,7 +20,7 @@ from mmdec.checks.devices import PASSED_ON
 from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.steps import DecodingSteps
+from mmdec.core.steps import DecodingSteps, pass_stop_iteration
 from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
@@ -277,7 +277,11 @@ def describe(
     vlm = as_loaded(VLM, chosen)
     request = DescriptionRequest.of(vlm, chosen, len(batch))
 
-    with with_threads(chosen.threads, vlm.model), suggesting_options(option_names(DescribeOptions)):
+    with (
+        pass_stop_iteration(),
+        with_threads(chosen.threads, vlm.model),
+        suggesting_options(option_names(DescribeOptions)),
+    ):
         names = dict[int, str]()
 
         def steps(indices: list[int], speculation: Speculation) -> DecodingSteps:

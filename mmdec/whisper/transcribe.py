@@ -19,6 +19,7 @@ from mmdec.checks.devices import check_dtype
 from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
+from mmdec.core.steps import pass_stop_iteration
 from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO
 from mmdec.generation.drafter_choice import DrafterChoice, DrafterSource, resolve_drafter
@@ -161,7 +162,11 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
         recording = read_recording(given, chosen.sample_rate, silence=True, strict=chosen.strict)
         return replace(recording, samples=request.check(recording.samples))
 
-    with with_threads(chosen.threads, loaded.model), suggesting_options(option_names(TranscribeOptions)):
+    with (
+        pass_stop_iteration(),
+        with_threads(chosen.threads, loaded.model),
+        suggesting_options(option_names(TranscribeOptions)),
+    ):
         recordings = batch.read(read)
         samples = {index: recording.samples for index, recording in recordings.items()}
         on_transcript = _with_notes_of(recordings, chosen.on_transcript)

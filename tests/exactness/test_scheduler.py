@@ -274,6 +274,16 @@ def test_a_refused_prompt_costs_its_neighbours_nothing() -> None:
         assert refused.value.results[index].sequences.tolist() == single.sequences.tolist()
 
 
+def test_a_processors_stop_iteration_reaches_the_caller() -> None:
+    def stop(*_: object) -> Tensor:
+        raise StopIteration("mine")
+
+    ids = torch.tensor([[5, 6, 7]])
+    for prompts in (ids, [ids, ids]):
+        with pytest.raises(StopIteration, match="mine"):
+            mmdec.generate(model_of("LlamaForCausalLM"), prompts, max_new_tokens=4, logits_processor=[stop])
+
+
 def test_a_mistake_in_the_call_is_no_prompts() -> None:
     model = model_of("LlamaForCausalLM")
     for options in ({"num_beams": 2}, {"drafter": "no-such-drafter"}, {"dtype": torch.float64}):

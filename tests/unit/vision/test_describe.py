@@ -150,6 +150,24 @@ def test_images_in_many_forms_are_read(vlm: LoadedVlm, folder: Path, tmp_path: P
     assert mmdec.describe(path, model=vlm).tokens == stock(vlm.model, vlm.processor, "Describe this image.", image)
 
 
+@pytest.mark.parametrize("name", ["on_round", "on_text", "logits_processor"])
+def test_a_callbacks_stop_iteration_reaches_the_caller(vlm: LoadedVlm, name: str) -> None:
+    """Inside a generator Python would make a RuntimeError of it."""
+
+    def stop(*_: object) -> Any:
+        raise StopIteration("mine")
+
+    options: dict[str, Any] = {name: [stop] if name == "logits_processor" else stop}
+    with pytest.raises(StopIteration, match="mine"):
+        mmdec.describe(pixels(6), QUESTION, model=vlm, **options)
+    if name == "on_text":
+        with pytest.raises(StopIteration, match="mine"):
+            mmdec.Chat(model=vlm).ask(QUESTION, pixels(6), on_text=stop)
+        return
+    with pytest.raises(StopIteration, match="mine"):
+        mmdec.describe([pixels(6), pixels(7)], QUESTION, model=vlm, **options)
+
+
 def test_text_is_streamed_as_it_is_accepted(vlm: LoadedVlm) -> None:
     pieces: list[str] = []
     out = mmdec.describe(pixels(6), QUESTION, model=vlm, on_text=pieces.append)

@@ -86,6 +86,19 @@ def test_rounds_are_reported(whisper: LoadedWhisper) -> None:
         transcribe(model=whisper, drafter="lookup", on_round=broken)
 
 
+@pytest.mark.parametrize("name", ["on_round", "on_transcript", "progress", "logits_processor"])
+def test_a_callbacks_stop_iteration_reaches_the_caller(whisper: LoadedWhisper, name: str) -> None:
+    """Inside a generator Python would make a RuntimeError of it."""
+
+    def stop(*_: object) -> Any:
+        raise StopIteration("mine")
+
+    options: dict[str, Any] = {name: [stop] if name == "logits_processor" else stop}
+    for sound in (buzz(0.6), [buzz(0.6), buzz(0.8)]):
+        with pytest.raises(StopIteration, match="mine"):
+            transcribe(sound, model=whisper, drafter="lookup", **options)
+
+
 def test_typical_acceptance_is_not_lossless(whisper: LoadedWhisper) -> None:
     assert transcribe(model=whisper, drafter="lookup").lossless
     assert not transcribe(model=whisper, drafter="lookup", rule="typical").lossless
