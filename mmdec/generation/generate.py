@@ -35,6 +35,7 @@ from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.generation import register_attention
 from mmdec.generation.decoding_run import DecodingRun
 from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
+from mmdec.generation.hf_bridge import keeps_state
 from mmdec.generation.inputs import (
     MAX_SEQUENCES,
     check_options,
@@ -207,7 +208,7 @@ def _generate_many(
         if drafter is not None:
             drafter.check(target)
     seed = first_seed(model, speculation, options, draw=len(prompts) > 1)
-    upcoming, errors = iter(enumerate(prompts)), dict[int, InputError]()
+    results, errors = dict[int, Generation](), dict[int, InputError]()
 
     def refuse(index: int, error: InputError) -> None:
         errors[index] = without_frames(error)
@@ -232,7 +233,11 @@ def _generate_many(
             )
         return None
 
-    results = dict(decode_together(take, max_batch, on_refusal=refuse))
+    numbered = list(enumerate(prompts))
+    # a function that keeps a state reads one prompt after another
+    for queue in ([one] for one in numbered) if keeps_state(options) else [numbered]:
+        upcoming = iter(queue)
+        results |= decode_together(take, max_batch, on_refusal=refuse)
     if errors:
         errors = dict(sorted(errors.items()))
         raise BatchError([results.get(index) for index in range(len(prompts))], errors, "prompts")

@@ -274,6 +274,25 @@ def test_a_refused_prompt_costs_its_neighbours_nothing() -> None:
         assert refused.value.results[index].sequences.tolist() == single.sequences.tolist()
 
 
+def test_a_processor_that_counts_reads_one_prompt_after_another() -> None:
+    """It forbids a token at every third call, so that it must not be called for another prompt in between."""
+
+    class Counter:
+        calls = 0
+
+        def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+            self.calls += 1
+            return scores if self.calls % 3 else scores.index_fill(1, scores.argmax(1), -torch.inf)
+
+    model = model_of("LlamaForCausalLM")
+    prompts = [torch.tensor([[5, 6, number]]) for number in range(7, 12)]
+    options: dict[str, Any] = {"drafter": None, "max_new_tokens": 7}
+    counter = Counter()
+    expected = [mmdec.generate(model, one, logits_processor=[counter], **options).sequences.tolist() for one in prompts]
+    together = mmdec.generate(model, prompts, logits_processor=[Counter()], **options)
+    assert [one.sequences.tolist() for one in together] == expected
+
+
 def test_a_processors_stop_iteration_reaches_the_caller() -> None:
     def stop(*_: object) -> Tensor:
         raise StopIteration("mine")
