@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -60,3 +60,27 @@ def decode_queue(
     ):
         for _, result in ended:
             yield result
+
+
+def ordered_reporter(
+    indices: Iterable[int],
+    results: Mapping[int, Any],
+    on_result: Callable[[int, Any], None] | None,
+    errors: Collection[int] = (),
+) -> Callable[[], None]:
+    """Return a function that passes new results to `on_result`, each once, in the order of the inputs.
+
+    Args:
+        indices: The inputs' indices in the call, in their order.
+        results: Index -> result; the caller adds those that are finished.
+        errors: Indices of the inputs that get no result; the caller adds indices to it.
+    """
+    remaining = list(indices)
+
+    def report_finished() -> None:
+        while on_result is not None and remaining and (remaining[0] in results or remaining[0] in errors):
+            index = remaining.pop(0)
+            if index in results:
+                on_result(index, results[index])
+
+    return report_finished

@@ -41,7 +41,8 @@ from mmdec.vision.describe import (
 )
 from mmdec.vision.options import DescribeOptions, OnText
 
-UNSUPPORTED_OPTIONS = ("batch_size", "on_text", "on_round")  # options of `describe` that `Chat` refuses
+# options of `describe` that `Chat` refuses
+UNSUPPORTED_OPTIONS = ("batch_size", "on_text", "on_description", "on_round")
 
 
 @final
@@ -55,7 +56,7 @@ class Chat:
     One object is one dialogue. If several threads call `ask`, they wait for each other.
 
     Args:
-        options: The keyword options of `mmdec.describe`, except batch_size, on_text and on_round.
+        options: The keyword options of `mmdec.describe`, except batch_size, on_text, on_description and on_round.
 
     Raises:
         InputError: If an option is rejected.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, cast, overload
 
@@ -34,10 +35,10 @@ from mmdec.tasks.batch import InputBatch
 from mmdec.tasks.generate_options import length_errors
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
-from mmdec.tasks.queue import decode_queue
+from mmdec.tasks.queue import decode_queue, ordered_reporter
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import AnswerDecoder, Description, DescriptionRequest
-from mmdec.vision.options import DescribeOptions, Model, OnText
+from mmdec.vision.options import DescribeOptions, Model, OnDescription, OnText
 
 __all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]
 
@@ -209,6 +210,7 @@ def describe(
     dtype: torch.dtype | str | None = None,
     threads: int | None = None,
     on_text: OnText | None = None,
+    on_description: OnDescription | None = None,
     on_round: Callable[[Round], None] | None = None,
     statistics: DecodingStatistics | None = None,
     min_confidence: float | None = None,
@@ -256,6 +258,8 @@ def describe(
             number chosen from the model's size and the number of idle processors.
         on_text: Called with each accepted piece of the answer; for one question only. An exception from it ends the
             call.
+        on_description: Called with each question's index and `Description`, in the order of the questions, as soon as
+            it and all earlier ones are answered.
         on_round: Called with each decoding round (a `Round`) and its text; its `rows` are indices of the questions in
             the call. An exception from it ends the call.
         min_confidence: In [0, 1]: reject answers whose `confidence` is lower. Default None: reject none.
@@ -289,7 +293,12 @@ def describe(
 
         options = request.generate_options()
         answers = decode_queue(vlm.model, request.speculation, options, range(len(batch)), chosen.batch_size, steps)
-        descriptions = {index: answer for group in answers for index, answer in group.items()}
+        descriptions = dict[int, Description]()
+        report_finished = ordered_reporter(range(len(batch)), descriptions, chosen.on_description, batch.errors)
+        with closing(answers):
+            for group in answers:
+                descriptions |= group
+                report_finished()
         return batch.finish(descriptions, chosen.min_confidence, names)
 
 

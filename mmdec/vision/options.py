@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, final
 
-from mmdec.checks.arguments import check_whole
+from mmdec.checks.arguments import check_callable, check_whole
 from mmdec.tasks.options import MAX_BATCH, GenerateOptions, option
 
 if TYPE_CHECKING:
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from mmdec.generation.drafter_choice import DrafterChoice
     from mmdec.pretrained.vlm import LoadedVlm
+    from mmdec.vision.answer import Description
 
 Model: TypeAlias = "str | os.PathLike[str] | PreTrainedModel | LoadedVlm"
 OnText = Callable[[str], None]
+OnDescription: TypeAlias = "Callable[[int, Description], None]"
 DEFAULT_MODEL = "vlm-scenes"
 
 
@@ -37,8 +39,10 @@ class DescribeOptions(GenerateOptions):
     )
     batch_size: int = option(8, "Questions answered at a time.", int, metavar="N", least=1)
     on_text: OnText | None = option(None, "Called with each accepted piece of the answer; for one question.")
+    on_description: OnDescription | None = option(None, "Called with the index and answer of each question.")
 
     def __post_init__(self) -> None:
         batch_size = check_whole("batch_size", self.batch_size, 1, MAX_BATCH, "Leave it out for 8.")
         super().__post_init__()
+        check_callable("on_description", self.on_description, "a function of an index and a description")
         self._set(batch_size=batch_size)

@@ -28,10 +28,10 @@ from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.confidence import Calibration, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_reserved, length_errors, sets_length, with_length
 from mmdec.tasks.loading import load_speculation
-from mmdec.tasks.queue import decode_queue
+from mmdec.tasks.queue import decode_queue, ordered_reporter
 from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.whisper.options import TranscribeOptions
-from mmdec.whisper.recordings import TRANSCRIPT, ordered_reporter, silent_transcripts, timings
+from mmdec.whisper.recordings import TRANSCRIPT, silent_transcripts, timings
 from mmdec.whisper.target import LANGUAGE_CODES
 from mmdec.whisper.transcript import Transcript
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import final
@@ -26,6 +26,7 @@ from mmdec.io.audio.voice_activity import SpeechWindow, cut_at_pauses
 from mmdec.kernels.threads import own_threads, set_own_threads
 from mmdec.tasks.confidence import estimate_confidence, token_evidence
 from mmdec.tasks.inputs import describe_silence
+from mmdec.tasks.queue import ordered_reporter
 from mmdec.tasks.usage import Usage
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import can_use_eager_copy
@@ -218,30 +219,6 @@ def _join_pieces(parts: Sequence[tuple[int, DecodedRecording]], samples: int) ->
     longest = max((part for _, part in parts), key=lambda part: part.samples)
     features, rest = sum(part.features for _, part in parts), sum(part.rest for _, part in parts)
     return DecodedRecording(segments, longest.language, usage, samples, features, rest)
-
-
-def ordered_reporter(
-    recordings: Mapping[int, Tensor],
-    transcripts: Mapping[int, Transcript],
-    on_transcript: OnTranscript | None,
-    errors: Collection[int] = (),
-) -> Callable[[], None]:
-    """Return a function that passes new transcripts to `on_transcript`, each once, in the order of the recordings.
-
-    Args:
-        recordings: Index -> recording (T,).
-        transcripts: Index -> finished transcript; the caller adds transcripts to it.
-        errors: Indices of the recordings that get no transcript; the caller adds indices to it.
-    """
-    remaining = list(recordings)
-
-    def report_finished() -> None:
-        while on_transcript is not None and remaining and (remaining[0] in transcripts or remaining[0] in errors):
-            index = remaining.pop(0)
-            if index in transcripts:
-                on_transcript(index, transcripts[index])
-
-    return report_finished
 
 
 def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:

@@ -150,7 +150,23 @@ def test_images_in_many_forms_are_read(vlm: LoadedVlm, folder: Path, tmp_path: P
     assert mmdec.describe(path, model=vlm).tokens == stock(vlm.model, vlm.processor, "Describe this image.", image)
 
 
-@pytest.mark.parametrize("name", ["on_round", "on_text", "logits_processor"])
+def test_answers_are_reported_in_order_past_refused_questions(vlm: LoadedVlm) -> None:
+    reported, rounds = list[tuple[int, str]](), list[Round]()
+
+    def report(index: int, answer: mmdec.Description) -> None:
+        reported.append((index, answer.text))
+        if index == 0:  # the last question has not begun
+            assert 4 not in {row for one in rounds for row in one.rows}
+
+    pictures: Any = [pixels(0), pixels(1), b"no picture", pixels(3), pixels(4)]
+    options: dict[str, Any] = {"model": vlm, "batch_size": 2, "max_new_tokens": 6}
+    with pytest.raises(mmdec.BatchError) as refused:
+        mmdec.describe(pictures, QUESTION, on_description=report, on_round=rounds.append, **options)
+    answers = [one and one.text for one in refused.value.results]
+    assert reported == [(index, answers[index]) for index in (0, 1, 3, 4)]
+
+
+@pytest.mark.parametrize("name", ["on_round", "on_text", "on_description", "logits_processor"])
 def test_a_callbacks_stop_iteration_reaches_the_caller(vlm: LoadedVlm, name: str) -> None:
     """Inside a generator Python would make a RuntimeError of it."""
 
