@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from mmdec import InputError, MmdecError
 from mmdec.checks.files import failure_message, json_text, printable
 from mmdec.cli.compare import Compare, Comparer
 from mmdec.cli.inputs import IMAGE_FILES, combine_files, input_files, output_paths, try_write
-from mmdec.cli.jobs import CommandJobs, print_note
+from mmdec.cli.jobs import CommandJobs, decode_all, print_note
 from mmdec.cli.options import (
     VLM_MODEL,
     Device,
@@ -100,17 +100,20 @@ def describe(
         vlm = load_vlm(model, device, dtype_or_quick(dtype, device))
     names: list[Any] = [tuple(file.name for file in files)] if together else [file.name for file, _ in jobs.todo]
     speaker = partial(_speak, jobs.several) if stream else None
-    results = _descriptions(names, prompt, vlm, options, speaker, comparer)
-    for source, (file, target), result in zip(names, jobs.todo, results, strict=True):
+
+    def report(index: int, result: Description | str) -> None:
+        file, target = jobs.todo[index]
         error = result if isinstance(result, str) else try_write(target, _content(result, suffix))
         if error:
             jobs.failed(file.name, error)
         elif not isinstance(result, str):
             if not stream:
-                print(_report(source, target, result, as_json, jobs.several, comparer.fields()), flush=True)
+                print(_report(names[index], target, result, as_json, jobs.several, comparer.fields()), flush=True)
             print_note(file.name, result.note)
             comparer.tell(file.name, jobs.several)
             jobs.done(file.name, result.confidence)
+
+    _describe_all(names, prompt, vlm, options, speaker, comparer, report)
     jobs.end(comparer.code)
 
 
@@ -131,37 +134,49 @@ def _content(result: Description, suffix: str) -> str:
     return (json_text(result.to_dict(), 2) if suffix == ".json" else result.text) + "\n"
 
 
-def _descriptions(
+def _describe_all(
     questions: Sequence[Any],
     prompt: str,
     vlm: LoadedVlm,
     options: DescribeOptions,
     speaker: Callable[[Any], Callable[[str], None]] | None,
     comparer: Comparer,
-) -> Iterator[Description | str]:
-    """Decode the questions, and yield for each, in order, the answer or an error message.
+    report: Callable[[int, Any], None],
+) -> None:
+    """Decode the questions.
 
     Args:
         questions: The path of a picture, or a tuple of paths for one question about several pictures.
         speaker: Takes an entry of `questions`, and returns the callback that prints its answer while it is decoded;
-            None: decode in batches, and print nothing.
+            None: decode all together, and print nothing.
         comparer: For `--compare`, decodes each question without drafts, too.
+        report: Called with each question's index, and its answer or an error message.
     """
     from mmdec import describe
 
     call = partial(describe, prompt=prompt, model=vlm, **options.changed())
     if speaker is not None:
         call([])  # an empty call only checks the arguments; later errors come from one picture
-        for source in questions:
-            yield _stream_answer(source, call, speaker)
+        for index, source in enumerate(questions):
+            report(index, _stream_answer(source, call, speaker))
         return
-    size = options.batch_size
     with progress_bar(count=True) as progress:
         task = progress.add_task("pictures", total=len(questions))
-        for start in range(0, len(questions), size):
-            results = decode_each(list(questions[start : start + size]), comparer.both(call))
-            progress.update(task, advance=len(results))
-            yield from results
+
+        def report_and_count(index: int, result: Any) -> None:
+            progress.update(task, advance=1)
+            report(index, result)
+
+        if comparer.on:
+            for index, source in enumerate(questions):
+                report_and_count(index, *decode_each([source], comparer.both(call)))
+            return
+        decode_all(
+            questions,
+            lambda sources, on_description: call(sources, on_description=on_description),
+            report_and_count,
+            options.min_confidence,
+        )
 
 
 def _stream_answer(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Generic, TypeVar, final
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, final
 
 import typer
 
-from mmdec import InputError
-from mmdec.checks.files import printable
+from mmdec import BatchError, InputError, MmdecError
+from mmdec.checks.files import failure_message, printable
 from mmdec.cli.inputs import InputFile
 from mmdec.cli.options import in_cli_syntax
+from mmdec.jobs.many import decode_each
 
 Target = TypeVar("Target")
 
@@ -61,12 +62,57 @@ class CommandJobs(Generic[Target]):
     def end(self, code: int = 0) -> None:
         """Print which outputs are likely wrong and which inputs failed. Exits with `code`, or with 1 if any failed."""
         warn_of_unsure(self._sure, self._model)
-        for name, message in self._failed:
+        order = {file.name: number for number, (file, _) in enumerate(self.todo)}
+        for name, message in sorted(self._failed, key=lambda failure: order[failure[0]]):
             _say(name, message)
         if count := len(self._failed) + self._total - len(self.todo):
             print(f"{count} of {self._total} files failed", file=sys.stderr)
         if code or count:
             raise typer.Exit(code or 1)
+
+
+def decode_all(
+    inputs: Sequence[Any],
+    call: Callable[[list[Any], Callable[[int, Any], None]], object],
+    report: Callable[[int, Any], None],
+    least: float | None = None,
+) -> None:
+    """Decode all inputs in one call, and report each result as it comes.
+
+    If the call fails because of some input, those that have no result yet are decoded one by one.
+
+    Args:
+        call: Takes the inputs, and a function that it calls with the index of an input and its result.
+        report: Called once for each input, with its index and its result or an error message.
+        least: The call's `min_confidence`; it refuses results of a lower confidence when all are done.
+    """
+    reported, faults = set[int](), list[Exception]()
+
+    def on_result(index: int, result: Any) -> None:
+        if least is not None and result.confidence is not None and result.confidence < least:
+            return
+        reported.add(index)
+        try:
+            report(index, result)
+        except Exception as error:  # the output's fault, no input's
+            faults.append(error)
+            raise
+
+    try:
+        call(list(inputs), on_result)
+    except BatchError as error:
+        for index, reason in error.errors.items():
+            report(index, str(reason))
+    except MmdecError:
+        raise  # the call's arguments are wrong, not an input
+    except Exception as error:
+        if faults:
+            raise
+        if len(inputs) == 1:
+            return report(0, failure_message(error))
+        for index, one in enumerate(inputs):
+            if index not in reported:
+                report(index, *decode_each([one], lambda batch: call(batch, lambda *_: None)))  # type: ignore[arg-type]
 
 
 def _say(name: str, message: str) -> None:

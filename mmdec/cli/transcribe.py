@@ -16,7 +16,7 @@ from mmdec import InputError
 from mmdec.checks.files import json_text, printable, quote_path
 from mmdec.cli.compare import Compare, Comparer
 from mmdec.cli.inputs import AUDIO_FILES, input_files, output_paths, try_write
-from mmdec.cli.jobs import CommandJobs, print_note
+from mmdec.cli.jobs import CommandJobs, decode_all, print_note
 from mmdec.cli.options import (
     STDOUT,
     WHISPER_MODEL,
@@ -33,7 +33,7 @@ from mmdec.cli.options import (
 from mmdec.cli.progress import loading, progress_bar
 from mmdec.cli.spread import SpreadOptions, Work
 from mmdec.jobs.many import decode_each
-from mmdec.whisper.options import Progress, TranscribeOptions
+from mmdec.whisper.options import OnTranscript, Progress, TranscribeOptions
 from mmdec.whisper.transcript import SUBTITLE_FORMATS, TRANSCRIPT_FORMATS, format_clock, srt, vtt
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
 # heading of a separate table of options in the help, because their names are long
 FALLBACK = "Long recordings, and windows that are decoded again"
-# with --cut-at-pauses, batches of recordings in one call: more pieces then fill batches better
-CUT_BATCHES_PER_CALL = 8
+MAX_CALL_BYTES = 1 << 26  # bytes of the files of one call: as FLAC about an hour of sound, as speech codecs eight hours
 DRAFT = "Another text as the draft"
 DRAFT_SUFFIXES = (".srt", ".vtt", ".txt")  # of the files that --draft-text takes
 FILE_OPTIONS = ("batch_size", "min_confidence", "cut_at_pauses")  # options of the call that a stream refuses
@@ -291,21 +290,9 @@ def transcribe(
     jobs = CommandJobs(files, targets, model)
     drafters = drafts.drafters([file.path for file, _ in jobs.todo], device) if given else None
     whisper = _load(model, device, dtype, quiet=as_json)
-    results = _transcripts([file.path for file, _ in jobs.todo], whisper, options, comparer, drafters)
-    _report_results(jobs, results, kind, as_json, comparer)
-    jobs.end(comparer.code)
 
-
-def _report_results(
-    jobs: CommandJobs, results: Iterator[Transcript | str], kind: str, as_json: bool, comparer: Comparer
-) -> None:
-    """Write each file's transcript and print its lines; for a file that failed, record the error.
-
-    Args:
-        results: For each file in `jobs.todo`, its transcript or an error message.
-        kind: text, json, srt or vtt.
-    """
-    for (file, target), result in zip(jobs.todo, results, strict=True):
+    def report(index: int, result: Transcript | str) -> None:
+        file, target = jobs.todo[index]
         error = result if isinstance(result, str) else try_write(target, result.format(kind))
         if error:
             jobs.failed(file.name, error)
@@ -314,6 +301,9 @@ def _report_results(
             print_note(file.name, result.note)
             comparer.tell(file.name, jobs.several)
             jobs.done(file.name, result.confidence, result.calibrated)
+
+    _transcribe_all([file.path for file, _ in jobs.todo], whisper, options, comparer, drafters, report)
+    jobs.end(comparer.code)
 
 
 def _load(model: str, device: str | None, dtype: str | None, quiet: bool) -> LoadedTranscriber:
@@ -324,38 +314,68 @@ def _load(model: str, device: str | None, dtype: str | None, quiet: bool) -> Loa
         return load_transcriber(model, device, dtype_or_quick(dtype, device, integers=True))
 
 
-def _transcripts(
+def _transcribe_all(
     inputs: Sequence[Path],
     whisper: LoadedTranscriber,
     options: TranscribeOptions,
     comparer: Comparer,
     drafters: Callable[[Sequence[Path]], Any] | None,
-) -> Iterator[Transcript | str]:
-    """Transcribe the inputs in batches, and yield for each, in order, its transcript or an error message.
+    report: Callable[[int, Any], None],
+) -> None:
+    """Transcribe the inputs in as few calls as memory allows.
 
     Args:
-        comparer: For `--compare`, decodes without drafts, too.
-        drafters: Makes the drafter of a batch; None: it is the option's.
+        comparer: For `--compare`, decodes each input without drafts, too.
+        drafters: Makes the drafter of a call; None: it is the option's.
+        report: Called with each input's index, and its transcript or an error message.
     """
     from mmdec import transcribe
 
-    size = options.batch_size * (CUT_BATCHES_PER_CALL if options.cut_at_pauses and not comparer.on else 1)
     with progress_bar(count=False) as progress:
-        for start in range(0, len(inputs), size):
-            batch = list(inputs[start : start + size])
+        first = 0
+        for batch in [[one] for one in inputs] if comparer.on else _calls(inputs, options.batch_size):
             task = progress.add_task(batch[0].name if len(batch) == 1 else f"{batch[0].name} ...", total=None)
 
             def on_progress(done: float, total: float, task: TaskID = task) -> None:
                 progress.update(task, completed=done, total=total)
 
-            def call(inputs: list[Path], progress: Progress = on_progress, **drafting: Any) -> list[Transcript]:
+            def call(
+                inputs: list[Path],
+                on_transcript: OnTranscript | None = None,
+                progress: Progress = on_progress,
+                **drafting: Any,
+            ) -> list[Transcript]:
                 if drafters is not None:
                     drafting = {"drafter": drafters(inputs), **drafting}
-                return transcribe(inputs, model=whisper, progress=progress, **{**options.changed(), **drafting})
+                keywords = {**options.changed(), **drafting}
+                return transcribe(inputs, model=whisper, progress=progress, on_transcript=on_transcript, **keywords)
 
-            results = decode_each(batch, comparer.both(call))
+            def report_of_call(index: int, result: Any, first: int = first) -> None:
+                report(first + index, result)
+
+            if comparer.on:
+                report(first, *decode_each(batch, comparer.both(call)))
+            else:
+                decode_all(batch, call, report_of_call, options.min_confidence)
             progress.remove_task(task)
-            yield from results
+            first += len(batch)
+
+
+def _calls(inputs: Sequence[Path], least: int) -> Iterator[list[Path]]:
+    """Divide recordings among calls, each of which has all of its recordings in memory.
+
+    Args:
+        least: Number of recordings that a call may have whatever their sizes.
+    """
+    batch, size = list[Path](), 0
+    for path in inputs:
+        file_bytes = path.stat().st_size if path.is_file() else 0
+        if len(batch) >= least and size + file_bytes > MAX_CALL_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(path)
+        size += file_bytes
+    yield batch
 
 
 def _format(kind: str | None, output: Path | None, as_json: bool) -> str:
