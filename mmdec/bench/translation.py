@@ -164,7 +164,7 @@ def _source(translator: SpeechTranslator, samples: Tensor) -> EncodedSpeech:
     """
     source = translator.layout.source(translator.layout.features([samples]))
     if not int(source.lengths[0]):
-        raise InputError("`recordings` must hold speech that the model hears, but it hears none. Name other ones.")
+        raise InputError("`recordings` must hold speech that the model recognises, but it finds none. Name others.")
     return source
 
 

@@ -58,7 +58,7 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
             f"`{argument}` must be a file, but is the address {name}. Download it first: nothing is fetched."
         )
     if len(text) > MAX_PATH:
-        raise InputError(f"`{argument}` must be an existing file, but {name} is no name. Check the path.")
+        raise InputError(f"`{argument}` must be an existing file, but {name} is not a file name. Check the path.")
     try:
         file = Path(os.fsdecode(path))  # pathlib reads "" as the current directory
         _check_regular(os.stat(file).st_mode, name, argument)

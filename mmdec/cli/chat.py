@@ -73,7 +73,7 @@ def chat(
         loaded = mmdec.load(model, device, dtype=dtype_or_quick(dtype, device))
         if not isinstance(loaded, LoadedLanguageModel):
             raise InputError(
-                f"`model` must be a language model, but '{model}' is none. Use `mmdec describe` for pictures, "
+                f"`model` must be a language model, but '{model}' is not one. Use `mmdec describe` for pictures, "
                 "`mmdec transcribe` for speech."
             )
         decoding = DecodingOptions(chosen, seed=seed)

@@ -60,7 +60,7 @@ class Comparer:
         self._last: DraftComparison | None = None
         self._differs = False
         if compare and drafter == "none":
-            raise InputError("`--compare` must come with a drafter, but `--drafter` is none. Leave that out.")
+            raise InputError("`--compare` must be used with a drafter, but `--drafter` is none. Leave `--drafter` out.")
         for name, reason in refused.items():
             if compare and reason:
                 raise InputError(f"`--compare` must come without `--{name}`, but that is given. Drop one of them.")

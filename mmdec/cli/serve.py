@@ -63,7 +63,7 @@ def serve(
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"`token` must be a readable file, but '{token}' is not ({error}). Check it.") from error
     if secret is not None and not (secret and secret.isascii() and secret.isprintable()):
-        raise InputError("`token` must hold a line of plain letters, but does not. Write one.")
+        raise InputError("`token` must hold one line of printable ASCII, but does not. Write one.")
     origins = [each.strip().rstrip("/").lower() for each in allow_origin or ()]
     for origin in origins:
         if not ORIGIN.fullmatch(origin):

@@ -34,8 +34,8 @@ class HeadAccuracy:
         for depth, row in enumerate(chances):
             if not row or min(row) < 0 or sum(row) > 1 + 1e-6 or len(row) != len(chances[0]):
                 raise InputError(
-                    f"`ranks` must hold chances that sum up to at most 1 in each row, but row {depth} is {list(row)}. "
-                    "Give one row for each head, with one chance for each rank."
+                    f"`ranks` must hold probabilities that sum to at most 1 in a row, but row {depth} is {list(row)}. "
+                    "Give one row for each head, with one probability for each rank."
                 )
         self.width = len(chances[0])
         self._hits = [[chance * INITIAL_WEIGHT for chance in row] for row in chances]

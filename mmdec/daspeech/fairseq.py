@@ -156,7 +156,9 @@ def read_published(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) 
     table, vertices = state["decoder.embed_tokens.weight"], len(state["decoder.embed_positions.weight"]) - 2
     span = arguments.get("max_transition_length", 99999)
     if span != -1 and span < vertices - 1:
-        raise InputError(f"`max_transition_length` must not bound jumps, but is {span}. mmdec's graph has all jumps.")
+        raise InputError(
+            f"`max_transition_length` must be unlimited, but is {span}. mmdec's graph has transitions of every length."
+        )
     if not torch.equal(state.pop("decoder.output_projection.weight"), table):
         raise InputError("`source` must share its embedding with its output, but has two. Convert a model that shares.")
     for name in UNUSED:

@@ -78,8 +78,8 @@ def _read(folder: Path) -> HifiGanVocoder:
     rate = described.get("sampling_rate", usual.sample_rate)  # some published configurations have no sample rate
     if rate != usual.sample_rate:
         raise InputError(
-            f"`vocoder` of the kind {kind} must speak at {usual.sample_rate} Hz, where its mels are known, "
-            f"but speaks at {rate}. Convert the authors' file, whose mels are known: `mmdec convert hifigan IN OUT`."
+            f"`vocoder` of type {kind} must speak at {usual.sample_rate} Hz, but speaks at {rate}, and its mels are "
+            "not known. Convert the authors' file, whose config.json describes them: `mmdec convert hifigan IN OUT`."
         )
     _check_mels(config.model_in_dim, math.prod(config.upsample_rates), usual.hop)
     return HifiGanVocoder(load_pretrained(network, config, folder, "vocoder").eval(), usual)
@@ -163,7 +163,7 @@ def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2Conform
         raise InputError("`source` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
     windows = (described.get("n_fft", WINDOW), described.get("win_size", WINDOW))
     if windows != (WINDOW, WINDOW):
-        raise InputError(f"`source` must know mels of windows of {WINDOW} samples, but knows {windows}. Use another.")
+        raise InputError(f"`source` must use mel windows of {WINDOW} samples, but uses {windows}. Use another.")
     bands, hop = described.get("num_mels", MELS), described.get("hop_size", HOP)
     _check_mels(bands, math.prod(described["upsample_rates"]), hop, "source")
     sizes = ("upsample_rates", "upsample_kernel_sizes", "upsample_initial_channel", "resblock_kernel_sizes")

@@ -53,7 +53,7 @@ class UnitTarget:
             Session (decoding state), context (what drafters read), draft (only <s>) and scores (logits after it).
         """
         if needs.layers or needs.embeds:
-            raise InputError("`drafter` must need no features of the unit decoder, but does. Use the graph's drafter.")
+            raise InputError("`drafter` must not need the unit decoder's features, but does. Use the graph's drafter.")
         states, sizes = inputs["states"], inputs["state_lengths"]
         tokens = torch.full((states.shape[0], 1), BOS, device=states.device)
         none = [0] * len(states)

@@ -142,7 +142,7 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
         for index, translation in translations.items():
             if not translation.units:
                 batch.errors[index] = InputError(
-                    "`audio` must hold speech that the model knows, but it found no unit to say in "
+                    "`audio` must hold speech that the model recognises, but it found none in "
                     f"{translation.seconds_source:.2f} seconds. Check the recording: its language, its level, its "
                     "noise."
                 )

@@ -263,7 +263,7 @@ def make_drafter(name: str) -> Drafter:
     entry = drafter_entry(name)
     if entry is not None and entry.of_model is not None:
         raise InputError(
-            f"`drafter` must be one that this call can make, but {name!r} is made of a loaded model. Give it to "
+            f"`drafter` must be one that this call can create, but {name!r} needs a loaded model. Pass it to "
             "`mmdec.generate`, `stream` or `speculate`."
         )
     if entry is not None and entry.factory is None:

@@ -288,7 +288,7 @@ def questions_of(
         return by_task(ask_about(os.fspath(images), prompt), limit)
     source = os.fspath(QUESTIONS if questions is None else questions)
     if questions is None and not os.path.isfile(source):
-        raise InputError(f"`questions` must be given where '{source}' is not there. Name a list of your own.")
+        raise InputError(f"`questions` must be given, because '{source}' does not exist. Name a list of your own.")
     chosen = read_questions(source, None if images is None else os.fspath(images), limit, admission)
     if not chosen:
         raise InputError(f"`questions` must hold questions, but '{source}' has none. Check the file.")

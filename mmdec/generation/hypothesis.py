@@ -44,7 +44,7 @@ class Hypothesis(DrafterSource):
         if self.listen is not None and not sound:
             raise InputError(
                 "`drafter` must be a hypothesis of texts for this call, which has no sound to recognise, but is one of "
-                "a model. Transcribe the sound, and give its text."
+                "a model. Transcribe the sound first, and pass the text."
             )
         if self.is_list and len(self.scripts) != count:
             raise InputError(

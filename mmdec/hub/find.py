@@ -101,8 +101,8 @@ def find_model(
         return download(text, files, fetching=fetching)
     raise InputError(
         f"`model` must be a shipped name ({', '.join(shipped_names(system)) or 'none is installed'}), a directory "
-        f"or a hub id, but is '{text}'. Check the spelling; mmdec's own models lie in models/ of a checkout, "
-        "and in its wheel."
+        f"or a hub id, but is '{text}'. Check the spelling; mmdec's own models are in models/ of a checkout "
+        "and in the wheel."
     )
 
 
@@ -217,14 +217,14 @@ def download(
         return Path(snapshot_download(repository, allow_patterns=list(files), **options))
     except GatedRepoError as error:
         raise InputError(
-            f"`{argument}` must be open to you, but '{name}' asks for its terms to be accepted. Accept them on "
+            f"`{argument}` must be accessible, but '{name}' requires you to accept its terms. Accept them on "
             f"https://huggingface.co/{repository}, and log in: `hf auth login`."
         ) from error
     except (LocalEntryNotFoundError, ConnectionError) as error:  # no network, and not in the cache
         raise InputError(
-            f"`{argument}` must be on this machine where the hub cannot be reached, but '{name}' is not "
-            f"({type(error).__name__}). Where there is a network, run `hf download {repository} --local-dir DIR`; "
-            "bring DIR here, and give it as a directory."
+            f"`{argument}` must be on this machine if the hub cannot be reached, but '{name}' is not "
+            f"({type(error).__name__}). On a machine with a network run `hf download {repository} --local-dir DIR`; "
+            "copy DIR here, and pass its path."
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise InputError(

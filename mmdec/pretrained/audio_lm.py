@@ -54,8 +54,8 @@ class LoadedAudioLm(LoadedMediaModel):
         rate = getattr(self.extractor, "sampling_rate", SAMPLE_RATE)
         if rate != SAMPLE_RATE:
             raise InputError(
-                f"`processor` must read {SAMPLE_RATE} samples a second, but reads {rate}. Load it from where the model "
-                "is."
+                f"`processor` must read {SAMPLE_RATE} samples a second, but reads {rate}. Load it from the model's "
+                "folder."
             )
 
     @property
@@ -217,12 +217,12 @@ def load_audio_lm(
     name, checked = audio_family(directory), check_device(device)
     if not name:
         raise InputError(
-            f"`model` must be a language model that hears ({', '.join(AUDIO_FAMILY_NAMES)}), but '{directory}' is "
+            f"`model` must be an audio language model ({', '.join(AUDIO_FAMILY_NAMES)}), but '{directory}' is "
             f"{model_kind(directory) or 'no model'!r}. Give such a model."
         )
     if read_settings(directory / "config.json").get("has_lora_adapter") or (directory / ADAPTER_CONFIG).is_file():
         raise InputError(
-            f"`model` must be whole in its folder, but '{directory}' also holds an adapter. Load both with "
+            f"`model` must be complete in its folder, but '{directory}' also holds an adapter. Load both with "
             "transformers and peft, and give the model with its `processor`."
         )
     key = (path_version(directory), str(checked), str(dtype))

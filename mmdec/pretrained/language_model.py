@@ -74,7 +74,7 @@ class LoadedLanguageModel:
         if not getattr(self.tokenizer, "chat_template", None):
             raise InputError(
                 f"`model` must have a chat template, which writes messages as it reads them, but that in "
-                f"'{self.directory}' has none. Use a model that was tuned to answer, or let this one complete a text."
+                f"'{self.directory}' has none. Use an instruction-tuned model, or let this one complete a text."
             )
         texts = self.plain.hide([message["content"] for message in messages], "messages")
         hidden = [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]

@@ -98,19 +98,19 @@ def check_processor(model: PreTrainedModel, processor: Any, kind: str, remedy: s
     ):
         raise InputError(
             f"`processor` must write an {kind} as token {token} for this model, but {mark!r} is {written}. Load it "
-            "from where the model is."
+            "from the model's folder."
         )
     tokens = cast(torch.nn.Embedding, model.get_input_embeddings()).num_embeddings
     if len(tokenizer) > tokens:
         raise InputError(
             f"`processor` must have at most {tokens} tokens for this model, but has {len(tokenizer)}. Load it from "
-            "where the model is."
+            "the model's folder."
         )
     if template and not getattr(processor, "chat_template", None):
         if not getattr(tokenizer, "chat_template", None):
             raise InputError(
                 "`processor` must have a chat template, which writes a question as this model reads it, but has none. "
-                "Use a model that was tuned to answer, or set `processor.chat_template`."
+                "Use an instruction-tuned model, or set `processor.chat_template`."
             )
         processor.chat_template = tokenizer.chat_template
     if model.training:

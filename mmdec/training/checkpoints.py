@@ -192,8 +192,8 @@ def check_local(path: str | os.PathLike[str], argument: str) -> Path:
     text = os.fspath(path)
     if _ADDRESS.match(text):
         raise InputError(
-            f"`{argument}` must be a path of this machine, but is '{printable(text)}'. Fetch it first, from people "
-            "whom you trust; a file of this name is ./NAME."
+            f"`{argument}` must be a path of this machine, but is '{printable(text)}'. Download it first, from a "
+            "source that you trust; a file of this name is ./NAME."
         )
     return Path(text)
 

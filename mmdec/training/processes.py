@@ -79,7 +79,7 @@ def lock_folder(folder: Path, what: str) -> Iterator[None]:
     except Timeout as error:
         owner_name = owner.read_text(encoding="utf-8") if owner.is_file() else "another process"
         raise InputError(
-            f"`{what}` must be alone in '{folder}', but {owner_name} works there. Wait for it, or stop it."
+            f"`{what}` must be the only process in '{folder}', but {owner_name} uses it. Wait for it, or stop it."
         ) from error
     try:
         write_atomically(owner, f"{what} (process {os.getpid()})".encode())

@@ -313,7 +313,7 @@ def read_question(images: Any, prompt: object) -> Question:
     """
     sources = images if isinstance(images, tuple) else (images,)
     if len(sources) > MAX_IMAGES:
-        raise InputError(f"`image` must have at most {MAX_IMAGES} images, but has {len(sources)}. Ask about fewer.")
+        raise InputError(f"`image` must be at most {MAX_IMAGES} images, but is {len(sources)}. Ask about fewer.")
     texts: tuple[object, ...] = prompt if isinstance(prompt, tuple) else (prompt,)
     if not all(isinstance(text, str) for text in texts) or not any(str(text).strip() for text in texts):
         raise InputError(f"`prompt` must be text, or a tuple of texts, but is {show(prompt)}. Ask a question.")

@@ -79,13 +79,13 @@ class LoadedWhisper:
         ):
             if expected != actual:
                 raise InputError(
-                    f"`processor` must have {expected} {what} for this model, but has {actual}. Load it from where the "
-                    "model is."
+                    f"`processor` must have {expected} {what} for this model, but has {actual}. Load it from the "
+                    "model's folder."
                 )
         if len(tokenizer) > shape.vocab_size:
             raise InputError(
                 f"`processor` must have at most {shape.vocab_size} tokens for this model, but has {len(tokenizer)}. "
-                "Load it from where the model is."
+                "Load it from the model's folder."
             )
         if self.model.training:
             raise InputError("`model` must be in evaluation mode, but is being trained. Call `model.eval()`.")

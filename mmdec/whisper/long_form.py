@@ -726,7 +726,7 @@ def _limit_length(settings: Any, model: WhisperForConditionalGeneration, prompt:
         settings.max_length = min(settings.max_length + min(room // 2 - 1, prompt), room)
     elif settings.max_new_tokens + prompt > room:
         raise InputError(
-            f"`max_new_tokens` must be at most {room - prompt} behind {prompt} tokens of prompt and previous text, but "
+            f"`max_new_tokens` must be at most {room - prompt} after {prompt} tokens of prompt and previous text, but "
             f"is {settings.max_new_tokens}. Lower it, or shorten the prompt."
         )
 

@@ -105,5 +105,5 @@ def test_recordings_are_chosen_and_joined(corpus: Path, tmp_path: Path) -> None:
     ]
     inputs = {"input_ids": torch.ones(1, 4, dtype=torch.long), "feature_attention_mask": torch.ones(1, 4)}
     assert append(inputs, [1, 2])["feature_attention_mask"].shape == (1, 4)
-    with pytest.raises(InputError, match="language model that hears"):
+    with pytest.raises(InputError, match="audio language model"):
         _ = AudioData(str(corpus), str(corpus)).prompting

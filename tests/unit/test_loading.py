@@ -107,7 +107,7 @@ def test_a_missing_model_offline_says_how_to_get_it(error: Exception, monkeypatc
 
 
 def test_an_unknown_name_lists_what_is_there() -> None:
-    with pytest.raises(InputError, match="lie in models/ of a checkout, and in its wheel") as caught:
+    with pytest.raises(InputError, match="are in models/ of a checkout and in the wheel") as caught:
         mmdec.load("whisper-phrasebok")
     assert "(daspeech-everyday, vlm-scenes, whisper-tiny.en)" in str(caught.value)
 

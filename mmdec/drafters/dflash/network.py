@@ -101,36 +101,36 @@ class DFlashConfig(LayeredConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_size("block_size", self.block_size, MAX_BLOCK_SIZE, "Take the published.")
+        check_size("block_size", self.block_size, MAX_BLOCK_SIZE, "Use the published value.")
         if self.block_size < 2:
             raise InputError(f"`block_size` must be at least 2, the root and a mask, but is {self.block_size}.")
         if self.vocabulary > self.vocab_size or (self.has_draft_vocabulary and not self.own_head):
             raise InputError(
                 f"`draft_vocab_size` must be at most the target's {self.vocab_size}, and the same without `own_head`, "
-                f"but is {self.draft_vocab_size}. Take the published."
+                f"but is {self.draft_vocab_size}. Use the published value."
             )
         if type(self.mask_token) is not int or not 0 <= self.mask_token < self.vocab_size:
             raise InputError(f"`mask_token` must be a token below {self.vocab_size}, but is {self.mask_token!r:.60}.")
         if self.head not in get_args(HeadKind):
             raise InputError(
-                f"`head` must be {', '.join(get_args(HeadKind))}, but is {self.head!r:.60}. Take the published."
+                f"`head` must be {', '.join(get_args(HeadKind))}, but is {self.head!r:.60}. Use the published value."
             )
         for name in ("head_rank", "head_candidates", "head_state", "convolution_group"):
-            check_size(name, getattr(self, name), MAX_CONFIG_SIZE, "Take the published.")
+            check_size(name, getattr(self, name), MAX_CONFIG_SIZE, "Use the published value.")
         if type(self.plain_prefix) is not int or not 0 <= self.plain_prefix <= self.block_size:
             raise InputError(
-                f"`plain_prefix` must be from 0 to {self.block_size}, but is {self.plain_prefix!r:.60}. Take the "
-                "published."
+                f"`plain_prefix` must be from 0 to {self.block_size}, but is {self.plain_prefix!r:.60}. Use the "
+                "published value."
             )
         if self.head == "dflash2" and (self.hidden_size % self.convolution_group or not self.input_norm):
             raise InputError(
                 f"`convolution_group` must divide the {self.hidden_size} channels, and `input_norm` be true, but they "
-                f"are {self.convolution_group} and {self.input_norm}. Take the published."
+                f"are {self.convolution_group} and {self.input_norm}. Use the published value."
             )
         if self.confidence and self.confidence_reads_token and self.head not in MARKOV_HEADS:
             raise InputError(
-                f"`confidence_reads_token` must be false without a head of DSpark's, but `head` is {self.head}. Take "
-                "the published."
+                f"`confidence_reads_token` must be false without a head of DSpark's, but `head` is {self.head}. Use "
+                "the published value."
             )
         if self.positions not in ("text", "temporal"):
             raise InputError(f"`positions` must be text or temporal, but is {self.positions!r:.60}. Choose one.")

@@ -96,9 +96,9 @@ class Eagle3Config(LayeredConfig):
     def __post_init__(self) -> None:
         object.__setattr__(self, "mrope_section", tuple(self.mrope_section))
         super().__post_init__()
-        check_size("features", self.features, 8, "Take the published.")
+        check_size("features", self.features, 8, "Use the published value.")
         if self.target_hidden_size:
-            check_size("target_hidden_size", self.target_hidden_size, MAX_CONFIG_SIZE, "Take the published.")
+            check_size("target_hidden_size", self.target_hidden_size, MAX_CONFIG_SIZE, "Use the published value.")
         if len(self.layers) not in (0, self.features):
             raise InputError(f"`layers` must be {self.features}, one a feature, but is {self.layers!r:.60}.")
         if self.norm_before_fc and self.fc_norm:

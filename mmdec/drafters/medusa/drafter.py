@@ -89,8 +89,8 @@ class Medusa:
         width = HeadAccuracy(chances).width  # raises InputError if a row's chances are negative or sum to more than 1
         if width > config.vocab_size:
             raise InputError(
-                f"`heads` must be for a model of at least {width} tokens, one for each rank that is looked at, but are "
-                f"for {config.vocab_size}. Draft with another drafter."
+                f"`heads` must be for a model of at least {width} tokens, one for each rank, but are "
+                f"for {config.vocab_size}. Use another drafter."
             )
         self._prior = Prior(tuple(map(tuple, chances)), is_measured=ranks is not None)
         self.needs = Needs(layers=(-1,), memory=config.kind == "block", prior=self._prior)

@@ -34,9 +34,9 @@ class LayeredConfig(DraftConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_size("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS, "Take the published.")
+        check_size("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS, "Use the published value.")
         if self.draft_vocab_size:
-            check_size("draft_vocab_size", self.draft_vocab_size, MAX_CONFIG_SIZE, "Take the published.")
+            check_size("draft_vocab_size", self.draft_vocab_size, MAX_CONFIG_SIZE, "Use the published value.")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
             raise InputError(f"`rope_scaling` must be settings, but is {self.rope_scaling!r:.60}. Leave it out.")
 

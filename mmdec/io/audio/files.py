@@ -516,7 +516,7 @@ def container_blocks(
             av.open(file, format=container, metadata_errors="replace") as opened,
         ):
             if not opened.streams.audio:
-                raise InputError(f"`audio` must hold sound, but {name} has no track of it. Check the recording.")
+                raise InputError(f"`audio` must hold sound, but {name} has no audio track. Check the recording.")
             yield from _on_clock(av, opened, structure, loss, name, max_seconds, True)
     except av.FFmpegError as error:
         raise InputError(

@@ -56,11 +56,11 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
     if path.is_file():
         utterances = _rows_of(split, list(_manifest(path, admission)))
     elif path.suffix in (".tsv", ".jsonl"):
-        raise InputError(f"`root` must be an existing manifest, but '{path}' is no file. Check the path of the corpus.")
+        raise InputError(f"`root` must be an existing manifest, but '{path}' is not a file. Check the path.")
     else:
         folder = path / split if split else path
         if not folder.is_dir():
-            raise InputError(f"`root` must hold '{split or ''}', but '{folder}' is no folder. Check corpus and split.")
+            raise InputError(f"`root` must hold a folder '{split or ''}', but '{folder}' is none. Check both.")
         utterances = [row for file in sorted(folder.rglob("*.trans.txt")) for row in _chapter(file, admission)]
     if not utterances:
         raise InputError(
@@ -142,8 +142,8 @@ def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Ut
     for row, row_split in rows:
         if not isinstance(row_split, str) or not row_split.strip():
             raise InputError(
-                f"`root` must say the split of each row, but {row.place} has no `split`. Write one in every row, train "
-                "or dev, or in none: they are then divided by speakers."
+                f"`root` must name the split of each row, but {row.place} has no `split`. Write one in every row, "
+                "train or dev, or in none: they are then divided by speakers."
             )
     return [row for row, row_split in rows if str(row_split).strip() == split]
 
@@ -170,8 +170,8 @@ def divide_by_speaker(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
     names = sorted({name(row) for row in rows}, key=chance)
     if len(names) < 2:
         raise InputError(
-            f"`root` must hold at least 2 recordings where no row has a `split`, but has {len(rows)}. Add one, to "
-            "develop on."
+            f"`root` must hold at least 2 recordings where no row has a `split`, but has {len(rows)}. Add one for "
+            "development."
         )
     dev = set(names[: max(1, round(DEV_SHARE * len(names)))])
     return {

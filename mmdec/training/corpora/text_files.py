@@ -66,8 +66,8 @@ def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise InputError(
-                f"`{argument}` must be {rule}, but line {number} of '{quote_path(path)}' is no JSON ({_short(error)}). "
-                "Fix the line."
+                f"`{argument}` must be {rule}, but line {number} of '{quote_path(path)}' is not JSON "
+                f"({_short(error)}). Fix the line."
             ) from None
         yield number, value
 

@@ -357,7 +357,7 @@ def test_damaged_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_image(tmp_path / "pipe.png")
     with pytest.raises(InputError, match="can be read"):
         read_image("a\0b.png")
-    with pytest.raises(InputError, match="is no name"):
+    with pytest.raises(InputError, match="is not a file name"):
         read_image("a" * 100_000)
     addresses = ("https://example.org/a.png", "http://x", "ftp://x/y.jpg", "file:///etc/passwd", "S3://a/b")
     for address in (*addresses, f"data:image/png;base64,{'A' * 100_000}"):

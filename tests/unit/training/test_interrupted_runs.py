@@ -111,7 +111,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path: Path):
     elsewhere = f"--trainer.default_root_dir={tmp_path / 'two'}"  # but checkpoints in the first
     with lock_folder(tmp_path / "one", "python -m mmdec.training fit"):
         for more in ((), (elsewhere,)):
-            with pytest.raises(InputError, match=r"must be alone in '.*one', but .* \(process \d+\) works there"):
+            with pytest.raises(InputError, match=r"must be the only process in .*one', but .* \(process \d+\) uses it"):
                 fit(path, *more)
     half = tmp_path / "one" / "checkpoints" / ".mmdec-0.part"
     half.parent.mkdir()

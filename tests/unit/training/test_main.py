@@ -15,7 +15,7 @@ def test_refusals_are_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
     def refuse(arguments: Sequence[str] | None) -> None:
         try:
-            raise InputError("`base` must hear windows of 30 s.")
+            raise InputError("`base` must read windows of 30 s.")
         except InputError as error:
             raise ValueError("Call to compute_fn failed") from error
 
@@ -23,7 +23,7 @@ def test_refusals_are_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     with pytest.raises(SystemExit) as ended:
         training.command_line([])
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: `base` must hear windows of 30 s.\n"
+    assert capsys.readouterr().err == "error: `base` must read windows of 30 s.\n"
 
 
 def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -388,7 +388,7 @@ class TranscriptData(StoredBatches, LightningDataModule):
         for split, rows in (("train", self.texts), ("dev", self.dev_texts)):
             if not rows:
                 raise InputError(
-                    f"`corpora` must have recordings in which the model hears words, but the "
+                    f"`corpora` must have recordings in which the model recognises words, but the "
                     f"{len(self.windows[split])} windows of {split} have none. Look at the recordings."
                 )
 
@@ -404,7 +404,7 @@ def read_pieces(path: Path) -> list[int]:
     except (OSError, ValueError) as error:
         raise InputError(f"`pieces` must be a file of tokens, but '{path}' is not ({error}).") from None
     if not isinstance(content, list) or not all(type(token) is int for token in content):
-        raise InputError(f"`pieces` must hold a list of tokens, but '{path}' holds another thing. Remove it.")
+        raise InputError(f"`pieces` must hold a list of tokens, but '{path}' holds something else. Remove it.")
     return content
 
 

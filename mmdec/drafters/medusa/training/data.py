@@ -180,7 +180,7 @@ class WindowTokenizer:
             if language is not None and f"<|{language}|>" not in languages:
                 raise InputError(
                     f"`language` must be one of the model's, {', '.join(sorted(name[2:-2] for name in languages))}, or "
-                    f"null for the one that it hears, but is {language!r}."
+                    f"null to detect it, but is {language!r}."
                 )
             if task not in tasks:
                 raise InputError(f"`task` must be one of {', '.join(sorted(tasks))}, but is {task!r}. Choose one.")
@@ -362,7 +362,7 @@ class HeadData(LightningDataModule):
         positions = whisper.model.config.max_source_positions
         if positions != 50 * SECONDS:
             raise InputError(
-                f"`base` must hear windows of {SECONDS} s, but its encoder has {positions} positions, not "
+                f"`base` must read windows of {SECONDS} s, but its encoder has {positions} positions, not "
                 f"{50 * SECONDS}. Use another model."
             )
         return whisper

@@ -344,7 +344,7 @@ def test_a_cut_file_is_as_long_as_what_is_left(suffix: str, part: float, tmp_pat
 def test_a_film_without_sound_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "film.mp4"
     path.write_bytes(silent_film())
-    with pytest.raises(InputError, match="has no track"):
+    with pytest.raises(InputError, match="has no audio track"):
         audio.load_audio(path)
 
 

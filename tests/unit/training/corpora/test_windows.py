@@ -95,7 +95,7 @@ def test_wrong_manifests_are_refused(tmp_path: Path, name: str, content: str, me
 
 
 def test_a_split_that_is_not_there_is_refused(corpus: Path):
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="must hold a folder"):
         read_utterances(corpus, "test")
     with pytest.raises(InputError, match="must be an existing manifest"):
         read_utterances(corpus / "recordings.tsv", "train")
