@@ -405,7 +405,7 @@ def keyed_generator(device: torch.device, *key: int | str) -> torch.Generator:
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-class Dice:
+class Rng:
     """Makes the random choices of rejection sampling with torch's `generator`. Tests replace it to try all outcomes."""
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -421,6 +421,6 @@ class Dice:
         return int(torch.multinomial(weights / weights.sum(), 1, generator=self.generator))
 
 
-def keyed_dice(device: torch.device, *key: int | str) -> Dice:
-    """Make a `Dice` on `device`. Equal keys give equal choices."""
-    return Dice(keyed_generator(device, *key))
+def keyed_rng(device: torch.device, *key: int | str) -> Rng:
+    """Make an `Rng` on `device`. Equal keys give equal choices."""
+    return Rng(keyed_generator(device, *key))

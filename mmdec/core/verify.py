@@ -26,13 +26,13 @@ from torch import Tensor
 
 from mmdec.core.sampling import (
     Choice,
-    Dice,
     DraftWarp,
     Processor,
+    Rng,
     Sequences,
     copy_processors,
-    keyed_dice,
     keyed_generator,
+    keyed_rng,
     most_probable,
     most_probable_each,
 )
@@ -229,7 +229,7 @@ class ResidualRule:
 
     stream: SamplingState
     name: RuleName = "residual"
-    dice: Callable[..., Dice] = keyed_dice
+    make_rng: Callable[..., Rng] = keyed_rng
 
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         return self.stream.drafting_plan(plan, text)
@@ -239,14 +239,14 @@ class ResidualRule:
 
     def _step(self, branch: RowTree, text: Sequences, node: int) -> TokenAndChild:
         p = _distribution(text, branch.row, branch.logits[node])
-        dice = self.dice(p.device, self.stream.seed, "residual", branch.row, len(text.tokens[branch.row]))
+        rng = self.make_rng(p.device, self.stream.seed, "residual", branch.row, len(text.tokens[branch.row]))
         q = branch.draft_distribution(node)
         for child in branch.children[node]:
             token = branch.tokens[child]
             draft_chance = 1.0 if q is None else float(q[token])
             if draft_chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
                 continue
-            if dice.happens(float(p[token]) / draft_chance):
+            if rng.happens(float(p[token]) / draft_chance):
                 return token, child
             if q is None:
                 left = p.index_fill(0, torch.tensor([token], device=p.device), 0.0)
@@ -256,7 +256,7 @@ class ResidualRule:
                 q = q / q.sum().clamp(min=1e-300)
             if float(left.sum()) > 0.0:  # the sum is 0 if p equals q up to rounding; then p stays
                 p = left / left.sum()
-        return dice.draw(p), -1
+        return rng.draw(p), -1
 
 
 @dataclass(frozen=True)
@@ -272,15 +272,15 @@ class TraversalRule:
 
     stream: SamplingState
     name: RuleName = "traversal"
-    dice: Callable[..., Dice] = keyed_dice
+    make_rng: Callable[..., Rng] = keyed_rng
 
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         return self.stream.drafting_plan(plan, text)
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         row = branch.row
-        dice = self.dice(branch.logits.device, self.stream.seed, "traversal", row, len(text.tokens[row]))
-        accepted = _Traversal(branch, text, dice).visit(0, 1.0, [], text.copied_processors(row))
+        rng = self.make_rng(branch.logits.device, self.stream.seed, "traversal", row, len(text.tokens[row]))
+        accepted = _Traversal(branch, text, rng).visit(0, 1.0, [], text.copied_processors(row))
         assert accepted is not None  # the root's weight stays 1
         path, p = accepted
         # the row's own processors see the accepted text only, and each position once
@@ -289,7 +289,7 @@ class TraversalRule:
             if text.append(row, branch.tokens[child]):
                 return path[1:index], True
         own = _distribution(text, row, branch.logits[path[-1]])
-        return path[1:], text.append(row, dice.draw(own if p is None else p))
+        return path[1:], text.append(row, rng.draw(own if p is None else p))
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ class _Traversal:
 
     branch: RowTree
     text: Sequences
-    dice: Dice
+    rng: Rng
 
     def visit(
         self, node: int, weight: float, drafted: list[int], processors: list[Processor]
@@ -340,7 +340,7 @@ class _Traversal:
                     weight = mass / (mass + (1.0 - weight))
                 elif weight < 1.0:
                     return None
-        return ([node], rest) if self.dice.happens(weight) else None
+        return ([node], rest) if self.rng.happens(weight) else None
 
 
 @dataclass(frozen=True)

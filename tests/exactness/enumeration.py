@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from mmdec.core.sampling import Dice, Processor
+from mmdec.core.sampling import Processor, Rng
 from tests.support.toy_target import Toy
 
 T = TypeVar("T")
@@ -51,8 +51,8 @@ class EnumeratedChoices:
                 return
 
 
-class EnumeratedDice(Dice):
-    """Throws dice whose results `EnumeratedChoices` chooses."""
+class EnumeratedRng(Rng):
+    """Makes the choices of `EnumeratedChoices`."""
 
     def __init__(self, choices: EnumeratedChoices) -> None:
         self.choices = choices

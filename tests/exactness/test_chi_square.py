@@ -22,7 +22,7 @@ from transformers import (
 
 from mmdec.core.budget import Budget
 from mmdec.core.loop import decode
-from mmdec.core.sampling import Dice, KeyedSample, Sequences, Stop
+from mmdec.core.sampling import KeyedSample, Rng, Sequences, Stop
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState, TraversalRule
 from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.generation.hf_bridge import draft_warp
@@ -73,7 +73,7 @@ class Racing(Scripted):
         return Draft(nodes, links, torch.full_like(roots, nodes.shape[1]), torch.stack(probs, 1))
 
 
-class Shared(Dice):
+class Shared(Rng):
     """A mistake: the residual is drawn with the noise that the draft was drawn with."""
 
     def __init__(self, drafter: Racing, seed: int, row: int, place: int) -> None:
@@ -116,7 +116,7 @@ def always(drafter: Racing) -> Rule:
 
 def shared(drafter: Racing) -> Rule:
     return ResidualRule(
-        SamplingState(15), dice=lambda device, seed, kind, row, place: Shared(drafter, seed, row, place)
+        SamplingState(15), make_rng=lambda device, seed, kind, row, place: Shared(drafter, seed, row, place)
     )
 
 

@@ -36,19 +36,19 @@ STRANGE = [
 ]
 
 
-def hypothesis_of(dice: random.Random, text: str, others: Sequence[str]) -> str:
+def hypothesis_of(rng: random.Random, text: str, others: Sequence[str]) -> str:
     """Change a text: its words, case, marks and place, or take another text."""
-    kind = dice.randrange(6)
+    kind = rng.randrange(6)
     if kind == 0:
-        return dice.choice([*STRANGE, *others])
+        return rng.choice([*STRANGE, *others])
     if kind == 1:
         return " ".join([*others, text, *others])
     if kind == 2:
-        return dice.choice([text, text.lower(), text.upper(), "".join(filter(lambda c: c.isalnum() or c == " ", text))])
+        return rng.choice([text, text.lower(), text.upper(), "".join(filter(lambda c: c.isalnum() or c == " ", text))])
     words = text.split() or ["none"]
-    for _ in range(dice.randrange(1, 5)):
-        at = dice.randrange(len(words) + 1)
-        words[at : at + dice.randrange(3)] = [dice.choice(words or ["a"]) for _ in range(dice.randrange(3))]
+    for _ in range(rng.randrange(1, 5)):
+        at = rng.randrange(len(words) + 1)
+        words[at : at + rng.randrange(3)] = [rng.choice(words or ["a"]) for _ in range(rng.randrange(3))]
     return " ".join(words)
 
 
@@ -61,27 +61,27 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 @pytest.mark.parametrize("number", range(DRAWS))
 def test_transcripts_are_the_models_own(whisper: LoadedWhisper, number: int) -> None:
-    dice = random.Random(number)
+    rng = random.Random(number)
     options: dict[str, Any] = {
         "model": whisper,
         "sample_rate": RATE,
-        "timestamps": dice.choice([None, "segment", "word"]),
-        "language": dice.choice([None, "en"]),
+        "timestamps": rng.choice([None, "segment", "word"]),
+        "language": rng.choice([None, "en"]),
         "seed": 3,
-        "max_new_tokens": dice.choice([8, 24]),
-        "condition_on_prev_tokens": dice.random() < 0.4,
-        "cut_at_pauses": dice.random() < 0.4,
+        "max_new_tokens": rng.choice([8, 24]),
+        "condition_on_prev_tokens": rng.random() < 0.4,
+        "cut_at_pauses": rng.random() < 0.4,
     }
-    if dice.random() < 0.5:
-        options |= {"temperature": dice.choice([0.7, (0.0, 0.5, 0.9)]), "logprob_threshold": -1.8}
-    sounds: Any = [buzz(dice.choice([0.4, 0.9, 1.7, 2.6]), dice.randrange(99)) for _ in range(4)]
+    if rng.random() < 0.5:
+        options |= {"temperature": rng.choice([0.7, (0.0, 0.5, 0.9)]), "logprob_threshold": -1.8}
+    sounds: Any = [buzz(rng.choice([0.4, 0.9, 1.7, 2.6]), rng.randrange(99)) for _ in range(4)]
     expected = mmdec.transcribe(sounds, drafter=None, **options)
     own = [one.text for one in expected]
-    texts = [hypothesis_of(dice, text, own) for text in own]
-    nodes = dice.choice([None, 5, 31, (12, 3)])
-    drafter = mmdec.hypothesis(dice.choice([texts, texts[0]]))
+    texts = [hypothesis_of(rng, text, own) for text in own]
+    nodes = rng.choice([None, 5, 31, (12, 3)])
+    drafter = mmdec.hypothesis(rng.choice([texts, texts[0]]))
     found = mmdec.transcribe(
-        sounds, drafter=drafter, num_speculative_tokens=nodes, batch_size=dice.choice([1, 3]), **options
+        sounds, drafter=drafter, num_speculative_tokens=nodes, batch_size=rng.choice([1, 3]), **options
     )
     assert [one.tokens for one in found] == [one.tokens for one in expected]
     assert [one.segments for one in found] == [one.segments for one in expected]
@@ -123,14 +123,14 @@ def test_a_text_that_resembles_the_answer_saves_passes(
 @pytest.mark.parametrize("sampled", [False, True])
 def test_audio_language_models_write_their_own_text(family: str, sampled: bool, tmp_path: Path) -> None:
     loaded = load_audio_lm(write_audio_lm(family, tmp_path / "model"), "cpu")
-    dice = random.Random(family)
+    rng = random.Random(family)
     options: dict[str, Any] = {"model": loaded, "sample_rate": RATE, "max_new_tokens": 20, "seed": 5, "batch_size": 2}
     options |= {"do_sample": True, "temperature": 0.9} if sampled else {}
     sounds: Any = [buzz(0.6, 1), buzz(1.1, 2), buzz(0.8, 3)]
     expected = mmdec.transcribe(sounds, drafter=None, **options)
     own = [one.text for one in expected]
     for _ in range(3):
-        texts = [hypothesis_of(dice, text, own) for text in own]
+        texts = [hypothesis_of(rng, text, own) for text in own]
         found = mmdec.transcribe(sounds, drafter=mmdec.hypothesis(texts), num_speculative_tokens=9, **options)
         assert [one.tokens for one in found] == [one.tokens for one in expected]
 
@@ -139,7 +139,7 @@ def test_audio_language_models_write_their_own_text(family: str, sampled: bool, 
 @pytest.mark.parametrize("rule", ["greedy", "sampled", "residual"])
 def test_language_models_write_their_own_text(rule: str, tmp_path: Path) -> None:
     loaded = load_language_model(tiny_text_folder.write(tmp_path / "model", tiny_text_folder.OTHER, 1), "cpu")
-    dice = random.Random(rule)
+    rng = random.Random(rule)
     prompts = [loaded.text_inputs(text) for text in ("Once upon", "Would you like some tea", "Nobody")]
     options: dict[str, Any] = {"max_new_tokens": 24, "rule": rule, "seed": 2}
 
@@ -150,7 +150,7 @@ def test_language_models_write_their_own_text(rule: str, tmp_path: Path) -> None
     expected = mmdec.generate(loaded.model, prompts, drafter=None, **options)
     own = [loaded.tokenizer.decode(row, skip_special_tokens=True) for row in texts(expected)]
     for _ in range(4):
-        drafter = mmdec.hypothesis([hypothesis_of(dice, text, own) for text in own])
+        drafter = mmdec.hypothesis([hypothesis_of(rng, text, own) for text in own])
         found = [
             mmdec.generate(loaded.model, prompts, drafter, num_speculative_tokens=7, max_batch=size, **options)
             for size in (1, 3)

@@ -25,18 +25,18 @@ def loaded(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     return llava() if request.param == "llava" else qwen()
 
 
-def call_options(dice: random.Random, model: Any) -> dict[str, Any]:
+def call_options(rng: random.Random, model: Any) -> dict[str, Any]:
     """Draw the options of a call."""
-    drafter: Any = dice.choice([None, "lookup", "recycling", "eagle3"])
+    drafter: Any = rng.choice([None, "lookup", "recycling", "eagle3"])
     options: dict[str, Any] = {
         "drafter": network_drafter("eagle3", model, pictures="dropped") if drafter == "eagle3" else drafter,
-        "max_new_tokens": dice.choice([5, 24]),
-        "repetition_penalty": dice.choice([None, 1.4]),
+        "max_new_tokens": rng.choice([5, 24]),
+        "repetition_penalty": rng.choice([None, 1.4]),
     }
     if drafter is not None:
-        options["num_speculative_tokens"] = dice.choice([None, 3, (6, 2)])
-    if dice.random() < 0.5:
-        options |= {"do_sample": True, "temperature": dice.choice([0.6, 1.5])}
+        options["num_speculative_tokens"] = rng.choice([None, 3, (6, 2)])
+    if rng.random() < 0.5:
+        options |= {"do_sample": True, "temperature": rng.choice([0.6, 1.5])}
     return options
 
 
@@ -44,7 +44,7 @@ def call_options(dice: random.Random, model: Any) -> dict[str, Any]:
 def test_a_list_has_the_answers_of_its_questions(
     loaded: tuple[Any, Any], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dice, shared, rounds = random.Random(number), list[int](), list[Round]()
+    rng, shared, rounds = random.Random(number), list[int](), list[Round]()
     score_together = DecoderTarget.score_together
 
     def observed(target: DecoderTarget, parts: Any) -> Any:
@@ -53,19 +53,19 @@ def test_a_list_has_the_answers_of_its_questions(
 
     monkeypatch.setattr(DecoderTarget, "score_together", observed)
     model, processor = loaded
-    options: dict[str, Any] = {"model": model, "processor": processor, **call_options(dice, model)}
+    options: dict[str, Any] = {"model": model, "processor": processor, **call_options(rng, model)}
     pictures: Any = [
-        tuple(pixels(dice.randrange(99), dice.choice([24, 40, 60]), dice.choice([24, 52])) for _ in range(count))
-        for count in (dice.choice([0, 1, 1, 2]) for _ in range(COUNT))
+        tuple(pixels(rng.randrange(99), rng.choice([24, 40, 60]), rng.choice([24, 52])) for _ in range(count))
+        for count in (rng.choice([0, 1, 1, 2]) for _ in range(COUNT))
     ]
-    prompts = [dice.choice(PROMPTS) for _ in pictures]
+    prompts = [rng.choice(PROMPTS) for _ in pictures]
     prompts[3] = ""  # is refused
     expected = [
         mmdec.describe(shown, prompt, seed=7 + index, **options) if prompt else None
         for index, (shown, prompt) in enumerate(zip(pictures, prompts, strict=True))
     ]
     assert not shared
-    batch_size = dice.choice([2, 3, 5])
+    batch_size = rng.choice([2, 3, 5])
     with pytest.raises(mmdec.BatchError) as refused:
         mmdec.describe(pictures, prompts, batch_size=batch_size, seed=7, on_round=rounds.append, **options)
     assert list(refused.value.errors) == [3]

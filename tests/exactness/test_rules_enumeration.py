@@ -16,7 +16,7 @@ from mmdec.core.sampling import Processor, Sequences, Stop
 from mmdec.core.tree import depths, trees_from_lists
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState, TraversalRule, TypicalRule, verify
 from mmdec.types import Draft, Plan, Scores
-from tests.exactness.enumeration import Distribution, EnumeratedChoices, EnumeratedDice, plain_distribution
+from tests.exactness.enumeration import Distribution, EnumeratedChoices, EnumeratedRng, plain_distribution
 from tests.support.toy_target import AlwaysAccept, Memory, Scripted, Session, Toy, padded, run
 
 Shape = list[int]  # parents of nodes 1, 2, ...
@@ -32,11 +32,11 @@ def sampled(choices: EnumeratedChoices) -> Rule:
 
 
 def residual(choices: EnumeratedChoices) -> Rule:
-    return ResidualRule(STREAM, dice=lambda *key: EnumeratedDice(choices))
+    return ResidualRule(STREAM, make_rng=lambda *key: EnumeratedRng(choices))
 
 
 def traversal(choices: EnumeratedChoices) -> Rule:
-    return TraversalRule(STREAM, dice=lambda *key: EnumeratedDice(choices))
+    return TraversalRule(STREAM, make_rng=lambda *key: EnumeratedRng(choices))
 
 
 def typical(choices: EnumeratedChoices) -> Rule:

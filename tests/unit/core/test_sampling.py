@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from mmdec.core.sampling import (
     Criterion,
-    Dice,
     KeyedSample,
+    Rng,
     Sequences,
     Stop,
     Suppression,
@@ -196,7 +196,7 @@ def test_keyed_streams() -> None:
 
 
 def test_dice_follow_their_probabilities() -> None:
-    rng = Dice(torch.Generator().manual_seed(0))
+    rng = Rng(torch.Generator().manual_seed(0))
     assert all(rng.happens(1.0) for _ in range(100))
     assert not any(rng.happens(0.0) for _ in range(100))
     assert 30 < sum(rng.happens(0.5) for _ in range(100)) < 70

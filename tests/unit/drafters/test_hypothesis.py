@@ -180,8 +180,8 @@ def test_incomplete_characters_are_held_back() -> None:
 
 
 def test_the_search_takes_about_the_same_time_in_a_long_text() -> None:
-    dice = random.Random(0)
-    words = [f"word{dice.randrange(4000)}" for _ in range(100_000)]
+    rng = random.Random(0)
+    words = [f"word{rng.randrange(4000)}" for _ in range(100_000)]
     follower = Follower(words)
     begun = time.perf_counter()
     for at in range(0, 4000, 2):  # every second word is left out
