@@ -36,9 +36,9 @@ part info 20 sh -c '"$0" -m mmdec info --json > "$1"' "$python" "$parts/info.jso
 part tests 185 "$python" -m pytest -n 4 tests/kernels
 part kernels 150 "$python" -m mmdec bench kernels --device cuda --output "$parts/kernels.json"
 part speech 40 "$python" -m mmdec bench speech --device cuda --repeats 5 --output "$parts/speech.json"
-part asr 75 "$python" -m mmdec bench asr data/samples/english/*.flac --device cuda --repeats 3 \
+part asr 75 "$python" -m mmdec bench drafters --model whisper-tiny.en --device cuda --repeats 3 --minutes 1 \
   --output "$parts/asr.json"
-part vlm 50 "$python" -m mmdec bench vlm --questions data/samples/images/samples.tsv --device cuda --per-task 1 \
+part vlm 50 "$python" -m mmdec bench drafters --model vlm-scenes --device cuda --per-kind 1 --minutes 0.6 \
   --repeats 2 --output "$parts/vlm.json"
 part train 660 "$python" -m mmdec train drafter --model vlm-scenes --data data/samples/images --output "$parts/drafter" --minutes 8
 

@@ -1,14 +1,13 @@
 """Times methods in turn, A B A B: on a noisy machine only the ratio of neighbouring calls is reliable.
 
-`time_pairs` times two functions. `time_methods` times decoding methods that answer the same inputs.
+`time_pairs` times two functions. `MethodTimings` compares decoding methods that answered the same inputs.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar, final
 
@@ -18,19 +17,11 @@ import torch
 from mmdec.bench.report import WALL_CLOCK, Comparison, Kind
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.devices import check_device
-from mmdec.checks.files import error_line
 from mmdec.core.timing import Stopwatch
-from mmdec.core.tree import depths, int_list, int_rows
-from mmdec.drafters.registry import make_drafter
-from mmdec.drafters.wrapper import ForwardingDrafter
-from mmdec.errors import MmdecError
-from mmdec.evaluation.harness import Harness, Input, Log, Measurement, Measurements, Method
+from mmdec.evaluation.harness import Measurement, Measurements
 from mmdec.tasks.threads import keep_threads
-from mmdec.types import Draft, Drafter, Scores, Verdict
 
-LOOKUP_TOKENS = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
-LOOKUP = Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": LOOKUP_TOKENS})
-PLAIN = Method.with_drafter("plain", None)  # mmdec's own loop without a drafter
+PROCESSOR = "processor"  # the kind of measured time that counts the processor's seconds
 Result = TypeVar("Result")
 
 
@@ -169,8 +160,6 @@ class MethodTimings:
 
     measured: Measurements  # method name -> each batch of inputs -> its repeats
     equal: Mapping[str, Sequence[bool]]  # method name -> whether its tokens of each input are those of greedy decoding
-    depths: dict[str, tuple[float, ...]]  # method name -> accepted share at depths 1, 2, ... of its drafts
-    clock: str  # the name under which rows report `Measurement.decoder`
 
     def rows(self, subject: str, baseline: str, group: Group) -> list[Comparison]:
         """Compare two methods on the inputs for which the baseline produced the same tokens as greedy decoding; skip
@@ -181,7 +170,7 @@ class MethodTimings:
             group: The inputs to choose from.
 
         Returns:
-            Two rows of the report, for the decoder's seconds and for the wall clock; none if all inputs were skipped.
+            Two rows of the report, for processor time and for the wall clock; none if all inputs were skipped.
             Tokens per round do not count the prompt's pass.
         """
         same = [index for index in group.indices if self.equal[baseline][index]]
@@ -192,7 +181,7 @@ class MethodTimings:
         rounds = max(sum(run.rounds for run in last), 1)
         accepted = [run.accepted for run in last if run.accepted is not None]
         rows = []
-        for timed, seconds in ((self.clock, attrgetter("decoder")), (WALL_CLOCK, attrgetter("total"))):
+        for timed, seconds in ((PROCESSOR, attrgetter("processor")), (WALL_CLOCK, attrgetter("total"))):
             ratios = [
                 seconds(b) / seconds(a)
                 for a_runs, b_runs in zip(ours, theirs, strict=True)
@@ -222,16 +211,16 @@ class MethodTimings:
         return rows
 
     def comparisons(
-        self, subjects: Sequence[Method], baselines: Sequence[Method], groups: Sequence[Group]
+        self, subjects: Sequence[str], baselines: Sequence[str], groups: Sequence[Group]
     ) -> list[Comparison]:
-        """Compare each subject with each baseline that is another method, group by group."""
+        """Compare each subject with each baseline that is another method, group by group. All are names."""
         return [
             row
             for subject in subjects
             for baseline in baselines
-            if baseline is not subject
+            if baseline != subject
             for group in groups
-            for row in self.rows(subject.name, baseline.name, group)
+            for row in self.rows(subject, baseline, group)
         ]
 
     def stages(self) -> dict[str, dict[str, float]]:
@@ -263,88 +252,3 @@ def _milliseconds(runs: Sequence[Sequence[Measurement]], seconds: Callable[[Meas
         seconds: Takes the seconds from a measurement.
     """
     return 1e3 * statistics.fmean(statistics.median(map(seconds, repeats)) for repeats in runs)
-
-
-def time_methods(
-    harness: Harness[Input], methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
-) -> MethodTimings:
-    """Compare tokens, then time all methods in turn.
-
-    Args:
-        methods: The second one must be transformers' greedy decoding.
-        groups: Batches of inputs.
-
-    Returns:
-        The measurements of all methods.
-
-    Raises:
-        MmdecError: If the tokens of one of mmdec's methods differ from those of greedy decoding.
-    """
-    watched, recorders = add_depth_recorders(methods)
-    equal = harness.gate(watched, groups, log)
-    shares = {name: tuple(recorder.shares()) for name, recorder in recorders.items() if recorder.shares()}
-    return MethodTimings(harness.interleave(methods, groups, repeats, log), equal, shares, harness.clock)
-
-
-def runnable_methods(
-    harness: Harness[Input], first: Input, methods: Sequence[Method]
-) -> tuple[list[Method], dict[str, str]]:
-    """Try methods of transformers on one input, because not every model can decode with each of them.
-
-    Args:
-        first: The input.
-
-    Returns:
-        The methods that work; name -> reason for the methods that do not work.
-    """
-    runnable, left_out = list[Method](), dict[str, str]()
-    for method in methods:
-        try:
-            harness.measure([first], method)
-            runnable.append(method)
-        except (MmdecError, MemoryError):
-            raise
-        except Exception as error:
-            left_out[method.name] = f"transformers cannot run it here ({error_line(error)})"
-    return runnable, left_out
-
-
-@final
-class DepthRecorder(ForwardingDrafter):
-    """Wraps a drafter, and counts at which depths its drafts are accepted."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        super().__init__(drafter)
-        self._reached: Counter[int] = Counter()  # depth in the drafted tree -> number of drafts with a node there
-        self._accepted: Counter[int] = Counter()
-
-    def update(self, state: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        rows = zip(int_rows(draft.parents), int_list(draft.size), int_rows(verdict.path), strict=True)
-        for parents, size, path in rows:
-            for depth in range(1, max(depths(parents[:size])) + 1):
-                self._reached[depth] += 1
-            for depth in range(1, sum(node > 0 for node in path) + 1):
-                self._accepted[depth] += 1
-        super().update(state, draft, scores, verdict)
-
-    def shares(self) -> list[float]:
-        """Return one share for each depth 1, 2, ...: drafts accepted to this depth / drafts that have a node there."""
-        return [self._accepted[depth] / self._reached[depth] for depth in sorted(self._reached)]
-
-
-def add_depth_recorders(methods: Sequence[Method]) -> tuple[list[Method], dict[str, DepthRecorder]]:
-    """Wrap the drafters of mmdec's methods in recorders.
-
-    Returns:
-        All methods, and the recorders by method name.
-    """
-    recorders: dict[str, DepthRecorder] = {}
-    watched = []
-    for method in methods:
-        drafter: Any = method.options.get("drafter")
-        if method.loop == "mmdec" and drafter is not None:
-            chosen = make_drafter(drafter) if isinstance(drafter, str) else drafter
-            recorders[method.name] = DepthRecorder(chosen)
-            method = replace(method, options={**method.options, "drafter": recorders[method.name]})
-        watched.append(method)
-    return watched, recorders

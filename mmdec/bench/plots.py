@@ -1,5 +1,5 @@
-"""Plots benchmarks, and a training run's metrics.csv, as PNG. matplotlib (extra `mmdec[plots]`) needs no display here,
-and is imported at the first plot."""
+"""Plots benchmarks, and a training run's metrics.csv, as PNG or SVG. matplotlib (extra `mmdec[plots]`) needs no display
+here, and is imported at the first plot."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from mmdec.bench.report import BenchReport, BenchRun, Comparison
+from mmdec.bench.report import WALL_CLOCK, BenchReport, BenchRun, Comparison
+from mmdec.checks.files import write_atomically
 from mmdec.errors import InputError
+from mmdec.evaluation.harness import GREEDY
 
 Axes = Any  # matplotlib's Axes, which is imported only to draw
 LARGEST_CSV = 256 * 2**20  # maximum bytes of a metrics.csv, which is read whole
@@ -21,8 +24,7 @@ PANELS = 6  # the most panels of one figure of training curves
 
 
 def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = None) -> list[Path]:
-    """Draw all plots for which the results have data: speed-up by length, tokens per round by task, time by stage,
-    acceptance by depth.
+    """Draw all plots for which the results have data: speed-up by length, tokens per round by task, time by stage.
 
     Args:
         directory: Where the files are written.
@@ -43,7 +45,6 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
         ("speedup-by-length", _by_length),
         ("tokens-per-round", _tokens),
         ("time-by-stage", _stages),
-        ("acceptance-by-depth", _depths),
     )
     counts = Counter[str]()
     for report in run.reports:
@@ -57,6 +58,44 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
     if curves is not None:
         written.append(_training(pyplot, curves, folder / "training-curves.png"))
     return written
+
+
+def plot_drafters(run: BenchRun, path: str | Path) -> Path:
+    """Draw what `mmdec bench drafters` measured: tokens a round, and the speed against greedy decoding, with quartiles.
+
+    Args:
+        run: Results with one such report.
+        path: A .png or .svg file, written whole or not at all.
+
+    Raises:
+        InputError: If matplotlib is not installed.
+    """
+    pyplot, target = import_pyplot(), Path(path)
+    (report,) = run.reports
+    with new_figure(pyplot, 1, 2) as (figure, (left, right)):
+        drafted = [(row.method, row.tokens_per_round) for row in report.methods if row.tokens_per_round is not None]
+        _ranges(left, [(name, spread.value, spread.low, spread.high) for name, spread in drafted])
+        left.set_xlabel("tokens a round, bonus included")
+        faster = [row for row in report.comparisons if row.kind == "all" and row.baseline == GREEDY]
+        timed = [row for row in faster if row.timed == WALL_CLOCK and row.times is not None]
+        _ranges(right, [(row.subject, row.times or 0.0, row.low or 0.0, row.high or 0.0) for row in timed])
+        right.set_xlabel("times faster than greedy decoding")
+        figure.suptitle(report.title, fontsize=9)
+        picture = BytesIO()
+        kind = target.suffix.lower().removeprefix(".")
+        # without date and version, so that equal figures give equal files
+        figure.savefig(picture, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return write_atomically(target, picture.getvalue())
+
+
+def _ranges(axes: Axes, rows: Sequence[tuple[str, float, float, float]]) -> None:
+    """Draw a bar with its quartiles for each (name, value, low, high)."""
+    for at, (_, value, low, high) in enumerate(rows):
+        axes.barh(at, value)
+        axes.plot([low, high], [at, at], color="black", linewidth=1)
+    axes.set_yticks(range(len(rows)), [name for name, *_ in rows], fontsize=7)
+    axes.axvline(1.0, color="grey", linewidth=0.8, linestyle="--")
+    axes.invert_yaxis()
 
 
 def check_plots(metrics: str | Path | None = None) -> None:
@@ -209,23 +248,6 @@ def _stages(axes: Axes, report: BenchReport) -> bool:
         left = [start + part for start, part in zip(left, spent, strict=True)]
     axes.set_xlabel("milliseconds of an input")
     axes.invert_yaxis()
-    axes.legend(fontsize=7)
-    return True
-
-
-def _depths(axes: Axes, report: BenchReport) -> bool:
-    """Plot the accepted share at each depth: accepted drafts / drafts that have a node at this depth.
-
-    Returns:
-        Whether the report has the data.
-    """
-    for name, shares in report.depths.items():
-        axes.plot(range(1, len(shares) + 1), shares, marker="o", markersize=3, label=name)
-    if not report.depths:
-        return False
-    axes.set_xlabel("depth in the draft")
-    axes.set_ylabel("share accepted")
-    axes.set_ylim(0, 1.02)
     axes.legend(fontsize=7)
     return True
 

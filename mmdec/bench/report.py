@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import fill
 from typing import Any, ClassVar, Literal
@@ -81,6 +81,32 @@ class Quantity:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """A figure with its quartiles."""
+
+    value: float
+    low: float
+    high: float
+    n: int  # number of measurements
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """What one decoding method does, on the inputs where its tokens are those of greedy decoding."""
+
+    method: str
+    equal: int  # number of these inputs
+    of: int  # number of all inputs
+    tokens_per_round: (
+        Spread | None
+    )  # bonus or correction token included; None: it does not draft, or does not report it
+    drafter_share: float | None  # the drafter's seconds / all seconds; None: not reported
+    passes: float  # of the model, in a call
+    seconds: float  # of a call, wall clock
+    processor: float  # processor seconds of a call
+
+
+@dataclass(frozen=True)
 class BenchReport:
     """The results of one benchmark."""
 
@@ -90,8 +116,8 @@ class BenchReport:
     exactness: tuple[Exactness, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
     quantities: tuple[Quantity, ...] = ()
+    methods: tuple[MethodRow, ...] = ()  # of a comparison of drafters
     stages: dict[str, dict[str, float]] = field(default_factory=dict)  # method -> stage -> milliseconds for one input
-    depths: dict[str, tuple[float, ...]] = field(default_factory=dict)  # drafter -> accepted share at depths 1, 2, ...
     not_measured: dict[str, str] = field(default_factory=dict)  # what was not measured -> the reason
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -186,7 +212,6 @@ def merge_runs(runs: Sequence[BenchRun]) -> BenchRun:
 
 Rows = list[tuple[str, ...]]
 TABLE_WIDTH = 80
-MANY_PAIRS = 8  # number of (subject, baseline) pairs; if there are more, subjects share a table
 MIN_FIRST_COLUMN = 12  # characters: smallest width of a table's first column, the only one that may be wrapped
 
 
@@ -244,8 +269,8 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     pairs: dict[tuple[str, str], list[Comparison]] = {}
     for row in report.comparisons:
         pairs.setdefault((row.subject, row.baseline), []).append(row)
-    if len(pairs) > MANY_PAIRS and any(row.timed == WALL_CLOCK for row in report.comparisons):
-        yield from _many(report.comparisons)
+    if report.methods:
+        yield from _methods(report)
     else:
         for (subject, baseline), rows in pairs.items():
             timed = {row.timed for row in rows}
@@ -253,55 +278,92 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
                 f"{subject} against {baseline}{'' if len(timed) > 1 else f', {timed.pop()}'}",
                 *_comparison_table(rows),
             )
-    if any(row.tokens_per_round is not None for row in report.comparisons):
+    if not report.methods and any(row.tokens_per_round is not None for row in report.comparisons):
         without = any(row.accepted_per_round is not None for row in report.comparisons)
         note = "tok/round: tokens a round, correction or bonus included"
         yield f"{note}; accepted: without it" if without else note, (), []
     if report.quantities:
         rows = [(entry.name, _quantity(entry), entry.unit, str(entry.n)) for entry in report.quantities]
         yield "Figures", ("", "value", "unit", "n"), rows
-    if report.stages:
+    if report.stages and not report.methods:
         names = [*dict.fromkeys(stage for spent in report.stages.values() for stage in spent)]
         for some in (names[start : start + 5] for start in range(0, len(names), 5)):
             cells = [
                 (method, *(_number(spent.get(stage)) for stage in some)) for method, spent in report.stages.items()
             ]
             yield "Milliseconds of an input, by stage", ("", *some), cells
-    if report.depths:
-        most = min(6, max(map(len, report.depths.values())))
-        cells = [(name, *(_share(shares, depth) for depth in range(most))) for name, shares in report.depths.items()]
-        yield "Accepted at depth, % of the drafts that reach it", ("", *map(str, range(1, most + 1))), cells
     if report.not_measured:
         yield "Not measured", (), [(f"{what}: {why}",) for what, why in report.not_measured.items()]
 
 
-def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    """Yield the tables (title, headings, rows) for a report with many pairs of methods.
-
-    For each baseline that is not also a subject, one table compares all subjects with it; a row is an input length. The
-    last table compares all subjects with the first baseline; a row is a task, a column a subject.
-    """
-    shown = [row for row in comparisons if row.timed == WALL_CLOCK]
-    subjects = list(dict.fromkeys(row.subject for row in shown))
-    baselines = [name for name in dict.fromkeys(row.baseline for row in shown) if name not in subjects]
-    order = list(dict.fromkeys(row.group for row in shown))
-    for baseline in baselines:
-        rows = [row for row in shown if row.baseline == baseline and row.kind != "task"]
-        rows.sort(key=lambda row: (order.index(row.group), subjects.index(row.subject)))
-        several = [replace(row, group=f"{row.group}: {row.subject}") for row in rows]
-        if several:
-            yield f"Against {baseline}, {WALL_CLOCK}", *_comparison_table(several)
-    cells = {
-        (row.group, row.subject): _number(row.times)
-        for row in shown
-        if row.kind == "task" and baselines[:1] == [row.baseline]
+def _methods(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+    """Yield the tables (title, headings, rows) of a comparison of drafters: what each does, how much faster it is, and
+    its tokens a round by kind of input."""
+    rows: Rows = [
+        (
+            row.method,
+            f"{row.equal} of {row.of}",
+            _spread(row.tokens_per_round),
+            "-" if row.drafter_share is None else f"{100 * row.drafter_share:.0f} %",
+            _number(row.passes),
+            _number(row.seconds),
+            _number(row.processor),
+        )
+        for row in report.methods
+    ]
+    head = ("", "equal", "tokens a round", "drafter", "passes", "s", "CPU s")
+    yield "Tokens a round include the bonus token; quartiles over calls; passes and seconds of a call", head, rows
+    cells = {(row.subject, row.baseline, row.timed): _times(row) for row in report.comparisons if row.kind == "all"}
+    baselines = [*dict.fromkeys(baseline for _, baseline, _ in cells)]
+    clocks = sorted({timed for _, _, timed in cells}, reverse=True)  # the wall clock comes first
+    columns = [(timed, baseline) for baseline in baselines for timed in clocks]
+    named = [f"{baseline}, CPU" if timed != WALL_CLOCK else baseline for timed, baseline in columns]
+    subjects = [row.method for row in report.methods if any(key[0] == row.method for key in cells)]
+    for some in _chunks(subjects, named, [17] * len(named)):
+        table = [
+            (subject, *(cells.get((subject, columns[at][1], columns[at][0]), "-") for at in some))
+            for subject in subjects
+        ]
+        yield (
+            "Times faster than each column's method: median (quartiles) of pairs of calls",
+            ("", *(named[at] for at in some)),
+            table,
+        )
+    by_group = {
+        (row.subject, row.group): _number(row.tokens_per_round)
+        for row in report.comparisons
+        if row.kind != "all" and row.timed == WALL_CLOCK and row.tokens_per_round
     }
-    if cells:
-        groups = list(dict.fromkeys(group for group, _ in cells))
-        for some in (subjects[start : start + 7] for start in range(0, len(subjects), 7)):
-            table = [(group, *(cells.get((group, name), "-") for name in some)) for group in groups]
-            yield f"Times faster than {baselines[0]}, {WALL_CLOCK}, by task", ("", *some), table
-    yield "Quartiles by task, the decoder alone, and the methods against each other: --json", (), []
+    groups = [*dict.fromkeys(group for _, group in by_group)]
+    drafting = [row.method for row in report.methods if row.tokens_per_round is not None]
+    for some in _chunks(groups, drafting, [max(map(len, [name, "0.00"])) for name in drafting]):
+        table = [(group, *(by_group.get((drafting[at], group), "-") for at in some)) for group in groups]
+        yield "Tokens a round by kind", ("", *(drafting[at] for at in some)), table
+
+
+def _chunks(first: Sequence[str], names: Sequence[str], widths: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the indices of the columns of each table, so that none is wider than the screen.
+
+    Args:
+        first: Cells of the first column.
+        names: Headings of the other columns.
+        widths: Least width of each of these.
+    """
+    start = min(max(map(len, first), default=0), MIN_FIRST_COLUMN) + 2
+    some, used = list[int](), start
+    for at, (name, width) in enumerate(zip(names, widths, strict=True)):
+        wide = max(len(name), width) + 2
+        if some and used + wide > TABLE_WIDTH:
+            yield some
+            some, used = [], start
+        some.append(at)
+        used += wide
+    if some:
+        yield some
+
+
+def _spread(spread: Spread | None) -> str:
+    return "-" if spread is None else f"{spread.value:.2f} ({spread.low:.2f}-{spread.high:.2f})"
 
 
 def _comparison_table(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], Rows]:
@@ -394,10 +456,6 @@ def _quantity(entry: Quantity) -> str:
         + (f" ({'-'.join(bounds)})" if len(bounds) == 2 else "")
         + (f" (worst {bounds[0]})" if len(bounds) == 1 else "")
     )
-
-
-def _share(shares: Sequence[float], depth: int) -> str:
-    return f"{100 * shares[depth]:.0f}" if depth < len(shares) else "-"
 
 
 def _number(value: float | None) -> str:

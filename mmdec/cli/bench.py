@@ -7,8 +7,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,7 +20,6 @@ from mmdec.cli.options import (
     OWN_PROMPT,
     SPEECH_MODEL,
     VLM_MODEL,
-    WHISPER_CORPUS,
     WHISPER_MODEL,
     AbsolutePaths,
     AnswerTokens,
@@ -29,22 +29,23 @@ from mmdec.cli.options import (
     Heads,
     Judging,
     Language,
-    MaxNewTokens,
     Model,
     OwnPrompt,
     Pictures,
     Plan,
-    Questions,
     VerbGroup,
-    WhisperCorpus,
     as_verb,
     language_or_none,
     log,
 )
-from mmdec.cli.reports import Against, Destinations, JsonTo, MarkdownTo, PlotsTo, reporting
+from mmdec.cli.reports import Against, Destinations, DrafterDestinations, JsonTo, MarkdownTo, PlotsTo, reporting
 
-ORDER = ("kernels", "speech", "asr", "vlm")  # the benchmarks of `bench all`
-SAMPLES = Path("data/samples/english")  # recordings for `bench asr` if the corpus data/english is missing
+COMMANDS: dict[str, list[str]] = {  # the benchmarks of `bench all` and their words
+    "kernels": ["kernels"],
+    "speech": ["speech"],
+    "drafters-audio": ["drafters", "--model", WHISPER_MODEL],
+    "drafters-images": ["drafters", "--model", VLM_MODEL],
+}
 
 Names = Annotated[
     list[str] | None, typer.Option("--only", metavar="NAME", help="One of all; repeat it for several. Default: all.")
@@ -63,17 +64,17 @@ def everything(
 
     Benchmarks that did not finish are named. Then the exit code is 1.
     """
-    unknown = sorted(set(only or ()) - set(ORDER))
+    unknown = sorted(set(only or ()) - COMMANDS.keys())
     if unknown:
-        raise InputError(f"`--only` must be one of {', '.join(ORDER)}, but is {unknown[0]!r:.60}. Choose from these.")
-    chosen = [name for name in ORDER if not only or name in only]
+        raise InputError(f"`--only` must be one of {', '.join(COMMANDS)}, but is {unknown[0]!r:.60}. Choose one.")
+    chosen = [name for name in COMMANDS if not only or name in only]
     runs: list[BenchRun] = []
     left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="mmdec-bench-") as folder:
         for name in chosen:
             path = Path(folder) / f"{name}.json"
             log(f"{name}: at most {minutes:g} minutes")
-            reason = _run(_command(name, path, device, threads, quick), 60 * minutes)
+            reason = _run(_command(name, path, device, threads, quick, minutes), 60 * minutes)
             if reason:
                 log(f"{name}: {reason}")
                 left_out[name] = reason
@@ -83,24 +84,20 @@ def everything(
 
 
 QUICK: dict[str, list[str]] = {  # benchmark -> its options with `--quick`
-    "asr": ["--per-bin", "1", "--batch", "2"],
-    "vlm": ["--per-task", "1", "--max-new-tokens", "16"],
+    "drafters-audio": ["--max-new-tokens", "32"],
+    "drafters-images": ["--per-kind", "1", "--max-new-tokens", "16"],
 }
 
 
-def _command(name: str, path: Path, device: str, threads: int, quick: bool) -> list[str]:
-    words = [sys.executable, "-m", "mmdec", "bench", name, "--json", str(path)]
+MEASURING_SHARE = 0.8  # of the time limit, after which a comparison of drafters begins no further input
+
+
+def _command(name: str, path: Path, device: str, threads: int, quick: bool, minutes: float) -> list[str]:
+    words = [sys.executable, "-m", "mmdec", "bench", *COMMANDS[name], "--json", str(path)]
     words += ["--device", device, "--threads", str(threads)]
+    if COMMANDS[name][0] == "drafters":
+        words += ["--minutes", str(MEASURING_SHARE * minutes)]
     return words + (["--repeats", "1", *QUICK.get(name, [])] if quick else [])
-
-
-def sample_recordings() -> list[Path]:
-    """Return the sample recordings, which `bench asr` uses if there is no corpus; [] if there is a corpus. Print on
-    stderr that they are measured."""
-    recordings = [] if WHISPER_CORPUS.exists() else sorted(SAMPLES.glob("*.flac"))
-    if recordings:
-        log(f"no corpus is here: the samples are measured, {SAMPLES}")
-    return recordings
 
 
 def _run(command: Sequence[str], seconds: float) -> str:
@@ -170,37 +167,6 @@ def speech(
     return bench_speech(paths, model, repeats=repeats, device=device, threads=threads, judge=other, log=log)
 
 
-@app.command(**as_verb("bench core --model Qwen/Qwen2.5-0.5B-Instruct --repeats 3"))
-@reporting
-def core(
-    model: Annotated[str, typer.Option("--model", "-m", help="A language model: a directory or a Hugging Face id.")],
-    repeats: Pairs = 5,
-    draft: Annotated[str | None, typer.Option(help="A smaller model or a drafter for it.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Prompts, a line each, or a .jsonl. Default: a built-in set.")
-    ] = None,
-    per_kind: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = 3,
-    max_new_tokens: Annotated[int, typer.Option(min=8, help="Maximum new tokens of an answer.")] = 128,
-    device: BenchDevice = "cpu",
-    threads: BenchThreads = 2,
-) -> BenchReport:
-    """Time mmdec's loop on a language model against transformers' own: lookup, recycling and --draft against prompt
-    lookup and assisted generation."""
-    from mmdec.bench.language_models import bench_language
-
-    return bench_language(
-        model,
-        draft,
-        data,
-        per_kind=per_kind,
-        repeats=repeats,
-        max_new_tokens=max_new_tokens,
-        device=device,
-        threads=threads,
-        log=log,
-    )
-
-
 @app.command(**as_verb("bench kernels --device cuda"))
 @reporting
 def kernels(
@@ -215,58 +181,115 @@ def kernels(
     return bench_kernels(repeats=repeats, device=device, threads=threads, log=log)
 
 
-@app.command(**as_verb("bench asr data/samples/english/two_cities.flac"))
-@reporting
-def asr(
-    recordings: Annotated[
+@app.command(**as_verb("bench drafters --model whisper-tiny.en --draft medusa --draft ctc"))
+@partial(reporting, destinations=DrafterDestinations)
+def drafters(
+    model: Model,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--draft",
+            "-d",
+            metavar="NAME|FOLDER",
+            help="A drafter's name, its folder or hub id, <model>/<drafter> for a shipped one, or a smaller model. "
+            "Repeat it. Default: lookup, recycling and those in the model's folder.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Prompts, a line each or a .jsonl; for a model that sees, questions as `mmdec eval vlm` reads them. "
+            "Default: built-in prompts, or questions about the sample pictures."
+        ),
+    ] = None,
+    audio: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[IN]...", help="Audio files. Default: some of each length from the corpus."),
+        typer.Option(metavar="FILE|FOLDER", help="Recordings for a Whisper. Repeat it. Default: the samples."),
     ] = None,
-    audio: AudioFiles = None,
-    corpus: WhisperCorpus = WHISPER_CORPUS,
-    allow_absolute_paths: AbsolutePaths = False,
-    splits: Annotated[str, typer.Option(help="Splits to choose recordings from, comma-separated.")] = "test,paragraphs",
-    model: Model = WHISPER_MODEL,
-    heads: Heads = None,
-    assistant: Annotated[
-        Path | None, typer.Option(help="Directory of a smaller Whisper. Default: some of the model's own layers.")
+    images: Pictures = None,
+    prompt: OwnPrompt = OWN_PROMPT,
+    inner: Annotated[
+        str | None, typer.Option(help="Also time each smaller model with its chains drafted by lookup or recycling.")
     ] = None,
-    plan: Plan = "learned",
-    per_bin: Annotated[int, typer.Option(min=1, help="Recordings of each length.")] = 6,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that each method decodes each recording.")] = 5,
-    batch: Annotated[int, typer.Option(min=1, help="Long recordings in a batch.")] = 8,
-    peer: Annotated[
-        str | None, typer.Option(help="Time another engine instead, with the same weights: ctranslate2.")
+    draft_text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            file_okay=False,
+            exists=True,
+            help="A text of each recording (.txt, .srt, .vtt), of its name: drafted as a hypothesis. Repeat it.",
+        ),
+    ] = None,
+    draft_model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL", help="A faster recogniser, whose text is drafted. Repeat it."),
     ] = None,
     language: Language = "en",
-    max_new_tokens: MaxNewTokens = None,
+    per_kind: Annotated[int, typer.Option(min=1, help="Prompts or questions of each kind.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each method decodes each input.")] = 3,
+    plan: Plan = "learned",
+    max_new_tokens: AnswerTokens = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="Stop after this time, with what was measured. Default: no limit.")
+    ] = None,
+    allow_absolute_paths: AbsolutePaths = False,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
-) -> BenchReport:
-    """Time Medusa heads against transformers' greedy decoding, prompt lookup and an assistant; all must give the same
-    tokens. With --peer, time any Whisper here, in transformers and in another engine, in float32 and int8."""
-    paths = _expand_folders([*(recordings or ()), *(audio or ())])
-    how: dict[str, Any] = {"repeats": repeats, "language": language_or_none(language), "threads": threads, "log": log}
-    if peer is not None:
-        from mmdec.bench.peer_transcription import bench_peer
+) -> BenchRun:
+    """Time drafters in turn on the same prompts, recordings or pictures, against plain decoding and transformers' own
+    loops. A line is printed after each input.
 
-        return bench_peer(paths, model, peer, heads=heads or "auto", **how)
-    from mmdec.bench.transcription import bench_asr
+    A drafter whose text differs from plain decoding has no figures. Then the exit code is 1.
+    """
+    from mmdec.bench.drafters import bench_drafters
 
-    return bench_asr(
-        paths or (sample_recordings() if corpus == WHISPER_CORPUS else []),
-        corpus,
-        splits.split(","),
+    return bench_drafters(
         model,
-        allow_absolute_paths=allow_absolute_paths,
-        heads=heads,
-        assistant=assistant,
+        draft or (),
+        data,
+        audio=_expand_folders(audio or ()),
+        images=images,
+        prompt=prompt,
+        inner=inner,
+        draft_texts=draft_text or (),
+        draft_models=draft_model or (),
+        language=language_or_none(language),
+        per_kind=per_kind,
+        repeats=repeats,
         plan=plan,
-        per_bin=per_bin,
-        batch=batch,
         max_new_tokens=max_new_tokens,
+        minutes=minutes,
+        allow_absolute_paths=allow_absolute_paths,
         device=device,
-        **how,
+        threads=threads,
+        log=log,
+    )
+
+
+@app.command(**as_verb("bench peer data/samples/english --model whisper-tiny.en"))
+@reporting
+def peer(
+    recordings: Annotated[list[Path] | None, typer.Argument(metavar="[IN]...", help="Audio files, or folders.")] = None,
+    audio: AudioFiles = None,
+    model: Model = WHISPER_MODEL,
+    engine: Annotated[str, typer.Option(help="The other engine: ctranslate2.")] = "ctranslate2",
+    heads: Heads = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each engine decodes each recording.")] = 5,
+    language: Language = "en",
+    threads: BenchThreads = 2,
+) -> BenchReport:
+    """Time a Whisper here, in transformers and in another engine with the same weights, in float32 and int8."""
+    from mmdec.bench.peer_transcription import bench_peer
+
+    return bench_peer(
+        _expand_folders([*(recordings or ()), *(audio or ())]),
+        model,
+        engine,
+        heads=heads or "auto",
+        repeats=repeats,
+        language=language_or_none(language),
+        threads=threads,
+        log=log,
     )
 
 
@@ -282,42 +305,3 @@ def _expand_folders(paths: Sequence[Path]) -> list[Path]:
     for refusal in (file.refusal for file in files if file.refusal):
         raise InputError(refusal)
     return [*(path for path in paths if not path.is_dir()), *(file.path for file in files)]
-
-
-@app.command(**as_verb("bench vlm --drafter eagle --drafter msd"))
-@reporting
-def vlm(
-    questions: Questions = None,
-    images: Pictures = None,
-    allow_absolute_paths: AbsolutePaths = False,
-    prompt: OwnPrompt = OWN_PROMPT,
-    model: Model = VLM_MODEL,
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option("--drafter", "-d", help="As for `mmdec describe`. Repeat it to compare several. Default: auto."),
-    ] = None,
-    plan: Plan = "learned",
-    per_task: Annotated[int, typer.Option(min=1, help="Questions of each task.")] = 6,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that each method answers each question.")] = 5,
-    max_new_tokens: AnswerTokens = None,
-    device: BenchDevice = "cpu",
-    threads: BenchThreads = 2,
-) -> BenchReport:
-    """Time drafters for pictures against transformers' greedy decoding, its prompt lookup and plain decoding."""
-    from mmdec.bench.description import bench_vlm
-
-    return bench_vlm(
-        questions,
-        images,
-        model,
-        allow_absolute_paths=allow_absolute_paths,
-        prompt=prompt,
-        drafters=drafter or ["auto"],
-        plan=plan,
-        per_task=per_task,
-        repeats=repeats,
-        max_new_tokens=max_new_tokens,
-        device=device,
-        threads=threads,
-        log=log,
-    )

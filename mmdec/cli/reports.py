@@ -131,8 +131,47 @@ class Destinations:
             print_table(screen(run, changes))
 
 
-def reporting(verb: Callable[..., BenchReport | BenchRun]) -> Callable[..., None]:
-    """Decorate a typer command that returns a benchmark's report: add the options of `Destinations`, and write the
+def _plot_target(target: Path | None) -> Path | None:
+    if target is not None and (target.suffix.lower() not in (".png", ".svg") or target.is_dir()):
+        raise InputError(
+            f"`--plot` must be a file that ends in .png or .svg, but is '{printable(str(target))}'. Name another."
+        )
+    return target
+
+
+@dataclass(frozen=True)
+class DrafterDestinations(Destinations):
+    """Says where a comparison of drafters goes: one more plot."""
+
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            callback=_plot_target,
+            help="Draw tokens a round and speed into a .png or .svg file.",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.plot is not None:
+            from mmdec.bench.plots import check_plots
+
+            check_plots()
+
+    def deliver(self, run: BenchRun) -> None:
+        if self.plot is not None:
+            from mmdec.bench.plots import plot_drafters
+
+            plot_drafters(run, self.plot)
+        super().deliver(run)
+
+
+def reporting(
+    verb: Callable[..., BenchReport | BenchRun], destinations: type[Destinations] = Destinations
+) -> Callable[..., None]:
+    """Decorate a typer command that returns a benchmark's report: add the options of `destinations`, and write the
     report there.
 
     The exit code is 1 if a benchmark was left out.
@@ -146,7 +185,7 @@ def reporting(verb: Callable[..., BenchReport | BenchRun]) -> Callable[..., None
             raise typer.Exit(1)
 
     verb_signature = signature(verb, eval_str=True)
-    to = Parameter("to", Parameter.KEYWORD_ONLY, annotation=Destinations)
+    to = Parameter("to", Parameter.KEYWORD_ONLY, annotation=destinations)
     wraps(verb)(command)
     vars(command)["__signature__"] = verb_signature.replace(parameters=[*verb_signature.parameters.values(), to])
     return with_option_groups(command)

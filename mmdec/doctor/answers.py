@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from mmdec.bench.language_models import INSTRUCTIONS
+from mmdec.bench.prompts import INSTRUCTIONS
 from mmdec.drafters.networks.draft_network import DraftNetwork, KeyValues, PromptInput
 from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.errors import InputError

@@ -156,7 +156,7 @@ def examine(
     if not isinstance(target, DecoderTarget):
         raise InputError(
             f"`model` must be a language model or one that reads images, but is {type(model.model).__name__}. Measure "
-            "its drafters with `mmdec bench asr`."
+            "its drafters with `mmdec bench drafters`."
         )
     loaded = load_drafter(drafter, model.model, "drafter")
     loaded.check(target)

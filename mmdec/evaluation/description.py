@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.core.budget import Nodes
@@ -48,8 +48,6 @@ from mmdec.vision.describe import AUTO, Prompt, describe, model_inputs, read_que
 @final
 class DescriptionHarness(Harness[ImageQuestion]):
     """Answers questions with one loaded model, in at most `max_new_tokens` each, and measures the calls."""
-
-    what: ClassVar[str] = "question"
 
     def __init__(self, vlm: LoadedVlm, max_new_tokens: int | None = None) -> None:
         self.vlm, self.model = vlm, vlm.model

@@ -1,7 +1,7 @@
-"""Runs several decoding methods on the same inputs: first their tokens are compared, then they are timed in turn.
+"""Decoding methods and what is measured of a call, for all tasks.
 
-This file defines methods and measurements for all tasks. `transcription.py` and `description.py` add how a batch of
-their task is decoded and measured.
+`language_model.py`, `transcription.py` and `description.py` say how a batch of their task is decoded and measured.
+`mmdec/bench/drafters.py` compares methods on the same inputs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from mmdec.core.budget import Nodes
-from mmdec.errors import InputError, MmdecError
+from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DrafterChoice
 from mmdec.hub.provenance import measurement_conditions
 
@@ -88,6 +88,7 @@ class Measurement:
     rounds: int = 0  # number of mmdec's rounds, summed over the inputs, without the passes over prompts
     drafted_tokens: int = 0  # number of tokens from these rounds, bonus or correction token included
     accepted: int | None = None  # drafted tokens that were accepted in these rounds; None: not counted
+    processor: float = 0.0  # processor seconds of all threads of this process, in the whole call
 
     @property
     def tokens_per_round(self) -> float:
@@ -100,61 +101,12 @@ Measurements = Mapping[str, Sequence[Sequence[Measurement]]]
 
 
 class Harness(ABC, Generic[Input]):
-    """Compares decoding methods of one model on the same inputs. A subclass holds the model, and defines how one batch
-    is decoded and measured."""
-
-    what: ClassVar[str] = "recording"  # what error messages call one input
-    clock: ClassVar[str] = "decoder"  # name, in reports, of the time in `Measurement.decoder`
+    """Decodes inputs with one model by any method. A subclass holds the model, and defines how one batch is decoded and
+    measured."""
 
     @abstractmethod
     def measure(self, inputs: Sequence[Input], method: Method) -> Measurement:
         """Decode the inputs as one batch by this method, and measure tokens and seconds."""
-
-    def gate(self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], log: Log) -> dict[str, list[bool]]:
-        """Compare each method's tokens with those of `methods[1]`, greedy decoding, on each group of inputs.
-
-        Args:
-            groups: Batches of inputs.
-
-        Returns:
-            method's name -> for each group, whether the tokens are equal.
-
-        Raises:
-            MmdecError: If one of mmdec's methods differs: wrong output must not be timed.
-        """
-        equal: dict[str, list[bool]] = {method.name: [] for method in methods}
-        for number, inputs in enumerate(groups):
-            expected = self.measure(inputs, methods[1]).tokens
-            for method in methods:
-                equal[method.name].append(self.measure(inputs, method).tokens == expected)
-            for method in methods:
-                if method.loop == "mmdec" and not equal[method.name][-1]:
-                    raise MmdecError(
-                        f"`{method.name}` differs from greedy decoding on {self.what} {number}: no timing is reported. "
-                        "Report this as a bug."
-                    )
-        for method in methods[2:]:
-            log(f"{method.name}: {sum(equal[method.name])} of {len(groups)} have the tokens of greedy decoding")
-        return equal
-
-    def interleave(
-        self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
-    ) -> Measurements:
-        """Measure all methods in turn, A B C A B C, group by group. Call `gate` first: it is the warm-up.
-
-        Args:
-            groups: Batches of inputs.
-
-        Returns:
-            method's name -> for each group, the measurements of its repeats.
-        """
-        measured: dict[str, list[list[Measurement]]] = {method.name: [[] for _ in groups] for method in methods}
-        for repeat in range(repeats):
-            for number, inputs in enumerate(groups):
-                for method in methods:
-                    measured[method.name][number].append(self.measure(inputs, method))
-            log(f"repeat {repeat + 1} of {repeats}")
-        return measured
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from mmdec.drafters.registry import (
 from mmdec.errors import InputError
 from mmdec.hub.find import drafter_by_name
 from mmdec.hub.publish import atomic_folder, new_folder
-from mmdec.pretrained.language_model import is_language_model
+from mmdec.pretrained.language_model import config_class, is_language_model
 from mmdec.pretrained.load_small_model import load_small_model
 from mmdec.pretrained.published import find_format, read_published
 from mmdec.types import Drafter
@@ -84,6 +84,37 @@ def load_drafter(
     drafter = load_small_model(path, model, tokenizer) if loader is load_small_model else loader(path, model)
     check_drafter(drafter)
     return drafter
+
+
+def check_drafter_folder(folder: Path, model: Path, argument: str = "folder") -> None:
+    """Check what a drafter's folder holds, before the target model is loaded.
+
+    Args:
+        folder: The drafter's folder.
+        model: The target's folder.
+        argument: The name of `folder` in error messages.
+
+    Raises:
+        InputError: If it holds no drafter, or a draft network or a smaller encoder-decoder of another model.
+    """
+    loader, shape = _loader(folder, argument), _text_config(model)
+    if shape is None:
+        return
+    if loader is load_network_drafter:
+        _check_fit(read_network(folder, shape.vocab_size), shape)
+    small = _text_config(folder) if loader is load_small_model and shape.is_encoder_decoder else None
+    if small is not None and small.vocab_size != shape.vocab_size:
+        raise InputError(
+            f"`{argument}` must have the target's {shape.vocab_size} tokens, but '{folder}' has {small.vocab_size}. "
+            "Choose a smaller model with the target's tokenizer."
+        )
+
+
+def _text_config(folder: Path) -> Any:
+    """Return the configuration of the text model in a folder; None for an unknown kind of model."""
+    config_type = config_class(folder)
+    settings = {} if config_type is None else read_settings(folder / CONFIG_FILE)
+    return None if config_type is None else config_type.from_dict(settings).get_text_config(decoder=True)
 
 
 def _loader(folder: Path, argument: str) -> Loader:
@@ -216,6 +247,12 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
     """
     shape = model.config.get_text_config(decoder=True)
     network = read_network(directory, shape.vocab_size)
+    _check_fit(network, shape)
+    return network.to(model.device, model.dtype)
+
+
+def _check_fit(network: DraftNetwork, shape: Any) -> None:
+    """Raise InputError if a draft network belongs to another model than that with this text configuration."""
     config = network.config = network.config.for_depth(shape.num_hidden_layers)
     for what, expected, actual in (
         ("channels", config.target_size, shape.hidden_size),
@@ -237,7 +274,6 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
             f"`model` must have the layers {config.layers} for this drafter, but has {shape.num_hidden_layers} in all. "
             f"It was trained for {config.trained_for or 'another model'}; use a drafter trained for this model."
         )
-    return network.to(model.device, model.dtype)
 
 
 def load_network_drafter(directory: str | os.PathLike[str], model: PreTrainedModel) -> Drafter:

@@ -17,7 +17,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
-from transformers import EncoderDecoderCache, WhisperForCausalLM, WhisperForConditionalGeneration
+from transformers import EncoderDecoderCache, WhisperForConditionalGeneration
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperDecoder, WhisperDecoderLayer
@@ -323,31 +323,3 @@ def eager_copy(decoder: nn.Module) -> nn.Module:
         return same
 
     return twin(decoder)
-
-
-def decoder_of_layers(model: WhisperForConditionalGeneration, layers: Sequence[int]) -> WhisperForCausalLM:
-    """Make a smaller decoder from some layers of the model, for transformers' assisted generation.
-
-    It shares the model's embeddings, final norm and output layer, and reads the model's encoder states. Each layer is
-    copied, because its index in the cache changes.
-
-    Args:
-        model: The Whisper.
-        layers: Indices of the layers, in order.
-    """
-    config = copy.deepcopy(model.config)
-    config.decoder_layers = len(layers)
-    config._attn_implementation = model.config._attn_implementation
-    with torch.device("meta"):  # parameters on "meta" take no memory; all of them are replaced below
-        assistant = WhisperForCausalLM(config).eval()
-    small: Any = assistant.model.decoder
-    large = model.model.decoder
-    for name in ("embed_tokens", "embed_positions", "layer_norm"):
-        setattr(small, name, getattr(large, name))
-    for index, layer in enumerate(layers):
-        copied: Any = copy.deepcopy(large.layers[layer])
-        copied.self_attn.layer_idx = copied.encoder_attn.layer_idx = index
-        small.layers[index] = copied
-    assistant.proj_out = model.proj_out
-    assistant.generation_config = copy.deepcopy(model.generation_config)
-    return assistant

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from mmdec.bench.pairing import Group, MethodTimings, PairedTiming
-from mmdec.bench.report import BenchReport, BenchRun, Comparison, Exactness, Kind, Quantity, to_json
+from mmdec.bench.report import BenchReport, BenchRun, Comparison, Exactness, Kind, MethodRow, Quantity, Spread, to_json
 from mmdec.evaluation.harness import Measurement
 
 HARDWARE: dict[str, Any] = {
@@ -27,6 +27,7 @@ HARDWARE: dict[str, Any] = {
 
 def measurement(decoder: float, total: float, rounds: int = 0, tokens: int = 0, **more: Any) -> Measurement:
     seconds = {"features": 0.0, "encoder": 0.0, "decoder": decoder, "drafter": 0.0, "total": total}
+    more = {"processor": decoder, **more}
     return Measurement([], [], **seconds, rounds=rounds, drafted_tokens=tokens, **more)
 
 
@@ -47,12 +48,40 @@ def compared(
     ours = [measurement(0.25, 0.25, 100, round(100 * tokens), accepted=accepted)] * 2
     theirs = [measurement(0.25 * decoder * share, 0.25 * wall * share) for share in (0.9, 1.1)]
     sides = {subject: [ours] * n, baseline: [theirs] * n}
-    timed = MethodTimings(sides, {baseline: [True] * n}, {}, "decoder")
+    timed = MethodTimings(sides, {baseline: [True] * n})
     return timed.rows(subject, baseline, Group(group, kind, range(n), **more))
 
 
 def paired(ratio: float, n: int = 5) -> PairedTiming:
     return PairedTiming(a_ms=10.0, b_ms=10.0 * ratio, ratio=ratio, low=0.9 * ratio, high=1.25 * ratio, n=n)
+
+
+def drafters(bench: str, title: str) -> BenchReport:
+    """Make a report of a comparison of drafters."""
+    rows = [
+        *compared("lookup", "greedy", "all", "all", 1.5, 1.25, 2.16, 16),
+        *compared("lookup", "prompt lookup", "all", "all", 1.2, 1.1, 2.16, 16),
+        *compared("lookup", "greedy", "task list", "task", 2.0, 2.1, 1.4, 2),
+        *compared("lookup", "greedy", "40+ words", "length", 2.64, 2.18, 4.19, size=40.0, unit="words"),
+        *compared("whisper-tiny.en, inner lookup", "greedy", "all", "all", 1.1, 0.9, 3.1, 16),
+        *compared("prompt lookup", "greedy", "all", "all", 0.8, 0.9, 1.0, 16),
+    ]
+    methods = (
+        MethodRow("greedy", 16, 16, None, None, 64.0, 2.5, 2.25),
+        MethodRow("lookup", 16, 16, Spread(2.16, 1.0, 3.25, 32), 0.012, 31.5, 2.0, 1.5),
+        MethodRow("whisper-tiny.en, inner lookup", 16, 16, Spread(3.1, 2.0, 4.25, 32), 0.61, 22.0, 2.75, 2.0),
+        MethodRow("recycling", 15, 16, None, 0.02, 30.0, 2.0, 1.5),
+    )
+    return BenchReport(
+        bench=bench,
+        title=title,
+        hardware=HARDWARE,
+        comparisons=tuple(rows),
+        methods=methods,
+        stages={"lookup": {"features": 9.0, "encoder": 20.0, "decoder": 60.0, "drafter": 11.0}},
+        not_measured={"prompt lookup": "transformers cannot run it here (ValueError: no)"},
+        details={"tokens": [64] * 16},
+    )
 
 
 def asr() -> BenchReport:
@@ -75,8 +104,7 @@ def asr() -> BenchReport:
             "medusa": {"features": 2.0, "encoder": 30.0, "decoder": 40.5, "drafter": 5.0},
             "greedy": {"features": 2.0, "encoder": 30.0, "decoder": 120.0, "drafter": 0.0},
         },
-        depths={"medusa": (0.9, 0.72, 0.5)},
-        not_measured={"another engine": "--peer ctranslate2 was not given"},
+        not_measured={"another engine": "it was not asked for"},
         details={"recordings": 8},
     )
 
@@ -97,7 +125,6 @@ def vlm(drafter: str = "eagle") -> BenchReport:
             *rows,
         ),
         stages={drafter: {"features": 9.0, "encoder": 20.0, "decoder": 60.0, "drafter": 11.0}},
-        depths={drafter: (0.8, 0.6)},
         not_measured={"prompt lookup": "transformers cannot run it here (ValueError: no)"},
     )
 
@@ -148,6 +175,8 @@ ALL = {
     "asr": asr(),
     "vlm": vlm(),
     "core": core(),
+    "drafters-text": drafters("drafters-text", "Drafters for a model: 16 prompts, 2 times, drafts learned"),
+    "drafters-audio": drafters("drafters-audio", "Drafters for a Whisper: 16 recordings, 2 times, drafts learned"),
     "kernels": of_shapes(
         "kernels",
         "Operators alone",

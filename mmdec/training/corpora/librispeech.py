@@ -90,7 +90,7 @@ def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
         except InputError as error:
             raise InputError(
                 f"`recordings` must have their transcripts next to them, but '{beside}' cannot be read: "
-                f"{problem_of(error)}. Write what is said there; `mmdec bench asr` needs none."
+                f"{problem_of(error)}. Write what is said there; `mmdec bench drafters --audio` needs none."
             ) from None
         if not path.is_file():
             raise InputError(f"`recordings` must be sound files, but '{path}' is not one. Check the path.")

@@ -1,4 +1,4 @@
-"""Tests `bench asr --peer` on a tiny Whisper with a stand-in for the other engine; no test depends on times."""
+"""Tests `bench peer` on a tiny Whisper with a stand-in for the other engine; no test depends on times."""
 
 from __future__ import annotations
 

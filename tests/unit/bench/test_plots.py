@@ -53,11 +53,9 @@ def test_plots_of_what_there_is(tmp_path: Path) -> None:
         "asr-speedup-by-length.png",
         "asr-tokens-per-round.png",
         "asr-time-by-stage.png",
-        "asr-acceptance-by-depth.png",
         "vlm-speedup-by-length.png",
         "vlm-tokens-per-round.png",
         "vlm-time-by-stage.png",
-        "vlm-acceptance-by-depth.png",
         "training-curves.png",
     ]
     for path in written:

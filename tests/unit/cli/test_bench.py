@@ -12,9 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mmdec import cli
-from mmdec.bench import description as bench_description
-from mmdec.bench import language_models as bench_language_models
-from mmdec.bench import transcription as bench_transcription
+from mmdec.bench import drafters as bench_drafters
 from mmdec.bench.report import load_run, to_json
 from mmdec.cli import bench
 from mmdec.errors import InputError
@@ -32,33 +30,33 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
 
     def stand_in(name: str) -> Any:
-        return lambda *_args, **_options: (calls.append(name), findings.ALL[name])[1]
+        return lambda *_args, **_options: (calls.append(name), findings.run(name))[1]
 
-    monkeypatch.setattr(bench_language_models, "bench_language", stand_in("core"))
+    monkeypatch.setattr(bench_drafters, "bench_drafters", stand_in("drafters-text"))
     return calls
 
 
 def test_one_report_goes_everywhere(measured: list[str], tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.json", "b.json", "c.md")]
-    result = run("bench", "core", "-m", "model", "-o", files[0], "--json", files[1], "--markdown", files[2])
+    result = run("bench", "drafters", "-m", "model", "-o", files[0], "--json", files[1], "--markdown", files[2])
     assert result.exit_code == 0, result.output
-    assert "lookup against prompt lookup" in result.stdout
+    assert "Times faster than each column's method" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert files[0].read_text() == files[1].read_text()
-    assert load_run(files[0]).reports[0].bench == "core"
-    assert "**lookup against prompt lookup" in files[2].read_text()
+    assert load_run(files[0]).reports[0].bench == "drafters-text"
+    assert "| recycling | 15 of 16 | - |" in files[2].read_text()
 
 
 @pytest.mark.parametrize("words", [["--json"], ["--json", "-"], ["--json=-"], ["--json", "--repeats", "2"]])
 def test_json_alone_is_printed(words: list[str], measured: list[str]) -> None:
-    result = run("bench", "core", "-m", "model", *words)
+    result = run("bench", "drafters", "-m", "model", *words)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["format"] == "mmdec-bench"
 
 
 def test_markdown_alone_is_printed(measured: list[str]) -> None:
-    result = run("bench", "core", "-m", "model", "--markdown", "-")
-    assert result.stdout.startswith("**Language models")
+    result = run("bench", "drafters", "-m", "model", "--markdown", "-")
+    assert result.stdout.startswith("**Drafters for")
     assert "| --- |" in result.stdout
 
 
@@ -73,7 +71,7 @@ def test_impossible_benchmarks_are_refused_before_they_run(
         (["--json", "-", "--markdown", "-"], "must not both be printed"),
         (["--plots", tmp_path / "plots"], "matplotlib"),
     ):
-        result = run("bench", "core", "-m", "model", *words)
+        result = run("bench", "drafters", "-m", "model", *words)
         assert isinstance(result.exception, InputError)
         assert message in str(result.exception)
     assert measured == []
@@ -83,8 +81,11 @@ def test_impossible_benchmarks_are_refused_before_they_run(
     ("words", "message"),
     [
         (["bench", "speech", "--json", "OWN", "other.wav"], r"`--json` must be a file that ends in \.json, or -"),
-        (["bench", "core", "-m", "model", "-o", "OWN"], r"`--output` must be a file that ends in \.json, but"),
-        (["bench", "core", "-m", "model", "--markdown", "OWN"], r"`--markdown` must be a file that ends in \.md, or -"),
+        (["bench", "drafters", "-m", "model", "-o", "OWN"], r"`--output` must be a file that ends in \.json, but"),
+        (
+            ["bench", "drafters", "-m", "model", "--markdown", "OWN"],
+            r"`--markdown` must be a file that ends in \.md, or -",
+        ),
         (["bench", "show", "--json", "OWN", "saved.json"], "`--json` must be"),
         (["bench", "all", "--json", "FOLDER"], "`--json` must be"),
         (["eval", "asr", "--json", "OWN"], "`--json` must be"),
@@ -107,16 +108,16 @@ def test_a_report_overwrites_no_file_of_another_kind(
 
 def test_a_saved_run_stands_beside_the_new_one(measured: list[str], tmp_path: Path) -> None:
     saved = tmp_path / "saved.json"
-    saved.write_text(to_json(findings.run("core")), encoding="utf-8")
-    result = run("bench", "core", "-m", "model", "--against", saved)
+    saved.write_text(to_json(findings.run("drafters-text")), encoding="utf-8")
+    result = run("bench", "drafters", "-m", "model", "--against", saved)
     assert "Against saved.json" in result.stdout
     assert "other surroundings" not in result.stdout
     content = json.loads(saved.read_text())
     content["reports"][0]["hardware"]["cpu"] = "another"
     saved.write_text(json.dumps(content))
-    result = run("bench", "core", "-m", "model", "--against", saved, "--json")
+    result = run("bench", "drafters", "-m", "model", "--against", saved, "--json")
     assert json.loads(result.stdout)["against"]["warnings"] == [
-        f"core: cpu another then, {findings.HARDWARE['cpu']} now"
+        f"drafters-text: cpu another then, {findings.HARDWARE['cpu']} now"
     ]
 
 
@@ -138,9 +139,10 @@ def test_bench_all_runs_each_and_names_what_it_skipped(monkeypatch: pytest.Monke
     def pretend(command: list[str], seconds: float) -> str:
         commands.append(command)
         name = command[command.index("bench") + 1]
-        if name == "vlm":
+        if "vlm-scenes" in command:
             return "not done in 3 minutes"
         assert seconds == 180
+        name = "drafters-audio" if name == "drafters" else name
         Path(command[command.index("--json") + 1]).write_text(to_json(findings.run(name)), encoding="utf-8")
         return ""
 
@@ -148,47 +150,47 @@ def test_bench_all_runs_each_and_names_what_it_skipped(monkeypatch: pytest.Monke
     path = tmp_path / "all.json"
     result = run("bench", "all", "--minutes", 3, "--quick", "--json", path)
     assert result.exit_code == 1
-    assert [command[4] for command in commands] == list(bench.ORDER)
+    assert [command[4] for command in commands] == [words[0] for words in bench.COMMANDS.values()]
     assert all("--repeats" in command for command in commands)
-    assert "vlm: not done in 3 minutes" in result.stdout
+    assert "drafters-images: not done in 3 minutes" in result.stdout
     saved = load_run(path)
-    assert [report.bench for report in saved.reports] == [name for name in bench.ORDER if name != "vlm"]
-    assert saved.left_out == {"vlm": "not done in 3 minutes"}
+    assert [report.bench for report in saved.reports] == [*bench.COMMANDS][:-1]
+    assert saved.left_out == {"drafters-images": "not done in 3 minutes"}
     commands.clear()
     assert run("bench", "all", "--only", "speech", "--minutes", 3).exit_code == 0
     assert [command[4] for command in commands] == ["speech"]
-    assert isinstance(run("bench", "all", "--only", "core").exception, InputError)
+    assert isinstance(run("bench", "all", "--only", "vlm").exception, InputError)
 
 
-@pytest.fixture
-def bare_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The working folder has the samples, and no corpus."""
-    monkeypatch.chdir(tmp_path)
-    Path("data").mkdir()
-    Path("data/samples").symlink_to(Path(__file__).parents[3] / "data" / "samples")
-
-
-def first_argument_and_output(bench: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, str]:
-    """Return the first argument of the measurement behind `mmdec bench asr` or `vlm`, and what was said."""
-    module, given = {"asr": bench_transcription, "vlm": bench_description}[bench], []
-    monkeypatch.setattr(module, f"bench_{bench}", lambda first, *_, **__: (given.append(first), findings.ALL[bench])[1])
-    result = run("bench", bench, *words)
-    assert result.exit_code == 0, result.output
-    return given[0], result.stderr
-
-
-@pytest.mark.usefixtures("bare_checkout")
-def test_without_a_corpus_the_sample_recordings_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    recordings, output = first_argument_and_output("asr", monkeypatch)
-    assert "no corpus is here" in output
-    assert [path.suffix for path in recordings] == [".flac"] * 3
-    assert first_argument_and_output("asr", monkeypatch, "own.wav")[0] == [Path("own.wav")]
-    assert sorted(first_argument_and_output("asr", monkeypatch, "data/samples/english", "own.wav")[0]) == sorted(
-        [*recordings, Path("own.wav")]
+def first_options(monkeypatch: pytest.MonkeyPatch, *words: object) -> dict[str, Any]:
+    """Return the options with which `mmdec bench drafters` begins the measurement."""
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        bench_drafters,
+        "bench_drafters",
+        lambda *_, **options: (given.append(options), findings.run("drafters-audio"))[1],
     )
-    assert first_argument_and_output("asr", monkeypatch, "--corpus", "elsewhere")[0] == []
-    Path("data/english").mkdir()
-    assert first_argument_and_output("asr", monkeypatch) == ([], "")
+    result = run("bench", "drafters", "-m", "whisper-tiny.en", *words)
+    assert result.exit_code == 0, result.output
+    return given[0]
+
+
+def test_folders_of_recordings_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = Path(__file__).parents[3] / "data" / "samples" / "english"
+    assert first_options(monkeypatch)["audio"] == []
+    found = first_options(monkeypatch, "--audio", samples, "--audio", "own.wav")["audio"]
+    assert sorted(found) == sorted([*samples.glob("*.flac"), Path("own.wav")])
+
+
+def test_a_plot_is_written_whole_or_refused_before_measuring(measured: list[str], tmp_path: Path) -> None:
+    for wrong in ("plot.pdf", "plot"):
+        result = run("bench", "drafters", "-m", "model", "--plot", tmp_path / wrong)
+        assert "`--plot` must be a file that ends in .png or .svg" in str(result.exception)
+    assert measured == []
+    for name, begin in (("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml")):
+        result = run("bench", "drafters", "-m", "model", "--plot", tmp_path / name)
+        assert result.exit_code == 0, result.output
+        assert (tmp_path / name).read_bytes().startswith(begin)
 
 
 @pytest.mark.parametrize("lines", [[], ["file\tquestion"], ["a.png\tb\tWhat?"], ["../a.png\tb\tWhat?\tThat."]])

@@ -35,8 +35,8 @@ VERBS = [
     "",
     *("translate", "transcribe", "describe", "train", "train drafter", "demo", "doctor", "info"),
     *("chat", "serve"),
-    *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench core", "bench asr"),
-    *("eval vlm", "bench vlm", "bench kernels", "bench all", "bench show"),
+    *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench drafters", "bench peer"),
+    *("eval vlm", "bench kernels", "bench all", "bench show"),
     *("convert", "convert medusa", "convert hifigan", "convert daspeech", "convert drafter"),
     *("export", "export drafter"),
 ]
@@ -441,7 +441,7 @@ def test_errors_name_options_as_typed(message: str, typed: str) -> None:
     [
         ("transcribe x.wav --threads -1", "`--threads` must be a whole number of at least 1, but is -1."),
         ("describe x.png --threads=x", "`--threads` must be a whole number of at least 1, but is x."),
-        ("bench core --threads 0", "`--threads` must be a whole number of at least 1, but is 0."),
+        ("bench drafters --threads 0", "`--threads` must be a whole number of at least 1, but is 0."),
         ("translate x.wav --min-confidence 3", "`--min-confidence` must be a number from 0 to 1, but is 3."),
         ("serve --port 99999", "`--port` must be a whole number from 1 to 65535, but is 99999."),
         ("train drafter --minutes 0", "`--minutes` must be a number from 0.1 to 100000, but is 0."),

@@ -1,4 +1,4 @@
-"""Tests `mmdec describe`, `mmdec eval vlm` and `mmdec bench vlm`: printed and written output, and bad files."""
+"""Tests `mmdec describe` and `mmdec eval vlm`: printed and written output, and bad files."""
 
 from __future__ import annotations
 
@@ -148,21 +148,19 @@ def test_the_command_runs_as_a_process(model: Path, pictures: list[Path]) -> Non
 
 
 @pytest.mark.slow
-def test_eval_and_bench(model: Path, pictures: list[Path], tmp_path: Path) -> None:
+def test_eval_prints_and_writes_one_report(model: Path, pictures: list[Path], tmp_path: Path) -> None:
     rows = [{"image": path.name, "question": QUESTION, "answer": "x"} for path in pictures]
     asked = tmp_path / "asked.jsonl"
     asked.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     common = ["--questions", asked, "--images", pictures[0].parent, "--model", model, "--drafter", "lookup"]
     common += ["--max-new-tokens", 5, "--threads", 1]
-    for verb, extra in (("eval", ["--swap"]), ("bench", ["--per-task", 2, "--repeats", 1, "--drafter", "recycling"])):
-        report = tmp_path / f"{verb}.json"
-        given = [str(one) for one in (verb, "vlm", *common, *extra, "-o", report)]
-        table = CliRunner(env={"COLUMNS": "150"}).invoke(cli.app, given)
-        assert table.exit_code == 0, table.output
-        assert "tokens" in table.stdout
-        assert "a round" in table.stdout
-        printed = CliRunner().invoke(cli.app, [*given, "--json"])
-        assert json.loads(printed.stdout).keys() == json.loads(report.read_text(encoding="utf-8")).keys()
+    report = tmp_path / "report.json"
+    given = [str(one) for one in ("eval", "vlm", *common, "--swap", "-o", report)]
+    table = CliRunner(env={"COLUMNS": "150"}).invoke(cli.app, given)
+    assert table.exit_code == 0, table.output
+    assert "a round" in table.stdout
+    printed = CliRunner().invoke(cli.app, [*given, "--json"])
+    assert json.loads(printed.stdout).keys() == json.loads(report.read_text(encoding="utf-8")).keys()
     with open(asked, "a", encoding="utf-8") as file:
         file.write("\n" + json.dumps({**rows[0], "image": "absent.png"}))
     done = CliRunner().invoke(cli.app, [str(one) for one in ("eval", "vlm", *common)])

@@ -53,7 +53,7 @@ VERBS = {  # verb -> a module of its extra
     "train drafter --model vlm-scenes --data q.txt --output o": "jsonargparse",
     "demo": "gradio",
     "serve": "fastapi",
-    "bench asr --peer ctranslate2 data/samples/english/austen.flac": "ctranslate2",
+    "bench peer data/samples/english/austen.flac": "ctranslate2",
 }
 
 

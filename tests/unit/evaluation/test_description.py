@@ -1,4 +1,4 @@
-"""Tests `mmdec eval vlm` and `mmdec bench vlm`: scores by task, costs, and that wrong tokens stop the benchmark."""
+"""Tests `mmdec eval vlm`: scores by task, and costs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ from typing import Any
 import pytest
 from PIL import Image
 from rich.console import Console
-from typer.testing import CliRunner
 
 import mmdec
-from mmdec import cli
-from mmdec.bench.description import bench_vlm
-from mmdec.bench.report import BenchRun, screen
 from mmdec.cli.evaluate import vlm_table
-from mmdec.errors import InputError, MmdecError
+from mmdec.errors import InputError
 from mmdec.evaluation.description import DescriptionHarness, evaluate_vlm, score
 from mmdec.evaluation.harness import Method
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.training.corpora.image_text import ImageQuestion, read_questions
-from tests.support.bench_reports import check_form
 from tests.support.grid import sample
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import drafter_weights, llava, qwen, write
@@ -160,65 +155,6 @@ def test_compressors_are_counted_by_task(questions_file: Path, tmp_path: Path) -
     assert "images shortened" not in shown(vlm_table(without))
 
 
-def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, questions_file: Path) -> None:
-    lines: list[str] = []
-    result = bench_vlm(
-        questions_file,
-        questions_file.parent,
-        vlm,
-        drafters=["lookup", "recycling"],
-        plan="3",
-        per_task=2,
-        repeats=2,
-        threads=1,
-        max_new_tokens=9,
-        log=lines.append,
-    )
-    check_form(result)
-    kinds = {row.group: (row.kind, row.size) for row in result.comparisons}
-    assert (kinds["all"], kinds["task a"], kinds["9-32 tokens"]) == (("all", None), ("task", None), ("length", 20.5))
-    stock = {"prompt lookup"} - result.not_measured.keys()
-    for name, other in (("lookup", "recycling"), ("recycling", "lookup")):
-        rows = [row for row in result.comparisons if row.subject == name]
-        assert {row.baseline for row in rows} == {"greedy", "plain", *stock, other}
-        rows = [row for row in rows if (row.baseline, row.timed) == ("greedy", "wall clock")]
-        assert {"all", "task a", "task b"} <= {row.group for row in rows}
-        assert sum(row.inputs for row in rows if row.kind == "length") == 4
-        assert (rows[0].group, rows[0].inputs, rows[0].pairs) == ("all", 4, 8)
-        assert rows[0].tokens_per_round >= 1
-    assert [(gate.equal, gate.of) for gate in result.exactness] == [(4, 4)] * 2
-    assert "repeat 2 of 2" in lines
-    assert result.depths.keys() == {"lookup", "recycling"}
-    assert result.stages["lookup"].keys() == {"features", "encoder", "decoder", "drafter"}
-    assert result.stages["lookup"]["drafter"] > result.stages["plain"]["drafter"]
-    assert result.stages["greedy"]["encoder"] > 0
-    assert "task b" in shown(screen(BenchRun((result,))))
-    assert "accepted: without it" in shown(screen(BenchRun((result,))))  # papers give tokens a round both ways
-    rows = [row for row in result.comparisons if row.group == "all" and row.subject == "recycling"]
-    assert all(0 <= row.accepted_per_round <= row.tokens_per_round for row in rows)
-
-
-def test_mmspecs_own_list_is_measured(tmp_path: Path) -> None:
-    """`mmdec bench vlm` on a folder in the layout of dataset/MMSpec: tokens a round are shown whole, both ways."""
-    folder, listed = write(tmp_path / "vlm"), tmp_path / "testmini" / "mmspec.jsonl"
-    (listed.parent / "images").mkdir(parents=True)
-    rows = []
-    for number in range(3):
-        name = f"mmspec_{number:03}"
-        Image.fromarray(pixels(number)).save(listed.parent / "images" / f"{name}.jpg")
-        turns = ["What is it?", "Why?"][: 1 + number % 2]
-        rows.append({"id": name, "image": f"{name}.jpg", "turns": turns, "category": "coco", "topic": "text vqa"})
-    listed.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    options = {"--questions": listed, "--model": folder, "--drafter": "lookup", "--plan": 3, "--repeats": 1}
-    words = [str(word) for pair in {**options, "--threads": 1, "--max-new-tokens": 9}.items() for word in pair]
-    result = CliRunner().invoke(cli.app, ["bench", "vlm", *words])
-    assert result.exit_code == 0, result.output
-    assert "tokens of lookup and of transformers' greedy loop: 3 of 3 equal" in result.stdout
-    assert "task text" in result.stdout
-    assert re.search(r"tok/round +accepted *\n", result.stdout)
-    assert "correction or bonus included; accepted: without it" in result.stdout
-
-
 def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
     """Ends included, padding not; pictures with the model's own marks."""
     harness = DescriptionHarness(vlm, 24)
@@ -233,41 +169,13 @@ def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
         assert min(one.features, one.encoder, one.decoder) > 0
 
 
-def test_a_method_with_different_text_is_not_timed(
-    vlm: LoadedVlm, questions_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = DescriptionHarness.describe
-
-    def wrong(self: DescriptionHarness, questions: Any, method: Method) -> Any:
-        result = own(self, questions, method)
-        if method.name == "recycling":
-            result[-1].tokens[-1] += 1
-        return result
-
-    monkeypatch.setattr(DescriptionHarness, "describe", wrong)
-    with pytest.raises(MmdecError, match="`recycling` differs from greedy decoding on question 0"):
-        bench_vlm(
-            questions_file,
-            questions_file.parent,
-            vlm,
-            drafters=["lookup", "recycling"],
-            per_task=1,
-            repeats=1,
-            threads=1,
-        )
-
-
 def test_wrong_arguments(vlm: LoadedVlm, questions_file: Path, tmp_path: Path) -> None:
-    for options in ({"per_task": 0}, {"repeats": 0}, {"threads": 0}, {"drafters": ()}, {"plan": "many"}):
-        with pytest.raises(InputError, match=next(iter(options))):
-            bench_vlm(questions_file, questions_file.parent, vlm, **{"threads": 1, **options})
     for wrong in ({"batch_size": 0}, {"limit": 0}, {"drafter": "eagel"}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             evaluate_vlm(questions_file, questions_file.parent, vlm, **{"threads": 1, **wrong})
     (tmp_path / "empty.jsonl").touch()
-    for call in (bench_vlm, evaluate_vlm):
-        with pytest.raises(InputError, match="`questions` must hold questions"):
-            call(tmp_path / "empty.jsonl", None, vlm, threads=1)
+    with pytest.raises(InputError, match="`questions` must hold questions"):
+        evaluate_vlm(tmp_path / "empty.jsonl", None, vlm, threads=1)
 
 
 def test_own_pictures_are_all_asked_one_question(vlm: LoadedVlm, questions_file: Path) -> None:
@@ -275,9 +183,6 @@ def test_own_pictures_are_all_asked_one_question(vlm: LoadedVlm, questions_file:
     report = evaluate_vlm(None, questions_file.parent, vlm, drafter="lookup", limit=2, **options)
     assert (report["n"], report["right"]["n"]) == (2, 0)  # nothing says what is right
     assert report["decoding"]["tokens"] > 0
-    report = bench_vlm(None, questions_file.parent / "1.png", vlm, drafters=["lookup"], repeats=1, **options)
-    assert "1 questions" in report.title
-    assert "task own pictures" in {row.group for row in report.comparisons}
 
 
 def test_pictures_are_found_beside_the_questions_too(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
-"""Tests `eval asr` and `bench asr` on a tiny Whisper: counts, comparisons and refusals; no test depends on times."""
+"""Tests `eval asr` on a tiny Whisper: counts, comparisons and refusals; no test depends on times."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,17 +16,13 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
-from mmdec.bench import transcription as bench_asr
-from mmdec.bench.transcription import assistants
 from mmdec.cli.evaluate import asr_table
-from mmdec.errors import InputError, MmdecError
+from mmdec.errors import InputError
 from mmdec.evaluation import transcription as evaluate_asr
 from mmdec.evaluation import transcription as measuring
-from mmdec.evaluation.harness import Measurement, Method, parse_plan
+from mmdec.evaluation.harness import Method, parse_plan
 from mmdec.evaluation.transcription import TranscriptionHarness
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from mmdec.whisper.decoder import decoder_of_layers
-from tests.support.bench_reports import check_form
 from tests.support.tiny_whisper import write
 
 RATE = 16_000
@@ -144,73 +139,6 @@ def test_the_verbs_print_and_write_json(corpus: Path, whisper: LoadedWhisper, mo
     done = CliRunner().invoke(cli.app, [str(part) for part in call])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout) == json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
-    call = ["bench", "asr", *sorted(corpus.rglob("own/ann/1/*.wav"))[:1], "--model", model, "--repeats", "1"]
-    call += ["--batch", "2", "--max-new-tokens", "6", "--threads", "1", "--json"]
-    done = CliRunner().invoke(cli.app, [str(part) for part in call])
-    assert done.exit_code == 0, done.output
-    (whole,) = json.loads(done.stdout)["reports"]
-    assert whole["stages"]["medusa"]["decoder"] > 0
-    # Whether anything is drafted within six tokens is the budget's choice, by what it timed.
-    assert all(0 <= share <= 1 for share in whole["depths"].get("medusa", []))
-    rows = [row for row in whole["comparisons"] if row["timed"] == "decoder"]
-    assert [row["baseline"] for row in rows[:2]] == ["greedy", "prompt lookup"]
-    assert rows[2]["baseline"] in {method.name for method in assistants(whisper.model, None)}  # which: see below
-    assert [(row["group"], row["inputs"]) for row in rows[2:]] == [("40 and more", 1), ("2 together", 1)]
-    assert len(whole["details"]["clips"]) <= 1
-
-
-def test_the_cheapest_assistant_is_compared(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a simulated clock; each method is slow in its first call, which is not counted."""
-    helpers, called = assistants(whisper.model, None), list[str]()
-    spends = {helpers[0].name: 2.0, helpers[1].name: 1.0}
-
-    def measure(self: TranscriptionHarness, recordings: Any, method: Any) -> Any:
-        called.append(method.name)
-        spent = spends[method.name] if called.count(method.name) > 1 else 9.0 - spends[method.name]
-        return SimpleNamespace(decoder=spent)
-
-    monkeypatch.setattr(TranscriptionHarness, "measure", measure)
-    harness = TranscriptionHarness(whisper, "en", 6)
-    assert bench_asr.fastest(harness, helpers, [torch.zeros(RATE)]) is helpers[1]
-    assert sorted(called) == sorted(2 * list(spends))
-
-
-def test_lengths_are_taken_from_the_corpus(corpus: Path, whisper: LoadedWhisper) -> None:
-    result = bench_asr.from_corpus(TranscriptionHarness(whisper), corpus, ("test",), 3)
-    assert [one.words for one in result] == [5] * 3
-    assert [len(one.samples) for one in result] == [round(SECONDS[at] * RATE) for at in (0, 1, 2)]
-
-
-def test_no_timing_of_a_drafter_that_changes_the_text(
-    corpus: Path, whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure = TranscriptionHarness.measure
-
-    def wrong(self: TranscriptionHarness, recordings: Any, method: Method) -> Measurement:
-        measured = measure(self, recordings, method)
-        if method.name == "medusa":
-            measured.tokens[0][0] += 1
-        return measured
-
-    monkeypatch.setattr(TranscriptionHarness, "measure", wrong)
-    with pytest.raises(MmdecError, match="no timing"):
-        bench_asr.bench_asr(sorted(corpus.rglob("own/ann/1/*.wav"))[:1], model=whisper, max_new_tokens=6, threads=1)
-
-
-def test_an_assistant_of_all_layers_equals_the_model(whisper: LoadedWhisper) -> None:
-    """And it takes the encoder's states as they are: a text of n tokens in few passes of the large one."""
-    made = decoder_of_layers(whisper.model, (0, 1))
-    ids, states = torch.tensor([[3, 4, 5]]), torch.randn(1, 50, 32)
-    with torch.no_grad():
-        expected = whisper.model.proj_out(
-            whisper.model.model.decoder(input_ids=ids, encoder_hidden_states=states).last_hidden_state
-        )
-        result = made(input_ids=ids, encoder_outputs=(states,)).logits
-    torch.testing.assert_close(result, expected)
-    assert [method.name for method in assistants(whisper.model, None)] == [
-        "assistant of decoder layers 0",
-        "assistant of decoder layers 0, 1",
-    ]
 
 
 def test_passes_windows_and_rounds_are_counted(whisper: LoadedWhisper) -> None:
@@ -264,12 +192,6 @@ def test_what_is_scored_and_timed_is_the_public_call(
         "drafter": 4 * 4.0,
     }
     assert report["decoding"]["medusa"]["rounds"] == 4 * 8
-    calls.clear()
-    bench_asr.bench_asr(
-        sorted(corpus.rglob("own/ann/1/*.wav"))[:1], model=whisper, repeats=2, batch=2, max_new_tokens=6, threads=1
-    )
-    # The gate once, then each repeat: alone, and in a batch.
-    assert [one["batch_size"] for one in calls] == [1, 1, 1, 2, 2, 2]
 
 
 def test_provenance_says_what_ran(corpus: Path, tmp_path: Path) -> None:
@@ -279,12 +201,6 @@ def test_provenance_says_what_ran(corpus: Path, tmp_path: Path) -> None:
     machine = report["hardware"]
     assert (machine["dtype"], machine["batch"], machine["target"]) == ("bfloat16", 8, "cpu")
     assert (machine["threads"], machine["device"]) == (1, "cpu")
-    recordings = sorted(corpus.rglob("own/ann/1/*.wav"))[:1]
-    result = bench_asr.bench_asr(recordings, model=whisper, repeats=1, batch=3, max_new_tokens=6, threads=1)
-    check_form(result)
-    assert (result.hardware["dtype"], result.hardware["batch"]) == ("bfloat16", [1, 3])
-    assert (result.comparisons[0].kind, result.comparisons[-1].group) == ("length", "3 together")
-    assert (result.exactness[0].equal, result.exactness[0].of) == (1, 1)
 
 
 @pytest.mark.parametrize(("plan", "nodes"), [("learned", None), ("8", 8), ("16x6", (16, 6)), ("0", 0)])
@@ -299,7 +215,5 @@ def test_bad_arguments_are_named(corpus: Path, whisper: LoadedWhisper) -> None:
         score(corpus, whisper, limit=0)
     with pytest.raises(InputError, match="`batch_size`"):
         score(corpus, whisper, batch_size=0)
-    with pytest.raises(InputError, match="`repeats`"):
-        bench_asr.bench_asr(model=whisper, repeats=0)
     with pytest.raises(InputError, match="`root`"):
         score(corpus, whisper, split="nowhere")
