@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,6 +75,7 @@ LOOKUP = "prompt lookup"  # name of transformers' loop that copies from the text
 LOOKUP_TOKENS = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
 ASSISTED = "assisted by"  # begins the names of transformers' loops with a smaller model
 MAX_NEW_TOKENS = 128
+DEFAULT_PER_KIND = 2  # prompts of each kind of the built-in ones
 WORD_BINS = ((0, 5), (6, 20), (21, 39), (40, 100_000))  # least and most words of each bin of transcripts
 ANSWER_BINS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # least and most new tokens of each bin of answers
 SAMPLE_RECORDINGS = Path("data/samples/english")
@@ -92,7 +94,7 @@ class InputOptions:
     prompt: str
     draft_texts: Sequence[Path]
     language: str | None
-    per_kind: int
+    per_kind: int | None
     max_new_tokens: int | None
     admission: Admission
 
@@ -253,7 +255,7 @@ def bench_drafters(
     draft_texts: Sequence[Path] = (),
     draft_models: Sequence[str] = (),
     language: str | None = "en",
-    per_kind: int = 2,
+    per_kind: int | None = None,
     repeats: int = 3,
     plan: str = "learned",
     max_new_tokens: int | None = None,
@@ -278,7 +280,7 @@ def bench_drafters(
         draft_texts: Folders with a text of each recording, of its name: each folder is a drafter (`mmdec.hypothesis`).
         draft_models: Faster recognisers, whose text is the draft.
         language: Of the recordings; None: detect it.
-        per_kind: Number of prompts or questions of each kind, evenly spaced.
+        per_kind: Number of prompts or questions of each kind, evenly spaced. None: all of `data` and `images`, else 2.
         repeats: Timed calls of each method on each input.
         plan: Draft size: "learned", a chain such as "8", or a tree such as "16x6" (16 nodes, at most 6 deep).
         max_new_tokens: Maximum number of new tokens of an answer, or of a window. None: 128 for prompts, else the
@@ -296,7 +298,10 @@ def bench_drafters(
         InputError: If an argument is not valid; before the model is loaded where that can be known.
     """
     start = time.monotonic()
-    check_whole("per_kind", per_kind, 1, 2**31, "2 of each kind give a first impression.")
+    if per_kind is not None:
+        check_whole("per_kind", per_kind, 1, 2**31, "2 of each kind give a first impression.")
+    elif data is None and images is None:
+        per_kind = DEFAULT_PER_KIND
     check_whole("repeats", repeats, 1, 10_000, "3 give quartiles.")
     if max_new_tokens is not None:
         check_whole("max_new_tokens", max_new_tokens, MIN_NEW_TOKENS, 2**31, "Give 128.")
@@ -327,9 +332,10 @@ def bench_drafters(
     ours, stock = make_methods(workload, named, inner, nodes)
     ours += _hypotheses(workload, draft_texts, draft_models, nodes)
     left_out: dict[str, str] = {}
+    count = len(workload.inputs)
+    log(f"{count} {workload.what}, {'once' if repeats == 1 else f'{repeats} times'}; a first call of each method:")
     greedy, plain = InputMethod[Any](Method.greedy()), InputMethod[Any](Method.with_drafter(PLAIN, None, nodes))
-    warm = [method for method in (greedy, plain, *ours, *stock) if _is_runnable(workload, method, left_out)]
-    log(f"{len(workload.inputs)} {workload.what}, {repeats} times; methods: {', '.join(one.name for one in warm)}")
+    warm = [method for method in (greedy, plain, *ours, *stock) if _is_runnable(workload, method, left_out, log)]
     deadline = None if minutes is None else start + 60 * minutes
     measured, equal, stopped = measure_in_turn(workload, warm, repeats, deadline, log)
     return _report(workload, warm, measured, equal, left_out, stopped, plan, repeats, directory.name)
@@ -437,11 +443,11 @@ def load_workload(kind: str, directory: Path, device: torch.device, options: Inp
         given = None if options.data is None else read_prompts(os.fspath(options.data))
         language = load_language_model(directory, device)
         prompts = (INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS) if given is None else given
-        chosen: Any = by_task(list[Any](prompts), options.per_kind)
+        chosen: Any = in_turn(by_task(list[Any](prompts), options.per_kind))
         return PromptWorkload(language, encode_prompts(language, chosen, options.max_new_tokens or MAX_NEW_TOKENS))
     if kind == "images":
         questions = questions_of(options.data, options.images, options.prompt, options.per_kind, options.admission)
-        return QuestionWorkload(load_vlm(directory, device), directory, questions, options.max_new_tokens)
+        return QuestionWorkload(load_vlm(directory, device), directory, in_turn(questions), options.max_new_tokens)
     if options.data is not None:
         raise InputError("`data` must be for prompts or pictures, but the model is a Whisper. Give `audio` instead.")
     if not options.audio:
@@ -454,6 +460,20 @@ def load_workload(kind: str, directory: Path, device: torch.device, options: Inp
     whisper = load_whisper(directory, device)
     harness = TranscriptionHarness(whisper, options.language, options.max_new_tokens)
     return RecordingWorkload(whisper, directory, options.audio, harness)
+
+
+def in_turn(inputs: Sequence[Any]) -> list[Any]:
+    """Order inputs so that their kinds take turns: a run that is stopped early has measured some of each.
+
+    Args:
+        inputs: Each has its kind as `task`.
+    """
+    numbers = Counter[str]()
+    turns: list[int] = []
+    for one in inputs:
+        turns.append(numbers[one.task])
+        numbers[one.task] += 1
+    return [inputs[index] for index in sorted(range(len(inputs)), key=turns.__getitem__)]
 
 
 def make_methods(
@@ -524,21 +544,23 @@ def _hypotheses(
     return methods
 
 
-def _is_runnable(workload: Workload[Any], method: InputMethod[Any], left_out: dict[str, str]) -> bool:
+def _is_runnable(workload: Workload[Any], method: InputMethod[Any], left_out: dict[str, str], log: Log) -> bool:
     """Decode the first input, which warms up. Not every model can be decoded by each loop of transformers.
 
     Args:
         left_out: Gets the reason if transformers cannot run the method.
     """
     try:
-        workload.harness.measure([workload.inputs[0]], method.of(0))
+        call = workload.harness.measure([workload.inputs[0]], method.of(0))
     except (MmdecError, MemoryError):
         raise
     except Exception as error:
         if method.is_ours or method.name == GREEDY:
             raise
         left_out[method.name] = f"transformers cannot run it here ({error_line(error)})"
+        log(f"{method.name}: {left_out[method.name]}")
         return False
+    log(f"{method.name}: {call.total:.1f} s")
     return True
 
 

@@ -225,7 +225,10 @@ def drafters(
         typer.Option(metavar="MODEL", help="A faster recogniser, whose text is drafted. Repeat it."),
     ] = None,
     language: Language = "en",
-    per_kind: Annotated[int, typer.Option(min=1, help="Prompts or questions of each kind.")] = 2,
+    per_kind: Annotated[
+        int | None,
+        typer.Option(min=1, help="Prompts or questions of each kind. Default: all of --data and --images, else 2."),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each method decodes each input.")] = 3,
     plan: Plan = "learned",
     max_new_tokens: AnswerTokens = None,

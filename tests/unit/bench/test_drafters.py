@@ -15,7 +15,7 @@ from PIL import Image
 
 from mmdec.bench import drafters
 from mmdec.bench.drafters import bench_drafters
-from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS
+from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, ChatPrompt
 from mmdec.bench.report import BenchReport, BenchRun, markdown
 from mmdec.errors import InputError
 from mmdec.evaluation.language_model import LanguageHarness
@@ -98,7 +98,7 @@ def test_built_in_prompts_are_grouped_by_kind(home: Path, model: str) -> None:
 def test_a_smaller_model_is_compared_with_assisted_generation(home: Path, prompts: Path, small: str) -> None:
     inner = "lookup" if small == "same" else None
     drafts = [str(home / small), "lookup", str(home / "eagle3")]
-    report = only(bench_drafters(home / "large", drafts, prompts, inner=inner, **{**OPTIONS, "per_kind": 2}))
+    report = only(bench_drafters(home / "large", drafts, prompts, inner=inner, **{**OPTIONS, "per_kind": None}))
     staged = ["same, inner lookup"] if inner else []
     # transformers takes vocabularies of equal size for the same one
     stock = ["prompt lookup", "assisted by same"] if small == "same" else ["prompt lookup"]
@@ -146,7 +146,7 @@ def test_a_drafter_with_different_text_has_no_figures(
     language = load_language_model(home / "large", "cpu")
     shortest = min(len(language.tokenizer(line)["input_ids"]) for line in prompts.read_text().splitlines())
     monkeypatch.setattr(LanguageHarness, "measure", wrong)
-    run = bench_drafters(home / "large", data=prompts, **{**OPTIONS, "per_kind": 2})
+    run = bench_drafters(home / "large", data=prompts, **{**OPTIONS, "per_kind": None})
     assert run.left_out.keys() == {"recycling"}
     assert "differ from greedy decoding on 1 of 2 prompts: no figures" in run.left_out["recycling"]
     (report,) = run.reports
@@ -166,8 +166,9 @@ def test_a_time_limit_keeps_what_was_measured(home: Path, prompts: Path, monkeyp
     report = only(bench_drafters(home / "large", data=prompts, minutes=1.0, log=lines.append, **options))
     assert report.not_measured["the rest"] == "the time was over after 3 of 10 calls of each method, 2 of 2 prompts"
     assert [row.n for row in (report.methods[2].tokens_per_round,) if row is not None] == [3]
-    assert lines[1].startswith("1 of 2, all (repeat 1 of 5): greedy ")
-    assert len(lines) == 4
+    assert [line.split(":")[0] for line in lines[1:6]] == ["greedy", "plain", "lookup", "recycling", "prompt lookup"]
+    assert lines[6].startswith("1 of 2, all (repeat 1 of 5): greedy ")
+    assert len(lines) == 9
     report = only(bench_drafters(home / "large", data=prompts, minutes=0.01, **options))
     assert "1 of 10 calls of each method, 1 of 2 prompts" in report.not_measured["the rest"]
     assert {row.of for row in report.methods} == {1}
@@ -215,6 +216,13 @@ def test_bad_arguments_are_refused_before_the_model_is_loaded(
     given = {**OPTIONS, **options}
     with pytest.raises(InputError, match=message):
         bench_drafters(home / given.pop("model", "large"), **given)
+
+
+def test_kinds_take_turns() -> None:
+    chosen = drafters.in_turn(
+        [ChatPrompt(task, ({"number": number},)) for task, number in ("a1", "a2", "b3", "b4", "c5")]
+    )
+    assert [prompt.messages[0]["number"] for prompt in chosen] == ["1", "3", "5", "2", "4"]
 
 
 def test_prompts_that_leave_no_room_are_left_out(home: Path, tmp_path: Path) -> None:
