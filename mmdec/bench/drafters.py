@@ -51,10 +51,11 @@ from mmdec.evaluation.harness import (
     parse_plan,
 )
 from mmdec.evaluation.language_model import LanguageHarness, TokenPrompt
-from mmdec.evaluation.transcription import TranscriptionHarness
+from mmdec.evaluation.transcription import AudioLmHarness, TranscriptionHarness
 from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
 from mmdec.generation.small_model import small_model
 from mmdec.hub.find import SHORT_NAMES, drafter_by_name, drafter_folder, find_model, model_kind, shipped_names
+from mmdec.pretrained.audio_lm import LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.drafters import check_drafter_folder
 from mmdec.pretrained.language_model import (
     LANGUAGE_MODEL_FILES,
@@ -110,9 +111,9 @@ class Recording:
 
 @final
 class RecordingHarness(Harness[Recording]):
-    """Transcribes recordings with one loaded Whisper, and measures the calls."""
+    """Transcribes recordings with one loaded model, and measures the calls."""
 
-    def __init__(self, harness: TranscriptionHarness) -> None:
+    def __init__(self, harness: TranscriptionHarness | AudioLmHarness) -> None:
         self._harness = harness
 
     def measure(self, inputs: Sequence[Recording], method: Method) -> Measurement:
@@ -201,17 +202,25 @@ class PromptWorkload(Workload[TokenPrompt]):
 
 @final
 class RecordingWorkload(Workload[Recording]):
-    """Recordings for a Whisper."""
+    """Recordings for a Whisper or an audio language model."""
 
     bench, what = "drafters-audio", "recordings"
 
-    def __init__(self, whisper: LoadedWhisper, directory: Path, paths: Sequence[Path], harness: TranscriptionHarness):
-        self.home, self.model, self.directory = whisper, whisper.model, directory
+    def __init__(
+        self,
+        loaded: LoadedWhisper | LoadedAudioLm,
+        directory: Path,
+        paths: Sequence[Path],
+        harness: TranscriptionHarness | AudioLmHarness,
+    ) -> None:
+        self.home, self.model, self.directory = loaded, loaded.model, directory
         self.harness = RecordingHarness(harness)
         self.inputs = [Recording(path, harness.read(path)) for path in paths]
 
     def small_network(self, folder: Path) -> tuple[PreTrainedModel, dict[str, Any]] | None:
-        return (load_whisper(folder, self.model.device).model, {}) if model_kind(folder) == WHISPER_KIND else None
+        if isinstance(self.home, LoadedWhisper):
+            return (load_whisper(folder, self.model.device).model, {}) if model_kind(folder) == WHISPER_KIND else None
+        return (load_language_model(folder, self.model.device).model, {}) if is_language_model(folder) else None
 
     def groups(self, measured: Sequence[Measurement]) -> list[Group]:
         words = [len(one.texts[0].split()) for one in measured]
@@ -268,18 +277,19 @@ def bench_drafters(
     """Time drafters for one model on the same inputs, against plain decoding and transformers' own loops.
 
     Args:
-        model: A shipped name, a directory or a hub id of a language model, a Whisper or a vision-language model.
+        model: A shipped name, a directory or a hub id of a language model, a Whisper, an audio language model or a
+            vision-language model.
         drafts: Names of drafters, folders or hub ids of drafters with weights or of smaller models,
             "<model>/<drafter>" for shipped ones. Empty: lookup, recycling and those in the model's folder.
         data: Prompts (.txt with one on each line, .jsonl or .json of chats), or questions about pictures. None:
             built-in prompts, or questions about the sample pictures.
-        audio: Recordings for a Whisper. Empty: the sample recordings.
+        audio: Recordings for a model that hears. Empty: the sample recordings.
         images: Folder of the pictures, or one picture.
         prompt: The question about each picture where there is no `data`.
         inner: Also time each smaller model with its chains drafted by this ("lookup", "recycling").
         draft_texts: Folders with a text of each recording, of its name: each folder is a drafter (`mmdec.hypothesis`).
         draft_models: Faster recognisers, whose text is the draft.
-        language: Of the recordings; None: detect it.
+        language: Of the recordings, for a Whisper; None: detect it. Audio language models detect it.
         per_kind: Number of prompts or questions of each kind, evenly spaced. None: all of `data` and `images`, else 2.
         repeats: Timed calls of each method on each input.
         plan: Draft size: "learned", a chain such as "8", or a tree such as "16x6" (16 nodes, at most 6 deep).
@@ -348,7 +358,7 @@ def _kind(directory: Path, audio: Sequence[Path], images: object) -> str:
         InputError: If the inputs are for another kind of model.
     """
     of_model = model_kind(directory)
-    if of_model == WHISPER_KIND:
+    if of_model == WHISPER_KIND or audio_family(directory):
         kind = "audio"
     elif is_vision_language_model(directory):
         kind = "images"
@@ -356,7 +366,7 @@ def _kind(directory: Path, audio: Sequence[Path], images: object) -> str:
         kind = "text"
     else:
         raise InputError(
-            f"`model` must be a language model, a Whisper or a model that sees, but '{directory}' is "
+            f"`model` must be a language model, one that hears or one that sees, but '{directory}' is "
             f"{of_model or 'no model'!r}. Name another."
         )
     for name, given, needed in (("audio", audio, "audio"), ("images", images, "images")):
@@ -449,7 +459,7 @@ def load_workload(kind: str, directory: Path, device: torch.device, options: Inp
         questions = questions_of(options.data, options.images, options.prompt, options.per_kind, options.admission)
         return QuestionWorkload(load_vlm(directory, device), directory, in_turn(questions), options.max_new_tokens)
     if options.data is not None:
-        raise InputError("`data` must be for prompts or pictures, but the model is a Whisper. Give `audio` instead.")
+        raise InputError("`data` must be for prompts or pictures, but the model hears. Give `audio` instead.")
     if not options.audio:
         raise InputError(f"`audio` must name recordings where '{SAMPLE_RECORDINGS}' has none. Name files or a folder.")
     for path in options.audio:
@@ -457,6 +467,9 @@ def load_workload(kind: str, directory: Path, device: torch.device, options: Inp
             raise InputError(f"`audio` must be files, but '{path}' is none. Check the path.")
         for folder in options.draft_texts:
             text_of(folder, path)
+    if audio_family(directory):
+        hearing = load_audio_lm(directory, device)
+        return RecordingWorkload(hearing, directory, options.audio, AudioLmHarness(hearing, options.max_new_tokens))
     whisper = load_whisper(directory, device)
     harness = TranscriptionHarness(whisper, options.language, options.max_new_tokens)
     return RecordingWorkload(whisper, directory, options.audio, harness)

@@ -204,7 +204,7 @@ def drafters(
     ] = None,
     audio: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE|FOLDER", help="Recordings for a Whisper. Repeat it. Default: the samples."),
+        typer.Option(metavar="FILE|FOLDER", help="Recordings for a model that hears. Repeat it. Default: the samples."),
     ] = None,
     images: Pictures = None,
     prompt: OwnPrompt = OWN_PROMPT,

@@ -27,6 +27,7 @@ from mmdec.evaluation.harness import (
     Measurement,
     Method,
     count_passes,
+    cut_at_end,
     describe_measurement,
     no_log,
     transformers_errors_only,
@@ -116,7 +117,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
             generated: Any = self.model.generate(  # type: ignore[operator] # torch's types say it is a tensor
                 **inputs, **self.options, **method.options
             )
-        rows = [_cut_at_end(row, self.model) for row in generated[:, inputs["input_ids"].shape[1] :].tolist()]
+        rows = [cut_at_end(row, self.model) for row in generated[:, inputs["input_ids"].shape[1] :].tolist()]
         texts = [vlm.tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows]
         rest = stopwatch.lap()
         return Measurement(
@@ -130,17 +131,6 @@ class DescriptionHarness(Harness[ImageQuestion]):
             passes=len(passes),
             windows=1,
         )
-
-
-def _cut_at_end(row: list[int], model: Any) -> list[int]:
-    """Return a row of tokens up to its first end token, without the padding after it.
-
-    Args:
-        model: Says which tokens end a text.
-    """
-    ends = model.generation_config.eos_token_id
-    ends = set(ends) if isinstance(ends, list) else {ends}
-    return next((row[: index + 1] for index, token in enumerate(row) if token in ends), row)
 
 
 QUESTIONS = "data/samples/images/samples.tsv"

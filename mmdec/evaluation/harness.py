@@ -120,6 +120,17 @@ def count_passes(module: nn.Module) -> Iterator[list[int]]:
         hook.remove()
 
 
+def cut_at_end(row: list[int], model: Any) -> list[int]:
+    """Return a row of tokens up to its first end token, without the padding after it.
+
+    Args:
+        model: Says which tokens end a text.
+    """
+    ends = model.generation_config.eos_token_id
+    ends = set(ends) if isinstance(ends, list) else {ends}
+    return next((row[: index + 1] for index, token in enumerate(row) if token in ends), row)
+
+
 @contextmanager
 def transformers_errors_only() -> Iterator[None]:
     """Silence transformers: some of its loops print a line at each step, and printing would be timed, too."""

@@ -33,12 +33,15 @@ from mmdec.evaluation.harness import (
     Measurement,
     Method,
     count_passes,
+    cut_at_end,
     describe_measurement,
     no_log,
     transformers_errors_only,
 )
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.io.audio import SAMPLE_RATE
+from mmdec.pretrained.audio_lm import LoadedAudioLm
+from mmdec.tasks.generate_options import MAX_NEW_TOKENS
 from mmdec.tasks.inputs import Audio, read_audio
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
@@ -172,6 +175,61 @@ class TranscriptionHarness(Harness[Tensor]):
         plain = Speculation(DecodingOptions(drafter=None))
         options = TranscribeOptions(language=self.language, generate=self.options)
         return TranscriptionRequest.of(self.whisper, plain, options, recordings)
+
+
+@final
+class AudioLmHarness(Harness[Tensor]):
+    """Transcribes recordings with one loaded audio language model, one at a time, and measures the calls."""
+
+    def __init__(self, loaded: LoadedAudioLm, max_new_tokens: int | None = None) -> None:
+        self.loaded, self.model = loaded, loaded.model
+        config: Any = self.model.generation_config
+        longest = max_new_tokens or config.max_new_tokens or MAX_NEW_TOKENS
+        self.options = {"do_sample": False, "num_beams": 1, "max_new_tokens": longest}
+
+    def read(self, audio: Audio) -> Tensor:
+        """Read a recording as `transcribe` does: 16 kHz (T,).
+
+        Raises:
+            InputError: If `transcribe` would refuse it.
+        """
+        return self.loaded.check(read_audio(audio))
+
+    def measure(self, inputs: Sequence[Tensor], method: Method) -> Measurement:
+        """Transcribe one recording (T,) of 16 kHz, in a list, with this method, and measure it."""
+        decoder: Any = self.model.get_decoder()
+        with transformers_errors_only(), count_passes(decoder) as passes:
+            measurement = self._transcribe(inputs, method) if method.loop == "mmdec" else self._generate(inputs, method)
+        return replace(measurement, passes=len(passes), windows=1)
+
+    def _transcribe(self, recordings: Sequence[Tensor], method: Method) -> Measurement:
+        stopwatch = Stopwatch(self.model.device)
+        (transcript,) = transcribe(
+            list(recordings), sample_rate=SAMPLE_RATE, model=self.loaded, **self.options, **method.options
+        )
+        seconds, rounds = transcript.timings, transcript.rounds - 1
+        return Measurement(
+            tokens=[transcript.tokens],
+            texts=[transcript.text],
+            features=seconds["features"],
+            encoder=seconds["encoder"],
+            decoder=seconds["total"] - seconds["features"] - seconds["encoder"],
+            drafter=seconds["drafter"],
+            total=stopwatch.lap(),
+            rounds=rounds,
+            drafted_tokens=round(transcript.tokens_per_round * rounds) if rounds else 0,
+        )
+
+    def _generate(self, recordings: Sequence[Tensor], method: Method) -> Measurement:
+        whole, stopwatch = Stopwatch(self.model.device), Stopwatch(self.model.device)
+        inputs = self.loaded.inputs(list(recordings))
+        features = stopwatch.lap()
+        generate: Any = self.model.generate
+        generated: Any = generate(**inputs, **self.options, **method.options)
+        row = cut_at_end(generated[0, inputs["input_ids"].shape[1] :].tolist(), self.model)
+        text = self.loaded.tokenizer.decode(row, skip_special_tokens=True).strip()
+        rest = stopwatch.lap()
+        return Measurement([row], [text], features, encoder=0.0, decoder=rest, drafter=0.0, total=whole.lap())
 
 
 ENGLISH = ("en", "english")

@@ -21,7 +21,7 @@ from mmdec.errors import InputError
 from mmdec.evaluation.language_model import LanguageHarness
 from mmdec.pretrained.drafters import save_network
 from mmdec.pretrained.language_model import load_language_model
-from tests.support import tiny_text_folder, tiny_vlm_folder, tiny_whisper
+from tests.support import audio_lm_folders, tiny_text_folder, tiny_vlm_folder, tiny_whisper
 from tests.support.bench_reports import check_form
 from tests.support.draft_networks import draft_network
 from tests.support.grid import sample
@@ -123,6 +123,15 @@ def test_recordings_are_drafted_by_heads_and_by_texts(home: Path, recordings: li
     ]
     assert report.bench == "drafters-audio"
     assert "2 recordings" in report.title
+
+
+@pytest.mark.parametrize("family", sample(("Qwen2Audio", "GraniteSpeech"), ("Qwen2Audio",)))
+def test_audio_language_models_are_measured(family: str, recordings: list[Path], tmp_path: Path) -> None:
+    audio_lm_folders.write(family, tmp_path / "hearing")
+    report = only(bench_drafters(tmp_path / "hearing", audio=recordings, draft_texts=[], **OPTIONS))
+    assert names(report)[:4] == ["greedy", "plain", "lookup", "recycling"]
+    assert {row.equal for row in report.methods[:4]} == {2}
+    assert report.bench == "drafters-audio"
 
 
 def test_questions_about_pictures_are_answered(home: Path, questions: Path) -> None:
