@@ -199,7 +199,7 @@ def show_answer(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen
     tell(
         status=status(f"Done. {lanes[0].name}: {lanes[0].verdict}." if drafted else "Done.", "done"),
         picture=picture_html(pixels, name)
-        + read_html([(drafter, runs[0][0].compressor, runs[0][0].kept) for drafter, runs in drafted]),
+        + read_html([(drafter, runs[0][0].compressor, runs[0][0].visual_weights) for drafter, runs in drafted]),
         race=race_html(lanes, "tokens", start=START),
     )
 
@@ -282,7 +282,7 @@ def visual_tokens_svg(weights: Sequence[float]) -> str:
         f"{100 * value / most:.0f} % of the most</title></rect>"
         for index, value in enumerate(weights)
     )
-    return f'<svg class="mm-kept" aria-hidden="true" viewBox="0 0 {side} {side}">{cells}</svg>'
+    return f'<svg class="mm-visual-tokens" aria-hidden="true" viewBox="0 0 {side} {side}">{cells}</svg>'
 
 
 def visual_tokens_sentence(compressor: str | None, weights: Sequence[float] | None, drafter: str) -> str:

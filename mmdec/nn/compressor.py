@@ -30,7 +30,7 @@ class CompressedImage:
     states: Tensor  # (M, H), the compressed states
     positions: Tensor  # (M,) int64: index 0 .. V - 1 of the visual token whose position each state takes
     # (V,) in [0, 1]: the largest weight of each visual token in any of the states; 0: the token was dropped
-    kept: Tensor
+    visual_weights: Tensor
 
 
 @final

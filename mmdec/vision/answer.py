@@ -72,7 +72,7 @@ class Description:
     # the values from which the confidence was computed
     evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)
     # in [0, 1]: the compressor's weight of each visual token; None: no image was compressed
-    kept: list[float] | None = field(default=None, repr=False)
+    visual_weights: list[float] | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         """Write three lines: the text, the number of rounds, the time."""
@@ -153,13 +153,13 @@ class CompressionRecorder(ForwardingDrafter):
     def __init__(self, drafter: Drafter, rows: int) -> None:
         super().__init__(drafter)
         self.compressor: list[str | None] = [None] * rows
-        self.kept: list[Tensor | None] = [None] * rows
+        self.visual_weights: list[Tensor | None] = [None] * rows
         self._rows = list(range(rows))
 
     def propose(self, state: Any, roots: Tensor, plan: Plan) -> Draft:
         draft = super().propose(state, roots, plan)
         for row, info in zip(self._rows, getattr(state, "info", ()) or (), strict=False):
-            self.compressor[row], self.kept[row] = info.compressor, info.kept
+            self.compressor[row], self.visual_weights[row] = info.compressor, info.visual_weights
         return draft
 
     def select(self, state: Any, live: Tensor) -> None:
@@ -268,7 +268,7 @@ class AnswerDecoder:
                     note=entry.note,
                     evidence=evidence,
                     compressor=None if recorder is None else recorder.compressor[row],
-                    kept=None if recorder is None else _as_list(recorder.kept[row]),
+                    visual_weights=None if recorder is None else _as_list(recorder.visual_weights[row]),
                 )
             )
         return descriptions

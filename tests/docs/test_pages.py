@@ -215,7 +215,7 @@ def option_names(module: str, name: str) -> set[str]:
 def test_option_names_are_read() -> None:
     names = option_names("mmdec.drafters.eagle.training.modules", "SpecVlmModule")
     assert {"cost", "lr", "start"} <= names
-    assert "kept" not in names
+    assert "loss" not in names
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if "mmdec.training fit" in line])

@@ -65,7 +65,7 @@ def options(name: str, base: Path, corpus: Path, *more: str) -> list[str]:
         "--trainer.log_every_n_steps=1",
         "--trainer.check_val_every_n_epoch=1",
         f"--trainer.default_root_dir={place}",
-        f"--data.init_args.kept={place}/kept",
+        f"--data.init_args.cache_dir={place}/cache",
         "--model.init_args.start=null",
         "--model.init_args.heads=3",
         "--model.init_args.max_tokens=12",
@@ -101,7 +101,7 @@ def test_a_killed_run_resumes_identically(base: Path, corpus: Path, workplace: P
     assert result == expected
     one, other = (read_checkpoint(place / "runs/tiny/checkpoints/last.ckpt") for place in (unbroken, broken))
     assert one["best"] == other["best"] > 1
-    states = [sorted((place / "runs/tiny/kept").glob("states-*/0.f16")) for place in (unbroken, broken)]
+    states = [sorted((place / "runs/tiny/cache").glob("states-*/0.f16")) for place in (unbroken, broken)]
     assert states[0][0].read_bytes() == states[1][0].read_bytes()
     assert all(name.startswith("heads.") for name in one["state_dict"])  # the base is not in it
     for name, value in one["state_dict"].items():
@@ -208,7 +208,7 @@ def test_labels_are_the_models_own_or_the_truth(base: Path, corpus: Path):
                 text = module.labels.tokens[name]
                 assert row == [[*text, -1, -1, -1][place : place + 3] for place in range(1, len(text))]
     assert ends["own"] != ends["truth"]
-    label_files = list(Path("runs/medusa-librispeech/kept").glob("labels-*-bfloat16-12/0.jsonl"))
+    label_files = list(Path("runs/medusa-librispeech/cache").glob("labels-*-bfloat16-12/0.jsonl"))
     assert len(label_files) == 1
 
 

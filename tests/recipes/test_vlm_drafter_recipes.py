@@ -174,5 +174,5 @@ def test_two_processes_train_one_network(base: Path, corpus: Path, workplace: Pa
     run = workplace / "runs" / "vlm_drafters" / "eagle"
     assert read_checkpoint(run / "checkpoints" / "last.ckpt")["global_step"] == 4
     assert {name for _, name in logged_at_each_step(run / "log")} >= {"dev/chain", "dev/decoded"}
-    features = next((workplace / "runs/vlm_drafters/kept").glob("features-*/features"))
+    features = next((workplace / "runs/vlm_drafters/cache").glob("features-*/features"))
     assert {path.name for path in features.glob("*.f16")} == {"0.f16", "1.f16"}

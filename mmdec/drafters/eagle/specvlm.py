@@ -175,27 +175,28 @@ class ElasticCompressor(nn.Module):
             compressed = CompressedImage(
                 torch.stack([weight * part.states for weight, part in zip(weights, parts, strict=True)]).sum(0),
                 parts[1].positions,
-                torch.stack([w * part.kept for w, part in zip(weights.detach(), parts, strict=True)]).sum(0),
+                torch.stack([w * part.visual_weights for w, part in zip(weights.detach(), parts, strict=True)]).sum(0),
             )
         else:
             parts = [self._part(name, inputs, fc, matrix) for name in self.choices]
             compressed = CompressedImage(
                 torch.cat([part.states for part in parts]),
                 torch.cat([part.positions for part in parts]),
-                torch.stack([part.kept for part in parts]).amax(0),
+                torch.stack([part.visual_weights for part in parts]).amax(0),
             )
         length = len(inputs)
         if len(compressed.states) > length:
             positions = torch.arange(length, device=inputs.device)
             return CompressedImage(fc(inputs), positions, torch.ones(length, device=inputs.device, dtype=inputs.dtype))
         order = compressed.positions.argsort(stable=True)
-        return CompressedImage(compressed.states[order], separate(compressed.positions[order], length), compressed.kept)
+        positions = separate(compressed.positions[order], length)
+        return CompressedImage(compressed.states[order], positions, compressed.visual_weights)
 
     def _part(self, name: str, inputs: Tensor, fc: Fc, matrix: Tensor | None) -> CompressedImage:
         part = self.parts[name]
         if name in self.before:
             compressed = part(inputs)
-            return CompressedImage(fc(compressed.states), compressed.positions, compressed.kept)
+            return CompressedImage(fc(compressed.states), compressed.positions, compressed.visual_weights)
         if name == "resampler" and matrix is not None:
             return part(inputs, (matrix, fc))
         return part(fc(inputs))
@@ -319,16 +320,16 @@ class SpecVLM(EagleInputNetwork):
         text = (~visual[1:]).nonzero()[:, 0]
         states, columns = [self._fc(inputs[text])], [text]
         # position t reads token t + 1, so no position reads the first token
-        kept_weights = [inputs.new_zeros(1)] if bool(visual[0]) else []
+        visual_weights = [inputs.new_zeros(1)] if bool(visual[0]) else []
         matrix = None if config.fc_norm else self.fc.weight
         for begin, end in images:
             compressed = self.compressor(inputs[begin:end], self._fc, weights, choice, matrix)
             states.append(compressed.states if factor is None else compressed.states * factor)
             columns.append(compressed.positions + begin)
-            kept_weights.append(compressed.kept)
+            visual_weights.append(compressed.visual_weights)
         order = torch.cat(columns).argsort()
         name = self.compressor.choices[choice] if config.variant == "select" else config.variant
-        return PromptInput(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept_weights), name)
+        return PromptInput(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(visual_weights), name)
 
     def _fc(self, inputs: Tensor) -> Tensor:
         size = self.config.hidden_size
@@ -348,7 +349,7 @@ def question_mask(visual: Tensor) -> Tensor:
     return ~visual & after if bool(visual.any()) else ~visual
 
 
-def expected_kept_share(logits: Tensor, config: SpecVLMConfig, length: int) -> Tensor:
+def expected_token_share(logits: Tensor, config: SpecVLMConfig, length: int) -> Tensor:
     """Compute the expected share of visual tokens that compression keeps, given the gate's logits (C,).
 
     Args:

@@ -129,7 +129,7 @@ class ViSpec(EagleInputNetwork):
             states.append(compressed.states[queries - 1 - count : queries - 1])
             columns.append(last_positions(end - begin, count, text.device) + begin)
             globals_.append(compressed.states[-1])
-            weights.append(compressed.kept)
+            weights.append(compressed.visual_weights)
         ends = torch.tensor([end for _, end in images], device=text.device)
         latest = (text[:, None] >= ends).sum(1)  # for each text position: the number of images before it
         fused = self.fuse(following[text], features[:-1][text], torch.stack(globals_)[latest])

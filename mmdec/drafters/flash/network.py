@@ -159,7 +159,7 @@ class FlashNetwork(DraftNetwork):
             compressed = self.compressor(features[1:][begin:end])
             states.append(compressed.states)
             columns.append(separate(compressed.positions, end - begin) + begin)
-            weights.append(compressed.kept)
+            weights.append(compressed.visual_weights)
         order = torch.cat(columns).argsort()
         return PromptInput(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(weights), "latents")
 

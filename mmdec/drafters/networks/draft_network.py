@@ -179,7 +179,7 @@ class PromptInput:
     # what later positions need of this prompt: for ViSpec, a vector of the last image; else None
     carry: Any = None
     # (visual tokens,) in [0, 1]: weight of each one after compression, 0 if dropped; None: no image was compressed
-    kept: Tensor | None = None
+    visual_weights: Tensor | None = None
     compressor: str | None = None  # name of the image compressor that was used; None: no image was compressed
     end: int | None = None  # position id of the first token after the prompt's states; None: L - 1
 

@@ -234,7 +234,7 @@ class NetworkDrafter:
             self.network.prompt(embeds[mask], features[mask], visual[mask], carry)
             for embeds, features, visual, mask, carry in prompts
         ]
-        state.info = [PromptInfo(row.compressor, row.kept) for row in rows]
+        state.info = [PromptInfo(row.compressor, row.visual_weights) for row in rows]
         carried = [row.carry for row in rows]
         if any(carry is not None for carry in carried):
             zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))

@@ -255,7 +255,8 @@ class PromptInfo:
     """How the image tokens of one batch row's prompt were compressed before the draft network read them."""
 
     compressor: str | None = None  # name of the compressor; None: nothing was compressed
-    kept: Tensor | None = None  # weight in [0, 1] of each of the row's visual tokens: 0 is dropped, 1 is used in full
+    # weight in [0, 1] of each of the row's visual tokens: 0 is dropped, 1 is used in full
+    visual_weights: Tensor | None = None
 
 
 @dataclass

@@ -67,7 +67,7 @@ def test_json_has_one_object_a_line(call, model: Path, pictures: list[Path]) -> 
             "timings",
             "lossless",
             "compressor",
-            "kept",
+            "visual_weights",
         } <= line.keys()
         assert len(line["tokens"]) <= 4
         assert line["output"] is None

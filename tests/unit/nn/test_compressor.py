@@ -27,7 +27,7 @@ def states(length: int, size: int = 4, seed: int = 0) -> torch.Tensor:
 def test_pooling_averages_neighbours() -> None:
     result = Pool(2)(torch.tensor([[1.0], [3.0], [10.0], [20.0]]))
     assert result.states.tolist() == [[2.0], [15.0]]
-    assert result.kept.tolist() == [0.5] * 4
+    assert result.visual_weights.tolist() == [0.5] * 4
     assert result.positions.tolist() == [1, 3]  # the middle, 0.5, counts as the later one
 
 
@@ -67,7 +67,7 @@ def test_pruning_keeps_the_same_tokens_in_use_and_draws_in_training() -> None:
     assert torch.equal(result.positions, prune(states(40, seed=1)).positions)
     assert len(result.positions) == 10
     assert torch.equal(result.states, image[result.positions])
-    assert result.kept.tolist() == [float(place in result.positions.tolist()) for place in range(40)]
+    assert result.visual_weights.tolist() == [float(place in result.positions.tolist()) for place in range(40)]
     prune.train()
     assert len({tuple(prune.indices(40).tolist()) for _ in range(10)}) > 1
     assert Prune(4, "strided")(states(10)).positions.tolist() == [0, 4, 8]
@@ -130,7 +130,7 @@ def test_the_resampler_equals_a_loop() -> None:
 def test_text_only_returns_no_columns() -> None:
     result = TextOnly()(states(6))
     assert result.states.shape == (0, 4)
-    assert result.kept.tolist() == [0.0] * 6
+    assert result.visual_weights.tolist() == [0.0] * 6
 
 
 def test_adjacent_images_are_separated_by_length() -> None:

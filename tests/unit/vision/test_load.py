@@ -130,13 +130,13 @@ def test_compressor_choices_are_reported(folder: Path) -> None:
     images: list[Any] = [pixels(0), (), (pixels(1), pixels(2))]
     call: dict[str, Any] = {"model": vlm, "drafter": "specvlm", "num_speculative_tokens": (4, 2)}
     result = mmdec.describe(images, QUESTION, **call)
-    assert [len(one.kept or ()) for one in result] == [4, 0, 8]  # visual tokens
+    assert [len(one.visual_weights or ()) for one in result] == [4, 0, 8]  # visual tokens
     assert result[0].compressor
-    assert all(0 <= share <= 1 for share in result[0].kept or ())
-    assert json.loads(json.dumps(result[0].to_dict()))["kept"] == result[0].kept
+    assert all(0 <= share <= 1 for share in result[0].visual_weights or ())
+    assert json.loads(json.dumps(result[0].to_dict()))["visual_weights"] == result[0].visual_weights
     plain = mmdec.describe(images, QUESTION, model=vlm, drafter=None)
     assert [one.tokens for one in result] == [one.tokens for one in plain]
-    assert plain[0].kept is None
+    assert plain[0].visual_weights is None
 
 
 def test_chat_takes_a_drafter_with_weights(folder: Path) -> None:

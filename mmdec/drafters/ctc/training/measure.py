@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--corpus", help="LibriSpeech's layout, or a manifest")
     parser.add_argument("--split", default="dev")
     parser.add_argument("--language", default="en")
-    parser.add_argument("--states", type=Path, help="the folder of kept states and transcripts")
+    parser.add_argument("--states", type=Path, help="the folder of stored states and transcripts")
     parser.add_argument("--threshold", type=float, default=0.0, help="chance below which a chain ends")
     parser.add_argument("--out", type=Path, help="write the drafter's folder here")
     parser.add_argument("--languages", nargs="*", default=[], help="codes of those that the head learned, for --out")
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trained", default="", help="what the head was trained on, for the card")
     options = parser.parse_args(arguments)
     if options.corpus is not None and options.states is None:
-        parser.error("--corpus needs --states, the folder of kept states and transcripts")
+        parser.error("--corpus needs --states, the folder of stored states and transcripts")
     try:
         whisper, checkpoint = load_whisper(options.model), options.checkpoint
         files = newest_checkpoints(checkpoint, options.average) if checkpoint.is_dir() else [checkpoint]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast, final
 import torch
 from torch import Tensor
 
-from mmdec.drafters.eagle.specvlm import SpecVLM, expected_kept_share
+from mmdec.drafters.eagle.specvlm import SpecVLM, expected_token_share
 from mmdec.drafters.networks.training.module import DraftModule, LossWeights
 from mmdec.drafters.networks.training.teacher import TargetFeatures
 from mmdec.drafters.networks.training.unroll import UnrollInputs
@@ -70,11 +70,11 @@ class SpecVlmModule(DraftModule):
             if bool(visual.any()):
                 question = ~visual & (visual.cumsum(0) > 0)
                 logits = network.gate_logits(text.embeds[: text.prompt], text.features[: text.prompt], question)
-                costs.append(expected_kept_share(logits, cast(Any, network.config), int(visual.sum())))
+                costs.append(expected_token_share(logits, cast(Any, network.config), int(visual.sum())))
         weight = token_weight(torch.tensor(len(costs), device=columns.states.device))
         if costs:
-            parts["kept"] = torch.stack(costs).mean()
-            parts["loss"] = parts["loss"] + self.cost * weight * parts["kept"]
+            parts["cost"] = torch.stack(costs).mean()
+            parts["loss"] = parts["loss"] + self.cost * weight * parts["cost"]
         return parts
 
 

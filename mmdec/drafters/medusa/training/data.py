@@ -309,7 +309,7 @@ class HeadDataOptions:
         composition: Random changes of windows, such as the shares with noise, timestamps or previous text.
         language: A code such as "en"; null: the model detects it.
         dev_batches: Number of batches at each validation.
-        kept: Folder where labels and durations are stored.
+        cache_dir: Folder where labels and durations are stored.
         max_bad_share: The largest share of unusable recordings; more are an error.
         allow_absolute_paths: Allow paths that lead out of the corpus's folder.
     """
@@ -324,7 +324,7 @@ class HeadDataOptions:
     language: str | None = None
     task: str = "transcribe"
     dev_batches: int = 6
-    kept: str = "runs/medusa/kept"
+    cache_dir: str = "runs/medusa/cache"
     workers: int = 0
     seed: int = 0
     max_bad_share: float = MAX_BAD_SHARE
@@ -349,7 +349,7 @@ class HeadData(LightningDataModule):
         super().__init__()
         self.options = HeadDataOptions(**options)
         self.admission = Admission(self.options.allow_absolute_paths, self.options.max_bad_share)
-        self.base, self.corpus, self.kept = base, corpus, Path(self.options.kept)
+        self.base, self.corpus, self.cache_dir = base, corpus, Path(self.options.cache_dir)
         self.composition = self.options.composition or Composition()
         self.stored: Container[str] = ()  # keys of windows whose decoder states are stored: their sound is not loaded
         self.cut: dict[str, list[Utterance]] = {}  # split -> utterances, long ones cut into parts
@@ -386,7 +386,7 @@ class HeadData(LightningDataModule):
     def seconds(self, split: str) -> list[float]:
         """Return the duration of each utterance of a split in seconds; NaN if it cannot be used."""
         of = f"{split} recordings in '{self.corpus}'"
-        return durations(self.rows[split], self.kept, self.admission, of)
+        return durations(self.rows[split], self.cache_dir, self.admission, of)
 
     @property
     def units(self) -> list[str]:
@@ -409,12 +409,12 @@ class HeadData(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Measure the durations of all recordings and store them. Lightning calls this in one process only."""
-        self.kept.mkdir(parents=True, exist_ok=True)
+        self.cache_dir.mkdir(parents=True, exist_ok=True)
         for split in self.rows:
             self.seconds(split)
 
     def setup(self, stage: str) -> None:
-        self.kept.mkdir(parents=True, exist_ok=True)
+        self.cache_dir.mkdir(parents=True, exist_ok=True)
         for split in self.rows:
             longest, durations = (SECONDS - self.composition.pause[1]) / 1.12, self.seconds(split)
             rows, seconds = self.rows[split], durations

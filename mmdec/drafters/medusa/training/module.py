@@ -248,15 +248,15 @@ class MedusaModule(DrafterModule):
         model = model.to(device=device, dtype=dtype)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
         self.frozen_base = (model.requires_grad_(False).eval(),)
         options = f"{self.mark}-{self.options.base_dtype}-{self.options.max_tokens}"
-        self.labels = TokenStore(data.kept / f"labels-{options}", self.global_rank)
+        self.labels = TokenStore(data.cache_dir / f"labels-{options}", self.global_rank)
         self.counts: Counter[int] = Counter(token for text in self.labels.tokens.values() for token in text)
         self.states: HiddenStateStore | None = None
         self.encoded: EncodedWindows | None = None
         if self.options.keep_states and self.options.kind == "block":
-            folder = data.kept / f"encoded-{self.options.labels}-{options}"
+            folder = data.cache_dir / f"encoded-{self.options.labels}-{options}"
             self.encoded = data.stored = EncodedWindows(folder, model.config.d_model, self.global_rank)
         elif self.options.keep_states:
-            folder = data.kept / f"states-{self.options.labels}-{options}"
+            folder = data.cache_dir / f"states-{self.options.labels}-{options}"
             self.states = data.stored = HiddenStateStore(folder, model.config.d_model, self.global_rank)
 
     def text_positions(self, batch: HeadBatch) -> TextPositions:

@@ -126,7 +126,7 @@ class DraftDataOptions:
         ramp: Makes the share of samples with pictures rise over the epochs, as in MSD; null: the share is that of the
             corpus. If a corpus has only questions with pictures, these are also used without their pictures.
         base_dtype: Dtype of the target.
-        kept: Folder where answers and features are stored.
+        cache_dir: Folder where answers and features are stored.
         answered: True: train only on questions with a stored answer; false: the target first answers the other
             questions.
         answer_batch: Number of questions answered at once.
@@ -147,7 +147,7 @@ class DraftDataOptions:
     images: str | None = None
     ramp: Ramp | None = None
     base_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    kept: str = "runs/vlm_drafters/kept"
+    cache_dir: str = "runs/vlm_drafters/cache"
     answered: bool = False
     answer_batch: int = 32
     workers: int = 0
@@ -175,7 +175,7 @@ class DraftData(LightningDataModule):
         super().__init__()
         self.options = DraftDataOptions(**options)
         self.admission = Admission(self.options.allow_absolute_paths, self.options.max_bad_share)
-        self.base, self.corpus, self.kept = base, Path(corpus), Path(self.options.kept)
+        self.base, self.corpus, self.cache_dir = base, Path(corpus), Path(self.options.cache_dir)
         self.batch_size, self.ramp, self.seed = self.options.batch_size, self.options.ramp, self.options.seed
         self.base_dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         # names of samples whose features are stored, so that no input tensors are made for them
@@ -229,7 +229,7 @@ class DraftData(LightningDataModule):
         choice = Choice(count, self.options.long_share, self.seed)
         images = None if self.options.images is None else Path(self.options.images)
         reading = Questions(self.options.frames, self.options.history, images)
-        return read_samples(self.corpus, split, reading, choice, self.admission, self.kept)
+        return read_samples(self.corpus, split, reading, choice, self.admission, self.cache_dir)
 
     @property
     def units(self) -> list[str]:
@@ -252,7 +252,7 @@ class DraftData(LightningDataModule):
             locks: Until it is closed, no other training writes to the same file.
             rank: Number of this process; each process writes to a separate file.
         """
-        folder = self.kept / f"answers-{self.mark}"
+        folder = self.cache_dir / f"answers-{self.mark}"
         return TokenStore(folder, writer_number(folder, rank, locks))
 
     def feature_store(self, needs: Needs, half: bool, rank: int = 0) -> FeatureStore:
@@ -265,7 +265,7 @@ class DraftData(LightningDataModule):
         """
         named = "_".join(str(layer) for layer in needs.layers)
         named += ("" if needs.embeds else "-placeholders") + ("-half" if half else "")
-        return FeatureStore(self.kept / f"features-{self.mark}-{named}", self.teacher, needs, half, rank)
+        return FeatureStore(self.cache_dir / f"features-{self.mark}-{named}", self.teacher, needs, half, rank)
 
     def regenerate(
         self,
@@ -359,8 +359,8 @@ class DraftData(LightningDataModule):
             answered = [sample for sample in chosen if sample.name in self.tokens]
             if len(answered) < len(chosen) and not self.options.answered:
                 raise InputError(
-                    f"`kept` must hold the target's answers, but lacks {len(chosen) - len(answered)} of {len(chosen)}. "
-                    "Run python -m mmdec.drafters.networks.training.regenerate first."
+                    f"`cache_dir` must hold the target's answers, but lacks {len(chosen) - len(answered)} of "
+                    f"{len(chosen)}. Run python -m mmdec.drafters.networks.training.regenerate first."
                 )
         # The first token of an answer is never drafted, so an answer of one token is of no use.
         self.parts = {

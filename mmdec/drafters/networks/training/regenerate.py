@@ -3,7 +3,7 @@
 python -m mmdec.drafters.networks.training.regenerate --config recipes/vlm_drafters/scenes/eagle.yaml
     [--base FOLDER] [--corpus FOLDER] [--part 0 --parts 8] [--device cuda:0] [--features] [--allow-absolute]
 
-Answers are greedy and stored at once in the recipe's `kept` folder: an interrupted run can continue. Eight processes
+Answers are greedy and stored at once in the recipe's `cache_dir`: an interrupted run can continue. Eight processes
 with eight parts can use eight GPUs. With --features, the target's features of the answers are also computed and
 stored. This takes 2 bytes for each token, layer and channel, so it suits small targets only.
 """
@@ -38,8 +38,8 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="a drafter's recipe")
-    for name in ("base", "corpus", "kept"):
-        parser.add_argument(f"--{name}", help="replaces the recipe's value")
+    for name in ("base", "corpus", "cache_dir"):
+        parser.add_argument(f"--{name.replace('_', '-')}", help="replaces the recipe's value")
     parser.add_argument("--part", type=int, default=0, help="which part of the questions, from 0")
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--device", help="cpu, or cuda:0")
@@ -48,12 +48,12 @@ def main() -> None:
     options = parser.parse_args()
     if not 0 <= options.part < options.parts:
         raise InputError(f"`part` must be from 0 to {options.parts - 1}, but is {options.part}.")
-    changes = {name: value for name in ("base", "corpus", "kept") if (value := getattr(options, name)) is not None}
+    changes = {name: value for name in ("base", "corpus", "cache_dir") if (value := getattr(options, name)) is not None}
     changes |= {"allow_absolute_paths": True} if options.allow_absolute else {}
     recipe = yaml.safe_load(options.config.read_text(encoding="utf-8"))
     data = draft_data(recipe, **changes)
     fresh = data.regenerate(options.part, options.parts, options.device)
-    print(f"{fresh} answers are new, in {data.kept}")
+    print(f"{fresh} answers are new, in {data.cache_dir}")
     if options.features:
         chosen = recipe["model"]
         module: DraftModule = import_class(chosen["class_path"])(**chosen["init_args"])

@@ -320,4 +320,4 @@ def writer_number(folder: Path, rank: int, locks: ExitStack) -> int:
         except InputError:
             continue
         return number
-    raise InputError(f"`kept` must have at most {MAX_WRITERS} runs at a time, but '{folder}' has more. Wait for them.")
+    raise InputError(f"`cache_dir` must have at most {MAX_WRITERS} runs at once, but '{folder}' has more. Wait.")

@@ -36,7 +36,7 @@ from mmdec.training.processes import lock_folder
 OPTION_ARGUMENTS = {
     "base": "model",
     "corpus": "data",
-    "kept": "output",
+    "cache_dir": "output",
 }  # a recipe's option -> the command's, for error messages
 ANSWERING_SHARE = 0.3  # share of the time in which the model answers questions; in the rest the drafter is trained
 HELD_OUT_SHARE = 0.1  # share of the questions that are not trained on; the drafter is evaluated on them
@@ -160,7 +160,7 @@ def data_options(run: DrafterRun) -> Recipe:
         "max_tokens": run.max_tokens,
         "allow_absolute_paths": run.allow_absolute_paths,
         "base_dtype": "bfloat16" if torch.cuda.is_available() else "float32",
-        "kept": str(run.output / "answers"),
+        "cache_dir": str(run.output / "answers"),
         "answered": True,
     }
 

@@ -13,7 +13,7 @@ from mmdec.drafters.eagle.specvlm import (
     SpecVLM,
     SpecVLMConfig,
     choose_compressor,
-    expected_kept_share,
+    expected_token_share,
     question_mask,
 )
 from mmdec.errors import InputError
@@ -107,9 +107,9 @@ def test_one_compressor_equals_a_naive_prompt(name: str, fc_norm: bool) -> None:
     torch.testing.assert_close(result.states, torch.cat(parts))
     assert result.positions.tolist() == columns
     assert result.compressor == name
-    assert result.kept is not None
-    assert len(result.kept) == 76
-    assert 0 <= float(result.kept.min()) <= float(result.kept.max()) <= 1
+    assert result.visual_weights is not None
+    assert len(result.visual_weights) == 76
+    assert 0 <= float(result.visual_weights.min()) <= float(result.visual_weights.max()) <= 1
 
 
 @pytest.mark.parametrize("changes", [{}, {"variant": "weighted"}, {"variant": "concat"}, {"grid": (8, 8)}])
@@ -128,8 +128,8 @@ def test_text_keeps_its_columns_and_images_their_places(
     fused = model.fuse(embeds[1:], features[:-1])
     index = [columns.index(column) for column in text]
     torch.testing.assert_close(result.states[index], fused[text])
-    assert result.kept is not None
-    assert len(result.kept) == int(visual.sum())
+    assert result.visual_weights is not None
+    assert len(result.visual_weights) == int(visual.sum())
 
 
 def test_a_full_convolution_reads_the_output_of_fc() -> None:
@@ -193,11 +193,11 @@ def test_the_small_models_network_is_small() -> None:
     assert sum(part.numel() for part in model.parameters()) <= 600_000
 
 
-def test_the_expected_kept_share_averages_the_choices() -> None:
+def test_the_expected_token_share_averages_the_choices() -> None:
     config = SpecVLMConfig(**SIZES)
     logits = torch.zeros(5)
-    assert float(expected_kept_share(logits, config, 100)) == pytest.approx((0.05 + 0.05 + 1 / 3 + 0.02) / 5)
-    assert float(expected_kept_share(torch.randn(3), SpecVLMConfig(**SIZES, variant="weighted"), 9)) == pytest.approx(
+    assert float(expected_token_share(logits, config, 100)) == pytest.approx((0.05 + 0.05 + 1 / 3 + 0.02) / 5)
+    assert float(expected_token_share(torch.randn(3), SpecVLMConfig(**SIZES, variant="weighted"), 9)) == pytest.approx(
         1 / 3
     )
 

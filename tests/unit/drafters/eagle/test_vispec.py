@@ -71,8 +71,8 @@ def test_prompts_equal_a_naive_reading(queries: int, images: tuple[tuple[int, in
     assert result.positions.tolist() == positions
     if images:
         torch.testing.assert_close(result.carry, latest)
-        assert result.kept is not None
-        assert len(result.kept) == int(visual.sum())
+        assert result.visual_weights is not None
+        assert len(result.visual_weights) == int(visual.sum())
     else:
         assert result.carry is None
     # a text column of later rounds, in a batch

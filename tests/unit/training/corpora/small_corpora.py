@@ -145,7 +145,7 @@ def take_english_half(root: Path, **options: Any) -> AcousticData:
 
 def heads_taker(name: str) -> Callable[..., HeadData]:
     def take(root: Path, **options: Any) -> HeadData:
-        data = HeadData("none", str(root / name), kept=str(root / "kept"), **options)
+        data = HeadData("none", str(root / name), cache_dir=str(root / "cache"), **options)
         data.setup("fit")
         return data
 
@@ -153,7 +153,7 @@ def heads_taker(name: str) -> Callable[..., HeadData]:
 
 
 def take_samples(root: Path, **options: Any) -> DraftData:
-    data = DraftData("none", str(root), kept=str(root / "kept"), **options)
+    data = DraftData("none", str(root), cache_dir=str(root / "cache"), **options)
     assert data.samples
     return data
 
