@@ -42,7 +42,7 @@ class BatchError(InputError):
 
 
 def without_frames(error: InputError) -> InputError:
-    """Drop the tracebacks of an error that is stored: their frames would keep what was read beside the bad input."""
+    """Drop the tracebacks of an error that is stored: their frames would keep the batch's other inputs alive."""
     chained: BaseException | None = error
     while chained is not None:
         chained.__traceback__ = None

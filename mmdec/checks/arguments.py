@@ -56,7 +56,7 @@ def check_whole(name: str, value: object, least: int, most: int, remedy: str) ->
     number: int | None = None
     if not isinstance(value, bool):
         try:
-            number = operator.index(value)  # type: ignore[arg-type] # TypeError if the value is no integer
+            number = operator.index(value)  # type: ignore[arg-type] # TypeError if the value is not an integer
         except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises one of the latter two
             number = None
     if number is None or not least <= number <= most:

@@ -83,7 +83,7 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
         if file.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
         if not file.is_file():  # refuse pipes and devices: reading /dev/zero, for example, never ends
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         settings = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(settings, dict):
             raise ValueError(f"it holds a {type(settings).__name__}")

@@ -174,7 +174,7 @@ def kernels(
     device: BenchDevice = "cpu",
     threads: BenchThreads = 1,
 ) -> BenchReport:
-    """Time the operators alone: on a GPU, Triton kernels against SDPA, FlexAttention and dense torch; on a CPU, mmdec's
+    """Time single operators: on a GPU, Triton kernels against SDPA, FlexAttention and dense torch; on a CPU, mmdec's
     fast versions against plain torch."""
     from mmdec.bench.kernels import bench_kernels
 

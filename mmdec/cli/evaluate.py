@@ -72,7 +72,7 @@ def speech(
         str,
         typer.Option(
             metavar="MODEL",
-            help="The Whisper that hears the translations, for ASR-BLEU. One that knows French is compared with, too.",
+            help="The Whisper that transcribes the translations for ASR-BLEU. One that knows French is compared, too.",
         ),
     ] = WHISPER_MODEL,
     common_voice: Annotated[
@@ -81,7 +81,7 @@ def speech(
     cvss: Annotated[Path | None, typer.Option(help="Folder of CVSS, if it is not inside the corpus.")] = None,
     allow_absolute_paths: AbsolutePaths = False,
     limit: Limit = None,
-    asr: Annotated[bool, typer.Option(help="Compute ASR-BLEU: --judge hears the translations.")] = True,
+    asr: Annotated[bool, typer.Option(help="Compute ASR-BLEU: --judge transcribes the translations.")] = True,
     output: Report = None,
     json_to: JsonTo = None,
     device: Device = None,

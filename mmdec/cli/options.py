@@ -65,7 +65,7 @@ Judging = Annotated[
     typer.Option(
         "--judge",
         metavar="DIR",
-        help="Folder of a Whisper of French and English: hears the English, and is compared with.",
+        help="Folder of a multilingual Whisper: transcribes the English, and is compared.",
     ),
 ]
 WhisperCorpus = Annotated[
@@ -85,7 +85,7 @@ Questions = Annotated[
     typer.Option(
         help="What is asked: a .jsonl with image, question and optionally answer; a table like samples.tsv of "
         "data/samples/images; the file of TextVQA, VQAv2, LLaVA-Bench or MMSpec; or conversations. Default: about the "
-        "sample pictures; with --images alone --prompt about each of them.",
+        "sample pictures; with only --images, --prompt about each of them.",
         show_default=False,
     ),
 ]

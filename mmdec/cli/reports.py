@@ -36,7 +36,7 @@ def report_target(name: str, suffix: str, printed: bool = True) -> Callable[[Any
         if target is None or (printed and target == STDOUT):
             return target
         if Path(target).suffix.lower() != suffix or Path(target).is_dir():
-            printing = f" Write `{name} -` before an input, to print the report alone." if printed else ""
+            printing = f" Write `{name} -` before an input, to print only the report." if printed else ""
             raise InputError(
                 f"`{name}` must be a file that ends in {suffix}{', or -' if printed else ''}, but is "
                 f"'{printable(str(target))}'. Name another.{printing}"
@@ -62,7 +62,7 @@ JsonTo = Annotated[
         "--json",
         metavar="[FILE|-]",
         callback=report_target("--json", ".json"),
-        help="Write JSON to this .json file; without a file, or -, print it alone.",
+        help="Write JSON to this .json file; without a file, or with -, print only that.",
     ),
 ]
 MarkdownTo = Annotated[
@@ -71,7 +71,7 @@ MarkdownTo = Annotated[
         "--markdown",
         metavar="FILE|-",
         callback=report_target("--markdown", ".md"),
-        help="Write Markdown to this .md file; -: print it alone.",
+        help="Write Markdown to this .md file; -: print only that.",
     ),
 ]
 PlotsTo = Annotated[

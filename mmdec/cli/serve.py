@@ -54,7 +54,7 @@ def serve(
 ) -> None:
     """Serve models at OpenAI's endpoints: chats (with pictures, too), texts, transcriptions, translations, live sound.
 
-    A request joins the running ones at any round. SIGTERM or Ctrl-C ends the server after the requests that were begun.
+    A request joins the running ones at any round. SIGTERM or Ctrl-C ends the server after the running requests.
     """
     secret = os.environ.get(TOKEN) or None
     if token is not None:

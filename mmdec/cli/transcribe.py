@@ -249,7 +249,7 @@ def transcribe(
     live: LiveOptions = LiveOptions(),
     spread: SpreadOptions = SpreadOptions(),
 ) -> None:
-    """Transcribe speech with a Whisper, or with a language model that hears. A drafter makes it faster; the text stays
+    """Transcribe speech with a Whisper or an audio language model. A drafter makes it faster; the text stays
     the model's own.
 
     A Whisper transcribes standard input while it arrives: arecord -f S16_LE -r 16000 -t raw | mmdec transcribe -
@@ -438,8 +438,8 @@ def check_live(inputs: list[str], of_files: Mapping[str, object], of_live: Mappi
     """Return whether the input is standard input.
 
     Args:
-        of_files: Name -> value of the options for files alone; None or False: not given.
-        of_live: The same for the options of standard input alone.
+        of_files: Name -> value of the options for files only; None or False: not given.
+        of_live: The same for the options of standard input only.
 
     Raises:
         InputError: If standard input is not the only input, or a given option does not fit the input.

@@ -45,7 +45,7 @@ START = (
 )
 TOKEN = "A visual token is a small square of the picture, as the model sees it."
 ID = "mm-describe"
-PLAIN = ""  # plain decoding in the race, which is no drafter's name
+PLAIN = ""  # plain decoding in the race; not the name of a drafter
 _CHOSEN = "Its gate, which reads the question, chose to"
 COMPRESSED = {  # compressor's name -> what it did to the picture's visual tokens, in words
     "prune": f"{_CHOSEN} keep the squares that count most.",

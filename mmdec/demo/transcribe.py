@@ -172,9 +172,7 @@ READY = "Press Record and speak English. Text is grey until a pause makes it fin
 LISTENING = "Listening. What you said last may still change."
 # text with a lower confidence is not shown; a hum has 0.10, music 0.04, two clear words 0.15
 MIN_SHOWN_CONFIDENCE = 0.12
-NO_SPEECH_NOTE = (
-    '<p class="mm-note mm-unsure">Something was heard that is no speech, or that this model does not know.</p>'
-)
+NO_SPEECH_NOTE = '<p class="mm-note mm-unsure">The sound is not speech, or not in a language of this model.</p>'
 ENDED = "The recording has ended. All of the text is final."
 
 Sound = tuple[int, np.ndarray]  # rate in Hz, samples (T,) or (T, channels)

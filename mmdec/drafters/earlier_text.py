@@ -1,4 +1,4 @@
-"""Copies from an earlier text that is nearly the new one: after each difference it finds where the text goes on."""
+"""Copies from an earlier text that is nearly the new one: after each difference it finds where the text continues."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class SampledTrees:
         self._columns: list[dict[int, int]] = [{} for _ in self.trees]
 
     def grow(self, logits: Tensor) -> list[list[int]]:
-        """Draw children of the frontier's nodes, and go on to the next frontier.
+        """Draw children of the frontier's nodes, and move on to the next frontier.
 
         Sorting p / Exp(1) gives a sequence of draws without replacement.
 

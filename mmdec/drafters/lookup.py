@@ -134,7 +134,7 @@ class NgramIndex:
     def copy(self, at: int, length: int) -> list[int]:
         """Return `length` tokens of the text from position `at` on.
 
-        At the end of the text, it goes on with the tokens copied before, so that the copy is periodic.
+        At the end of the text, it continues with the tokens copied before, so that the copy is periodic.
         """
         tail = self.text[at : at + length]
         period = len(self.text) - at

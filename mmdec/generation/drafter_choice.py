@@ -44,7 +44,7 @@ class DraftInput:
     """An input of a call, or a part of it that is decoded by itself."""
 
     index: int  # of the input in the call
-    samples: Tensor | None = None  # (T,) at 16 kHz; None: it is no sound
+    samples: Tensor | None = None  # (T,) at 16 kHz; None: the input is not audio
     start: float = 0.0  # seconds of the recording before the samples
     total: float = 0.0  # seconds of the whole recording
 
@@ -137,7 +137,7 @@ class DrafterHome(Protocol):
 
 
 def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> DrafterSource:
-    """Find out what the argument `drafter` of a call stands for.
+    """Resolve the argument `drafter` of a call.
 
     Args:
         choice: "auto", the name of a drafter, a folder with weights, a hub id, "<model>/<drafter>", a dotted path

@@ -201,7 +201,7 @@ def _generate_many(
 ) -> list[Generation]:
     """Decode prompts side by side. Each begins as soon as there is room for its rows."""
     speculation.check_inputs(len(prompts))
-    if prompts:  # a mistake in the call is no prompt's
+    if prompts:  # a mistake in the call concerns no single prompt
         target, drafter = _checked_target(model), speculation.drafter_for(model)
         check_options(options, {})
         check_same_dtype(options.get("dtype"), model.dtype)
@@ -376,12 +376,13 @@ class _Preparation:
 
     speculation: Speculation
     target: HfTarget
-    held: Mapping[str, Any]  # model inputs that go to `Target.prefill` directly, not through `model.generate`
+    prefill_inputs: Mapping[str, Any]  # model inputs that go to `Target.prefill` directly, not through `model.generate`
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> DecodingRun:
-        return self.speculation.begin(self.target, model, input_ids, generation_config, **{**inputs, **self.held})
+        inputs = {**inputs, **self.prefill_inputs}
+        return self.speculation.begin(self.target, model, input_ids, generation_config, **inputs)
 
 
 def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:

@@ -148,7 +148,7 @@ def fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: 
     ends = any(type(each) not in (EosTokenCriteria, MaxLengthCriteria) for each in criteria)
     if batch > 1 and ends and not any(hasattr(each, "eos_token_id") for each in criteria):
         faults.append(
-            "`eos_token_id` is None, so that a row goes on after a stopping criterion until all rows have one"
+            "`eos_token_id` is None, so that a row continues after a stopping criterion until all rows have one"
         )
     return faults
 

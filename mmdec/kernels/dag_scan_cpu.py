@@ -145,7 +145,7 @@ def _link_probabilities(links: Tensor) -> tuple[Tensor, float]:
         (L, L) float64, 0 at other entries; and the divisor's natural logarithm.
     """
     link_top = float(links.amax())
-    if not link_top <= 0.0:  # the largest entry may lie below the diagonal, where it is no link
+    if not link_top <= 0.0:  # the largest entry may lie below the diagonal, outside the links
         link_top = float(links.triu(1).amax())
     link_top = max(link_top, 0.0)  # any value would be correct: it only sets the scale
     weights = torch.empty(links.shape, dtype=torch.float64).copy_(links)

@@ -140,7 +140,7 @@ def _picture(url: str) -> bytes:
     without padding.
 
     Raises:
-        ApiError: If it is no data: URL, or not base64.
+        ApiError: If it is not a data: URL in base64.
     """
     head = DATA.match(url)
     if head is None:

@@ -110,7 +110,7 @@ class TranscriptionEngine:
         return LiveTranscriber(model=self.loaded, threads=shared.threads, statistics=shared.statistics, **options)
 
     def _steps(self, job: Job, samples: Any, options: Mapping[str, Any]) -> DecodingSteps:
-        """Transcribe a recording. Where it is no row among others, it is one computation."""
+        """Transcribe a recording. If it cannot join a batch, it is one computation."""
         # Text is streamed only if it cannot change later. It can change in two cases: windows of a long recording may
         # be decoded again from the last timestamp; the output of Qwen3-ASR begins with the name of the language.
         extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)

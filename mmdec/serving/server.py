@@ -321,7 +321,7 @@ class AccessMiddleware:
             await self._request(scope, receive, send)
 
     def _is_allowed_origin(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a WebSocket is opened by no web page, by one of this server, or by one that is allowed."""
+        """Return whether a WebSocket comes from no web page, from one of this server, or from an allowed origin."""
         if b"origin" not in headers or "*" in self._origins:
             return True
         origin = headers[b"origin"].decode("latin-1")

@@ -214,7 +214,7 @@ class DecoderSession:
         return replace(self, shareable=False, rows=copy.copy(self.rows))
 
     def append(self, other: DecoderSession) -> None:
-        """Add the rows of another session of the same model behind the rows of this one."""
+        """Append the rows of another session of the same model."""
         self.store.append(cast(Any, other.store))
         self.rows.append(other.rows)
         if self.offsets is not None and other.offsets is not None:

@@ -321,7 +321,7 @@ def _source(encoder_inputs: tuple[Tensor, Tensor | None] | None, rows: int) -> l
     """Return each batch row's encoder input ids without padding; None if they are not known.
 
     Args:
-        held: Ids and mask of the encoder's inputs.
+        encoder_inputs: Ids and mask of the encoder's inputs.
         rows: Number of rows of the batch; with `num_return_sequences`, several rows belong to each input.
     """
     if encoder_inputs is None:

@@ -254,7 +254,7 @@ def _probe(
             warnings.simplefilter("ignore")
             apart = difference(kind, config.from_dict(settings), attention, scorer)
             for name in possible_window_fields(kind, config, settings):
-                with suppress(Exception):  # the class may reject a smaller value; then the field is no attention window
+                with suppress(Exception):  # a class that rejects a smaller value has no window there
                     apart = max(
                         apart, difference(kind, config.from_dict({**settings, name: PROBE_WINDOW}), attention, scorer)
                     )

@@ -206,7 +206,7 @@ class KVPool:
         self.crop(length)
 
     def append(self, other: KVPool) -> None:
-        """Add the rows of another pool of the same model behind the rows of this one.
+        """Append the rows of another pool of the same model.
 
         The rows that are here already are copied only if the pool has no room left; it then grows by half.
         """
@@ -387,7 +387,7 @@ class RowLayout:
         return columns, begins
 
     def append(self, other: RowLayout) -> None:
-        """Add the rows of another layout behind the rows of this one."""
+        """Append the rows of another layout."""
         self.starts = self.starts + other.starts
         self.ends = self.ends + other.ends
         self.shifts = self.shifts + other.shifts

@@ -116,7 +116,7 @@ class RecurrentStates(LinearAttentionLayer):
                 self.recurrent_states[index] = new if any(accepted) else recurrent[index]
 
     def append(self, other: RecurrentStates) -> None:
-        """Add the states of another layer's rows behind those of this one."""
+        """Append the states of another layer's rows."""
         for states, more in ((self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)):
             states.update({i: torch.cat([one, cast(Tensor, more[i])]) for i, one in states.items() if one is not None})
 
@@ -298,7 +298,7 @@ class RecurrentCache:
             self.pool.select(rows, length)
 
     def append(self, other: RecurrentCache) -> None:
-        """Add the rows of another cache of the same model behind the rows of this one."""
+        """Append the rows of another cache of the same model."""
         self.backlogs = self.backlogs + other.backlogs
         for layer, more in zip(self.states, other.states, strict=True):
             layer.append(more)

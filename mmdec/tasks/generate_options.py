@@ -62,7 +62,7 @@ def length_errors(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, 
     Args:
         model: The model.
         inputs: Inputs of `generate`.
-        rule: Beginning of the message, in which `{most}` stands for the maximum.
+        rule: Beginning of the message, in which `{most}` is the maximum.
         remedy: Last sentence of the message.
 
     Returns:

@@ -2,7 +2,7 @@
 
 Any thread may submit a decoding, read its rounds, wait for its result, or cancel it. The thread starts with the first
 decoding, sleeps while there is nothing to do, and ends with `close`. It never waits for the lock of a model: a decoding
-whose model is being changed waits in the queue, and the others go on.
+whose model is being changed waits in the queue, and the others continue.
 """
 
 from __future__ import annotations

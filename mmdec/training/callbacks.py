@@ -70,18 +70,18 @@ class TimeLimit(Timer):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(duration=timedelta(seconds=seconds), interval="step", verbose=False)
-        self.begun = 0  # training step at which this run began
+        self.first_step = 0  # training step at which this run began
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self.begun = trainer.global_step
+        self.first_step = trainer.global_step
 
     def on_train_epoch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         super().on_train_epoch_end(trainer, *args, **kwargs)
         module = trainer.lightning_module
         rate, left = getattr(module, "rate", None), self.time_remaining()
         if isinstance(rate, Schedule) and left is not None:
-            steps = trainer.global_step - self.begun
+            steps = trainer.global_step - self.first_step
             end = trainer.global_step + round(steps * max(left, 0.0) / max(self.time_elapsed(), 1e-3))
             # all processes must compute with the same rate
             module.rate = rate.ending(trainer.global_step, trainer.strategy.broadcast(end))  # type: ignore[assignment] # not a submodule
@@ -114,14 +114,14 @@ class StageBar(Callback):
 
     def __init__(self, stage: str, seconds: float) -> None:
         self.stage, self.seconds = stage, seconds
-        self.begun = self.shown = time.time()
+        self.started = self.shown = time.time()
         self.loss: float | None = None
         self.rounds: float | None = None  # moving average of the tokens per round that training steps estimate
         self.held_out: float | None = None  # tokens per decoding round, measured at the last validation
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.begun, self.shown = time.time(), 0.0
+        self.started, self.shown = time.time(), 0.0
 
     @rank_zero_only
     def on_train_batch_end(
@@ -155,14 +155,14 @@ class StageBar(Callback):
 
     def _show(self, step: int, done: bool = False) -> None:
         self.shown = now = time.time()
-        part = 1.0 if done else min((now - self.begun) / max(self.seconds, 1e-9), 1.0)
+        part = 1.0 if done else min((now - self.started) / max(self.seconds, 1e-9), 1.0)
         filled = round(BAR_WIDTH * part)
         loss = "" if self.loss is None else f"  loss {self.loss:.3f}"
         if self.held_out is not None:
             loss += f": {self.held_out:.1f} tokens a round on held-out answers"
         elif self.rounds is not None:
             loss += f": chains of {ESTIMATED_CHAIN_LENGTH} give about {self.rounds:.1f} tokens a round"
-        left = max(round(self.begun + self.seconds - now), 0)
+        left = max(round(self.started + self.seconds - now), 0)
         rest = "done" if done else f"{left // 60}:{left % 60:02d} left"
         line = (
             f"{self.stage} [{'#' * filled}{'-' * (BAR_WIDTH - filled)}] {100 * part:3.0f} %  step {step}{loss}  {rest}"
@@ -305,7 +305,7 @@ class Termination(Callback):
                 trainer.save_checkpoint(
                     callback.last_model_path or Path(callback.dirpath) / name, callback.save_weights_only
                 )
-        rank_zero_info(f"SIGTERM: this run ends after step {trainer.global_step}. --ckpt_path=last goes on with it.")
+        rank_zero_info(f"SIGTERM: this run ends after step {trainer.global_step}. --ckpt_path=last continues it.")
         raise SystemExit(EXIT_CODE_TERMINATED)
 
 

@@ -251,7 +251,7 @@ def _lacks(checkpoint: Any) -> str:
     if not isinstance(state, dict):
         return "it has no state_dict"
     wrong = [name for name, value in state.items() if not isinstance(value, Tensor)]
-    return f"'{printable(str(wrong[0]))}' in its state_dict is no tensor" if wrong else ""
+    return f"'{printable(str(wrong[0]))}' in its state_dict is not a tensor" if wrong else ""
 
 
 def _fault(error: Exception, size: int) -> str:
@@ -310,7 +310,7 @@ def last_checkpoint(folders: Iterable[Path]) -> Path | None:
         good = newest_good(steps, besides=there[0])
         if good is None:
             raise InputError(f"{error} No other one there is good.") from error
-        rank_zero_info(f"{error} This run goes on from '{good}'.")
+        rank_zero_info(f"{error} This run continues from '{good}'.")
         return good
 
 

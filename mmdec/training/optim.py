@@ -243,7 +243,7 @@ def batches_by_size(order: Iterable[int], sizes: Sequence[int], most: int) -> li
 
     Args:
         sizes: Size of each item, by the item's index.
-        most: The largest size of a batch. A larger item forms a batch alone.
+        most: The largest size of a batch. A larger item forms a batch of its own.
     """
     batches: list[list[int]] = [[]]
     largest = 0

@@ -1,6 +1,6 @@
 """Child processes that end with their parent, and a lock for a folder.
 
-Normally, the children of a killed process go on running. Here, a child checks every second whether its parent still
+Normally, the children of a killed process keep running. Here, a child checks every second whether its parent still
 runs, and ends if it does not.
 """
 

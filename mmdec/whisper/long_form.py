@@ -224,7 +224,7 @@ def transcribe_windows(
 class _CallOptions:
     """The options of a call. Those that the caller left out come from the model's generation config."""
 
-    settings: Any  # the `GenerationConfig`; its length and temperature are set anew for each window
+    settings: Any  # the `GenerationConfig`; its length and temperature are set for each window
     others: Mapping[str, Any]  # options of the caller that are not of a generation config
     thresholds: _Thresholds
     temperatures: Sequence[float | None]  # a window is decoded again at the next one if its text is refused
@@ -456,7 +456,7 @@ class _FallbackDecoder:
         }
 
     def _no_speech_prob(self, window: _Window) -> Generator[Any, Any, float]:
-        """Return the probability that a window is silent: of the token for it, behind the start token."""
+        """Return the probability that a window is silent: of its token after the start token."""
         if self.silence is not None:
             return float(self.silence.no_speech_prob[0])
         mask = window.mask(self.options.settings.pad_token_id)
@@ -577,7 +577,7 @@ class _StartTokens:
     """The first tokens of each window's text, without the task."""
 
     tokens: list[Any]  # the start token, the language (None: no token), and what an old generation config forces
-    undetected: bool  # whether the language is to be detected, and put behind the start token
+    undetected: bool  # whether the language is to be detected and inserted after the start token
 
 
 def _start_tokens(

@@ -242,7 +242,7 @@ def _loader(model: object) -> TaskLoader[Any]:
 
 
 def as_drafter(loaded: LoadedTranscriber, drafter: DrafterChoice) -> DrafterSource:
-    """Find the drafter that the argument `drafter` of `transcribe` stands for.
+    """Resolve the argument `drafter` of `transcribe`.
 
     Raises:
         InputError: If there is no such drafter for this model.

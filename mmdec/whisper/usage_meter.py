@@ -24,7 +24,7 @@ class UsageMeter:
         self.usage, self.first_timestamp = Usage(), first_timestamp
         self.loop_seconds = 0.0  # seconds in the loop of `mmdec.core` and in the drafter
         self._drafts = drafts
-        self._room = 0  # tokens that the model can write behind the prompt of this window
+        self._room = 0  # tokens that the model can write after the prompt of this window
         self._tokens = 0  # in this decoding of the window
         self._earlier = 0  # number of log-probabilities of earlier windows
         self._cut_before = 0, True  # `Usage.cut` and `Usage.raisable` after earlier windows
@@ -33,7 +33,7 @@ class UsageMeter:
         """Begin to decode a window.
 
         Args:
-            room: Number of tokens that the model can write behind the prompt.
+            room: Number of tokens that the model can write after the prompt.
             again: Whether the window was decoded before.
         """
         self._room = room

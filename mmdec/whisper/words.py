@@ -36,7 +36,7 @@ SMOOTHING_FRAMES = 5  # mel frames over which loudness is averaged
 NOISE_FRAMES, MAX_NOISE_DEVIATION, MAX_NOISE_LEVEL = 100, 0.2, 0.95
 GAP_SCORE = 4.0  # score of a fully silent frame in a gap, in standard deviations of attention, the unit of token scores
 MEDIAN_WIDTH = 7  # width of the median filter over attention, in encoder states
-MAX_LATE_STATES = 25  # encoder states: how long speech may go on after the timestamp that ends its text
+MAX_LATE_STATES = 25  # encoder states: how long speech may continue after the timestamp that ends its text
 MAX_EARLY_STATES = 5  # encoder states by which a word may begin before the timestamp that ends the text before it
 # encoder states by which attention may come before its sound; each window gets the best lead
 ATTENTION_LEADS = (-2, 1, 4)

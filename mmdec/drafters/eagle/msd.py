@@ -4,7 +4,7 @@ At a text position t, the layer's input is EAGLE's: fc([embedding of token t + 1
 position it is the projected embedding of a visual token, without fc. The paper does not say whether this is token t or
 token t + 1. In the published code, in training and decoding, it is token t + 1, because all embeddings are shifted by
 one: position t is visual if token t + 1 is. So the position of an image's last token is a text position, whose input is
-the first token after the image, and the sequence's first token is no position's input. The option `visual_token` says
+the first token after the image, and no position reads the sequence's first token. The option `visual_token` says
 with which of the two a network was trained.
 """
 

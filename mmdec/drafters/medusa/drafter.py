@@ -48,7 +48,7 @@ class MedusaState:
     block: Block | None
     heads: tuple[Tensor, Tensor]  # weights (K * H, H) and biases (K * H,) of all K heads, for one matrix product
     shape: TreeShape
-    begun: bool = False  # whether `update` was called for the pass over the prompt
+    prompt_done: bool = False  # whether `update` was called for the pass over the prompt
     candidates: list[list[list[int]]] | None = None  # the last draft's candidates: [row][head][rank] -> token
 
 
@@ -161,10 +161,10 @@ class Medusa:
             last = torch.tensor([path[-1] for path in paths], device=features.device)
             state.hidden = features[torch.arange(len(paths), device=features.device), last]
         # the first call of `update` is for the prompt, whose states `start` has stored already
-        if state.block is not None and state.begun:
+        if state.block is not None and state.prompt_done:
             for row, path in enumerate(paths):
                 state.block.pending[row].append(features[row, path])
-        state.begun = True
+        state.prompt_done = True
         if state.candidates is not None:
             _learn(state.shape, state.candidates, verdict)
             state.candidates = None

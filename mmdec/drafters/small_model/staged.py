@@ -1,7 +1,7 @@
 """Drafts the small model's own chain, so that one of its passes gives several tokens.
 
 The small model's greedy chain is itself greedy decoding, which can be drafted: by an inner drafter without weights, and
-by the rest of the small model's last chain, if it goes on as before after a token that the target replaced.
+by the rest of the small model's last chain, if it continues unchanged after a token that the target replaced.
 The chain is the same as without an inner drafter, only its number of passes differs.
 
 References:
@@ -47,7 +47,7 @@ class InnerDrafter(Drafter, Protocol):
 
 
 def inner_drafter(inner: object) -> InnerDrafter:
-    """Return the inner drafter that the argument `inner` stands for.
+    """Resolve the argument `inner` to an inner drafter.
 
     Args:
         inner: "lookup", "recycling", the name of a registered drafter without weights, or a drafter.

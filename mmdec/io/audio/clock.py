@@ -24,7 +24,7 @@ LATEST_START = 60.0
 # A decoded sample beyond this is noise from a damaged packet that the decoder did not recognise; 1 is full scale. One
 # such packet would make all others quiet, because the peak is scaled to 1.
 MAX_OVERSHOOT = 4.0
-# Seconds by which a timestamp may be later than the duration that the file declares; one that is later is damaged.
+# Seconds by which a timestamp may be later than the duration that the file declares; a later one is damaged.
 MAX_LATE_SECONDS = 1.0
 SILENT_BLOCK = 1 << 16  # maximum number of samples of silence in a block
 # Seconds by which a container's sound may end earlier than declared: the duration is that of its longest track, with

@@ -91,7 +91,7 @@ class Mixer:
         if not len(channels):
             return np.zeros(0, channels.dtype)
         blocks = channels.reshape(-1, min(self._size, len(channels)), channels.shape[1])
-        first = not self._loudest  # nothing was heard yet that could click
+        first = not self._loudest  # no earlier sound that could click
         before = np.ones(channels.shape[1], channels.dtype) if self._signs is None else self._signs
         signs = self._signs_of(blocks, before)  # (blocks, channels)
         self._signs = signs[-1]

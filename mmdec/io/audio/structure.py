@@ -22,7 +22,7 @@ from mmdec.io.audio.samples import MAX_SECONDS
 UNKNOWN_SIZES = (2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 HEADER = 2**16  # maximum bytes of such a header
 MAX_LISTED = 3  # maximum number of gaps that a note lists
-SHORTEST_LOSS = 0.01  # seconds; a shorter difference between timestamps and samples is no loss, but rounding
+SHORTEST_LOSS = 0.01  # seconds; a shorter difference between timestamps and samples is rounding, not a loss
 # seconds by which the durations of an MP4's track, of its media and of its table of timestamps may differ
 TABLE_SLACK = 0.25
 MAX_HEADER = 1 << 24  # maximum bytes of an MP4's header that are read
@@ -359,7 +359,7 @@ def _mp3_frame(head: bytes) -> tuple[int, int] | None:
     """Read the header of an MPEG layer III frame.
 
     Returns:
-        (bytes of the frame, what all frames of a file share); None if it is no header.
+        (bytes of the frame, what all frames of a file share); None if it is not a header.
     """
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
         return None

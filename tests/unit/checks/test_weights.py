@@ -195,7 +195,7 @@ def test_an_endless_config_is_refused(whisper: Path, make: Callable[[Path], None
     (whisper / "config.json").unlink()
     make(whisper / "config.json")
     assert_refused(lambda: load_whisper(whisper, "cpu"), "`model` must be a Whisper")
-    assert_refused(lambda: read_settings(whisper / "config.json"), "it is no regular file")
+    assert_refused(lambda: read_settings(whisper / "config.json"), "it is not a regular file")
 
 
 def test_weights_that_are_missing_are_one_error(whisper: Path, capfd: pytest.CaptureFixture[str]) -> None:

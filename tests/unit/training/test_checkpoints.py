@@ -90,7 +90,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "pickle": (lambda path: path.write_bytes(pickle.dumps(Trap())) and None, "another file"),
     "list": (lambda path: save([1], path), "it holds a list"),
     "no weights": (lambda path: save({"global_step": 3}, path), "it has no state_dict"),
-    "no tensors": (lambda path: save({"state_dict": {"weight": 3}}, path), "'weight' in its state_dict is no tensor"),
+    "a number": (lambda path: save({"state_dict": {"weight": 3}}, path), "'weight' in its state_dict is not a tensor"),
     "not finite": (lambda path: save(checkpoint(fill=float("nan")), path), "finite weights, but 'weight' in"),
     "directory": (replace(Path.mkdir), "is a directory"),
     "loop": (replace(lambda path: path.symlink_to(path)), "symbolic links"),

@@ -283,7 +283,7 @@ class DraftData(LightningDataModule):
             part, parts: Answer every `parts`-th of these questions, beginning with number `part` (from 0), so that
                 several processes can share the work.
             device: Where the target runs; None: the device that it is on.
-            until: Time in seconds since 1970, after which no batch is begun.
+            until: Time in seconds since 1970, after which no batch is started.
             on_progress: Called with (number of answered questions, number of all); None: progress is logged.
 
         Returns:
@@ -362,7 +362,7 @@ class DraftData(LightningDataModule):
                     f"`cache_dir` must hold the target's answers, but lacks {len(chosen) - len(answered)} of "
                     f"{len(chosen)}. Run python -m mmdec.drafters.networks.training.regenerate first."
                 )
-        # The first token of an answer is never drafted, so an answer of one token is of no use.
+        # The first token of an answer is never drafted, so an answer of one token is useless.
         self.parts = {
             split: [sample for sample in rows if len(self.tokens.get(sample.name, ())) > 1]
             for split, rows in self.samples.items()

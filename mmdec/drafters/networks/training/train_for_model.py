@@ -2,7 +2,7 @@
 
 The model first answers the questions, for a share of the time. Then the drafter is trained until the time is over. The
 output folder gets all files: `answers` (with features), `checkpoints`, `recipe.yaml`, `log` and `drafter`. The same
-command continues the training: the model answers only new questions, and training goes on from the last checkpoint.
+command continues the training: the model answers only new questions, and training continues from the last checkpoint.
 """
 
 from __future__ import annotations
