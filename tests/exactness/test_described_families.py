@@ -15,6 +15,7 @@ import mmdec
 from mmdec.errors import InputError
 from mmdec.io.images import to_pil
 from mmdec.pretrained.vlm import load_vlm
+from tests.support.grid import slow_but
 from tests.support.tiny_vlm_folder import settings
 from tests.support.vlm_folders import FAMILIES, NEEDS, write
 
@@ -33,7 +34,7 @@ def pictures() -> list[np.ndarray]:
     return [rng.integers(0, 255, (*size, 3), dtype=np.uint8) for size in SIZES]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=slow_but(FAMILIES, slice(None, None, 3)))
 def vlm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     for package in NEEDS.get(request.param, ()):
         pytest.importorskip(package)

@@ -19,7 +19,7 @@ from mmdec.generation.speculation import default_statistics
 from tests.exactness.pairwise import cover
 from tests.exactness.text_models import MODELS, SMALL, Wrong
 from tests.support.draft_networks import tree_growing
-from tests.support.grid import WHOLE
+from tests.support.grid import WHOLE, slow_but
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 
 PROCESSORS: dict[str, dict[str, Any]] = {
@@ -75,7 +75,9 @@ def drafter(name: str, target: str) -> Any:
     return {"small": SMALL, "self": MODELS[target], "wrong": Wrong()}.get(name, name)
 
 
-@pytest.mark.parametrize("case", cover(GRID, WHOLE), ids=lambda case: "-".join(map(str, case.values())))
+@pytest.mark.parametrize(
+    "case", slow_but(cover(GRID, WHOLE), slice(None, None, 3)), ids=lambda case: "-".join(map(str, case.values()))
+)
 def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
     network = MODELS[case["target"]]
     network.set_attn_implementation(case["attention"])
@@ -106,7 +108,7 @@ def test_sampling_at_batch_one_is_the_models_own(name: str, attention: str) -> N
 
 
 @pytest.mark.parametrize("name", ["lookup", "recycling", "small", "wrong"])
-@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("batch", slow_but((1, 3, 8), (3,)))
 def test_keyed_sampling_knows_no_drafter(name: str, batch: int) -> None:
     network = MODELS["qwen2"]
     inputs = prompts(batch, 3)

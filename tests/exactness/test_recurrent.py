@@ -22,7 +22,7 @@ from mmdec.targets.text import text_scorer
 from mmdec.types import Draft, Needs, Verdict
 from tests.exactness.pairwise import cover
 from tests.exactness.quantised import weights_alone
-from tests.support.grid import WHOLE
+from tests.support.grid import WHOLE, slow_but
 from tests.support.random_drafter import Wild
 from tests.support.recurrent import OWN, recurrent_config, recurrent_model
 
@@ -59,7 +59,7 @@ def test_a_pass_scores_a_chain_as_single_steps(family: str) -> None:
     assert difference(kind, recurrent_config(family), attention, text_scorer) < MAX_DIFFERENCE / 50
 
 
-@pytest.mark.parametrize(("family", "drafter", "batch"), cases())
+@pytest.mark.parametrize(("family", "drafter", "batch"), slow_but(cases(), slice(None, None, 3)))
 def test_drafts_change_no_text(family: str, drafter: str, batch: int) -> None:
     model, inputs = recurrent_model(family), batch_of(family, batch)
     options: dict[str, Any] = {"max_new_tokens": 26, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}

@@ -19,7 +19,7 @@ from mmdec.drafters.medusa.checkpoint import load_heads
 from mmdec.whisper import vocabulary as whisper_vocabulary
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
-from tests.support.grid import sample
+from tests.support.grid import sample, slow_but
 from tests.support.tiny_whisper import network, write
 
 PROMPT = "The train leaves"
@@ -135,8 +135,11 @@ def stock(whisper: LoadedWhisper, name: str) -> dict[int, list[dict[str, Any]]]:
     return _stock[name]
 
 
+STOCK = [(name, DRAFTERS[place % 3]) for place, name in enumerate(WAYS)]
+
+
 @pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")  # transformers' own call
-@pytest.mark.parametrize(("name", "drafter"), [(name, DRAFTERS[place % 3]) for place, name in enumerate(WAYS)])
+@pytest.mark.parametrize(("name", "drafter"), slow_but(STOCK, slice(None, None, 2)))
 def test_equals_stock(whisper: LoadedWhisper, name: str, drafter: str | None) -> None:
     way, before = WAYS[name], whisper.model.config._attn_implementation
     wanted = stock(whisper, name)

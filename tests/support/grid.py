@@ -32,14 +32,16 @@ def sample(cases: Iterable[Case], keep: Collection[Case] | slice) -> list[Case]:
     return every if WHOLE else [case for case in every if case in chosen_cases]
 
 
-def slow_but(cases: Iterable[Case], quick: Collection[Case]) -> list[Any]:
+def slow_but(cases: Iterable[Case], quick: Collection[Case] | slice) -> list[Any]:
     """Mark all cases but a few as slow: `make test` runs the few, and `make test-slow` the others.
 
     Args:
-        cases: The values of a parameter, in order.
-        quick: Those that are not slow, each of them in `cases`.
+        cases: The values of a parameter, or tuples of the values of several, in order.
+        quick: Those that are not slow, each of them in `cases`; or a slice of `cases`.
     """
     every = list(cases)
-    assert quick, "a grid must keep a case"
-    assert all(case in every for case in quick), f"{quick} must be among {every}"
-    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in every]
+    quick_cases = every[quick] if isinstance(quick, slice) else list(quick)
+    assert quick_cases, "a grid must keep a case"
+    assert all(case in every for case in quick_cases), f"{quick_cases} must be among {every}"
+    slow = [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in every]
+    return [case if case in quick_cases else other for case, other in zip(every, slow, strict=True)]

@@ -24,6 +24,7 @@ from mmdec.pretrained.language_model import load_language_model
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.vision import describe as module
 from tests.support import tiny_text_folder
+from tests.support.grid import slow_but
 from tests.support.pictures import QUESTION, pixels, stock
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm_folder import llava, qwen, write
@@ -88,10 +89,13 @@ def text_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+TEXT_DRAFTERS = ("other tokens", "other tokens, loaded", "same tokens", "eagle3")
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("nodes", [None, 4])
-@pytest.mark.parametrize("given", ["other tokens", "other tokens, loaded", "same tokens", "eagle3"])
+@pytest.mark.parametrize("nodes", slow_but((None, 4), (4,)))
+@pytest.mark.parametrize("given", slow_but(TEXT_DRAFTERS, ("other tokens", "eagle3")))
 def test_a_drafter_of_text_changes_no_answer(
     loaded: tuple[Any, Any], text_models: Path, given: str, nodes: int | None, batch_size: int
 ) -> None:
