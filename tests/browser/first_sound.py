@@ -121,7 +121,7 @@ def measure(repeats: int) -> BenchReport:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--json", metavar="FILE|-", help="Write JSON to this file; -: print it alone.")
+    parser.add_argument("--json", metavar="FILE|-", help="Write JSON to this file; -: print only that.")
     parser.add_argument("--against", type=Path, metavar="FILE", help="Compare with this saved JSON.")
     options = parser.parse_args()
     if CHROMIUM is None:

@@ -174,7 +174,7 @@ def test_a_recording_without_units_is_refused(tiny_model: Path) -> None:
         weight[NUM_SPECIAL_UNITS:] = 0
         weight[0] = torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(0))
         weight[1] = -weight[0]
-    with pytest.raises(mmdec.InputError, match="`audio` must hold speech that the model knows, but it found no unit"):
+    with pytest.raises(mmdec.InputError, match="`audio` must hold speech that the model recognises, but it found none"):
         mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=silenced)
     real = silenced.translate
     spoken = loaded.translate
@@ -187,4 +187,4 @@ def test_a_recording_without_units_is_refused(tiny_model: Path) -> None:
         mmdec.translate_speech([buzz(2.0), buzz(1.0), np.zeros(5)], sample_rate=RATE, model=silenced)
     assert [result is None for result in caught.value.results] == [False, True, True]
     assert list(caught.value.errors) == [1, 2]
-    assert "no unit" in str(caught.value.errors[1])
+    assert "found none" in str(caught.value.errors[1])

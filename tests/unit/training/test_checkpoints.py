@@ -144,7 +144,7 @@ def test_no_good_checkpoint_is_an_error(run: Path) -> None:
 @pytest.mark.parametrize("address", ["http://a/b", "HTTPS://a", "s3://b/x", "file:///x", "registry:x", "ab::c"])
 def test_addresses_are_refused_as_checkpoints(address: str, run: Path) -> None:
     for call in (read_resumed, lambda path: WholeCheckpoints().save_checkpoint(checkpoint(), path)):
-        with pytest.raises(InputError, match=r"must be a path of this machine, but is '.*Fetch it first"):
+        with pytest.raises(InputError, match=r"must be a path of this machine, but is '.*Download it first"):
             call(address)
     assert check_local("C:/x", "ckpt_path") == Path("C:/x")
     assert check_local("./s3:x", "ckpt_path") == Path("s3:x")

@@ -312,7 +312,7 @@ def test_words_are_timed_as_in_generate(monkeypatch: pytest.MonkeyPatch) -> None
         ("multilingual", 1.0, {"prompt_condition_type": "none"}, "`prompt_condition_type` must be one of"),
         ("multilingual", 1.0, {"prompt_condition_type": "all-segments"}, "`condition_on_prev_tokens` must be True"),
         ("multilingual", 1.0, {"no_speech_threshold": 0.6}, "`logprob_threshold` must be given"),
-        ("multilingual", 1.0, {"max_new_tokens": 64, "language": "en"}, "`max_new_tokens` must be at most 60 behind 4"),
+        ("multilingual", 1.0, {"max_new_tokens": 64, "language": "en"}, "`max_new_tokens` must be at most 60 after 4"),
     ],
 )
 def test_refusals(kind: str, windows: float, options: dict[str, Any], message: str) -> None:

@@ -56,7 +56,7 @@ def test_bad_sound_is_refused(whisper: LoadedWhisper, audio: Any, message: str) 
         ({"assistant_model": 1}, "Use `drafter`"),
         ({"num_return_sequences": 2}, "`num_return_sequences` must be left out"),
         ({"max_new_tokns": 4}, "max_new_tokns"),
-        ({"max_new_tokens": 4000}, "`max_new_tokens` must be at most 60 behind 4 tokens"),
+        ({"max_new_tokens": 4000}, "`max_new_tokens` must be at most 60 after 4 tokens"),
         ({"drafter": "eagle"}, "`drafter` must be a folder for eagle, which has weights"),
         ({"rule": "best"}, "`rule` must be one of"),
         ({"device": "tpu"}, "`device` must be"),
