@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmdec.core.drafter_runner import DrafterRunner
 from mmdec.core.sampling import Sequences
-from mmdec.core.steps import DecodingSteps, Prefill, Round, Score, run_alone
+from mmdec.core.steps import Prefill, Round, Score, Steps, run_alone
 from mmdec.core.timing import RoundTimer
 from mmdec.core.tree import bool_list, height, int_list, int_rows
 from mmdec.core.verify import Rule, verify
@@ -94,7 +94,7 @@ def decode_steps(
     drafter: Drafter | None,
     budget: Planner,
     shape: TreeShape | None = None,
-) -> DecodingSteps:
+) -> Steps[None]:
     """Decode as `decode` does, but ask for each pass of the target by yielding it.
 
     So the caller can run the pass together with passes of other decodings.

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
-from mmdec.core.steps import Compute, DecodingSteps, Pass, PassResult, Prefill, Round, Score, run_pass, time_pass
+from mmdec.core.steps import Compute, Pass, PassResult, Prefill, Round, Score, Steps, run_pass, time_pass
 from mmdec.errors import InputError
 from mmdec.types import SharedPassTarget
 
@@ -61,7 +61,7 @@ class SchedulerLimits:
 class Task:
     """A decoding in the scheduler: its generator, what it waits for, and how it ended."""
 
-    steps: DecodingSteps
+    steps: Steps[Any]
     rows: int  # that have not ended
     tokens: int
     priority: int  # the lower, the earlier
@@ -104,7 +104,7 @@ class Scheduler:
 
     def add(
         self,
-        steps: DecodingSteps,
+        steps: Steps[Any],
         rows: int = 1,
         tokens: int = 0,
         priority: int = 0,
@@ -287,7 +287,7 @@ class Scheduler:
 
 
 def decode_together(
-    take: Callable[[int], tuple[Key, DecodingSteps, int] | None],
+    take: Callable[[int], tuple[Key, Steps[Any], int] | None],
     rows: int,
     side_thread: Executor | None = None,
     refill: int = 1,

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -93,11 +93,23 @@ class PassResult:
 
 
 Pass = Prefill | Score | Compute
-# Asks for passes, which are answered by `send`, and yields rounds, which are not.
-DecodingSteps = Generator[Pass | Round, PassResult | None, Any]
+T = TypeVar("T")
+# A decoding: asks for passes, which are answered by `send`, yields rounds, which are not, and returns its result.
+Steps: TypeAlias = Generator[Pass | Round, PassResult | None, T]
 
 
-def run_alone(steps: DecodingSteps) -> Iterator[Round]:
+def compute_value(device: torch.device, function: Callable[[], Any], stage: str) -> Steps[Any]:
+    """Ask for a `Compute` step.
+
+    Returns:
+        What `function` returned.
+    """
+    result = yield Compute(device, function, stage)
+    assert result is not None
+    return result.value
+
+
+def run_alone(steps: Steps[Any]) -> Iterator[Round]:
     """Run the passes that one decoding asks for.
 
     Yields:
@@ -115,7 +127,7 @@ def run_alone(steps: DecodingSteps) -> Iterator[Round]:
         steps.close()
 
 
-def resume(steps: DecodingSteps, result: PassResult | None = None) -> Pass | Round | None:
+def resume(steps: Steps[Any], result: PassResult | None = None) -> Pass | Round | None:
     """Continue a decoding with the result of the pass that it has asked for.
 
     Args:
@@ -130,9 +142,7 @@ def resume(steps: DecodingSteps, result: PassResult | None = None) -> Pass | Rou
         return None
 
 
-def watch(
-    steps: DecodingSteps, on_round: Callable[[Round], None], at_end: Callable[[], None] = lambda: None
-) -> DecodingSteps:
+def watch(steps: Steps[T], on_round: Callable[[Round], None], at_end: Callable[[], None] = lambda: None) -> Steps[T]:
     """Relay a decoding's steps unchanged. Calls `on_round` before each round, and `at_end` after the last one."""
     answer: Any = None
     with closing(steps):
@@ -147,8 +157,13 @@ def watch(
             answer = yield step
 
 
-def timed(steps: DecodingSteps, device: torch.device) -> Generator[Pass | Round, PassResult | None, tuple[Any, float]]:
+def timed(
+    steps: Steps[T], device: torch.device, stages: MutableMapping[str, float] | None = None
+) -> Steps[tuple[T, float]]:
     """Relay a decoding's steps unchanged.
+
+    Args:
+        stages: Stage -> seconds, to which those of each `Compute` step are added; None: they are not counted.
 
     Returns:
         Its result, and the seconds that it has taken outside the passes that it asked for.
@@ -163,6 +178,8 @@ def timed(steps: DecodingSteps, device: torch.device) -> Generator[Pass | Round,
                 return end.value, seconds + stopwatch.lap()
             seconds += stopwatch.lap()
             answer = yield step
+            if stages is not None and answer is not None and isinstance(step, Compute):
+                stages[step.stage] += answer.seconds
 
 
 @final

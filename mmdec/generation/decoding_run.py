@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from mmdec.core.sampling import Sequences
-from mmdec.core.steps import DecodingSteps, Round, run_alone
+from mmdec.core.steps import Round, Steps, run_alone
 from mmdec.generation.hf_bridge import OutputRecorder, setting
 from mmdec.targets.hf_target import HfTarget, Output
 
@@ -24,7 +24,7 @@ class DecodingRun(ABC):
 
     @property
     @abstractmethod
-    def steps(self) -> DecodingSteps:
+    def steps(self) -> Steps[Any]:
         """The steps of decoding, always the same generator, which runs once."""
 
     @property
@@ -55,14 +55,14 @@ class SpeculativeRun(DecodingRun):
     """Decodes with mmdec's loop."""
 
     text: Sequences  # the rows' prompts, new tokens and stopping criteria
-    loop: DecodingSteps  # mmdec's loop, not yet started
+    loop: Steps[Any]  # mmdec's loop, not yet started
     pad: int  # id of the token that pads shorter rows
     target: HfTarget
     inputs: Mapping[str, Any]  # the model's inputs by name
     results: OutputRecorder
 
     @property
-    def steps(self) -> DecodingSteps:
+    def steps(self) -> Steps[Any]:
         return self.loop
 
     @property

@@ -28,7 +28,7 @@ from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.steps import DecodingSteps, pass_stop_iteration, watch
+from mmdec.core.steps import Steps, pass_stop_iteration, watch
 from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import RuleName
 from mmdec.errors import BatchError, InputError, without_frames
@@ -213,7 +213,7 @@ def _generate_many(
     def refuse(index: int, error: InputError) -> None:
         errors[index] = without_frames(error)
 
-    def take(_: int) -> tuple[int, DecodingSteps, int] | None:
+    def take(_: int) -> tuple[int, Steps[Generation], int] | None:
         for index, prompt in upcoming:
             own = speculation.for_inputs([DraftInput(index)])
             own = own if seed is None else own.with_seed(seed + index)
@@ -244,7 +244,7 @@ def _generate_many(
     return [results[index] for index in range(len(prompts))]
 
 
-def _generation_steps(run: DecodingRun, speculation: Speculation) -> DecodingSteps:
+def _generation_steps(run: DecodingRun, speculation: Speculation) -> Steps[Generation]:
     """Relay the steps of a prepared call. Returns its `Generation`."""
     rounds = list[Round]()
     yield from watch(run.steps, rounds.append)

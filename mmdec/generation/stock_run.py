@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.steps import DecodingSteps, Round
+from mmdec.core.steps import Round, Steps
 from mmdec.core.timing import Stopwatch
 from mmdec.core.tree import bool_list
 from mmdec.generation.decoding_run import DecodingRun
@@ -61,7 +61,7 @@ class StockRun(DecodingRun):
         self._steps = self._run()
 
     @property
-    def steps(self) -> DecodingSteps:
+    def steps(self) -> Steps[Any]:
         return self._steps
 
     @property
@@ -75,7 +75,7 @@ class StockRun(DecodingRun):
     def output(self, config: GenerationConfig) -> Any:
         return self._result
 
-    def _run(self) -> DecodingSteps:
+    def _run(self) -> Steps[Any]:
         record = _RoundRecorder(self._criteria, self._ids, self._model.device)
         random: Any = torch.random  # typed as `Any`, because `torch.random` has no types
         gpus = [self._ids.device] if self._ids.device.type == "cuda" else []

@@ -20,7 +20,7 @@ from torch import Tensor
 import mmdec
 from mmdec.checks.arguments import suggesting_options
 from mmdec.core.loop import Round
-from mmdec.core.steps import Compute, DecodingSteps, watch
+from mmdec.core.steps import Compute, Steps, watch
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError
 from mmdec.generation.generate import prepare_run
@@ -109,7 +109,7 @@ class TranscriptionEngine:
         shared = self._options
         return LiveTranscriber(model=self.loaded, threads=shared.threads, statistics=shared.statistics, **options)
 
-    def _steps(self, job: Job, samples: Any, options: Mapping[str, Any]) -> DecodingSteps:
+    def _steps(self, job: Job, samples: Any, options: Mapping[str, Any]) -> Steps[Any]:
         """Transcribe a recording. If it cannot join a batch, it is one computation."""
         # Text is streamed only if it cannot change later. It can change in two cases: windows of a long recording may
         # be decoded again from the last timestamp; the output of Qwen3-ASR begins with the name of the language.
@@ -165,7 +165,7 @@ class LiveEngine:
         steps = partial(self._steps, work=work, count=count)
         return Job(self, steps, priority=Priority.REALTIME)  # a transcriber takes its locks itself
 
-    def _steps(self, job: Job, work: Any, count: Any) -> DecodingSteps:
+    def _steps(self, job: Job, work: Any, count: Any) -> Steps[Any]:
         """Compute the updates one after another; between two of them, other requests are decoded."""
         with closing(work()) as updates:
             while True:
@@ -191,7 +191,7 @@ class TranslationEngine:
         steps = partial(self._steps, samples=samples)
         return Job(self, steps, priority=Priority.JOB, seconds=len(samples) / RATE)
 
-    def _steps(self, job: Job, samples: Any) -> DecodingSteps:
+    def _steps(self, job: Job, samples: Any) -> Steps[Any]:
         def check_connection(_: Any) -> None:
             if job.is_cancelled:
                 raise DecodingStopped("the client has gone")
@@ -261,7 +261,7 @@ class AnswerEngine:
         steps = partial(self._steps, dialogue=prompt, options=chosen, stops=stops)
         return Job(self, steps, (self.vlm.model,), _cache_tokens(self.vlm.model, prompt.tokens, options))
 
-    def _steps(self, job: Job, dialogue: Dialogue, options: DescribeOptions, stops: Sequence[str]) -> DecodingSteps:
+    def _steps(self, job: Job, dialogue: Dialogue, options: DescribeOptions, stops: Sequence[str]) -> Steps[Any]:
         with suggesting_options(option_names(DescribeOptions)):
             request = DescriptionRequest.of(self.vlm, options)
             decoder = AnswerDecoder(request, dialogue.inputs, [dialogue.question.pictures], dialogue.seconds)
@@ -334,7 +334,7 @@ class TextEngine:
         speculation: Speculation,
         options: Mapping[str, Any],
         stops: Sequence[str],
-    ) -> DecodingSteps:
+    ) -> Steps[Any]:
         run = prepare_run(self.loaded.model, prompt.inputs, speculation, options)
         usage = Usage()
         text = AnswerText(job, usage, self.tokenizer, stops, prompt.strips)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, final
 
 from torch import nn
 
-from mmdec.core.steps import DecodingSteps
+from mmdec.core.steps import Steps
 from mmdec.tasks.scheduler_thread import Decoding, Priority
 
 
@@ -40,7 +40,7 @@ class Job:
     def __init__(
         self,
         engine: Engine,
-        steps: Callable[[Job], DecodingSteps],
+        steps: Callable[[Job], Steps[Any]],
         models: Sequence[nn.Module] = (),
         tokens: int = 0,
         priority: Priority = Priority.CHAT,

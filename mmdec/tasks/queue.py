@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from mmdec.core.scheduler import decode_together
-from mmdec.core.steps import DecodingSteps
+from mmdec.core.steps import Steps
 from mmdec.generation.generate import first_seed
 from mmdec.generation.hf_bridge import keeps_state
 from mmdec.generation.model_lock import reading
@@ -22,7 +22,7 @@ def decode_queue(
     options: Mapping[str, Any],
     indices: Iterable[int],
     rows: int,
-    steps: Callable[[list[int], Speculation], DecodingSteps],
+    steps: Callable[[list[int], Speculation], Steps[Any]],
 ) -> Generator[Any]:
     """Decode inputs in groups. The text of an input does not depend on its group.
 
@@ -47,7 +47,7 @@ def decode_queue(
     if keeps_state(options):
         rows = 1  # one after another, in their order
 
-    def take(room: int) -> tuple[None, DecodingSteps, int] | None:
+    def take(room: int) -> tuple[None, Steps[Any], int] | None:
         group = [waiting.pop() for _ in range(min(len(waiting), room if seed is None else 1))]
         if not group:
             return None

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
-from mmdec.core.steps import DecodingSteps, Round
+from mmdec.core.steps import Round, Steps
 from mmdec.errors import MmdecError
 from mmdec.generation.model_lock import try_reading
 from mmdec.tasks.threads import with_threads
@@ -60,7 +60,7 @@ class Decoding:
     """
 
     thread: SchedulerThread = field(repr=False)
-    steps: DecodingSteps = field(repr=False)
+    steps: Steps[Any] = field(repr=False)
     models: Sequence[nn.Module] = field(repr=False)
     rows: int
     tokens: int
@@ -136,7 +136,7 @@ class SchedulerThread:
 
     def submit(
         self,
-        steps: DecodingSteps,
+        steps: Steps[Any],
         models: Sequence[nn.Module] = (),
         rows: int = 1,
         tokens: int = 0,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmdec.core.loop import Round
-from mmdec.core.steps import DecodingSteps, timed, watch
+from mmdec.core.steps import Steps, timed, watch
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.wrapper import ForwardingDrafter
@@ -207,7 +207,7 @@ class AnswerDecoder:
         self._run = prepare_run(model, inputs, speculation, request.generate_options())
         self._preparation_seconds = stopwatch.lap()
 
-    def steps(self, on_round: Callable[[Round], None]) -> DecodingSteps:
+    def steps(self, on_round: Callable[[Round], None]) -> Steps[list[Description]]:
         """Decode the answers as a generator of passes.
 
         The caller holds the locks of the model and of the drafter's networks.

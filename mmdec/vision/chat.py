@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from mmdec.checks.arguments import check_callable, suggesting_options
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.steps import DecodingSteps, pass_stop_iteration
+from mmdec.core.steps import Steps, pass_stop_iteration
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.io.images import to_pil
@@ -123,7 +123,7 @@ class Chat:
             with suggesting_options(option_names(DescribeOptions) - {*UNSUPPORTED_OPTIONS}):
                 seconds = stopwatch.lap()
 
-                def steps(*_: object) -> DecodingSteps:  # begins under the model's lock
+                def steps(*_: object) -> Steps[list[Description]]:  # begins under the model's lock
                     decoder = AnswerDecoder(request, inputs, [question.pictures], seconds, self._evidence, count)
                     return (yield from decoder.steps(request.listener()))
 

@@ -21,7 +21,7 @@ from mmdec.checks.devices import PASSED_ON
 from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.steps import DecodingSteps, pass_stop_iteration
+from mmdec.core.steps import Steps, pass_stop_iteration
 from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
@@ -288,7 +288,7 @@ def describe(
     ):
         names = dict[int, str]()
 
-        def steps(indices: list[int], speculation: Speculation) -> DecodingSteps:
+        def steps(indices: list[int], speculation: Speculation) -> Steps[dict[int, Description]]:
             return _answer_steps(replace(request, speculation=speculation), batch, indices, names)
 
         options = request.generate_options()
@@ -348,7 +348,7 @@ def _questions(image: Any, prompt: Any) -> list[tuple[Any, object]]:
 
 def _answer_steps(
     request: DescriptionRequest, batch: InputBatch[tuple[Any, object]], indices: Sequence[int], names: dict[int, str]
-) -> DecodingSteps:
+) -> Steps[dict[int, Description]]:
     """Read some questions, not before there is room for them, and answer them.
 
     Args:

@@ -17,7 +17,7 @@ from torch import Tensor
 from mmdec.checks.arguments import options_error, show
 from mmdec.checks.devices import PASSED_ON
 from mmdec.core.loop import Round
-from mmdec.core.steps import DecodingSteps, timed, watch
+from mmdec.core.steps import Steps, timed, watch
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DraftInput
@@ -167,7 +167,7 @@ def transcribe_with_audio_lm(
     total = sum(map(len, samples.values())) / SAMPLE_RATE
     done = sum(len(samples[index]) for index in transcripts) / SAMPLE_RATE  # the silent ones
 
-    def steps(indices: list[int], speculation: Speculation) -> DecodingSteps:
+    def steps(indices: list[int], speculation: Speculation) -> Steps[tuple[dict[int, Transcript], list[int]]]:
         own = replace(request, speculation=speculation)
         group = {index: samples[index] for index in indices}
         return (yield from _group_steps(own, group, errors)), indices
@@ -187,7 +187,7 @@ def transcribe_with_audio_lm(
     return transcripts
 
 
-def recording_steps(request: AudioLmRequest, samples: Tensor) -> DecodingSteps:
+def recording_steps(request: AudioLmRequest, samples: Tensor) -> Steps[Transcript]:
     """Transcribe one recording (T,) as a generator of passes, for a scheduler that decodes other requests, too.
 
     The caller holds the locks of the model and of the drafter's networks.
@@ -208,7 +208,7 @@ def recording_steps(request: AudioLmRequest, samples: Tensor) -> DecodingSteps:
 
 def _group_steps(
     request: AudioLmRequest, samples: Mapping[int, Tensor], errors: dict[int, InputError]
-) -> DecodingSteps:
+) -> Steps[dict[int, Transcript]]:
     """Transcribe recordings, whose prompts are read in one pass.
 
     Args:

@@ -18,7 +18,7 @@ References:
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -37,7 +37,7 @@ from transformers.generation.logits_process import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.checks.arguments import show
-from mmdec.core.steps import Compute, PassResult
+from mmdec.core.steps import Steps, compute_value
 from mmdec.errors import InputError
 from mmdec.whisper.languages import language_code
 from mmdec.whisper.repetition import token_compression_ratio
@@ -69,7 +69,7 @@ Encode = Callable[[Tensor], Tensor]
 
 # Decodes one window. Returns what `generate` returns: token ids (1, L), or transformers' output object if the
 # configuration asks for one.
-DecodeWindow = Callable[[WindowCall], Generator[Any, Any, Any]]
+DecodeWindow = Callable[[WindowCall], Steps[Any]]
 
 # Times the tokens of a window: (the output object, with `cross_attentions`; the window's features; number of prompt
 # tokens; frames with sound, None: all) -> start and duration in seconds of each of the L tokens (L,).
@@ -137,7 +137,7 @@ def transcribe_windows(
     no_speech_threshold: float | None = None,
     logits_processor: Sequence[Any] | None = None,
     **options: Any,
-) -> Generator[Any, Any, LongFormResult]:
+) -> Steps[LongFormResult]:
     """Transcribe one recording. Arguments are those of transformers' `generate`, with its defaults, except these:
 
     Args:
@@ -304,7 +304,7 @@ def _resolve_options(
 
 def _initial_tokens(
     model: WhisperForConditionalGeneration, options: _CallOptions, encoded: BaseModelOutput
-) -> Generator[Any, Any, list[int]]:
+) -> Steps[list[int]]:
     """Return what each window's text begins with: the start token, the language, the task, and whether it has
     timestamps. A language that nothing names is detected.
 
@@ -391,7 +391,7 @@ class _FallbackDecoder:
     processors: Sequence[Any]
     silence: WhisperNoSpeechDetection | None  # notes the probability of silence; None: it costs a pass
 
-    def decode(self, window: _Window) -> Generator[Any, Any, tuple[DecodedWindow, Any]]:
+    def decode(self, window: _Window) -> Steps[tuple[DecodedWindow, Any]]:
         """Decode a window at one temperature after another, until its text is not refused.
 
         Returns:
@@ -455,7 +455,7 @@ class _FallbackDecoder:
             **self.options.others,
         }
 
-    def _no_speech_prob(self, window: _Window) -> Generator[Any, Any, float]:
+    def _no_speech_prob(self, window: _Window) -> Steps[float]:
         """Return the probability that a window is silent: of its token after the start token."""
         if self.silence is not None:
             return float(self.silence.no_speech_prob[0])
@@ -677,16 +677,16 @@ def _window_features(features: Tensor, seek: int, width: int) -> Tensor:
     return pad(window, (0, width - window.shape[-1]))
 
 
-def _encode(encode: Encode, features: Tensor) -> Generator[Any, Any, BaseModelOutput]:
-    result: PassResult = yield Compute(features.device, partial(encode, features), "encoder")
-    encoded = BaseModelOutput(last_hidden_state=result.value)
+def _encode(encode: Encode, features: Tensor) -> Steps[BaseModelOutput]:
+    states: Any = yield from compute_value(features.device, partial(encode, features), "encoder")
+    encoded = BaseModelOutput(last_hidden_state=states)
     setattr(encoded, SOUND, features)  # some drafters read the sound
     return encoded
 
 
 def _known_logits(
     model: WhisperForConditionalGeneration, ids: Tensor, mask: Tensor | None, encoded: BaseModelOutput
-) -> Generator[Any, Any, Tensor]:
+) -> Steps[Tensor]:
     """Compute the decoder's logits (1, P, V) after each of the P tokens of a known text.
 
     Args:
@@ -699,8 +699,8 @@ def _known_logits(
         positions = (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
         options = {"decoder_attention_mask": mask, "decoder_position_ids": positions}
     run = partial(cast(Any, model), encoder_outputs=encoded, decoder_input_ids=ids, use_cache=False, **options)
-    result: PassResult = yield Compute(ids.device, run, "decoder")
-    return result.value.logits
+    output = yield from compute_value(ids.device, run, "decoder")
+    return output.logits
 
 
 def _recent(written: Sequence[Sequence[int]], first_time: int, most: int) -> list[int]:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
@@ -17,14 +17,14 @@ from transformers import DynamicCache, EncoderDecoderCache
 from mmdec.checks.arguments import options_error
 from mmdec.checks.devices import PASSED_ON
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.steps import Compute, DecodingSteps, PassResult, Round, resume
+from mmdec.core.steps import PassResult, Round, Steps, compute_value, resume, timed
 from mmdec.core.timing import Stopwatch
 from mmdec.generation.drafter_choice import DraftInput
 from mmdec.generation.generate import option_names
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.targets.registry import target_of
 from mmdec.tasks.usage import Usage
-from mmdec.whisper.long_form import LongFormResult, TimedSegment, WindowCall, align_tokens, transcribe_windows
+from mmdec.whisper.long_form import TimedSegment, WindowCall, align_tokens, transcribe_windows
 from mmdec.whisper.repetition import has_end_token, is_runaway
 from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
 from mmdec.whisper.transcript import UNSPACED_LANGUAGES, Segment, reconcile_times, word_beginnings, words_from_tokens
@@ -90,7 +90,7 @@ class RecordingDecoder:
         self._meter = UsageMeter(first_timestamp_token(self._model), drafts)
         self._is_first_window = True
 
-    def steps(self) -> DecodingSteps:
+    def steps(self) -> Steps[DecodedRecording]:
         """Decode the recording, and ask for each pass.
 
         Returns:
@@ -121,7 +121,7 @@ class RecordingDecoder:
             **request.window_options(self._index, request.is_long(len(samples))),
         )
         try:
-            result, rest = yield from self._timed(windows)
+            result, seconds = yield from timed(windows, self._model.device, self._meter.usage.seconds)
         except PASSED_ON:
             raise
         except _CallbackError as error:
@@ -132,31 +132,13 @@ class RecordingDecoder:
             if isinstance(error, ValueError) or self._is_first_window:
                 raise options_error(request.caller_options, error, option_names(self._model)) from error
             raise
+        rest = max(seconds - self._meter.loop_seconds, 0.0)
         stopwatch.lap()
         language = _language(request, result.windows[0].prompt)
         segments = _segments(request, result.segments, language, len(samples) / SAMPLE_RATE)
         return DecodedRecording(segments, language, self._meter.usage, len(samples), features, rest + stopwatch.lap())
 
-    def _timed(self, windows: Generator[Any, Any, LongFormResult]) -> Generator[Any, Any, tuple[LongFormResult, float]]:
-        """Relay the steps of a recording.
-
-        Returns:
-            Its result, and the seconds that were spent neither in passes nor in the loop of `mmdec.core`.
-        """
-        stopwatch, result, seconds = Stopwatch(self._model.device), None, 0.0
-        while True:
-            stopwatch.lap()
-            try:
-                step = windows.send(result)
-            except StopIteration as end:
-                return end.value, max(seconds + stopwatch.lap() - self._meter.loop_seconds, 0.0)
-            seconds += stopwatch.lap()
-            result = yield step
-            if isinstance(step, Compute):
-                passed: PassResult = result
-                self._meter.usage.seconds[step.stage] += passed.seconds
-
-    def _decode_window(self, call: WindowCall) -> Generator[Any, Any, Any]:
+    def _decode_window(self, call: WindowCall) -> Steps[Any]:
         """Decode one window at one temperature.
 
         Returns:
@@ -173,15 +155,15 @@ class RecordingDecoder:
         output = yield from self._decode(call, seconds)
         if output is None:
             encode = partial(self._encoder, call.features, whole=True)
-            whole: PassResult = yield Compute(self._model.device, encode, "encoder")
-            encoded.last_hidden_state = whole.value  # also for this window's other temperatures
+            whole = yield from compute_value(self._model.device, encode, "encoder")
+            encoded.last_hidden_state = whole  # also for this window's other temperatures
             self._meter.restart()
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
             again = replace(call, inputs={**call.inputs, CACHE_ARGUMENT: cache})
             output = yield from self._decode(again, None)
         return output
 
-    def _decode(self, call: WindowCall, encoded_seconds: float | None) -> Generator[Any, Any, Any]:
+    def _decode(self, call: WindowCall, encoded_seconds: float | None) -> Steps[Any]:
         """Run the rounds of one window.
 
         Args:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, WhisperForConditionalGeneration
 
 from mmdec.core.scheduler import decode_together
-from mmdec.core.steps import DecodingSteps
+from mmdec.core.steps import Steps
 from mmdec.generation.hf_bridge import keeps_state
 from mmdec.generation.model_lock import reading
 from mmdec.io.audio import SAMPLE_RATE
@@ -105,7 +105,7 @@ def transcribe_recordings(
 
 def transcription_steps(
     request: TranscriptionRequest, samples: Tensor, on_window: Callable[[float], None] | None = None
-) -> DecodingSteps:
+) -> Steps[Transcript]:
     """Transcribe one recording (T,) as a generator of passes, for a scheduler that decodes other requests, too.
 
     The caller holds the locks of the model and of the drafter's networks.

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import mmdec
 from mmdec.core.scheduler import SchedulerLimits
-from mmdec.core.steps import Compute, DecodingSteps, Round
+from mmdec.core.steps import Compute, Round, Steps
 from mmdec.generation.generate import prepare_run
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.tasks.scheduler_thread import DecodingStopped, Priority, SchedulerThread
@@ -45,7 +45,7 @@ def prompt(seed: int) -> torch.Tensor:
     return torch.tensor([[rng.randrange(3, 48) for _ in range(rng.randint(2, 12))]])
 
 
-def steps_of(ids: torch.Tensor, new: int = 24) -> DecodingSteps:
+def steps_of(ids: torch.Tensor, new: int = 24) -> Steps[Any]:
     """Decode, and return the sequences. The call is prepared in the scheduler's thread."""
     speculation = Speculation(DecodingOptions("lookup"))
     run = prepare_run(llama(), ids, speculation, {"max_new_tokens": new, "do_sample": False})
@@ -57,7 +57,7 @@ def tokens_alone(ids: torch.Tensor, new: int = 24) -> list[list[int]]:
     return mmdec.generate(llama(), ids, drafter=None, max_new_tokens=new, do_sample=False).sequences.tolist()
 
 
-def endless(begun: threading.Event | None = None) -> DecodingSteps:
+def endless(begun: threading.Event | None = None) -> Steps[Any]:
     while True:
         yield Compute(CPU, lambda: None)
         if begun is not None:
@@ -90,7 +90,7 @@ def test_a_cancelled_decoding_frees_its_rows_before_the_next_pass() -> None:
     ended = threading.Event()
     passes = list[int]()
 
-    def counting_steps() -> DecodingSteps:
+    def counting_steps() -> Steps[Any]:
         try:
             while True:
                 passes.append(1)
@@ -128,7 +128,7 @@ def test_a_callback_or_decoding_that_raises_ends_alone() -> None:
         if round_.index == 2:
             raise RuntimeError("the callback of one request")
 
-    def fails() -> DecodingSteps:
+    def fails() -> Steps[Any]:
         yield Compute(CPU, lambda: 1 / 0)
 
     with running() as thread:
@@ -156,7 +156,7 @@ def test_what_can_never_fit_is_refused_at_once_with_both_numbers() -> None:
 def test_waiting_decodings_start_by_priority() -> None:
     order, begun = list[str](), threading.Event()
 
-    def marked(name: str) -> DecodingSteps:
+    def marked(name: str) -> Steps[Any]:
         order.append(name)
         yield Compute(CPU, lambda: None)
 
@@ -175,7 +175,7 @@ def test_waiting_decodings_start_by_priority() -> None:
 def test_a_model_that_is_being_changed_holds_up_only_its_own_decodings() -> None:
     changed, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
 
-    def works() -> DecodingSteps:
+    def works() -> Steps[Any]:
         yield Compute(CPU, lambda: None)
         return "done"
 
@@ -192,11 +192,11 @@ def test_two_locks_taken_in_any_order_cannot_block_each_other() -> None:
     first, second = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     begun, ends = threading.Event(), threading.Event()
 
-    def reads() -> DecodingSteps:
+    def reads() -> Steps[Any]:
         while not ends.is_set():
             yield Compute(CPU, begun.set)
 
-    def no_pass() -> DecodingSteps:
+    def no_pass() -> Steps[Any]:
         return "read"
         yield
 
@@ -240,7 +240,7 @@ def test_a_fault_of_the_scheduler_ends_the_decodings_not_the_thread(monkeypatch:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_torchs_threads_are_those_that_were_set(threads: int) -> None:
-    def count() -> DecodingSteps:
+    def count() -> Steps[Any]:
         yield Compute(CPU, lambda: None)
         return torch.get_num_threads()
 
