@@ -299,8 +299,8 @@ def stream(
         rule: How drafted tokens are accepted.
         num_speculative_tokens: Draft size; None: chosen in each round.
         seed: Seed of the sampling.
-        statistics: Measurements of earlier calls.
         tokenizer: Decodes each round's tokens into `Round.text`. Default None: no text.
+        statistics: Measurements of earlier calls.
         options: Any argument of `model.generate`.
 
     Returns:
