@@ -14,14 +14,13 @@ from typing import Any, Protocol
 
 from mmdec.demo.html import error_sentence, status
 
+WORK_THREAD = "mmdec-demo-work"  # name of the thread of each request
 DECODERS = 2  # requests that decode at the same time; the others wait in the page's queue
 TICK = 0.2  # seconds after which a generator checks whether it was closed
 LOOK = 0.005  # seconds between two checks whether the page has received an update
 
 Update = Mapping[str, Any]  # name of an output of the page -> its new value
 _slots = threading.BoundedSemaphore(DECODERS)  # a stopped request keeps its slot until its current round has ended
-_running = 0
-_counting = threading.Lock()
 
 
 class WorkStopped(Exception):
@@ -43,12 +42,6 @@ class Tell(Protocol):
         ...
 
 
-def count_running() -> int:
-    """Count the requests whose work has not ended."""
-    with _counting:
-        return _running
-
-
 def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
     """Run `work` in a thread, and yield the updates that it reports. Closing this generator stops the work.
 
@@ -66,7 +59,7 @@ def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
         while first and update_queue.unfinished_tasks and not stop.wait(LOOK):
             pass
 
-    thread = threading.Thread(target=_run, args=(work, tell, update_queue), daemon=True)
+    thread = threading.Thread(target=_run, name=WORK_THREAD, args=(work, tell, update_queue), daemon=True)
     thread.start()
     try:
         while True:
@@ -84,9 +77,6 @@ def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
 
 
 def _run(work: Callable[[Tell], None], tell: Tell, update_queue: queue.Queue[Update | None]) -> None:
-    global _running
-    with _counting:
-        _running += 1
     try:
         with _slots:
             tell()
@@ -96,6 +86,4 @@ def _run(work: Callable[[Tell], None], tell: Tell, update_queue: queue.Queue[Upd
     except Exception as error:
         update_queue.put({"status": status(error_sentence(error), "error")})
     finally:
-        with _counting:
-            _running -= 1
         update_queue.put(None)

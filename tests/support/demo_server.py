@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,13 +109,18 @@ def main() -> None:
     os._exit(0)  # do not wait for Gradio's threads
 
 
+def count_requests() -> int:
+    """Count the demo's requests whose work has not ended."""
+    from mmdec.demo.background import WORK_THREAD
+
+    return sum(thread.name == WORK_THREAD for thread in threading.enumerate())
+
+
 def answer(address: str) -> None:
     """Print the address, then answer questions until the input ends."""
-    from mmdec.demo import background
-
     print(json.dumps({"address": address}), flush=True)
     answers = {
-        "running": background.count_running,
+        "running": count_requests,
         "cpu": lambda: 1e3 * time.process_time(),
         "sound": sound,
         "memory": lambda: int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),

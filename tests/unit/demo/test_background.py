@@ -6,9 +6,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from mmdec.demo.background import DECODERS, Tell, WorkStopped, count_running, updates
+from mmdec.demo.background import DECODERS, Tell, WorkStopped, updates
 from mmdec.demo.html import UNEXPECTED
 from mmdec.errors import InputError
+from tests.support.demo_server import count_requests
 
 LONG = 60.0  # seconds that a test waits for a thread before it fails
 
@@ -146,6 +147,6 @@ def test_a_stopped_request_that_waits_never_begins() -> None:
     release.set()
     for thread in threads:
         thread.join(LONG)
-    while count_running():  # its thread ends by itself
+    while count_requests():  # its thread ends by itself
         threading.Event().wait(0.01)
     assert not began.is_set()
