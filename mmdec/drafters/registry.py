@@ -83,6 +83,7 @@ BUILT_IN = {  # drafter="auto" prefers those that come first
     "specvlm": BuiltIn("mmdec.drafters.eagle.specvlm", "language_weights"),
     "flash": BuiltIn("mmdec.drafters.flash.network", "language_weights"),
     "dflash": BuiltIn("mmdec.drafters.dflash.network", "language_weights"),
+    "heads": BuiltIn("mmdec.drafters.heads.network", "language_weights"),
 }
 _decorated: dict[str, DrafterEntry] = {}  # entries of the modules imported so far
 _registered: dict[str, DrafterEntry] = {}

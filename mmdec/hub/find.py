@@ -25,7 +25,7 @@ SHORT_NAMES = {
     re.compile(r"whisper-(tiny|base|small|medium)(\.en)?|whisper-large(-v2|-v3|-v3-turbo)?"): "openai",
     re.compile(r"distil-(small\.en|medium\.en|large-v2|large-v3|large-v3\.5)"): "distil-whisper",
 }
-DRAFTER_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
+DRAFTER_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
 
 log = logging.getLogger(__name__)
 

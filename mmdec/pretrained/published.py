@@ -96,7 +96,8 @@ def _recognise(described: Mapping[str, Any], names: frozenset[str], folder: Path
     kind = str(described.get("speculators_model_type") or "")
     if kind in UNSUPPORTED_DRAFTERS:
         raise InputError(
-            f"`{argument}` must hold an EAGLE-1, -2 or -3, P-EAGLE, DFlash, DSpark, MSD, ViSpec or Medusa drafter, but "
+            f"`{argument}` must hold an EAGLE-1, -2 or -3, P-EAGLE, DFlash, DSpark, MSD, ViSpec, Hydra, "
+            f"ReDrafter, MLPSpeculator or Medusa drafter, but "
             f"'{folder}' holds {UNSUPPORTED_DRAFTERS[kind]}, which mmdec does not draft with. Use another drafter."
         )
     match = next((entry for entry in published_entries() if _module(entry).recognises(described, names)), None)

@@ -14,6 +14,7 @@ from mmdec.core.verify import MatchRule
 from mmdec.drafters.dflash.network import DFlash
 from mmdec.drafters.flash.drafter import Flash
 from mmdec.drafters.flash.network import FlashNetwork
+from mmdec.drafters.heads.network import Heads
 from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.drafters.networks.kv_cache import DraftState
@@ -24,6 +25,7 @@ from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.targets.text import TextTarget
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from tests.support.naive_dflash import naive_block, naive_head
+from tests.support.naive_heads import naive_heads
 from tests.support.toy_target import padded
 
 Path = tuple[int, ...]
@@ -57,6 +59,17 @@ FORMS_OF: dict[str, dict[str, dict[str, Any]]] = {  # system -> name -> settings
         "dflash2": {**BLOCK, "head": "dflash2", "head_rank": 6, "head_candidates": 4, "convolution_group": 8},
         "domino": {**BLOCK, "head": "domino", "head_rank": 6, "head_state": 10, "plain_prefix": 1, "from_anchor": True},
     },
+    "heads": {
+        "plain": {"blocks": 2},  # Hydra
+        "medusa": {"kind": "medusa", "heads": 3, "lm_heads": "each"},
+        "hydra++": {"prefix_layer": True, "blocks": 2, "lm_heads": "each", "lm_head_bias": True},
+        "cerberus": {"previous_head": True, "heads": 3},
+        "redrafter": {"kind": "recurrent", "lm_heads": "one", "blocks": 2},
+        "redrafter-narrow": {"kind": "recurrent", "inner_size": 32, "prefix_layer": True},
+        "redrafter-sum": {"kind": "recurrent", "inner_size": 32, "summed": True},
+        "mlp": {"kind": "mlp", "inner_size": 24, "lm_heads": "each", "heads": 3},
+        "mlp-tied": {"kind": "mlp", "tied": True, "scale_input": True, "lm_heads": "one", "heads": 4},
+    },
 }
 
 
@@ -80,7 +93,7 @@ def tree_growing(system: str, model: Any, seed: int = 0, width: int = 10, **chan
 
 def scatter_vocabulary(drafter: Any) -> Any:
     """Let a drafter of a part of the vocabulary draft other tokens than the first."""
-    if drafter.network.config.has_draft_vocabulary:
+    if drafter.network.offsets is not None:
         ids = torch.arange(40) + torch.arange(40).div(2, rounding_mode="floor")
         drafter.network.d2t.copy_(ids - torch.arange(40))
     return drafter
@@ -129,6 +142,11 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
         states, positions = prompt.states[None], prompt.positions
         if isinstance(network, FlashNetwork):
             return drafter.logits(_slot(network, embedding, states, positions, features[-1], path)).log_softmax(-1)
+        if isinstance(network, Heads):
+            hidden = network.norm(network.layer(states, positions[None])[0]) if network.layers else states
+            own, root = dict(network.state_dict()), [text[-1], *path]
+            scores = naive_heads(own, network.config, hidden[0, -1], root, embedding.weight, drafter.output.weight)
+            return scores.log_softmax(-1)
         mask = getattr(network.config, "mask_token", None)
         for index, token in enumerate(path):
             hidden, _ = network.layer(states, positions[None])
@@ -295,8 +313,8 @@ class Checked(ForwardingDrafter):
             nodes = min(nodes, depth)
         elif isinstance(self.drafter, Flash) and nodes > depth:
             depth = min(depth, self.drafter.network.slots)
-        elif isinstance(self.drafter.network, DFlash):
-            depth = min(depth, self.drafter.network.config.drafts)
+        elif (deepest := self.drafter.network.max_depth) is not None:
+            depth = min(depth, deepest)
             nodes = min(nodes, depth) if plan.nodes <= plan.depth else nodes
         config = self.drafter.network.config
         if plan.threshold and 0 < nodes <= depth:

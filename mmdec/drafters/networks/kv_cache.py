@@ -78,7 +78,7 @@ class DraftCache:
         keys = self._keys
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self._uneven = None
-        if min(self.lengths) < self.width:
+        if keys.numel() and min(self.lengths) < self.width:  # a network without layers stores no keys
             bounds = torch.tensor(self.lengths, device=keys.device)[:, None]
             empty = torch.arange(self.width, device=keys.device) >= bounds
             self._uneven = torch.zeros(empty.shape, dtype=keys.dtype, device=keys.device)

@@ -167,7 +167,7 @@ class Levels:
             roots: (B,), each row's last token.
             hidden: (B, 1, H), the network's hidden state at this token.
         """
-        rows, _, size = hidden.shape
+        rows = len(hidden)
         width = min(self.drafter.width, plan.nodes, self.drafter.network.max_children)
         values, tokens = self._best(hidden, width)
         scores, tokens = values[:, 0], tokens[:, 0]  # (B, K): the first level; all its nodes get children
@@ -182,7 +182,7 @@ class Levels:
             if level + 1 < plan.depth:
                 orders.append(scores.sort(dim=1, descending=True, stable=True).indices[:, :width])
                 scores, tokens, above = scores.gather(1, orders[-1]), tokens.gather(1, orders[-1]), orders[-1] // width
-                features = hidden.gather(1, above[..., None].expand(-1, -1, size))
+                features = hidden.gather(1, above[..., None].expand(-1, -1, hidden.shape[2]))
         scores, tokens = (torch.cat(parts, 1) for parts in zip(*candidates, strict=True))
         best = scores.sort(dim=1, descending=True, stable=True).indices[:, : plan.nodes]
         expanded = torch.stack(orders, 1).tolist() if orders else [[]] * rows

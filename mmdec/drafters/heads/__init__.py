@@ -1,0 +1,1 @@
+"""Heads on the target's last hidden state that remember the tokens drafted so far."""
