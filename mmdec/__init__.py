@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mmdec.daspeech.translate import Translation, translate_speech
     from mmdec.drafters.registry import register_drafter
     from mmdec.generation import register_attention
+    from mmdec.generation.canvas import CanvasGeneration, CanvasOptions
     from mmdec.generation.generate import Generation, generate, speculate, stream
     from mmdec.generation.model_lock import model_lock
     from mmdec.generation.small_model import small_model
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "BatchError",
+    "CanvasGeneration",
+    "CanvasOptions",
     "Chat",
     "DecodingStatistics",
     "Description",
@@ -64,6 +67,7 @@ _LAZY = {
     **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.generate"),
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.whisper.transcript"),
     **dict.fromkeys(("StreamUpdate", "transcribe_stream"), "mmdec.whisper.live"),
+    **dict.fromkeys(("CanvasGeneration", "CanvasOptions"), "mmdec.generation.canvas"),
     "Chat": "mmdec.vision.chat",
     "Description": "mmdec.vision.answer",
     "describe": "mmdec.vision.describe",

@@ -33,6 +33,7 @@ from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import RuleName
 from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.generation import register_attention
+from mmdec.generation.canvas import CanvasChoice, CanvasGeneration, check_canvas_alone, generate_canvas
 from mmdec.generation.decoding_run import DecodingRun
 from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
 from mmdec.generation.hf_bridge import keeps_state
@@ -98,6 +99,16 @@ class Generation:
 def generate(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
+    *,
+    canvas: CanvasChoice,
+    **options: Any,
+) -> CanvasGeneration: ...
+
+
+@overload
+def generate(
+    model: PreTrainedModel,
+    inputs: Tensor | Mapping[str, Any],
     drafter: DrafterChoice = "auto",
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
@@ -130,8 +141,9 @@ def generate(
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
     max_batch: int = MAX_BATCH,
+    canvas: CanvasChoice | None = None,
     **options: Any,
-) -> Generation | list[Generation]:
+) -> Generation | list[Generation] | CanvasGeneration:
     """Call `model.generate(**inputs, **options)` with speculative decoding: the same output, in fewer passes of the
     model.
 
@@ -155,6 +167,9 @@ def generate(
         statistics: Measurements of earlier calls, from which draft sizes are chosen; this call adds to them. None:
             `mmdec.default_statistics()`.
         max_batch: Maximum number of rows that are decoded at the same time, for a list of prompts.
+        canvas: For masked diffusion models, which reveal a canvas of mask tokens: a policy's name ("threshold",
+            "top_k", "entropy_bound", "schedule"), a `mmdec.core.canvas.Policy`, or `CanvasOptions`. There is no
+            drafter then, and of `options` only `max_new_tokens`, `eos_token_id` and `pad_token_id` are taken.
         options: Any argument of `model.generate`, and `dtype`, which must be the model's dtype. In a batch, a logits
             processor or stopping criterion of your own makes transformers' loop decode without drafts, with a warning.
             To have drafts, set `mmdec_row_wise = True` on it, if its result for a row depends only on that row and its
@@ -162,6 +177,7 @@ def generate(
 
     Returns:
         A `Generation`: the sequences (B, L), and what happened in each round; for a list of prompts, one for each.
+        With `canvas` a `CanvasGeneration`.
 
     Raises:
         InputError: For beam search, a cache that cannot be rolled back, a drafter that does not fit the model, or a
@@ -172,6 +188,17 @@ def generate(
         Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding; for the rules' papers see
         `mmdec.core.verify`.
     """
+    if canvas is not None:
+        given: dict[str, object] = {
+            "rule": rule,
+            "num_speculative_tokens": num_speculative_tokens,
+            "seed": seed,
+            "statistics": statistics,
+        }
+        given["drafter"] = None if drafter == "auto" else drafter
+        check_canvas_alone(given)
+        with reading(*((model,) if isinstance(cast(object, model), PreTrainedModel) else ())):
+            return generate_canvas(model, cast(Any, inputs), canvas, options)
     decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
     speculation = Speculation(decoding)
     check_whole("max_batch", max_batch, 1, MAX_SEQUENCES, "It is the number of rows that are decoded at a time.")

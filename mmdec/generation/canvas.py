@@ -1,0 +1,219 @@
+"""`mmdec.generate(..., canvas=...)`: the call for masked diffusion models, which reveal a canvas of mask tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmdec.checks.arguments import check_choice, check_instance, check_switch, check_whole, show
+from mmdec.core.canvas import MAX_CANVASES, POLICIES, CanvasPass, Policy, policy_of, reveal_block
+from mmdec.core.summary import pluralise
+from mmdec.core.tree import int_list
+from mmdec.errors import InputError
+from mmdec.generation.inputs import prompt_inputs
+from mmdec.targets.canvas import CanvasLayout, Visibility, check_canvas_model, open_session
+
+MAX_BLOCK = 4096  # maximum positions of a block
+MAX_NEW_TOKENS = 1 << 20
+# fields of published configurations that hold the length of a block
+BLOCK_LENGTH_FIELDS = ("block_length", "block_size", "bd_size")
+CANVAS_OPTIONS = ("max_new_tokens", "eos_token_id", "pad_token_id")  # the options of `model.generate` that are used
+
+
+@dataclass(frozen=True)
+class CanvasOptions:
+    """How a masked diffusion model is decoded. Policy and layout define the text; `drafts` and `cache` do not.
+
+    Raises:
+        InputError: If a value is wrong.
+    """
+
+    # which positions a step reveals: "threshold", "top_k", "entropy_bound", "schedule", or a `Policy`
+    policy: str | Policy = "threshold"
+    drafts: int = 1  # canvases that a pass scores (FreeDave); 1: the policy alone
+    visible: Visibility = (
+        "block"  # what the model was trained to see: its own and earlier blocks, or everything ("full")
+    )
+    block_length: int | None = None  # positions of a block; None: from the model's configuration, else 32
+    mask_token_id: int | None = None  # None: from the model's configuration
+    shifted: bool = False  # whether the logits at a position predict the next one (Dream, Fast-dLLM v2)
+    aligned: Literal["prompt", "start"] = "prompt"  # blocks are counted from the prompt's end, or from position 0
+    cache: bool = True  # keep the keys and values of complete blocks, if `visible` is "block"
+
+    def __post_init__(self) -> None:
+        policy_of(self.policy)
+        check_whole("drafts", self.drafts, 1, MAX_CANVASES, "It is the number of canvases that a pass scores.")
+        check_choice("visible", self.visible, get_args(Visibility), "Choose what the model was trained with.")
+        check_choice("aligned", self.aligned, ("prompt", "start"), "Choose what the model was trained with.")
+        if self.block_length is not None:
+            check_whole("block_length", self.block_length, 1, MAX_BLOCK, "It is the number of positions of a block.")
+        if self.mask_token_id is not None:
+            check_whole("mask_token_id", self.mask_token_id, 0, 2**31, "Give the tokenizer's `mask_token_id`.")
+        check_switch("shifted", self.shifted)
+        check_switch("cache", self.cache)
+
+    def layout(self, model: PreTrainedModel) -> CanvasLayout:
+        """Complete the layout from the model's configuration.
+
+        Raises:
+            InputError: If there is no mask token, or not in the vocabulary.
+        """
+        config: Any = model.config
+        mask = self.mask_token_id
+        if mask is None:
+            mask = getattr(config, "mask_token_id", None)
+        if mask is None:
+            raise InputError(
+                f"`mask_token_id` must be given, because the configuration of {type(model).__name__} has none. Give "
+                "the tokenizer's: CanvasOptions(mask_token_id=tokenizer.mask_token_id)."
+            )
+        check_whole("mask_token_id", mask, 0, config.vocab_size - 1, "It must be a token of the model.")
+        length = self.block_length
+        for name in BLOCK_LENGTH_FIELDS:
+            length = getattr(config, name, None) if length is None else length
+        length = 32 if length is None else check_whole("block_length", length, 1, MAX_BLOCK, "Give another.")
+        return CanvasLayout(self.visible, length, mask, self.shifted, self.aligned, self.cache)
+
+
+CanvasChoice = str | Policy | CanvasOptions  # the argument `canvas`
+
+
+@dataclass(frozen=True)
+class CanvasGeneration:
+    """The result of `generate(..., canvas=...)`: the texts, and what each pass of the model gained."""
+
+    sequences: Tensor  # (B, L) prompts and new tokens; shorter rows are padded on the right
+    passes: list[list[CanvasPass]]  # of each row
+    new_tokens: list[int]  # of each row, its end token included
+    finish_reasons: list[str] = field(default_factory=lambda: [])  # of each row: "length" if it was cut, else "stop"
+    lossless: bool = True  # drafts never change a policy's text
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """The mean number of new tokens for each pass of the model."""
+        return sum(self.new_tokens) / max(sum(map(len, self.passes)), 1)
+
+    def __str__(self) -> str:
+        """Return a line: number of tokens, number of passes."""
+        tokens, passes = pluralise(sum(self.new_tokens), "new token"), sum(map(len, self.passes))
+        return f"{tokens}, {passes} {'pass' if passes == 1 else 'passes'}, {self.tokens_per_pass:.2f} tokens a pass"
+
+
+def canvas_options(choice: object) -> CanvasOptions:
+    """Return the options of a call from its argument `canvas`: a policy's name, a policy, or the options.
+
+    Raises:
+        InputError: If it is none of these.
+    """
+    if isinstance(choice, (str, Policy)):
+        return CanvasOptions(policy_of(choice))
+    rule = f"one of {', '.join(POLICIES)}, a `Policy` or `CanvasOptions`"
+    return check_instance("canvas", choice, CanvasOptions, rule, "Choose one.")
+
+
+def check_canvas_alone(given: Mapping[str, object]) -> None:
+    """Raise InputError if an argument of the speculative loop was given with `canvas`.
+
+    Args:
+        given: Arguments by name; None: not given.
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(
+                f"`{name}` must be left out with `canvas`, but is {show(value)}. The policy decides which tokens are "
+                "revealed, and `CanvasOptions(drafts=...)` how many canvases a pass scores."
+            )
+
+
+@torch.inference_mode()
+def generate_canvas(
+    model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], choice: object, options: Mapping[str, Any]
+) -> CanvasGeneration:
+    """Decode each row of a batch by revealing canvases. A row's tokens do not depend on the others.
+
+    Args:
+        model: A masked diffusion model of transformers.
+        inputs: Token ids (B, P), or a tokenizer's output with padding on the left.
+        choice: The argument `canvas`.
+        options: `max_new_tokens`, and `eos_token_id` and `pad_token_id`, which default to the model's.
+
+    Raises:
+        InputError: If an argument is wrong, or the model cannot run under a mask that is not causal.
+    """
+    settings = canvas_options(choice)
+    check_canvas_model(model)
+    foreign = sorted(name for name in options if name not in CANVAS_OPTIONS)
+    if foreign:
+        raise InputError(
+            f"`{foreign[0]}` must be left out with `canvas`, which takes {', '.join(CANVAS_OPTIONS)}; a policy reveals "
+            "the best tokens. Leave it out."
+        )
+    layout, policy = settings.layout(model), policy_of(settings.policy)
+    prompts = _prompts(prompt_inputs(model, inputs))
+    config: Any = model.generation_config
+    most = options.get("max_new_tokens", config.max_new_tokens)
+    remedy = "Give the number of tokens to reveal."
+    most = check_whole("max_new_tokens", most, 1, MAX_NEW_TOKENS, remedy)
+    ends = _end_tokens(options.get("eos_token_id", config.eos_token_id))
+    pad = options.get("pad_token_id", config.pad_token_id)
+    pad = next(iter(ends), 0) if pad is None else check_whole("pad_token_id", pad, 0, 2**31, "Give a token's id.")
+    texts, passes, counts, reasons = list[Tensor](), list[list[CanvasPass]](), list[int](), list[str]()
+    for prompt in prompts:
+        text, made = _reveal_text(model, layout, policy, settings.drafts, prompt, most, ends)
+        new = int_list(text[len(prompt) :])
+        ended = next((index + 1 for index, token in enumerate(new[:most]) if token in ends), None)
+        counts.append(most if ended is None else ended)
+        reasons.append("length" if ended is None else "stop")
+        texts.append(text[len(prompt) : len(prompt) + counts[-1]])
+        passes.append(made)
+    ids = prompt_inputs(model, inputs)["input_ids"]
+    rows = torch.full((len(texts), max(counts)), pad, dtype=ids.dtype, device=ids.device)
+    for row, text in zip(rows, texts, strict=True):
+        row[: len(text)] = text
+    return CanvasGeneration(torch.cat([ids, rows], 1), passes, counts, reasons)
+
+
+def _reveal_text(
+    model: PreTrainedModel,
+    layout: CanvasLayout,
+    policy: Policy,
+    drafts: int,
+    prompt: Tensor,
+    most: int,
+    ends: frozenset[int],
+) -> tuple[Tensor, list[CanvasPass]]:
+    """Reveal blocks until one holds an end token, or there are `most` new tokens."""
+    given = len(prompt) % layout.block_length if layout.aligned == "start" else 0
+    blocks = -(-(most + given) // layout.block_length)
+    session, passes = open_session(model, layout, prompt, blocks), list[CanvasPass]()
+    for block in range(blocks):
+        passes += reveal_block(session, layout.mask_token, policy, drafts, block)
+        if not ends.isdisjoint(int_list(session.text[len(prompt) :])):
+            break
+    return session.text, passes
+
+
+def _prompts(named: Mapping[str, Any]) -> list[Tensor]:
+    """Return the prompt of each row without its padding."""
+    ids, mask = named["input_ids"], named.get("attention_mask")
+    foreign = sorted(name for name in named if name not in ("input_ids", "attention_mask", "token_type_ids"))
+    if foreign:
+        raise InputError(
+            f"`inputs` must hold token ids and their mask with `canvas`, but holds `{foreign[0]}`. Leave it out."
+        )
+    if mask is None:
+        return list(ids)
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+        raise InputError(f"`attention_mask` must be {tuple(ids.shape)}, but is {show(mask)}. Pass the tokenizer's own.")
+    return [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
+
+
+def _end_tokens(value: object) -> frozenset[int]:
+    several = cast(Sequence[object], value if isinstance(value, (list, tuple)) else [value])
+    values = [token for token in several if token is not None]
+    return frozenset(check_whole("eos_token_id", token, -1, 2**31, "Give a token's id.") for token in values)
