@@ -12,11 +12,10 @@ A drafter that is damaged or does not fit is skipped with a warning, because the
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mmdec.checks.files import write_atomically
 from mmdec.checks.weights import lies_inside, read_settings
 from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
 from mmdec.drafters.registry import FALLBACK_DRAFTER, auto_names, make_drafter
@@ -182,28 +180,6 @@ def values_of(model: PreTrainedModel) -> list[float]:
         parts.append(flat[places].float().cpu())
     values = [float(value) for value in torch.cat(parts).numpy()] if parts else []
     return values if all(map(math.isfinite, values)) else []
-
-
-def write_shipped(folder: Path, model: PreTrainedModel, name: str, drafters: Sequence[str]) -> Path:
-    """Write `drafters.json`, by which the drafters in `folder` are found for every copy of these weights.
-
-    Args:
-        model: The loaded model that they draft for.
-        name: The model's name in messages, such as its hub id.
-        drafters: Names of the drafters' folders in `folder`, the preferred one first.
-
-    Returns:
-        The file.
-    """
-    values = [float(f"{value:.6g}") for value in values_of(model)]
-    content = {
-        "format": SHIPPED_FORMAT,
-        "model": name,
-        "drafters": list(drafters),
-        "network": network_shape(model),
-        "values": values,
-    }
-    return write_atomically(folder / SHIPPED_FILE, (json.dumps(content) + "\n").encode())
 
 
 def _load_once(model: PreTrainedModel, folder: Path) -> Drafter:
