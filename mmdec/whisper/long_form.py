@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, cast, final
@@ -117,37 +117,51 @@ class LongFormResult:
         return [token for segment in self.segments for token in segment.tokens]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LongFormOptions:
+    """The options of transformers' `generate` for one recording, with its defaults."""
+
+    language: str | None = None
+    task: str | None = None
+    return_timestamps: bool | None = None
+    prompt_ids: Tensor | None = None  # (P,)
+    prompt_condition_type: Literal["first-segment", "all-segments"] | None = None
+    condition_on_prev_tokens: bool | None = None
+    temperature: float | Sequence[float] | None = None
+    compression_ratio_threshold: float | None = None
+    logprob_threshold: float | None = None
+    no_speech_threshold: float | None = None
+    logits_processor: Sequence[Any] | None = None
+    further: Mapping[str, Any] = field(default_factory=lambda: {})  # options of all models' `generate`
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> LongFormOptions:
+        """Make options from keyword arguments of `generate`."""
+        names = {one.name for one in fields(cls)} - {"further"}
+        own = {name: value for name, value in options.items() if name in names}
+        return cls(**own, further={name: value for name, value in options.items() if name not in names})
+
+
 def transcribe_windows(
     model: WhisperForConditionalGeneration,
     input_features: Tensor,
     encode: Encode,
     decode_window: DecodeWindow,
+    options: LongFormOptions = LongFormOptions(),
     *,
     attention_mask: Tensor | None = None,
-    language: str | None = None,
-    task: str | None = None,
-    return_timestamps: bool | None = None,
     time_tokens: TimeTokens | None = None,
-    prompt_ids: Tensor | None = None,
-    prompt_condition_type: Literal["first-segment", "all-segments"] | None = None,
-    condition_on_prev_tokens: bool | None = None,
-    temperature: float | Sequence[float] | None = None,
-    compression_ratio_threshold: float | None = None,
-    logprob_threshold: float | None = None,
-    no_speech_threshold: float | None = None,
-    logits_processor: Sequence[Any] | None = None,
-    **options: Any,
 ) -> Steps[LongFormResult]:
-    """Transcribe one recording. Arguments are those of transformers' `generate`, with its defaults, except these:
+    """Transcribe one recording.
 
     Args:
         model: Its generation config gives defaults. Another attention than "eager" is kept for timed tokens, too.
         input_features: (1, mels, T), one window or more.
         encode: Computes a window's encoder states.
         decode_window: Called for each window and temperature.
+        options: Those of the call.
         attention_mask: (1, T), 1 at frames with sound; only `time_tokens` reads it.
         time_tokens: Times the tokens of each window; None: they get no times.
-        options: Further generation options.
 
     Yields:
         `Compute` steps, and what `decode_window` yields.
@@ -158,22 +172,8 @@ def transcribe_windows(
     Raises:
         InputError: For options that contradict each other or the model.
     """
-    call_options = _resolve_options(
-        model,
-        is_long=input_features.shape[-1] > _window_width(model),
-        times_tokens=time_tokens is not None,
-        language=language,
-        task=task,
-        return_timestamps=return_timestamps,
-        prompt_ids=prompt_ids,
-        prompt_condition_type=prompt_condition_type,
-        condition_on_prev_tokens=condition_on_prev_tokens,
-        temperature=temperature,
-        compression_ratio_threshold=compression_ratio_threshold,
-        logprob_threshold=logprob_threshold,
-        no_speech_threshold=no_speech_threshold,
-        generation_options=options,
-    )
+    is_long = input_features.shape[-1] > _window_width(model)
+    call_options = _resolve_options(model, options, is_long, times_tokens=time_tokens is not None)
     frames, width, stride = input_features.shape[-1], _window_width(model), _input_stride(model)
     sound_frames = None if attention_mask is None else int(attention_mask.sum())
 
@@ -182,7 +182,7 @@ def transcribe_windows(
     encoded = yield from _encode(encode, features)
     initial = yield from _initial_tokens(model, call_options, encoded)
     processors, silence, previous_start = _processors(
-        call_options.settings, logits_processor, len(initial), call_options.thresholds, model
+        call_options.settings, options.logits_processor, len(initial), call_options.thresholds, model
     )
     decoder = _FallbackDecoder(model, decode_window, call_options, attention_mask, initial, processors, silence)
 
@@ -238,50 +238,35 @@ class _CallOptions:
 
 
 def _resolve_options(
-    model: WhisperForConditionalGeneration,
-    *,
-    is_long: bool,
-    times_tokens: bool,
-    language: str | None,
-    task: str | None,
-    return_timestamps: bool | None,
-    prompt_ids: Tensor | None,
-    prompt_condition_type: str | None,
-    condition_on_prev_tokens: bool | None,
-    temperature: float | Sequence[float] | None,
-    compression_ratio_threshold: float | None,
-    logprob_threshold: float | None,
-    no_speech_threshold: float | None,
-    generation_options: Mapping[str, Any],
+    model: WhisperForConditionalGeneration, options: LongFormOptions, is_long: bool, times_tokens: bool
 ) -> _CallOptions:
     """Complete the options of a call by the model's generation config, and check them.
 
     Args:
         is_long: Whether the recording is longer than one window.
         times_tokens: Whether tokens are timed, so that the decoder must return its attention.
-        generation_options: Further generation options. The others are the arguments of `transcribe_windows`.
 
     Raises:
         InputError: For options that contradict each other or the model.
     """
-    config, others = _generation_config(model, generation_options)
+    config, others = _generation_config(model, options.further)
     settings: Any = config
 
-    def value_of(name: str, value: Any) -> Any:
+    def value_of(name: str) -> Any:
+        value = getattr(options, name)
         return value if value is not None else getattr(settings, name, None)
 
     thresholds = _Thresholds(
-        value_of("compression_ratio_threshold", compression_ratio_threshold),
-        value_of("logprob_threshold", logprob_threshold),
-        value_of("no_speech_threshold", no_speech_threshold),
+        value_of("compression_ratio_threshold"),
+        value_of("logprob_threshold"),
+        value_of("no_speech_threshold"),
     )
-    condition = bool(value_of("condition_on_prev_tokens", condition_on_prev_tokens))
-    if is_long and return_timestamps is None:
-        return_timestamps = True
-    timestamps = bool(value_of("return_timestamps", return_timestamps))
+    condition = bool(value_of("condition_on_prev_tokens"))
+    timestamps = True if is_long and options.return_timestamps is None else bool(value_of("return_timestamps"))
     no_timestamps: int | None = getattr(settings, "no_timestamps_token_id", None)
-    prompt_kind = prompt_condition_type or CONDITION_TYPES[0]
-    _check(settings, language, task, prompt_kind, condition, is_long, timestamps, no_timestamps)
+    prompt_kind = options.prompt_condition_type or CONDITION_TYPES[0]
+    _check(settings, options.language, options.task, prompt_kind, condition, is_long, timestamps, no_timestamps)
+    temperature = options.temperature
     settings.return_timestamps = timestamps
     settings.return_token_timestamps = times_tokens
     settings.output_attentions = times_tokens
@@ -293,10 +278,10 @@ def _resolve_options(
         thresholds=thresholds,
         temperatures=list(temperature) if isinstance(temperature, Sequence) else [temperature],
         condition=condition,
-        prompt_ids=prompt_ids,
+        prompt_ids=options.prompt_ids,
         prompt_kind=prompt_kind,
-        language=value_of("language", language),
-        task=value_of("task", task),
+        language=value_of("language"),
+        task=value_of("task"),
         no_timestamps=no_timestamps,
         first_timestamp=model.config.vocab_size + 1 if no_timestamps is None else no_timestamps + 1,
     )

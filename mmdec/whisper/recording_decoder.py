@@ -24,7 +24,7 @@ from mmdec.generation.generate import option_names
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.targets.registry import target_of
 from mmdec.tasks.usage import Usage
-from mmdec.whisper.long_form import TimedSegment, WindowCall, align_tokens, transcribe_windows
+from mmdec.whisper.long_form import LongFormOptions, TimedSegment, WindowCall, align_tokens, transcribe_windows
 from mmdec.whisper.repetition import has_end_token, is_runaway
 from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
 from mmdec.whisper.transcript import UNSPACED_LANGUAGES, Segment, reconcile_times, word_beginnings, words_from_tokens
@@ -116,9 +116,9 @@ class RecordingDecoder:
             inputs["input_features"],
             self._encoder,
             self._decode_window,
+            LongFormOptions.of(request.window_options(self._index, request.is_long(len(samples)))),
             attention_mask=inputs["attention_mask"],
             time_tokens=times,
-            **request.window_options(self._index, request.is_long(len(samples))),
         )
         try:
             result, seconds = yield from timed(windows, self._model.device, self._meter.usage.seconds)

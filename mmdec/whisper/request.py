@@ -177,7 +177,7 @@ class TranscriptionRequest:
         }
 
     def window_options(self, index: int, long: bool) -> dict[str, Any]:
-        """Return the options of `long_form.transcribe_windows` for one recording, which `model.generate` takes, too.
+        """Return the options of `model.generate` for one recording, which `LongFormOptions.of` takes, too.
 
         Args:
             index: Index of the recording in the call.

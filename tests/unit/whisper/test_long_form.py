@@ -19,6 +19,7 @@ from mmdec.errors import InputError
 from mmdec.generation.speculation import DecodingOptions, Speculation, default_statistics
 from mmdec.whisper.long_form import (
     DecodeWindow,
+    LongFormOptions,
     LongFormResult,
     TimeTokens,
     WindowCall,
@@ -150,9 +151,9 @@ def start(
         inputs["input_features"],
         encode or WindowEncoder(model),
         decode,
+        LongFormOptions.of(options),
         attention_mask=inputs["attention_mask"],
         time_tokens=stock_times(model) if words else None,
-        **options,
     )
 
 
@@ -291,9 +292,9 @@ def test_words_are_timed_as_in_generate(monkeypatch: pytest.MonkeyPatch) -> None
             inputs["input_features"],
             WindowEncoder(model),
             decode_alone(model, speculation),
+            LongFormOptions.of(options),
             attention_mask=inputs["attention_mask"],
             time_tokens=align_tokens(model, begins),
-            **options,
         )
     )
     assert_same(result, reference)
