@@ -70,7 +70,7 @@ class Task:
     error: BaseException | None = None
     result: Any = None  # what the generator returned
     done: bool = False
-    request: Pass | None = field(default=None, repr=False)
+    pending: Pass | None = field(default=None, repr=False)  # the pass that it waits for
     pieces: Iterator[Any] | None = field(default=None, repr=False)  # the pass over the prompt, while it is under way
     spent: tuple[float, float] = (0.0, 0.0)  # wall-clock and CPU seconds of the prompt's pieces so far
 
@@ -147,8 +147,8 @@ class Scheduler:
             Whether there is more to do.
         """
         self._admit()
-        scored = [task for task in self.running if isinstance(task.request, Score)]
-        others = sorted((task for task in self.running if not isinstance(task.request, Score)), key=_precedence)
+        scored = [task for task in self.running if isinstance(task.pending, Score)]
+        others = sorted((task for task in self.running if not isinstance(task.pending, Score)), key=_precedence)
         if self._side_thread is not None:
             others = self._send_aside(others, busy=bool(scored))
         if not (others or scored):
@@ -169,9 +169,9 @@ class Scheduler:
         Returns:
             The tasks whose pass this thread may run.
         """
-        computing = [task for task in tasks if isinstance(task.request, Compute)]
+        computing = [task for task in tasks if isinstance(task.pending, Compute)]
         if self._aside is None and computing and self._side_thread is not None:
-            request: Any = computing[0].request
+            request: Any = computing[0].pending
             self._aside = computing[0], self._side_thread.submit(run_pass, request)
         aside = None if self._aside is None else self._aside[0]
         return [task for task in tasks if task is not aside and not (busy and task in computing)]
@@ -219,7 +219,7 @@ class Scheduler:
 
     def _run_alone(self, task: Task) -> None:
         """Run a pass that nobody shares; of a prompt one piece."""
-        request: Any = task.request
+        request: Any = task.pending
         if not isinstance(request, Prefill) or not isinstance(request.target, SharedPassTarget):
             self._run([task])
             return
@@ -264,7 +264,7 @@ class Scheduler:
                     self._end(task, None)
                     return
                 if not isinstance(step, Round):
-                    task.request = step
+                    task.pending = step
                     return
                 result = None
                 task.rows = len(step.rows) - sum(step.done)  # rows that have ended make room for others
@@ -278,7 +278,7 @@ class Scheduler:
     def _end(self, task: Task, error: BaseException | None) -> None:
         if task.done:
             return
-        task.done, task.error, task.request = True, error, None
+        task.done, task.error, task.pending = True, error, None
         for tasks in (self.waiting, self.running):
             if task in tasks:
                 tasks.remove(task)
@@ -340,7 +340,7 @@ def decode_together(
 
 def _prompt_tokens(task: Task, most: int) -> int:
     """Return how many tokens the next unshared pass of a task reads; `most` for pictures, sound, and no prompt."""
-    request = task.request
+    request = task.pending
     if not isinstance(request, Prefill) or not isinstance(request.target, SharedPassTarget):
         return most
     ids: Any = request.inputs.get("input_ids")
@@ -356,7 +356,7 @@ def _shared_passes(tasks: Sequence[Task]) -> list[list[Task]]:
     """Group the decodings whose drafts can be scored in one pass: those of the same model, if its target can."""
     groups = defaultdict[Any, list[Task]](list)
     for task in tasks:
-        request: Any = task.request
+        request: Any = task.pending
         target = request.target
         shares = isinstance(target, SharedPassTarget) and target.shares_passes(request.session)
         groups[request.target.model if shares else id(task)].append(task)
@@ -364,7 +364,7 @@ def _shared_passes(tasks: Sequence[Task]) -> list[list[Task]]:
 
 
 def _results(tasks: Sequence[Task]) -> list[PassResult]:
-    requests: list[Any] = [task.request for task in tasks]
+    requests: list[Any] = [task.pending for task in tasks]
     if len(requests) == 1:
         return [run_pass(requests[0])]
     parts = [(request.session, request.draft) for request in requests]

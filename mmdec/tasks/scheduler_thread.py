@@ -261,7 +261,7 @@ class SchedulerThread:
         for decoding in list(self._started):
             task = decoding.task
             assert task is not None
-            running[decoding.label] += decoding.rows * (task.done or task.request is not None)
+            running[decoding.label] += decoding.rows * (task.done or task.pending is not None)
             if task.done:
                 self._end(decoding, task.error)
         if self._on_step is not None:
