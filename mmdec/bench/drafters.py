@@ -93,7 +93,7 @@ class InputOptions:
     audio: Sequence[Path]
     images: str | os.PathLike[str] | None
     prompt: str
-    draft_texts: Sequence[Path]
+    draft_text: Sequence[Path]
     language: str | None
     per_kind: int | None
     max_new_tokens: int | None
@@ -120,8 +120,9 @@ class RecordingHarness(Harness[Recording]):
         return self._harness.measure([recording.samples for recording in inputs], method)
 
 
+@final
 @dataclass(frozen=True)
-class InputMethod(Generic[Input]):
+class InputMethod:
     """A decoding method whose options may depend on the input: a hypothesis has another text for each."""
 
     method: Method
@@ -254,15 +255,15 @@ class QuestionWorkload(Workload[ImageQuestion]):
 
 def bench_drafters(
     model: str | os.PathLike[str],
-    drafts: Sequence[str] = (),
+    draft: Sequence[str] = (),
     data: str | os.PathLike[str] | None = None,
     *,
     audio: Sequence[Path] = (),
     images: str | os.PathLike[str] | None = None,
     prompt: str = PROMPT,
     inner: str | None = None,
-    draft_texts: Sequence[Path] = (),
-    draft_models: Sequence[str] = (),
+    draft_text: Sequence[Path] = (),
+    draft_model: Sequence[str] = (),
     language: str | None = "en",
     per_kind: int | None = None,
     repeats: int = 3,
@@ -279,7 +280,7 @@ def bench_drafters(
     Args:
         model: A shipped name, a directory or a hub id of a language model, a Whisper, an audio language model or a
             vision-language model.
-        drafts: Names of drafters, folders or hub ids of drafters with weights or of smaller models,
+        draft: Names of drafters, folders or hub ids of drafters with weights or of smaller models,
             "<model>/<drafter>" for shipped ones. Empty: lookup, recycling and those in the model's folder.
         data: Prompts (.txt with one on each line, .jsonl or .json of chats), or questions about pictures. None:
             built-in prompts, or questions about the sample pictures.
@@ -287,8 +288,8 @@ def bench_drafters(
         images: Folder of the pictures, or one picture.
         prompt: The question about each picture where there is no `data`.
         inner: Also time each smaller model with its chains drafted by this ("lookup", "recycling").
-        draft_texts: Folders with a text of each recording, of its name: each folder is a drafter (`mmdec.hypothesis`).
-        draft_models: Faster recognisers, whose text is the draft.
+        draft_text: Folders with a text of each recording, of its name: each folder is a drafter (`mmdec.hypothesis`).
+        draft_model: Faster recognisers, whose text is the draft.
         language: Of the recordings, for a Whisper; None: detect it. Audio language models detect it.
         per_kind: Number of prompts or questions of each kind, evenly spaced. None: all of `data` and `images`, else 2.
         repeats: Timed calls of each method on each input.
@@ -323,16 +324,17 @@ def bench_drafters(
     nodes, torch_device = parse_plan(plan), check_device(device)
     directory = find_model(model, None, (*LANGUAGE_MODEL_FILES, *WHISPER_FILES, *VLM_FILES))
     kind = _kind(directory, audio, images)
-    named = find_drafts(drafts or _own_drafts(directory, kind), directory, kind)
-    if kind != "audio" and (draft_texts or draft_models):
-        raise InputError("`draft_texts` and `draft_models` must be for recordings, but there are none. Leave them out.")
+    named = find_drafts(draft or _own_drafts(directory, kind), directory, kind)
+    if kind != "audio" and (draft_text or draft_model):
+        raise InputError("`draft_text` and `draft_model` must be for recordings, but there are none. Leave them out.")
+    recognisers = {Path(name).name: hypothesis(Path(name), device=torch_device) for name in draft_model}
     keep_threads(threads)
     inputs = InputOptions(
         data,
         audio or _recordings(SAMPLE_RECORDINGS),
         images,
         prompt,
-        draft_texts,
+        draft_text,
         language,
         per_kind,
         max_new_tokens,
@@ -340,11 +342,11 @@ def bench_drafters(
     )
     workload = load_workload(kind, directory, torch_device, inputs)
     ours, stock = make_methods(workload, named, inner, nodes)
-    ours += _hypotheses(workload, draft_texts, draft_models, nodes)
+    ours += _hypotheses(workload, draft_text, recognisers, nodes)
     left_out: dict[str, str] = {}
     count = len(workload.inputs)
     log(f"{count} {workload.what}, {'once' if repeats == 1 else f'{repeats} times'}; a first call of each method:")
-    greedy, plain = InputMethod[Any](Method.greedy()), InputMethod[Any](Method.with_drafter(PLAIN, None, nodes))
+    greedy, plain = InputMethod(Method.greedy()), InputMethod(Method.with_drafter(PLAIN, None, nodes))
     warm = [method for method in (greedy, plain, *ours, *stock) if _is_runnable(workload, method, left_out, log)]
     deadline = None if minutes is None else start + 60 * minutes
     measured, equal, stopped = measure_in_turn(workload, warm, repeats, deadline, log)
@@ -465,7 +467,7 @@ def load_workload(kind: str, directory: Path, device: torch.device, options: Inp
     for path in options.audio:
         if not path.is_file():
             raise InputError(f"`audio` must be files, but '{path}' is none. Check the path.")
-        for folder in options.draft_texts:
+        for folder in options.draft_text:
             text_of(folder, path)
     if audio_family(directory):
         hearing = load_audio_lm(directory, device)
@@ -491,7 +493,7 @@ def in_turn(inputs: Sequence[Any]) -> list[Any]:
 
 def make_methods(
     workload: Workload[Any], drafts: Mapping[str, str | Path], inner: str | None, nodes: Nodes
-) -> tuple[list[InputMethod[Any]], list[InputMethod[Any]]]:
+) -> tuple[list[InputMethod], list[InputMethod]]:
     """Load the drafters.
 
     Args:
@@ -503,7 +505,7 @@ def make_methods(
     Returns:
         The methods with mmdec's drafters, and those of transformers of the same kind.
     """
-    ours = list[InputMethod[Any]]()
+    ours = list[InputMethod]()
     stock = [Method(LOOKUP, "transformers", {"prompt_lookup_num_tokens": LOOKUP_TOKENS})]
     has_small = False
     for label, choice in drafts.items():
@@ -536,28 +538,27 @@ def text_of(folder: Path, recording: Path) -> Path:
     found = next((path for end in TEXT_SUFFIXES if (path := folder / f"{recording.stem}{end}").is_file()), None)
     if found is None:
         raise InputError(
-            f"`draft_texts` must hold a text of each recording, but '{folder}' has no '{recording.stem}.txt'. Write it."
+            f"`draft_text` must hold a text of each recording, but '{folder}' has no '{recording.stem}.txt'. Write it."
         )
     read_text_file(found)
     return found
 
 
 def _hypotheses(
-    workload: Workload[Any], texts: Sequence[Path], recognisers: Sequence[str], nodes: Nodes
-) -> list[InputMethod[Any]]:
-    methods: list[InputMethod[Any]] = []
+    workload: Workload[Any], texts: Sequence[Path], recognisers: Mapping[str, DrafterChoice], nodes: Nodes
+) -> list[InputMethod]:
+    methods: list[InputMethod] = []
     for folder in texts:
         each: dict[int, DrafterChoice] = {
             index: hypothesis(text_of(folder, one.path)) for index, one in enumerate(workload.inputs)
         }
         methods.append(InputMethod(Method.with_drafter(f"text {folder.name}", None, nodes), each))
-    for name in recognisers:
-        source = hypothesis(Path(name), device=workload.model.device)
-        methods.append(InputMethod(Method.with_drafter(f"heard by {Path(name).name}", source, nodes)))
+    for name, source in recognisers.items():
+        methods.append(InputMethod(Method.with_drafter(f"heard by {name}", source, nodes)))
     return methods
 
 
-def _is_runnable(workload: Workload[Any], method: InputMethod[Any], left_out: dict[str, str], log: Log) -> bool:
+def _is_runnable(workload: Workload[Any], method: InputMethod, left_out: dict[str, str], log: Log) -> bool:
     """Decode the first input, which warms up. Not every model can be decoded by each loop of transformers.
 
     Args:
@@ -578,7 +579,7 @@ def _is_runnable(workload: Workload[Any], method: InputMethod[Any], left_out: di
 
 
 def measure_in_turn(
-    workload: Workload[Any], methods: Sequence[InputMethod[Any]], repeats: int, deadline: float | None, log: Log
+    workload: Workload[Any], methods: Sequence[InputMethod], repeats: int, deadline: float | None, log: Log
 ) -> tuple[dict[str, list[list[Measurement]]], dict[str, list[list[bool]]], str]:
     """Measure all methods in turn, input by input, until all is done or the time is over.
 
@@ -614,7 +615,7 @@ def measure_in_turn(
     return measured, equal, ""
 
 
-def _measure(workload: Workload[Any], method: InputMethod[Any], index: int) -> Measurement:
+def _measure(workload: Workload[Any], method: InputMethod, index: int) -> Measurement:
     processor = time.process_time()
     call = workload.harness.measure([workload.inputs[index]], method.of(index))
     return replace(call, processor=time.process_time() - processor)
@@ -633,7 +634,7 @@ def _progress(label: str, repeat: int, repeats: int, calls: Mapping[str, Measure
 
 def _report(
     workload: Workload[Any],
-    methods: Sequence[InputMethod[Any]],
+    methods: Sequence[InputMethod],
     measured: Mapping[str, Sequence[Sequence[Measurement]]],
     equal: Mapping[str, Sequence[Sequence[bool]]],
     left_out: Mapping[str, str],
@@ -646,7 +647,7 @@ def _report(
     same = {method: [all(runs) for runs in inputs] for method, inputs in equal.items()}
     timings = MethodTimings(measured, same)
     reasons, differing = dict(left_out), dict[str, str]()
-    shown: list[InputMethod[Any]] = []
+    shown: list[InputMethod] = []
     for method in methods:
         wrong = same[method.name].count(False)
         if method.is_ours and wrong:
@@ -679,7 +680,7 @@ def _report(
     return BenchRun((report,), differing)
 
 
-def _row(method: InputMethod[Any], measured: Sequence[Sequence[Measurement]], equal: Sequence[bool]) -> MethodRow:
+def _row(method: InputMethod, measured: Sequence[Sequence[Measurement]], equal: Sequence[bool]) -> MethodRow:
     """Summarise the calls of a method on the inputs where its tokens are equal."""
     inputs = [runs for runs, is_equal in zip(measured, equal, strict=True) if is_equal]
     calls = [run for runs in inputs for run in runs]

@@ -116,7 +116,7 @@ def test_a_smaller_model_is_compared_with_assisted_generation(home: Path, prompt
 def test_recordings_are_drafted_by_heads_and_by_texts(home: Path, recordings: list[Path], tmp_path: Path) -> None:
     for path in recordings:
         (tmp_path / f"{path.stem}.txt").write_text("where is the station", encoding="utf-8")
-    report = only(bench_drafters(home / "whisper", audio=recordings, draft_texts=[tmp_path], **OPTIONS))
+    report = only(bench_drafters(home / "whisper", audio=recordings, draft_text=[tmp_path], **OPTIONS))
     assert names(report) == [
         *("greedy", "plain", "lookup", "recycling", "medusa", f"text {tmp_path.name}"),
         *({"prompt lookup"} - report.not_measured.keys()),
@@ -128,7 +128,7 @@ def test_recordings_are_drafted_by_heads_and_by_texts(home: Path, recordings: li
 @pytest.mark.parametrize("family", sample(("Qwen2Audio", "GraniteSpeech"), ("Qwen2Audio",)))
 def test_audio_language_models_are_measured(family: str, recordings: list[Path], tmp_path: Path) -> None:
     audio_lm_folders.write(family, tmp_path / "hearing")
-    report = only(bench_drafters(tmp_path / "hearing", audio=recordings, draft_texts=[], **OPTIONS))
+    report = only(bench_drafters(tmp_path / "hearing", audio=recordings, **OPTIONS))
     assert names(report)[:4] == ["greedy", "plain", "lookup", "recycling"]
     assert {row.equal for row in report.methods[:4]} == {2}
     assert report.bench == "drafters-audio"
@@ -186,19 +186,20 @@ def test_a_time_limit_keeps_what_was_measured(home: Path, prompts: Path, monkeyp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drafts": ["lokup"]}, "`draft` must be one of lookup.*Did you mean 'lookup'"),
-        ({"drafts": [""]}, "`draft` must be one of"),
-        ({"drafts": ["lookup", "lookup"]}, "`draft` must be different drafters"),
-        ({"drafts": ["eagle"]}, "`draft` must be a folder for eagle"),
-        ({"drafts": ["EMPTY"]}, r"`draft` must be a folder with a drafter's config\.json"),
-        ({"model": "chat", "drafts": ["WIDE"]}, "`model` must have .* channels for this drafter"),
+        ({"draft": ["lokup"]}, "`draft` must be one of lookup.*Did you mean 'lookup'"),
+        ({"draft": [""]}, "`draft` must be one of"),
+        ({"draft": ["lookup", "lookup"]}, "`draft` must be different drafters"),
+        ({"draft": ["eagle"]}, "`draft` must be a folder for eagle"),
+        ({"draft": ["EMPTY"]}, r"`draft` must be a folder with a drafter's config\.json"),
+        ({"model": "chat", "draft": ["WIDE"]}, "`model` must have .* channels for this drafter"),
         ({"model": "eagle3"}, "`model` must be a language model"),
         ({"data": "EMPTY/none.txt"}, "`data`"),
         ({"images": "EMPTY"}, "`images` must be for a model that reads it"),
-        ({"draft_models": ["whisper-tiny.en"]}, "must be for recordings"),
+        ({"draft_model": ["whisper-tiny.en"]}, "must be for recordings"),
+        ({"model": "whisper", "draft_model": ["nowhere"]}, "must be"),
         ({"model": "whisper", "data": "EMPTY/none.txt"}, "Give `audio` instead"),
         ({"model": "whisper", "audio": [Path("none.wav")]}, "`audio` must be files"),
-        ({"model": "whisper", "drafts": ["large"]}, "`draft` must have the target's"),
+        ({"model": "whisper", "draft": ["large"]}, "`draft` must have the target's"),
         ({"inner": "lookup"}, "`inner` must be for a smaller model"),
         ({"minutes": 0.0}, "`minutes` must be positive"),
         ({"minutes": float("nan")}, "`minutes`"),
@@ -214,14 +215,14 @@ def test_bad_arguments_are_refused_before_the_model_is_loaded(
     if "inner" not in options:
         for load in ("load_language_model", "load_whisper", "load_vlm"):
             monkeypatch.setattr(drafters, load, lambda *_: pytest.fail("the model was loaded"))
-    if options.get("drafts") == ["WIDE"]:
+    if options.get("draft") == ["WIDE"]:
         wide = tiny_text_folder.write(tmp_path / "large", TEXTS, 0, hidden_size=64)
         save_network(draft_network("eagle3", load_language_model(wide, "cpu").model), tmp_path / "WIDE")
         monkeypatch.setattr(drafters, "load_language_model", lambda *_: pytest.fail("the model was loaded"))
     (tmp_path / "EMPTY").mkdir()
     monkeypatch.chdir(tmp_path)
-    if options.get("drafts") == ["large"]:
-        options = {**options, "drafts": [str(home / "large")]}
+    if options.get("draft") == ["large"]:
+        options = {**options, "draft": [str(home / "large")]}
     given = {**OPTIONS, **options}
     with pytest.raises(InputError, match=message):
         bench_drafters(home / given.pop("model", "large"), **given)
