@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.steps import Round, Steps
+from mmdec.core.steps import Compute, PassResult, Round, Steps
 from mmdec.core.timing import Stopwatch
 from mmdec.core.tree import bool_list
 from mmdec.generation.decoding_run import DecodingRun
@@ -76,10 +76,19 @@ class StockRun(DecodingRun):
         return self._result
 
     def _run(self) -> Steps[Any]:
+        loop: PassResult = yield Compute(self._model.device, self._sample)
+        yield from loop.value
+
+    def _sample(self) -> list[Round]:
+        """Run transformers' loop, and return its rounds."""
         record = _RoundRecorder(self._criteria, self._ids, self._model.device)
         random: Any = torch.random  # typed as `Any`, because `torch.random` has no types
         gpus = [self._ids.device] if self._ids.device.type == "cuda" else []
-        with torch.no_grad(), random.fork_rng(gpus, enabled=self._seed is not None):
+        with (
+            torch.inference_mode(False),  # the caller may go on with the output, which transformers makes so, too
+            torch.no_grad(),
+            random.fork_rng(gpus, enabled=self._seed is not None),
+        ):
             if self._seed is not None:
                 random.manual_seed(self._seed)
             self._result = self._model._sample(  # type: ignore[operator] # from a mixin
@@ -89,7 +98,7 @@ class StockRun(DecodingRun):
                 generation_config=self._config,
                 **self._inputs,
             )
-        yield from record.rounds
+        return record.rounds
 
 
 @final

@@ -228,6 +228,25 @@ def test_rounds_of_several_questions_name_each_by_its_place(vlm: LoadedVlm) -> N
         assert "".join(text for row, _, text in heard if row == index).strip() == (out.text if out else "")
 
 
+def test_seconds_of_transformers_loop_are_counted_once(vlm: LoadedVlm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that moves in the model's passes alone."""
+    now = 0.0
+
+    def move(*_: Any) -> None:
+        nonlocal now
+        now += 1.0
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr("mmdec.generation.speculation.siblings_change_logits", lambda *_: True)
+    hook = vlm.model.register_forward_hook(move)
+    try:
+        answers = mmdec.describe([pixels(6), pixels(7)], QUESTION, model=vlm, max_new_tokens=6, drafter=None)
+    finally:
+        hook.remove()
+    assert sum(answer.timings["total"] for answer in answers) == pytest.approx(now)
+    assert now == max(answer.rounds for answer in answers)
+
+
 def test_stream_takes_what_the_processor_gives(vlm: LoadedVlm) -> None:
     text = vlm.processor.apply_chat_template(
         [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}],

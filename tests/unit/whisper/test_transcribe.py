@@ -262,6 +262,24 @@ def test_the_note_on_a_cut_text_keeps_the_advice(whisper: LoadedWhisper, monkeyp
     assert out.note == "cut at 5 tokens; set max_new_tokens; use another model"
 
 
+def test_seconds_of_transformers_loop_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that moves in the model's passes alone."""
+    model = load_audio_lm(hearing_folders.write("Qwen2Audio", tmp_path / "heard"))
+    now = 0.0
+
+    def move(*_: Any) -> None:
+        nonlocal now
+        now += 1.0
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr("mmdec.generation.speculation.siblings_change_logits", lambda *_: True)
+    model.model.register_forward_hook(move)
+    sounds = [buzz(0.7), buzz(0.9, 1)]
+    texts = mmdec.transcribe(sounds, sample_rate=RATE, model=model, drafter=None, max_new_tokens=6)
+    assert sum(text.timings["total"] for text in texts) == pytest.approx(now)
+    assert now == max(text.rounds for text in texts)
+
+
 def test_an_audio_language_model_has_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmdec.tasks.usage.CUT_CONFIDENCE", 0.0)
     model = load_audio_lm(hearing_folders.write("Qwen2Audio", tmp_path / "heard"))
