@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Protocol, cast, final
 
 from torch import Tensor
 
@@ -32,7 +32,7 @@ from mmdec.serving.dialogue import Dialogue
 from mmdec.serving.job import Job
 from mmdec.targets.ropes import max_positions
 from mmdec.tasks.confidence import read_calibrations
-from mmdec.tasks.generate_options import length_errors
+from mmdec.tasks.generate_options import length_errors, with_length
 from mmdec.tasks.inputs import describe_silence
 from mmdec.tasks.options import option_names
 from mmdec.tasks.scheduler_thread import DecodingStopped, Priority
@@ -61,6 +61,18 @@ class EngineOptions:
 
 
 @final
+@dataclass(frozen=True)
+class SpeechInputs:
+    """A recording to transcribe, read and checked."""
+
+    samples: Tensor  # (T,), 16 kHz
+    options: Mapping[str, Any]  # for `mmdec.transcribe`
+    # what an audio language model reads; None for silence, which is not decoded, and for Whisper
+    inputs: Mapping[str, Any] | None = None
+    tokens: int = 0  # that its cache may come to hold; Whisper's caches are small and not counted
+
+
+@final
 class TranscriptionEngine:
     """The engine for transcription."""
 
@@ -74,28 +86,46 @@ class TranscriptionEngine:
         """Whether the model can translate into English."""
         return not isinstance(self.loaded, LoadedAudioLm) and can_translate(self.loaded.model.generation_config)
 
-    def job(self, samples: Any, **options: Any) -> Job:
-        """Make a job of 16 kHz samples (T,).
+    def read_speech(self, samples: Any, **options: Any) -> SpeechInputs:
+        """Check a recording and its options, and make what an audio language model reads.
 
         Args:
+            samples: 16 kHz samples (T,).
             options: For `mmdec.transcribe`; an option that is None is left out.
 
         Raises:
-            InputError: For a wrong option.
+            InputError: For a wrong option, or a recording that the model does not take.
         """
         options = {name: value for name, value in options.items() if value is not None}
         chosen = TranscribeOptions.of(options).changed()
-        if isinstance(self.loaded, LoadedAudioLm):  # without `do_sample`, the model's settings would decide it
-            chosen["do_sample"] = "temperature" in chosen
+        loaded = self.loaded
+        if not isinstance(loaded, LoadedAudioLm):
+            return SpeechInputs(samples, chosen)
+        chosen["do_sample"] = "temperature" in chosen  # otherwise the model's settings would decide it
+        request = transcription_request(loaded, TranscribeOptions.of(chosen), 1)
+        assert isinstance(request, AudioLmRequest)
+        if describe_silence(request.check(samples)):
+            return SpeechInputs(samples, chosen)  # it is not decoded
+        inputs = request.inputs({0: samples})
+        length = {"max_new_tokens": cast(Any, loaded.model.generation_config).max_new_tokens}
+        length |= with_length(request.options, loaded.model)
+        return SpeechInputs(
+            samples, chosen, inputs, _cache_tokens(loaded.model, int(inputs["input_ids"].shape[1]), length)
+        )
+
+    def job(self, speech: SpeechInputs) -> Job:
+        """Make a job of a recording that `read_speech` has read."""
         # The lock of the model is held while its rows run. A call that changes the model to compute the times of words
         # takes it itself.
         loaded = self.loaded
         shares = (
-            isinstance(loaded, LoadedAudioLm) or chosen.get("timestamps") != "word" or can_use_eager_copy(loaded.model)
+            isinstance(loaded, LoadedAudioLm)
+            or speech.options.get("timestamps") != "word"
+            or can_use_eager_copy(loaded.model)
         )
         models = (self.loaded.model,) if shares else ()
-        steps = partial(self._steps, samples=samples, options=chosen)
-        return Job(self, steps, models, priority=Priority.JOB, seconds=len(samples) / RATE)
+        steps, seconds = partial(self._steps, speech=speech), len(speech.samples) / RATE
+        return Job(self, steps, models, speech.tokens, priority=Priority.JOB, seconds=seconds)
 
     def live(self, **options: Any) -> LiveTranscriber:
         """Make a live transcriber.
@@ -109,8 +139,9 @@ class TranscriptionEngine:
         shared = self._options
         return LiveTranscriber(model=self.loaded, threads=shared.threads, statistics=shared.statistics, **options)
 
-    def _steps(self, job: Job, samples: Any, options: Mapping[str, Any]) -> Steps[Any]:
+    def _steps(self, job: Job, speech: SpeechInputs) -> Steps[Any]:
         """Transcribe a recording. If it cannot join a batch, it is one computation."""
+        samples = speech.samples
         # Text is streamed only if it cannot change later. It can change in two cases: windows of a long recording may
         # be decoded again from the last timestamp; the output of Qwen3-ASR begins with the name of the language.
         extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
@@ -127,12 +158,12 @@ class TranscriptionEngine:
                 if piece := deltas.next_delta(text):
                     job.put_event("text", piece)
 
-        call_options = {**options, "on_round": on_round, "statistics": self._options.statistics}
+        call_options = {**speech.options, "on_round": on_round, "statistics": self._options.statistics}
         result: mmdec.Transcript
         if job.models:
             request = transcription_request(self.loaded, TranscribeOptions.of(call_options), 1)
             if isinstance(request, AudioLmRequest):
-                result = yield from recording_steps(request, request.check(samples))
+                result = yield from recording_steps(request, samples, speech.inputs)
             else:
                 result = yield from transcription_steps(request, request.check(samples))
         else:

@@ -81,13 +81,15 @@ async def transcriptions(
     timed = {*filter(None, granularities or ())} or {"segment"} if kind in TIMED else set()
     recording = await _read(server, file, strict, silence=True)
     timestamps = "word" if "word" in timed else "segment" if timed else None
-    job = engine.job(
+    read = partial(
+        engine.read_speech,
         recording.samples,
         language=language,
         prompt=prompt,
         temperature=temperature or None,
         timestamps=timestamps,
     )
+    job = engine.job(await server.read(read))
     if stream:
         if kind not in ("json", "text"):
             raise ApiError(400, "`stream` must be left out for a format with times.", param="stream")
@@ -131,13 +133,15 @@ async def translations(
         )
     timed = {"segment"} if kind in TIMED else set[str]()
     recording = await _read(server, file, strict, silence=True)
-    job = engine.job(
+    read = partial(
+        engine.read_speech,
         recording.samples,
         task="translate",
         prompt=prompt,
         temperature=temperature or None,
         timestamps="segment" if timed else None,
     )
+    job = engine.job(await server.read(read))
     result = with_note(await server.result(request, job), recording.note)
     return _format_response(result, kind, "translate", timed, temperature or 0.0)
 

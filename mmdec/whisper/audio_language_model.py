@@ -187,10 +187,15 @@ def transcribe_with_audio_lm(
     return transcripts
 
 
-def recording_steps(request: AudioLmRequest, samples: Tensor) -> Steps[Transcript]:
+def recording_steps(
+    request: AudioLmRequest, samples: Tensor, inputs: Mapping[str, Any] | None = None
+) -> Steps[Transcript]:
     """Transcribe one recording (T,) as a generator of passes, for a scheduler that decodes other requests, too.
 
     The caller holds the locks of the model and of the drafter's networks.
+
+    Args:
+        inputs: What `request.inputs` has made of it; None: it is made here.
 
     Returns:
         The `Transcript`.
@@ -200,27 +205,31 @@ def recording_steps(request: AudioLmRequest, samples: Tensor) -> Steps[Transcrip
     """
     errors = dict[int, InputError]()
     silent = silent_transcripts(request.languages, {0: samples})
-    transcripts: dict[int, Transcript] = silent or (yield from _group_steps(request, {0: samples}, errors))
+    transcripts: dict[int, Transcript] = silent or (yield from _group_steps(request, {0: samples}, errors, inputs))
     for error in errors.values():
         raise error
     return transcripts[0]
 
 
 def _group_steps(
-    request: AudioLmRequest, samples: Mapping[int, Tensor], errors: dict[int, InputError]
+    request: AudioLmRequest,
+    samples: Mapping[int, Tensor],
+    errors: dict[int, InputError],
+    inputs: Mapping[str, Any] | None = None,
 ) -> Steps[dict[int, Transcript]]:
     """Transcribe recordings, whose prompts are read in one pass.
 
     Args:
         samples: Index -> 16 kHz samples (T,), not silent.
         errors: Index -> error; recordings that exceed the model's maximum length are added.
+        inputs: What `request.inputs` has made of them; None: it is made here.
 
     Returns:
         Index -> transcript.
     """
     loaded, speculation, indices = request.loaded, request.speculation, [*samples]
     stopwatch = Stopwatch(loaded.model.device)
-    inputs = request.inputs(samples)
+    inputs = request.inputs(samples) if inputs is None else inputs
     rule = "`audio` and `prompt` must take at most the model's {most} positions, the chat template included"
     if long := length_errors(loaded.model, inputs, rule, "Cut the recording."):
         errors |= {indices[row]: error for row, error in long.items()}

@@ -19,7 +19,7 @@ import mmdec
 from mmdec.core.scheduler import Scheduler
 from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.serving.engines import EngineOptions, TranscriptionEngine
-from mmdec.serving.server import confidence_warning
+from mmdec.serving.server import ServerLimits, confidence_warning
 from tests.conftest import RATE, buzz
 from tests.support.audio_lm_folders import write
 from tests.support.running_servers import as_wav, events, finished, served, until, wav
@@ -128,13 +128,42 @@ def test_a_temperature_samples_where_a_language_model_hears(tmp_path: Path) -> N
 
     async def heard(**asked: Any) -> list[int]:
         torch.manual_seed(1)
-        job, scheduler = engine.job(samples, max_new_tokens=12, **asked), Scheduler()
+        job, scheduler = engine.job(engine.read_speech(samples, max_new_tokens=12, **asked)), Scheduler()
         task = scheduler.add(job.steps(job))
         scheduler.run()
         return task.result.tokens
 
     assert finished(heard(temperature=1.0)) == wanted
     assert finished(heard()) == mmdec.transcribe(samples, do_sample=False, **options).tokens != wanted
+
+
+def test_recordings_of_an_audio_language_model_count_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_audio_lm(write("Qwen2Audio", tmp_path / "heard"))
+    monkeypatch.setattr(loaded.model.generation_config, "max_new_tokens", 12)
+    engine, sound = TranscriptionEngine(loaded, EngineOptions(threads=1)), wav(0.7)
+    samples = torch.from_numpy(buzz(0.7))
+    tokens = loaded.inputs([samples])["input_ids"].shape[1] + 12
+    assert engine.read_speech(samples).tokens == tokens
+    assert engine.read_speech(torch.zeros(RATE)).tokens == 0  # silence is not decoded
+    with served({"hears": engine}, ServerLimits(cache=tokens - 1)) as (client, _):
+        for form in ({}, {"stream": "true"}):
+            refused = post(client, TRANSCRIBE, sound, **form)
+            assert refused.status_code == 400
+            message = refused.json()["error"]["message"]
+            assert f"at most {tokens - 1} tokens" in message
+            assert f"take up {tokens}." in message
+    for cache, together in ((2 * tokens - 1, False), (2 * tokens, True)):
+        with served({"hears": engine}, ServerLimits(cache=cache)) as (client, server), ThreadPoolExecutor(2) as pool:
+            with mmdec.model_lock(loaded.model).write():
+                texts = [pool.submit(post, client, TRANSCRIBE, sound) for _ in range(2)]
+                until(lambda: server.load()["hears"].waiting == 2)
+            assert len({text.result().json()["text"] for text in texts}) == 1
+            values = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines())
+            rows = "mmdec_batch_rows"
+            single = values[f'{rows}_bucket{{model="hears",le="1"}}'] == values[f'{rows}_count{{model="hears"}}']
+            assert single != together
 
 
 def test_recordings_that_come_together_get_their_own_text(client: httpx.Client, folder: Path) -> None:
