@@ -3,13 +3,17 @@ family's processor."""
 
 from __future__ import annotations
 
+import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+import soundfile
 import torch
 from typer.testing import CliRunner
 
@@ -19,7 +23,10 @@ from mmdec.core.loop import Round
 from mmdec.errors import InputError
 from mmdec.io.audio.files import save_audio
 from mmdec.pretrained.audio_lm import LoadedAudioLm, load_audio_lm
+from mmdec.serving.engines import EngineOptions, TranscriptionEngine
+from mmdec.serving.server import ServerLimits
 from tests.support.audio_lm_folders import FAMILIES, RATE, voxtral, write
+from tests.support.running_servers import served, until
 from tests.support.vision_drafters import DRAFTERS
 
 LENGTHS = (9000, 16000, 12345, 31000)  # samples; windows have 32000
@@ -110,6 +117,31 @@ def test_options_of_generate_keep_their_meaning(loaded_model: LoadedAudioLm, sou
     sampled = mmdec.transcribe(sounds[0], model=loaded_model, drafter="lookup", do_sample=True, **OPTIONS)
     torch.manual_seed(3)
     assert sampled.tokens == stock(loaded_model, sounds[:1], do_sample=True)[0]
+
+
+def test_requests_of_a_server_get_the_texts_of_generate(
+    loaded_model: LoadedAudioLm, sounds: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five recordings come at once, for three rows, so that some join a running batch."""
+    monkeypatch.setattr(loaded_model.model.generation_config, "max_new_tokens", 14)
+    engine, come = TranscriptionEngine(loaded_model, EngineOptions(threads=1)), [*sounds, sounds[0]]
+    decode = loaded_model.tokenizer.decode
+    expected = [decode(stock(loaded_model, [each])[0], skip_special_tokens=True) for each in come]
+
+    def post(client: httpx.Client, sound: np.ndarray) -> str:
+        file = io.BytesIO()
+        soundfile.write(file, sound, RATE, format="WAV", subtype="FLOAT")
+        return client.post("/v1/audio/transcriptions", files={"file": ("a.wav", file.getvalue())}).json()["text"]
+
+    with served({"hears": engine}, ServerLimits(rows=3)) as (client, server), ThreadPoolExecutor(len(come)) as pool:
+        with mmdec.model_lock(loaded_model.model).write():
+            texts = [pool.submit(post, client, sound) for sound in come]
+            until(lambda: server.load()["hears"].waiting == len(come))
+        processor: Any = loaded_model.processor
+        if hasattr(processor, "parse_output"):
+            expected = [processor.parse_output(text.strip())["transcription"] for text in expected]
+        assert [text.result() for text in texts] == [text.strip() for text in expected]
+    assert len(set(expected)) > 1
 
 
 def test_listeners_are_called_for_every_recording(loaded_model: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
