@@ -112,7 +112,8 @@ def decode_all(
             return report(0, failure_message(error))
         for index, one in enumerate(inputs):
             if index not in reported:
-                report(index, *decode_each([one], lambda batch: call(batch, lambda *_: None)))  # type: ignore[arg-type]
+                result = decode_each([one], lambda batch: call(batch, lambda *_: None))  # type: ignore[arg-type] # of a list: a list
+                report(index, *result)
 
 
 def _say(name: str, message: str) -> None:
