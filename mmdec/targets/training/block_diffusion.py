@@ -91,7 +91,7 @@ class BlockDiffusionModule(RecipeModule):
         else:
             self.model = AutoModelForCausalLM.from_pretrained(self.options.start, dtype=torch.float32)
             self.model.resize_token_embeddings(len(units), mean_resizing=False)
-        check_canvas_model(self.model)
+        check_canvas_model(self.model.train())
         self.layout = CanvasLayout(self.options.visible, self.options.block_length, units.index(MASK))
         config: Any = self.model.config
         config.mask_token_id, config.block_length = self.layout.mask_token, self.layout.block_length
