@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
+from transformers import DiffusionGemmaForBlockDiffusion, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from mmdec.errors import InputError
 from mmdec.targets.canvas import CanvasLayout, check_canvas_model, open_session
@@ -102,4 +102,10 @@ def test_attention_without_masks_of_ones_own_is_refused() -> None:
     model = language_model("llama")
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(InputError, match=r"`attn_implementation` must be.*flash_attention_2"):
+        check_canvas_model(model)
+
+
+def test_diffusion_gemma_is_refused_with_the_reason() -> None:
+    model = DiffusionGemmaForBlockDiffusion.__new__(DiffusionGemmaForBlockDiffusion)  # without its 26 billion weights
+    with pytest.raises(InputError, match=r"reads the logits of the step before.*Call `model.generate`"):
         check_canvas_model(model)
