@@ -22,7 +22,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
-from mmdec.core.steps import Compute, Pass, PassResult, Prefill, Round, Score, Steps, run_pass, time_pass
+from mmdec.core.steps import Compute, PassRequest, PassResult, Prefill, Round, Score, Steps, run_pass, time_pass
 from mmdec.errors import InputError
 from mmdec.types import SharedPassTarget
 
@@ -70,7 +70,7 @@ class Task:
     error: BaseException | None = None
     result: Any = None  # what the generator returned
     done: bool = False
-    pending: Pass | None = field(default=None, repr=False)  # the pass that it waits for
+    pending: PassRequest | None = field(default=None, repr=False)  # the pass that it waits for
     pieces: Iterator[Any] | None = field(default=None, repr=False)  # the pass over the prompt, while it is under way
     spent: tuple[float, float] = (0.0, 0.0)  # wall-clock and CPU seconds of the prompt's pieces so far
 

@@ -92,10 +92,10 @@ class PassResult:
     columns: int = 0  # number of nodes that the pass computed for each row, padding included; 0: those of the draft
 
 
-Pass = Prefill | Score | Compute
+PassRequest = Prefill | Score | Compute
 T = TypeVar("T")
 # A decoding: asks for passes, which are answered by `send`, yields rounds, which are not, and returns its result.
-Steps: TypeAlias = Generator[Pass | Round, PassResult | None, T]
+Steps: TypeAlias = Generator[PassRequest | Round, PassResult | None, T]
 
 
 def compute_value(device: torch.device, function: Callable[[], Any], stage: str) -> Steps[Any]:
@@ -127,7 +127,7 @@ def run_alone(steps: Steps[Any]) -> Iterator[Round]:
         steps.close()
 
 
-def resume(steps: Steps[Any], result: PassResult | None = None) -> Pass | Round | None:
+def resume(steps: Steps[Any], result: PassResult | None = None) -> PassRequest | Round | None:
     """Continue a decoding with the result of the pass that it has asked for.
 
     Args:
@@ -195,7 +195,7 @@ class pass_stop_iteration(AbstractContextManager[None]):  # used as a function
             raise error.__cause__
 
 
-def run_pass(request: Pass) -> PassResult:
+def run_pass(request: PassRequest) -> PassResult:
     """Run one pass for one decoding."""
     return time_pass(request.device, request.compute)
 

@@ -321,7 +321,7 @@ def chain_rounds(right: Sequence[Tensor], length: int) -> int:
     return rounds
 
 
-Model = LoadedLanguageModel | LoadedVlm
+ExaminedModel = LoadedLanguageModel | LoadedVlm
 
 BEGINNINGS = (  # for models without a chat template, which continue a text
     "Once upon a time, there was a little girl who",
@@ -359,7 +359,7 @@ class DoctorPrompt:
 
 def load_target(
     model: str | os.PathLike[str], device: str | torch.device | None = None, dtype: torch.dtype = torch.float32
-) -> Model:
+) -> ExaminedModel:
     """Load a language model with its tokenizer, or a model that reads images with its processor.
 
     Args:
@@ -397,12 +397,12 @@ def read_prompts(path: Path, limit: int | None) -> list[DoctorPrompt]:
     ]
 
 
-def has_template(model: Model) -> bool:
+def has_template(model: ExaminedModel) -> bool:
     """Return whether the model has a chat template."""
     return isinstance(model, LoadedVlm) or bool(getattr(model.tokenizer, "chat_template", None))
 
 
-def make_inputs(model: Model, prompt: DoctorPrompt, template: bool) -> dict[str, Any]:
+def make_inputs(model: ExaminedModel, prompt: DoctorPrompt, template: bool) -> dict[str, Any]:
     """Make the model's inputs for a prompt, a batch of one.
 
     Args:

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from mmdec.doctor import searches
 from mmdec.doctor.answers import (
     DoctorPrompt,
-    Model,
+    ExaminedModel,
     NetworkRun,
     OwnText,
     answer_prompt,
@@ -129,7 +129,7 @@ class Examination:
 
 def examine(
     drafter: str | Path,
-    model: Model,
+    model: ExaminedModel,
     prompts: Sequence[DoctorPrompt],
     *,
     template: bool = True,
@@ -253,7 +253,7 @@ class _Conventions:
 def _examine_conventions(
     run: NetworkRun | None,
     folder: CheckpointFolder,
-    model: Model,
+    model: ExaminedModel,
     drafter: Drafter,
     texts: Sequence[OwnText],
     pairs: Sequence[tuple[OwnText, OwnText]],

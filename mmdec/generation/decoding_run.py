@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from mmdec.core.sampling import Sequences
 from mmdec.core.steps import Round, Steps, run_alone
 from mmdec.generation.hf_bridge import OutputRecorder, setting
-from mmdec.targets.hf_target import HfTarget, Output
+from mmdec.targets.hf_target import GenerateOutput, HfTarget
 
 
 class DecodingRun(ABC):
@@ -38,7 +38,7 @@ class DecodingRun(ABC):
         """The prompts with their new tokens (B, L); complete once all rounds were iterated."""
 
     @abstractmethod
-    def output(self, config: GenerationConfig) -> Tensor | Output:
+    def output(self, config: GenerationConfig) -> Tensor | GenerateOutput:
         """Return what `model.generate` returns: sequences (B, L), or an output object if `config` asks for one.
 
         Call it once all rounds were iterated.
@@ -73,7 +73,7 @@ class SpeculativeRun(DecodingRun):
     def sequences(self) -> Tensor:
         return self.text.padded_ids(self.pad)
 
-    def output(self, config: GenerationConfig) -> Tensor | Output:
+    def output(self, config: GenerationConfig) -> Tensor | GenerateOutput:
         sequences = self.sequences
         if not setting(config, "return_dict_in_generate"):
             return sequences

@@ -40,8 +40,8 @@ from mmdec.generation.hf_bridge import keeps_state
 from mmdec.generation.inputs import (
     MAX_SEQUENCES,
     check_options,
+    generate_option_names,
     heal_tokens,
-    option_names,
     prompt_inputs,
     tokenizer_options,
 )
@@ -460,7 +460,7 @@ def prepare_run(
     except PASSED_ON:
         raise
     except Exception as error:  # from transformers' preparation, which may raise anything
-        raise options_error(names, error, {*option_names(model), *signature(generate).parameters}) from error
+        raise options_error(names, error, {*generate_option_names(model), *signature(generate).parameters}) from error
     return cast(DecodingRun, run)
 
 

@@ -45,7 +45,7 @@ from mmdec.core.sampling import (
 from mmdec.core.tree import int_list
 from mmdec.errors import InputError
 from mmdec.generation.recorders import BatchCollector, ScoreRecorder
-from mmdec.targets.hf_target import HfTarget, Output
+from mmdec.targets.hf_target import GenerateOutput, HfTarget
 
 # A caller sets this attribute to True on a processor, criterion or function whose result for a row depends only on that
 # row: then drafts are possible in a batch.
@@ -294,7 +294,7 @@ class OutputRecorder:
         sequences: Tensor,
         lengths: list[int],
         config: GenerationConfig,
-    ) -> Output:
+    ) -> GenerateOutput:
         """Make transformers' output object.
 
         Scores after a batch row's end are zeros.

@@ -179,7 +179,7 @@ def heal_tokens(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokeni
     return healed
 
 
-def option_names(model: PreTrainedModel) -> set[str]:
+def generate_option_names(model: PreTrainedModel) -> set[str]:
     """Return the names of all arguments of `model.generate`: its own, generation settings, and the model's inputs."""
     functions: tuple[Any, ...] = (model.generate, model.prepare_inputs_for_generation, model.forward)
     parameters = {name for function in functions for name in signature(function).parameters}

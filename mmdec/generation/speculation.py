@@ -56,7 +56,7 @@ from mmdec.generation.hf_bridge import (
 )
 from mmdec.generation.model_lock import reading
 from mmdec.generation.stock_run import StockRun
-from mmdec.targets.hf_target import HfTarget, Output
+from mmdec.targets.hf_target import GenerateOutput, HfTarget
 from mmdec.targets.quantization_check import siblings_change_logits
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter
@@ -160,7 +160,7 @@ class Speculation:
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-    ) -> Tensor | Output:
+    ) -> Tensor | GenerateOutput:
         """Decode. transformers calls this with what `model.generate` has prepared.
 
         Args:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar, final
 
-Model = TypeVar("Model")
+Loaded = TypeVar("Loaded")
 
 
 @final
@@ -40,23 +40,23 @@ def _modified_ns(file: Path) -> int:
 
 
 @final
-class LoadedModels(Generic[Model]):
+class LoadedModels(Generic[Loaded]):
     """A thread-safe cache of loaded models, which holds only one version of each model's files. Threads that ask for
     the same model wait until it is loaded."""
 
     def __init__(self) -> None:
         # key without file times -> (key with file times, model)
-        self._models: dict[Hashable, tuple[Hashable, Model]] = {}
+        self._models: dict[Hashable, tuple[Hashable, Loaded]] = {}
         self._lock = threading.RLock()
 
-    def __reduce__(self) -> tuple[type[LoadedModels[Model]], tuple[()]]:
+    def __reduce__(self) -> tuple[type[LoadedModels[Loaded]], tuple[()]]:
         """Copy or pickle the cache as an empty one.
 
         A lock cannot be copied, and the models would be in memory twice.
         """
         return LoadedModels, ()
 
-    def get(self, key: Hashable, read: Callable[[], Model]) -> Model:
+    def get(self, key: Hashable, read: Callable[[], Loaded]) -> Loaded:
         """Return the model with this key. If it is missing, call `read` to load it; a model that was loaded from an
         earlier version of the same files is dropped first."""
         place = _without_versions(key)

@@ -13,7 +13,7 @@ from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.io.images import ImageSource, read_image
 from mmdec.pretrained.vlm import LoadedVlm
-from mmdec.vision.describe import Message, Question, checked_inputs, render_chat
+from mmdec.vision.describe import Question, VlmMessage, checked_inputs, render_chat
 
 # maximum pixels of a picture from an untrusted client; a larger JPEG is decoded at a smaller size
 MAX_PIXELS = 8_000_000
@@ -30,7 +30,7 @@ class Dialogue:
     seconds: float  # that reading took
 
     @classmethod
-    def of(cls, vlm: LoadedVlm, messages: Sequence[Message], images: Sequence[ImageSource] = ()) -> Dialogue:
+    def of(cls, vlm: LoadedVlm, messages: Sequence[VlmMessage], images: Sequence[ImageSource] = ()) -> Dialogue:
         """Read and check a dialogue.
 
         Args:
@@ -47,7 +47,7 @@ class Dialogue:
         return cls(question, inputs, int(inputs["attention_mask"].sum()), stopwatch.lap())
 
 
-def _render_dialogue(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
+def _render_dialogue(vlm: LoadedVlm, messages: Sequence[VlmMessage]) -> str:
     """Write a dialogue as text by the chat template.
 
     Raises:

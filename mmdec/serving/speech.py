@@ -43,8 +43,8 @@ async def check_fields(request: Request) -> None:
 
 router = APIRouter(prefix="/v1/audio", dependencies=[Depends(check_fields)])
 Nullable = BeforeValidator(lambda value: None if value in NULL else value)
-Kind = Literal["json", "verbose_json", "text", "srt", "vtt"]
-Format = Annotated[Kind | None, Nullable, Form(description="Default: json.")]
+ResponseFormat = Literal["json", "verbose_json", "text", "srt", "vtt"]
+Format = Annotated[ResponseFormat | None, Nullable, Form(description="Default: json.")]
 TIMED = ("verbose_json", "srt", "vtt")
 SOUNDS = {"wav": "audio/wav", "flac": "audio/flac", "ogg": "audio/ogg", "mp3": "audio/mpeg"}
 Recording = Annotated[UploadFile, File(description="wav, flac, ogg, mp3; with PyAV also mp4, m4a, webm.")]
@@ -208,7 +208,9 @@ async def _deltas(server: Server, request: Request, job: Job, note: str) -> Asyn
             yield done | _field(noted) | confidence_warning(value.confidence, value.calibrated)
 
 
-def _format_response(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str], temperature: float) -> Response:
+def _format_response(
+    result: mmdec.Transcript, kind: ResponseFormat, task: str, timed: set[str], temperature: float
+) -> Response:
     """Convert a transcript to a response in one of OpenAI's formats.
 
     Args:

@@ -21,7 +21,7 @@ from mmdec.checks.fingerprint import fingerprint
 from mmdec.errors import InputError
 from mmdec.types import Needs, Target
 
-Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
+GenerateOutput = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 N = TypeVar("N", bound=nn.Module)
 TREE_MASK_ATTENTION = ("sdpa", "eager")  # attention implementations of encoder-decoders that accept tree masks
@@ -124,7 +124,7 @@ class HfTarget(Target, ABC):
         config: GenerationConfig,
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
-    ) -> Output:
+    ) -> GenerateOutput:
         """Make transformers' output object.
 
         Args:

@@ -43,7 +43,7 @@ from mmdec.types import Draft, Scores
 
 # a row reads up to this number of accepted tokens again with a draft, and more of them in an extra pass
 MAX_BACKLOG = 8
-Pass = Callable[[Draft], Scores]
+ScorePass = Callable[[Draft], Scores]
 # least tokens of a scan's chunk on a GPU, because scan kernels there multiply blocks of at least 16
 MIN_SCAN_CHUNK = 16
 STATE_CACHE = "cache_params"  # name of the cache argument of a model without attention before transformers 5.24
@@ -222,7 +222,7 @@ class RecurrentCache:
         self._read: list[list[int]] = []  # for each batch row, the tokens that the last pass read
         self.passes = 0  # number of passes that only read backlogs, without a draft
 
-    def score(self, draft: Draft, rows: RowLayout, run: Pass) -> Scores:
+    def score(self, draft: Draft, rows: RowLayout, run: ScorePass) -> Scores:
         """Return the logits and features after each node of a draft, whose trees must be chains.
 
         Args:
@@ -322,7 +322,7 @@ class RecurrentCache:
         if self.pool is not None:
             self.pool.remove(row, length)
 
-    def _catch_up(self, rows: RowLayout, run: Pass) -> None:
+    def _catch_up(self, rows: RowLayout, run: ScorePass) -> None:
         """Read the beginnings of long backlogs in a pass without a draft.
 
         All rows read the same number of tokens; rows with shorter backlogs keep their backlogs. The number is chosen so
@@ -341,7 +341,7 @@ class RecurrentCache:
     def _device(self) -> torch.device:
         return cast(torch.device, self.states[0].device)
 
-    def _pass(self, tokens: list[list[int]], like: Tensor, run: Pass) -> Scores:
+    def _pass(self, tokens: list[list[int]], like: Tensor, run: ScorePass) -> Scores:
         """Run the model over each batch row's tokens, padded on the right.
 
         Args:

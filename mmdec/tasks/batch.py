@@ -11,7 +11,7 @@ from typing import Generic, TypeVar, final
 
 from mmdec.checks.arguments import check_callable
 from mmdec.errors import BatchError, InputError, without_frames
-from mmdec.tasks.confidence import Output, confidence_error
+from mmdec.tasks.confidence import Confident, confidence_error
 
 Input = TypeVar("Input")  # type of one input as the caller gives it
 ReadInput = TypeVar("ReadInput")
@@ -63,8 +63,8 @@ class InputBatch(Generic[Input]):
         return accepted
 
     def finish(
-        self, results: Mapping[int, Output], least: float | None, arguments: Mapping[int, str] | None = None
-    ) -> Output | list[Output]:
+        self, results: Mapping[int, Confident], least: float | None, arguments: Mapping[int, str] | None = None
+    ) -> Confident | list[Confident]:
         """Reject results of low confidence, and return what the public call returns.
 
         A result of an input with an error is left out.

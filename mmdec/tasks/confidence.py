@@ -48,7 +48,7 @@ class HasConfidence(Protocol):
     def confidence(self) -> float | None: ...
 
 
-Output = TypeVar("Output", bound=HasConfidence)
+Confident = TypeVar("Confident", bound=HasConfidence)
 
 
 def token_evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:

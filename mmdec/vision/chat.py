@@ -28,10 +28,10 @@ from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import AnswerDecoder, Description, DescriptionRequest
 from mmdec.vision.describe import (
     VLM,
-    Message,
     Pictures,
     Prompt,
     Question,
+    VlmMessage,
     check_images,
     model_inputs,
     prompt_errors,
@@ -70,7 +70,7 @@ class Chat:
         self._threads, self._min_confidence = chosen.threads, chosen.min_confidence
         vlm = as_loaded(VLM, chosen)
         self._request = DescriptionRequest.of(vlm, chosen)
-        self._messages: list[Message] = []  # all questions and answers so far
+        self._messages: list[VlmMessage] = []  # all questions and answers so far
         self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
         self._evidence: Evidence = {}  # evidence of the last answer, which covers all pictures so far
         # the ids of all tokens of the dialogue so far, without the end token of the last answer
@@ -81,7 +81,7 @@ class Chat:
         self._lock = threading.Lock()
 
     @property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[VlmMessage]:
         """The messages up to the last answer, in the format of chat templates."""
         return [{**message, "content": list(message["content"])} for message in self._messages]
 
@@ -140,7 +140,7 @@ class Chat:
             self._evidence = answer.evidence
             return answer
 
-    def _inputs(self, question: Question, message: Message) -> dict[str, Any]:
+    def _inputs(self, question: Question, message: VlmMessage) -> dict[str, Any]:
         """Make the model's inputs: token ids of the whole dialogue, and the images of this turn.
 
         Without a cache, they have the images of all turns.
@@ -167,7 +167,7 @@ class Chat:
             inputs |= dict(pixels.to(vlm.model.device, vlm.model.dtype))
         return inputs
 
-    def _turn(self, message: Message) -> str:
+    def _turn(self, message: VlmMessage) -> str:
         """Return the text that the chat template adds for this turn.
 
         It contains the end of the last answer, the new question, and the beginning of the next answer.

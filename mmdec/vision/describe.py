@@ -53,7 +53,7 @@ VLM = TaskLoader(
 Picture = ImageSource | os.PathLike[str]
 Pictures = Picture | tuple[Picture, ...]  # all images of one question
 Prompt = str | tuple[str, ...]
-Message = dict[str, Any]
+VlmMessage = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Question:
         return "image" if self.pictures else "prompt"
 
 
-def user_message(question: Question) -> Message:
+def user_message(question: Question) -> VlmMessage:
     """Make the user's message in the format of chat templates.
 
     Images stand between the texts of a tuple, else all before the text.
@@ -88,7 +88,7 @@ def user_message(question: Question) -> Message:
     return {"role": "user", "content": content}
 
 
-def render_chat(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
+def render_chat(vlm: LoadedVlm, messages: Sequence[VlmMessage]) -> str:
     """Write a dialogue as text by the chat template, up to where the model continues.
 
     Special tokens in the messages are hidden: `model_inputs` reads them as text.
@@ -107,7 +107,7 @@ def render_chat(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
     return text
 
 
-def _hidden(vlm: LoadedVlm, message: Message) -> Message:
+def _hidden(vlm: LoadedVlm, message: VlmMessage) -> VlmMessage:
     texts = iter(vlm.plain.hide([part["text"] for part in message["content"] if part["type"] == "text"]))
     content = [{**part, "text": next(texts)} if part["type"] == "text" else part for part in message["content"]]
     return {**message, "content": content}

@@ -21,7 +21,7 @@ from mmdec.core.steps import Steps, timed, watch
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DraftInput
-from mmdec.generation.generate import option_names, prepare_run
+from mmdec.generation.generate import generate_option_names, prepare_run
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
@@ -249,7 +249,7 @@ def _group_steps(
     except PASSED_ON:
         raise
     except Exception as error:
-        raise options_error(tuple(request.options), error, option_names(loaded.model)) from error
+        raise options_error(tuple(request.options), error, generate_option_names(loaded.model)) from error
 
     def add(round_: Round) -> None:
         for row, index in enumerate(round_.rows):

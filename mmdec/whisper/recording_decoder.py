@@ -20,7 +20,7 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.steps import PassResult, Round, Steps, compute_value, resume, timed
 from mmdec.core.timing import Stopwatch
 from mmdec.generation.drafter_choice import DraftInput
-from mmdec.generation.generate import option_names
+from mmdec.generation.generate import generate_option_names
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.targets.registry import target_of
 from mmdec.tasks.usage import Usage
@@ -130,7 +130,7 @@ class RecordingDecoder:
             # transformers raises ValueError for rejected options, and any exception for wrong types, before the first
             # window
             if isinstance(error, ValueError) or self._is_first_window:
-                raise options_error(request.caller_options, error, option_names(self._model)) from error
+                raise options_error(request.caller_options, error, generate_option_names(self._model)) from error
             raise
         rest = max(seconds - self._meter.loop_seconds, 0.0)
         stopwatch.lap()

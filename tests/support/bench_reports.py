@@ -6,7 +6,17 @@ import json
 from typing import Any
 
 from mmdec.bench.pairing import Group, MethodTimings, PairedTiming
-from mmdec.bench.report import BenchReport, BenchRun, Comparison, Exactness, Kind, MethodRow, Quantity, Spread, to_json
+from mmdec.bench.report import (
+    BenchReport,
+    BenchRun,
+    Comparison,
+    Exactness,
+    InputGroup,
+    MethodRow,
+    Quantity,
+    Spread,
+    to_json,
+)
 from mmdec.evaluation.harness import Measurement
 
 HARDWARE: dict[str, Any] = {
@@ -35,7 +45,7 @@ def compared(
     subject: str,
     baseline: str,
     group: str,
-    kind: Kind,
+    kind: InputGroup,
     decoder: float,
     wall: float,
     tokens: float = 4.2,

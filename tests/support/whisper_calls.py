@@ -13,7 +13,7 @@ from mmdec.core.tree import trees_from_lists
 from mmdec.drafters.ctc.drafter import Ctc
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import Merges, TokenPieces
-from mmdec.drafters.medusa.network import Kind, MedusaConfig, MedusaHeads
+from mmdec.drafters.medusa.network import HeadKind, MedusaConfig, MedusaHeads
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from tests.support.tiny_whisper import (
     EOT,
@@ -75,7 +75,7 @@ MODES = {
 }
 
 
-def heads(kind: Kind, seed: int = 0, **sizes: Any) -> MedusaHeads:
+def heads(kind: HeadKind, seed: int = 0, **sizes: Any) -> MedusaHeads:
     defaults = {"hidden_size": 32, "vocab_size": VOCABULARY, "heads": 4}
     return medusa_heads(MedusaConfig(**{**defaults, **sizes}, **SHAPES[kind]), seed)
 

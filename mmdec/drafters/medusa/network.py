@@ -19,8 +19,8 @@ from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
 
 from mmdec.errors import InputError
 
-Kind = Literal["linear", "block"]
-HEAD_KINDS: tuple[Kind, ...] = ("linear", "block")
+HeadKind = Literal["linear", "block"]
+HEAD_KINDS: tuple[HeadKind, ...] = ("linear", "block")
 KeyValues = tuple[Tensor, Tensor]  # keys and values, each (B, heads, positions, H / heads)
 
 
@@ -30,7 +30,7 @@ class MedusaConfig:
 
     hidden_size: int
     vocab_size: int
-    kind: Kind = "linear"
+    kind: HeadKind = "linear"
     heads: int = 10
     attention_heads: int = 0  # number of attention heads in the extra decoder layer of Medusa-Block
     ffn: int = 0  # inner channels of that layer's feed-forward

@@ -16,7 +16,7 @@ from mmdec.io.images import to_pil
 from mmdec.pretrained.plain_text import PlainText
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.serving.dialogue import Dialogue
-from mmdec.vision.describe import Message, Question, model_inputs, render_chat, user_message
+from mmdec.vision.describe import Question, VlmMessage, model_inputs, render_chat, user_message
 from tests.support import vlm_folders as seeing_folders
 from tests.support.pictures import QUESTION, pixels
 from tests.support.tiny_vlm_folder import llava, qwen
@@ -52,12 +52,12 @@ def special(vlm: LoadedVlm) -> list[str]:
     return [token.content for token in vlm.tokenizer.added_tokens_decoder.values() if token.special]
 
 
-def inputs_of_messages(vlm: LoadedVlm, *messages: Message, count: int = 1) -> dict[str, Any]:
+def inputs_of_messages(vlm: LoadedVlm, *messages: VlmMessage, count: int = 1) -> dict[str, Any]:
     question = Question("", tuple(pixels(seed) for seed in range(count)))
     return model_inputs(vlm, [render_chat(vlm, messages)], [question])
 
 
-def user(vlm: LoadedVlm, text: str) -> Message:
+def user(vlm: LoadedVlm, text: str) -> VlmMessage:
     return user_message(Question(text, (pixels(0),)))
 
 

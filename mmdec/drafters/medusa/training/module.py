@@ -25,7 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.drafters.medusa.checkpoint import load_heads, save_heads
 from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa
-from mmdec.drafters.medusa.network import Kind, MedusaConfig, MedusaHeads
+from mmdec.drafters.medusa.network import HeadKind, MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import LANGUAGE_PLACEHOLDER, HeadBatch, HeadData, decode_greedily, fingerprint
 from mmdec.drafters.medusa.training.simulation import measure, spread
 from mmdec.errors import InputError
@@ -36,7 +36,7 @@ from mmdec.training.stores import EncodedWindows, HiddenStateStore, TokenStore
 
 
 def first_heads(
-    model: WhisperForConditionalGeneration, base: str, kind: Kind, count: int, start: str | None
+    model: WhisperForConditionalGeneration, base: str, kind: HeadKind, count: int, start: str | None
 ) -> MedusaHeads:
     """Return the heads that training begins with.
 
@@ -188,7 +188,7 @@ class MedusaOptions:
             step `decay_from` on, within `decay_steps`.
     """
 
-    kind: Kind = "linear"
+    kind: HeadKind = "linear"
     heads: int = 10
     start: str | None = None
     labels: Literal["own", "truth"] = "own"
