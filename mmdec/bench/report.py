@@ -234,13 +234,13 @@ def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
 
 
 def markdown(run: BenchRun, changes: Changes | None = None) -> str:
-    """Format benchmark results as Markdown, with the same tables as `screen`.
+    """Format benchmark results as Markdown, with the same cells as `screen`; a table may be wider than a screen.
 
     Args:
         changes: Differences from other results.
     """
     lines: list[str] = []
-    for title, head, rows in sections(run, changes):
+    for title, head, rows in sections(run, changes, width=None):
         if head:
             lines += [f"**{_cell(title)}**", "", _line(head), _line(["---", *["---:"] * (len(head) - 1)])]
             lines += [*map(_line, rows), ""]
@@ -249,28 +249,31 @@ def markdown(run: BenchRun, changes: Changes | None = None) -> str:
     return "\n".join(lines)
 
 
-def sections(run: BenchRun, changes: Changes | None = None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+def sections(
+    run: BenchRun, changes: Changes | None = None, width: int | None = TABLE_WIDTH
+) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     """Yield the parts of the output: a title, the headings of the table (() for a list of lines), the rows.
 
     Args:
         changes: Differences from other results; None: none are shown.
+        width: Characters in a line, by which wide tables are cut; None: any number.
     """
     for report in run.reports:
-        yield from _report(report)
+        yield from _report(report, width)
     if changes is not None:
         yield from _changes(changes)
     if run.left_out:
         yield "Left out", (), [(f"{name}: {reason}",) for name, reason in run.left_out.items()]
 
 
-def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+def _report(report: BenchReport, width: int | None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     exact = [(f"{gate.what}: {gate.equal} of {gate.of} equal",) for gate in report.exactness]
     yield report.title, (), [(hardware_line(report.hardware),), *exact]
     pairs: dict[tuple[str, str], list[Comparison]] = {}
     for row in report.comparisons:
         pairs.setdefault((row.subject, row.baseline), []).append(row)
     if report.methods:
-        yield from _methods(report)
+        yield from _methods(report, width)
     else:
         for (subject, baseline), rows in pairs.items():
             timed = {row.timed for row in rows}
@@ -296,9 +299,13 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
         yield "Not measured", (), [(f"{what}: {why}",) for what, why in report.not_measured.items()]
 
 
-def _methods(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    """Yield the tables (title, headings, rows) of a comparison of drafters: what each does, how much faster it is, and
-    its tokens a round by kind of input."""
+def _methods(report: BenchReport, width: int | None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+    """Yield the tables (title, headings, rows) of a comparison of drafters: what each does and how much faster it is,
+    and its tokens a round by kind of input.
+
+    Args:
+        width: Characters in a line; None: the first two tables are one.
+    """
     rows: Rows = [
         (
             row.method,
@@ -312,23 +319,29 @@ def _methods(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]
         for row in report.methods
     ]
     head = ("", "equal", "tokens a round", "drafter", "passes", "s", "CPU s")
-    yield "Tokens a round include the bonus token; quartiles over calls; passes and seconds of a call", head, rows
+    title = "Tokens a round include the bonus token; quartiles over calls; passes and seconds of a call"
+    faster = "Times faster than each column's method: median (quartiles) of pairs of calls"
     cells = {(row.subject, row.baseline, row.timed): _times(row) for row in report.comparisons if row.kind == "all"}
     baselines = [*dict.fromkeys(baseline for _, baseline, _ in cells)]
     clocks = sorted({timed for _, _, timed in cells}, reverse=True)  # the wall clock comes first
     columns = [(timed, baseline) for baseline in baselines for timed in clocks]
     named = [f"{baseline}, CPU" if timed != WALL_CLOCK else baseline for timed, baseline in columns]
-    subjects = [row.method for row in report.methods if any(key[0] == row.method for key in cells)]
-    for some in _chunks(subjects, named, [17] * len(named)):
-        table = [
-            (subject, *(cells.get((subject, columns[at][1], columns[at][0]), "-") for at in some))
-            for subject in subjects
-        ]
-        yield (
-            "Times faster than each column's method: median (quartiles) of pairs of calls",
-            ("", *(named[at] for at in some)),
-            table,
-        )
+    speeds = {
+        row.method: [cells.get((row.method, baseline, timed), "-") for timed, baseline in columns]
+        for row in report.methods
+    }
+    if width is None:
+        wide = [(*row, *speeds[row[0]]) for row in rows]
+        yield f"{title}. {faster}", (*head, *(f"against {name}" for name in named)), wide
+    else:
+        yield title, head, rows
+        subjects = [method for method, found in speeds.items() if any(cell != "-" for cell in found)]
+        for some in _chunks(subjects, named, [17] * len(named), width):
+            yield (
+                faster,
+                ("", *(named[at] for at in some)),
+                [(name, *(speeds[name][at] for at in some)) for name in subjects],
+            )
     by_group = {
         (row.subject, row.group): _number(row.tokens_per_round)
         for row in report.comparisons
@@ -336,24 +349,25 @@ def _methods(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]
     }
     groups = [*dict.fromkeys(group for _, group in by_group)]
     drafting = [row.method for row in report.methods if row.tokens_per_round is not None]
-    for some in _chunks(groups, drafting, [max(map(len, [name, "0.00"])) for name in drafting]):
+    for some in _chunks(groups, drafting, [4] * len(drafting), width):
         table = [(group, *(by_group.get((drafting[at], group), "-") for at in some)) for group in groups]
         yield "Tokens a round by kind", ("", *(drafting[at] for at in some)), table
 
 
-def _chunks(first: Sequence[str], names: Sequence[str], widths: Sequence[int]) -> Iterator[list[int]]:
+def _chunks(first: Sequence[str], names: Sequence[str], widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
     """Yield the indices of the columns of each table, so that none is wider than the screen.
 
     Args:
         first: Cells of the first column.
         names: Headings of the other columns.
         widths: Least width of each of these.
+        most: Characters in a line; None: one table has all columns.
     """
     start = min(max(map(len, first), default=0), MIN_FIRST_COLUMN) + 2
     some, used = list[int](), start
     for at, (name, width) in enumerate(zip(names, widths, strict=True)):
         wide = max(len(name), width) + 2
-        if some and used + wide > TABLE_WIDTH:
+        if some and most is not None and used + wide > most:
             yield some
             some, used = [], start
         some.append(at)
