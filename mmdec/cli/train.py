@@ -40,7 +40,9 @@ def drafter(
         ),
     ],
     output: Annotated[Path, typer.Option(help="Folder of the run; the drafter is in drafter/ there.")],
-    system: Annotated[str, typer.Option(help="eagle3, dflash, eagle, msd, specvlm, vispec or flash.")] = "eagle3",
+    system: Annotated[
+        str, typer.Option(help="eagle3, dflash, eagle, msd, specvlm, vispec, flash or heads.")
+    ] = "eagle3",
     minutes: Annotated[float, typer.Option(min=0.1, max=100_000, help="Time limit in minutes.")] = 30.0,
     images: Annotated[
         Path | None, typer.Option(help="Folder of the pictures that --data names. Default: images/ next to it.")

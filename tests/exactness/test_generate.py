@@ -42,6 +42,9 @@ GRID = {
         "dspark",
         "dflash2",
         "domino",
+        "hydra++",
+        "redrafter",
+        "mlp",
     ],
     "nodes": [None, 0, 1, 5, 24],
     "batch": [1, 2, 5, 8],
@@ -54,6 +57,11 @@ HEADS: dict[str, dict[str, Any]] = {  # drafter -> settings of its head
     "dspark": {"head": "rnn", "head_rank": 8, "from_anchor": True, "confidence": True},
     "dflash2": {"head": "dflash2", "head_rank": 8, "convolution_group": 8},
     "domino": {"head": "domino", "head_rank": 8, "head_state": 12, "plain_prefix": 1, "from_anchor": True},
+}
+STATEFUL: dict[str, dict[str, Any]] = {  # drafter -> settings of heads with a state
+    "hydra++": {"kind": "hydra", "prefix_layer": True, "blocks": 2},
+    "redrafter": {"kind": "recurrent", "lm_heads": "one"},
+    "mlp": {"kind": "mlp", "inner_size": 24, "lm_heads": "each", "heads": 3},
 }
 
 
@@ -72,6 +80,8 @@ def drafter(name: str, target: str) -> Any:
     if name in HEADS:
         block = {"block_size": 6, "mask_token": 3, "num_hidden_layers": 2}
         return tree_growing("dflash", MODELS[target], **block, **HEADS[name])
+    if name in STATEFUL:
+        return tree_growing("heads", MODELS[target], **STATEFUL[name])
     return {"small": SMALL, "self": MODELS[target], "wrong": Wrong()}.get(name, name)
 
 

@@ -140,6 +140,7 @@ RECIPES: dict[str, Callable[[Path], tuple[Options, Options]]] = {
     "vlm_drafters/scenes/flash": drafter("flash", slots=3, latents=2),
     "vlm_drafters/scenes/eagle3": drafter("eagle3", draft_vocab_size=40),
     "vlm_drafters/scenes/dflash": drafter("dflash", num_hidden_layers=2, block_size=4),
+    "vlm_drafters/scenes/heads": drafter("heads", kind="hydra", heads=3),
 }
 QUICK = ("daspeech/phrasebook/units", "ctc/french")
 SIZE = {"batch_size", "batch_states", "batch_pieces", "batch_seconds"}  # of a process's batch

@@ -26,7 +26,7 @@ from tests.support.lightning_warnings import FITTING
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "vlm_drafters"
-SYSTEMS = ("eagle", "msd", "specvlm", "vispec", "flash", "eagle3", "dflash")
+SYSTEMS = ("eagle", "msd", "specvlm", "vispec", "flash", "eagle3", "dflash", "heads")
 SMALL = {
     "eagle": {"intermediate_size": 16},
     "msd": {"intermediate_size": 16},
@@ -35,6 +35,7 @@ SMALL = {
     "flash": {"intermediate_size": 16, "slots": 3, "latents": 2},
     "eagle3": {"intermediate_size": 16, "draft_vocab_size": 40},
     "dflash": {"intermediate_size": 16, "num_hidden_layers": 2, "block_size": 4},
+    "heads": {"kind": "hydra", "heads": 3, "prefix_layer": True},
 }
 FOLDERS = ("librispeech", "mix665k", "ultrachat")
 LARGE = [path for folder in FOLDERS for path in sorted((RECIPES / folder).glob("*.yaml"))]
@@ -100,7 +101,7 @@ def described(base: Path, corpus: Path, drafter: Any) -> list[list[int]]:
 
 
 # "msd" and "eagle" are trained below
-@pytest.mark.parametrize("system", grid.sample(SYSTEMS, ("specvlm", "vispec", "flash", "eagle3", "dflash")))
+@pytest.mark.parametrize("system", grid.sample(SYSTEMS, ("specvlm", "vispec", "flash", "eagle3", "dflash", "heads")))
 def test_each_system_trains_and_decodes_without_loss(system: str, base: Path, corpus: Path, workplace: Path) -> None:
     main(options(f"scenes/{system}", base, corpus))
     run = workplace / "runs" / "vlm_drafters" / system

@@ -112,6 +112,7 @@ DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Any]] = {
     "dflash": lambda model, wanted: network_drafter(
         "dflash", model, block_size=4, mask_token=3, num_hidden_layers=2, positions="temporal"
     ),
+    "heads": lambda model, wanted: network_drafter("heads", model, kind="hydra", heads=3, prefix_layer=True),
     "msd": lambda model, wanted: network_drafter("msd", model),
     "specvlm": lambda model, wanted: network_drafter("specvlm", model, pool_ratio=3, prune_ratio=4),
     "specvlm-concat": lambda model, wanted: network_drafter("specvlm", model, variant="concat"),

@@ -46,7 +46,7 @@ from mmdec.types import Needs
 MAX_LOGITS = 1 << 26  # maximum logits (positions x vocabulary) in memory at a time; more are computed in pieces
 RANKED_TOKENS = 10  # the ListMLE loss compares the order of this many of the target's likeliest tokens
 T = TypeVar("T")
-HEAD_WEIGHT = "lm_head.weight"  # parameter name of a network's LM head, if it has one; AdamW trains it, not Muon
+LM_HEAD = "lm_head"  # beginning of the names of a network's LM heads, if it has any; AdamW trains them, not Muon
 
 
 @dataclass(frozen=True)
@@ -493,7 +493,7 @@ class DraftModule(DrafterModule):
             linear = {id(part.weight) for part in self.network.modules() if isinstance(part, nn.Linear)}
             return MuonAdamW.of(
                 self.network.named_parameters(),
-                lambda name, weight: id(weight) in linear and name != HEAD_WEIGHT,
+                lambda name, weight: id(weight) in linear and not name.startswith(LM_HEAD),
                 options.lr,
                 options.weight_decay,
                 options.betas,

@@ -20,7 +20,8 @@ import yaml
 import mmdec.drafters.dflash.training.module
 import mmdec.drafters.eagle.training.eagle3
 import mmdec.drafters.eagle.training.modules
-import mmdec.drafters.flash.training.module  # noqa: F401 # so that `modules` finds their classes
+import mmdec.drafters.flash.training.module
+import mmdec.drafters.heads.training.module  # noqa: F401 # so that `modules` finds their classes
 from mmdec.checks.arguments import check_choice, check_finite
 from mmdec.checks.files import write_atomically
 from mmdec.drafters.networks.training.data import DraftData

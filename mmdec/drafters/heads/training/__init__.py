@@ -1,0 +1,1 @@
+"""Training of heads on the target's own answers."""

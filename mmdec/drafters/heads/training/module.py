@@ -1,0 +1,167 @@
+"""Training of heads that keep a state: Medusa's, Hydra's, ReDrafter's and MLPSpeculator's, on the target's own answers.
+
+Every token of an answer is a root. The heads read the true answer's tokens, level by level, and the distribution of
+each level is compared with the target's (`token_loss`, as Hydra++ does). Level i predicts the token i + 1 after the
+root.
+
+In shapes: B texts, N tokens of the longest answer, H channels, S channels of a state, P compared states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from mmdec.drafters.heads.network import Heads
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.training.module import (
+    LOSSES,
+    MAX_LOGITS,
+    DraftModule,
+    LossWeights,
+    in_pieces,
+    rank_texts,
+    step_weights,
+    target_states,
+)
+from mmdec.drafters.networks.training.teacher import TargetFeatures
+from mmdec.drafters.networks.training.unroll import UnrollInputs, unroll_steps
+from mmdec.training.callbacks import ESTIMATED_CHAIN_LENGTH
+
+
+@final
+class HeadsModule(DraftModule):
+    """Trains heads of any kind.
+
+    `network: {kind: hydra}` chooses the kind; it may be medusa, hydra, recurrent or mlp. `unroll` is the number of
+    levels of the recurrent kind; the others train all of their `heads`. `unroll_decay` is the loss weight of a level
+    relative to the level above, 0.8 in the papers. LM heads of the network's own begin as the target's.
+
+    Hydra++ is `{kind: hydra, prefix_layer: true, blocks: 4}`. KOALA's deeper heads are `blocks: 2` or 3, Cerberus'
+    sequential knowledge is `previous_head: true`.
+    """
+
+    system: ClassVar[str] = "heads"
+    weights: ClassVar[LossWeights] = LossWeights(features=0.0, tokens=1.0)
+
+    def first_network(self) -> DraftNetwork:
+        network = super().first_network()
+        assert isinstance(network, Heads)
+        if self.options.start is None:
+            start_from_target(network, *self.teacher.head, cast(Any, self.teacher.model.get_input_embeddings()).weight)
+        return network
+
+    @property
+    def depth(self) -> int:
+        """The number of levels, all of which the loss compares."""
+        return cast(Heads, self.network).max_depth or self.options.unroll
+
+    @property
+    def chain(self) -> int:
+        return min(self.options.chain, cast(Heads, self.network).max_depth or self.options.chain)
+
+    def steps(self, columns: UnrollInputs, texts: list[TargetFeatures], count: int) -> list[Tensor]:
+        """Run up to `count` levels, with each answer token as a root.
+
+        Returns:
+            For each level i the states (B, N - i, S). State r belongs to the root r, and predicts answer token r + i +
+            1.
+        """
+        network, embed = cast(Heads, self.network), self.teacher.embed
+        tokens = pad_sequence([torch.tensor(text.answer[:-1]) for text in texts], batch_first=True)
+        tokens = tokens.to(columns.mask.device)
+        length = tokens.shape[1]
+        hidden = columns.features
+        if network.config.prefix_layer:
+            hidden = network.norm(unroll_steps(network, columns, 1)[0])
+        state, states = network.heads.begin(hidden), list[Tensor]()
+        for level in range(min(count, length)):
+            state = network.heads.step(state[:, : length - level], tokens[:, level:], level, embed)
+            states.append(state)
+        return states
+
+    def rank(self, texts: list[TargetFeatures]) -> list[Tensor]:
+        columns = self.columns(texts)
+        length = columns.mask.shape[1]
+        states = self.steps(columns, texts, self.chain)
+        return rank_texts(columns, states, lambda state: self.level_logits(state, length - state.shape[1]), texts)
+
+    def level_logits(self, state: Tensor, level: int) -> Tensor:
+        """Compute the logits (..., V) float32 of one level from its states (..., S)."""
+        network = cast(Heads, self.network)
+        if len(network.lm_heads):
+            return network.level_logits(state, level, cast(nn.Linear, network.lm_heads[0])).float()
+        return self.teacher.logits(state[..., -network.config.output_size :])
+
+    def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
+        """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
+        round of decoding with chains of `ESTIMATED_CHAIN_LENGTH` drafted tokens."""
+        expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)
+        total, parts = columns.states.new_zeros(()), dict[str, Tensor]()
+        alive, accepted = columns.mask, columns.states.new_zeros(())
+        weights = step_weights(columns.mask, self.depth)
+        width = max(1, MAX_LOGITS // self.network.vocabulary)
+        for level, states in enumerate(self.steps(columns, texts, self.depth)):
+            has_target = columns.mask[:, level:]
+            compare = partial(self._compare_tokens, level)
+            pieces = in_pieces(compare, width, states[has_target], expected[:, level:][has_target])
+            loss, right = (torch.cat(part) for part in zip(*pieces, strict=True))
+            total = total + self.options.unroll_decay**level * weights[level] * loss.sum() / max(len(loss), 1)
+            name = str(level + 1) if level else ""
+            parts |= {"right" + name: right.mean()} if len(right) else {}
+            if level < ESTIMATED_CHAIN_LENGTH:
+                alive = alive[:, : has_target.shape[1]] & torch.zeros_like(has_target).masked_scatter(
+                    has_target, right > 0
+                )
+                accepted = accepted + alive.sum()
+        if self.depth >= ESTIMATED_CHAIN_LENGTH:
+            parts["round"] = 1 + accepted / columns.mask.sum()
+        return {**parts, "loss": total}
+
+    def _compare_tokens(self, level: int, states: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+        """Compare the heads' distributions at one level with the target's.
+
+        Args:
+            states: (P, S), from `steps`.
+            expected: (P, H), the target's states.
+
+        Returns:
+            The losses (P,); and (P,) 1 where both have the same likeliest token, else 0.
+        """
+        drafted, target_logits = self.level_logits(states, level), self.teacher.logits(expected)
+        weights = vars(self.loss_weights)
+        parts = (weights[name] * part(drafted, target_logits) for name, part in LOSSES.items() if weights[name])
+        loss = sum(parts, drafted.new_zeros(len(drafted)))
+        return loss, (drafted.argmax(-1) == target_logits.argmax(-1)).to(drafted.dtype)
+
+
+@torch.no_grad()
+def start_from_target(network: Heads, head: Tensor, bias: Tensor | None, embedding: Tensor) -> None:
+    """Let new heads begin where the target is: each draws the target's next token once more.
+
+    What narrows several vectors to one begins as the target's hidden state, LM heads as the target's, and embeddings
+    of the mlp kind as the target's, scaled to their published variance.
+
+    Args:
+        head: (V, H), the target's LM head.
+        bias: (V,), its bias, or None.
+        embedding: (V, H), the target's embedding.
+    """
+    size = network.config.hidden_size
+    ends = ("res_connection", "input_proj")
+    for part in (cast(nn.Linear, part) for name, part in network.heads.named_modules() if name.endswith(ends)):
+        part.weight[:, size:] = 0
+        part.weight[:, :size] = torch.eye(len(part.weight), size)
+        part.bias.zero_()
+    for own in cast(list[nn.Linear], list(network.lm_heads)):
+        own.weight.zero_()[:, :size] = head[:, : own.in_features].to(own.weight)
+        if own.bias is not None:
+            own.bias.copy_(own.bias.new_zeros(len(own.bias)) if bias is None else bias)
+    for name, table in network.heads.named_parameters():
+        if name.startswith("emb.") and table.shape == embedding.shape:
+            table.copy_(embedding / embedding.std() / size**0.5)
