@@ -38,6 +38,9 @@ ARGUMENT_COLUMNS: Mapping[str, tuple[str, ...]] = {  # command -> columns of a l
 # options that may change when a run is continued, because they do not change results
 CHANGEABLE_OPTIONS = ("threads", "batch_size")
 TRANSLATIONS_PER_CALL = 8  # recordings that are translated together: on a GPU as one padded batch
+# Bytes of files that are transcribed in one call, which holds the samples of all its recordings: these take twice as
+# much memory as a file of 16-bit samples, and about twenty times as much as compressed speech.
+MAX_BYTES_PER_CALL = 32_000_000
 Part = tuple[int, Sequence[Row]]  # index of a part, and its rows
 Call = Callable[..., Sequence[Any]]  # function: (list of paths, keyword options) -> results
 
@@ -185,11 +188,8 @@ class PartWorker:
             if not row.refusal:
                 alike[row.options].append(row)
         for options, group in alike.items():
-            # the other calls decode `batch_size` inputs of a list at a time, and the next ones as soon as there is room
-            size = TRANSLATIONS_PER_CALL if self._work.verb == "translate" else len(group)
-            for start in range(0, len(group), size):
-                batch = group[start : start + size]
-                paths = [os.path.join(self._work.base, row.path) for row in batch]
+            for batch in self._calls(group):
+                paths = [self._path(row) for row in batch]
                 try:
                     batch_results = decode_each(paths, partial(self._call, **dict(options)))
                 except InputError as error:
@@ -198,6 +198,26 @@ class PartWorker:
                     batch_results = [str(error)] * len(batch)
                 results |= zip((row.index for row in batch), batch_results, strict=True)
         return results
+
+    def _calls(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """Divide rows into those of one call each.
+
+        Calls for transcripts and descriptions decode `batch_size` of their rows at a time, and the next ones as soon as
+        there is room. Pictures are read then, too.
+        """
+        most = TRANSLATIONS_PER_CALL if self._work.verb == "translate" else len(rows)
+        batch, total = list[Row](), 0
+        for row in rows:
+            size = _file_bytes(self._path(row)) if self._work.verb == "transcribe" else 0
+            if batch and (len(batch) == most or total + size > MAX_BYTES_PER_CALL):
+                yield batch
+                batch, total = [], 0
+            batch.append(row)
+            total += size
+        yield batch
+
+    def _path(self, row: Row) -> str:
+        return os.path.join(self._work.base, row.path)
 
     def _save_result(self, number: int, row: Row, result: Any) -> dict[str, Any]:
         """Write a result's file, if files are wanted.
@@ -235,7 +255,8 @@ def decode_each(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]
     """Decode a batch.
 
     Returns:
-        For each input its result, or an error message. If the batch fails, each input is decoded by itself.
+        For each input its result, or an error message. If the batch fails, such as for lack of memory, each half is
+        decoded by itself.
     """
     try:
         return [*call(list(batch))]
@@ -243,10 +264,20 @@ def decode_each(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]
         return [result or str(error.errors[index]) for index, result in enumerate(error.results)]
     except MmdecError:
         raise  # the call's arguments are wrong, not an input
-    except Exception as error:  # some input causes it: decode each one by itself
+    except Exception as error:
         if len(batch) == 1:
             return [failure_message(error)]
-        return [result for member in batch for result in decode_each([member], call)]
+    # not in the handler, because the error's traceback holds the memory of the call
+    half = len(batch) // 2
+    return [result for part in (batch[:half], batch[half:]) for result in decode_each(part, call)]
+
+
+def _file_bytes(path: str) -> int:
+    """Return a file's size; 0 if it cannot be read, which the call will say."""
+    try:
+        return os.path.getsize(path)
+    except (OSError, ValueError):
+        return 0
 
 
 def _public_call(work: Work) -> Call:

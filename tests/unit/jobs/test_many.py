@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mmdec import InputError
 from mmdec.jobs.many import ROWS_PER_PART, PartWorker, Work
@@ -66,6 +68,44 @@ def test_finished_rows_are_not_repeated(tmp_path: Path) -> None:
     assert sorted(calls) == sorted(f"{tmp_path}/in/{index}" for index in range(COUNT))
     assert work.unfinished_parts(rows) == []
     check_once(work.output, COUNT)
+
+
+def test_recordings_of_a_call_are_bounded_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmdec.jobs.many.MAX_BYTES_PER_CALL", 100)
+    (tmp_path / "in").mkdir()
+    for index, size in enumerate((60, 40, 1, 300, 99, 0)):  # there is no file 6
+        (tmp_path / "in" / f"{index}").write_bytes(bytes(size))
+    calls = list[list[int]]()
+
+    def record_call(paths: list[str]) -> Any:
+        calls.append([int(Path(path).name) for path in paths])
+        return named(paths)
+
+    finish(work_in(tmp_path), rows_of(7), call=record_call)
+    assert calls == [[0, 1], [2], [3], [4, 5, 6]]
+    finish(replace(work_in(tmp_path / "b"), verb="translate", base=str(tmp_path)), rows_of(20), call=record_call)
+    assert [len(paths) for paths in calls[4:]] == [8, 8, 4]
+
+
+def test_a_call_without_enough_memory_is_halved(tmp_path: Path) -> None:
+    """The memory of the failed call is free by then."""
+    calls, alive = list[int](), list[weakref.ref[Any]]()
+
+    def decode(paths: list[str]) -> Any:
+        assert not any(each() for each in alive)
+        held = torch.zeros(4)
+        alive.append(weakref.ref(held))
+        calls.append(len(paths))
+        if len(paths) > 4 or any(path.endswith("/9") for path in paths):
+            raise torch.OutOfMemoryError("no memory is left")
+        return named(paths)
+
+    finish(work_in(tmp_path), rows_of(16), call=decode)
+    assert calls == [16, 8, 4, 4, 8, 4, 2, 1, 1, 2, 4]
+    check_once(tmp_path / "out", 16)
+    errors = {row["row"]: row["error"] for row in table(tmp_path / "out", "failed")}
+    assert errors[9] == "OutOfMemoryError: no memory is left"
+    assert errors.keys() == {7, 9}
 
 
 def test_two_processes_write_a_shared_part_once(tmp_path: Path) -> None:
