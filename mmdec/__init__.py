@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mmdec.drafters.registry import register_drafter
     from mmdec.generation import register_attention
     from mmdec.generation.canvas import CanvasGeneration, CanvasOptions
+    from mmdec.generation.corpus import corpus
     from mmdec.generation.generate import Generation, generate, speculate, stream
     from mmdec.generation.model_lock import model_lock
     from mmdec.generation.small_model import small_model
@@ -45,6 +46,7 @@ __all__ = [
     "Word",
     "__version__",
     "audio",
+    "corpus",
     "default_statistics",
     "describe",
     "generate",
@@ -70,6 +72,7 @@ _LAZY = {
     **dict.fromkeys(("CanvasGeneration", "CanvasOptions"), "mmdec.generation.canvas"),
     "Chat": "mmdec.vision.chat",
     "Description": "mmdec.vision.answer",
+    "corpus": "mmdec.generation.corpus",
     "describe": "mmdec.vision.describe",
     "hypothesis": "mmdec.whisper.hypothesis",
     "load": "mmdec.loading",

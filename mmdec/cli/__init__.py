@@ -19,7 +19,20 @@ import typer
 from mmdec import MmdecError, __version__, check_transformers
 from mmdec.checks.extras import missing_extra
 from mmdec.checks.files import error_reason, printable
-from mmdec.cli import bench, chat, convert, describe, doctor, evaluate, export, serve, train, transcribe, translate
+from mmdec.cli import (
+    bench,
+    chat,
+    convert,
+    describe,
+    doctor,
+    evaluate,
+    export,
+    index,
+    serve,
+    train,
+    transcribe,
+    translate,
+)
 from mmdec.cli.options import AsJson, VerbGroup, as_verb
 from mmdec.errors import EXIT_CODE_REFUSED
 
@@ -69,6 +82,9 @@ app.command(**as_verb("translate data/samples/*.wav --output out"))(translate.tr
 app.command(**as_verb("transcribe data/samples/english/*.flac"))(transcribe.transcribe)
 app.command(**as_verb('describe data/samples/images/menu.png --prompt "How much is BURGER?"'))(describe.describe)
 app.command(**as_verb("chat HuggingFaceTB/SmolLM2-135M-Instruct"))(chat.chat)
+app.command(**as_verb("index README.md docs/*.md --model HuggingFaceTB/SmolLM2-135M --output docs.safetensors"))(
+    index.index
+)
 app.command(**as_verb("demo --port 7860"))(serve.demo)
 app.command(**as_verb("serve --port 8000"))(serve.serve)
 app.add_typer(train.app, name="train")

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, final
 from weakref import WeakKeyDictionary
@@ -21,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import did_you_mean, show
+from mmdec.checks.weights import WEIGHTS_SUFFIX
 from mmdec.drafters.registry import (
     AUTO,
     DRAFTER_NAME,
@@ -74,6 +76,7 @@ class DrafterSource(ABC):
         return self
 
 
+CORPUS = "mmdec.generation.corpus"  # imported by name, because it imports this module
 DrafterChoice = Drafter | DrafterSource | PreTrainedModel | str | os.PathLike[str] | None
 
 
@@ -140,8 +143,9 @@ def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> D
     """Resolve the argument `drafter` of a call.
 
     Args:
-        choice: "auto", the name of a drafter, a folder with weights, a hub id, "<model>/<drafter>", a dotted path
-            "package.module:Class", a smaller model, a drafter, a source, or None for plain decoding.
+        choice: "auto", the name of a drafter, a folder with weights, a hub id, "<model>/<drafter>", a file that
+            `mmdec index` wrote, a dotted path "package.module:Class", a smaller model, a drafter, a source, or None for
+            plain decoding.
         home: The loaded target model, if the call has one. Drafters with weights are then loaded at once, and names
             stand for the drafters in the model's folder. Default None: they are loaded when a model is known.
 
@@ -167,6 +171,9 @@ def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> D
     if not isinstance(choice, (str, os.PathLike)):
         check_drafter(choice)
         return FixedDrafter(choice)
+    if os.fsdecode(choice).endswith(WEIGHTS_SUFFIX):
+        index: DrafterSource = import_module(CORPUS).corpus(choice)
+        return index if home is None else index.of_home(home)
     folder = drafter_by_name(choice, "drafter") or _local_folder(choice)
     if home is not None:
         return FixedDrafter(home.read_drafter(folder))

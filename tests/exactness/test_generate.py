@@ -14,6 +14,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
+from mmdec.drafters.corpus import CorpusDrafter, TokenIndex
 from mmdec.errors import InputError
 from mmdec.generation.speculation import default_statistics
 from tests.exactness.pairwise import cover
@@ -33,6 +34,7 @@ GRID = {
     "drafter": [
         "lookup",
         "recycling",
+        "corpus",
         "small",
         "self",
         "wrong",
@@ -52,6 +54,11 @@ GRID = {
     "attention": ["sdpa", "eager"],
 }
 
+OWN_TEXTS = [
+    MODELS[name].generate(**prompts(1, seed), max_new_tokens=30)[0].tolist() for name in MODELS for seed in (0, 7)
+]
+NOISE = torch.randint(3, VOCABULARY, (500,), generator=torch.Generator().manual_seed(1)).tolist()
+CORPUS = TokenIndex.of([*OWN_TEXTS, NOISE])
 HEADS: dict[str, dict[str, Any]] = {  # drafter -> settings of its head
     "dflash": {},
     "dspark": {"head": "rnn", "head_rank": 8, "from_anchor": True, "confidence": True},
@@ -82,7 +89,8 @@ def drafter(name: str, target: str) -> Any:
         return tree_growing("dflash", MODELS[target], **block, **HEADS[name])
     if name in STATEFUL:
         return tree_growing("heads", MODELS[target], **STATEFUL[name])
-    return {"small": SMALL, "self": MODELS[target], "wrong": Wrong()}.get(name, name)
+    drafters = {"small": SMALL, "self": MODELS[target], "wrong": Wrong(), "corpus": CorpusDrafter(CORPUS)}
+    return drafters.get(name, name)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +111,7 @@ def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["lookup", "recycling", "small", "wrong"])
+@pytest.mark.parametrize("name", ["lookup", "recycling", "corpus", "small", "wrong"])
 def test_sampling_at_batch_one_is_the_models_own(name: str, attention: str) -> None:
     network = MODELS["llama"]
     network.set_attn_implementation(attention)
@@ -117,7 +125,7 @@ def test_sampling_at_batch_one_is_the_models_own(name: str, attention: str) -> N
         assert torch.equal(result.sequences, expected)
 
 
-@pytest.mark.parametrize("name", ["lookup", "recycling", "small", "wrong"])
+@pytest.mark.parametrize("name", ["lookup", "recycling", "corpus", "small", "wrong"])
 @pytest.mark.parametrize("batch", slow_but((1, 3, 8), (3,)))
 def test_keyed_sampling_knows_no_drafter(name: str, batch: int) -> None:
     network = MODELS["qwen2"]

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 import mmdec
 from mmdec.core.loop import Round
 from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
+from mmdec.drafters.corpus import CorpusDrafter, TokenIndex
 from mmdec.errors import InputError
 from mmdec.generation.generate import prepare_run
 from mmdec.generation.speculation import DecodingOptions, Speculation
@@ -37,6 +38,9 @@ VARIED = (
     "Lfm2ForCausalLM",
     "Qwen2ForCausalLM",
 )
+
+
+CORPUS = CorpusDrafter(TokenIndex.of([random.Random(3).choices(range(3, 40), k=400)]))
 
 
 @dataclass
@@ -66,7 +70,7 @@ def requests(model: PreTrainedModel, rng: random.Random, count: int) -> list[Req
         ids = torch.tensor([words, [rng.randrange(3, min(vocabulary, 60)) for _ in words]][: rng.choice([1, 1, 2])])
         sampled = rng.random() < 0.3
         options = {"max_new_tokens": rng.randint(1, 30), "do_sample": sampled}
-        drafter = rng.choice(["lookup", "recycling", None])
+        drafter: Any = rng.choice(["lookup", "recycling", CORPUS, None])
         nodes = rng.choice([1, 3, 7, (7, 3)]) if drafter else None
         decoding = DecodingOptions(drafter, None, nodes, seed=number if sampled else None)
         made.append(Request(model, ids, options, decoding))

@@ -34,7 +34,7 @@ from tests.support.tiny_containers import CODECS
 VERBS = [
     "",
     *("translate", "transcribe", "describe", "train", "train drafter", "demo", "doctor", "info"),
-    *("chat", "serve"),
+    *("chat", "index", "serve"),
     *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench drafters", "bench peer"),
     *("eval vlm", "bench kernels", "bench all", "bench show"),
     *("convert", "convert medusa", "convert hifigan", "convert daspeech", "convert drafter"),

@@ -1,0 +1,187 @@
+"""`mmdec.corpus`: texts that resemble the answer, or an index of them, as a drafter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeAlias, final
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
+
+from mmdec.checks.arguments import show
+from mmdec.checks.files import open_regular, quote_path
+from mmdec.checks.weights import WEIGHTS_SUFFIX, read_settings
+from mmdec.drafters.corpus import MAX_INDEX_TOKENS, CorpusDrafter, TokenIndex, tokenizer_fingerprint
+from mmdec.errors import InputError
+from mmdec.generation.auto_drafter import is_speech_model
+from mmdec.generation.drafter_choice import DrafterHome, DrafterSource
+from mmdec.hub.find import TOKENIZER_FILES, find_model
+from mmdec.pretrained.language_model import folder_tokenizer
+from mmdec.pretrained.load_small_model import tokenizer_of
+
+MAX_TEXT_BYTES = 16 * MAX_INDEX_TOKENS  # maximum size of a text file: more bytes than an index's tokens ever have
+MAX_PART = 2**18  # maximum characters that are tokenized at once: a tokenizer needs many bytes for each
+Text: TypeAlias = "str | os.PathLike[str]"
+
+
+def corpus(source: Text | Sequence[Text], *, tokenizer: Any = None) -> Corpus:
+    """Make a drafter of texts that the answers may resemble: documents, code, transcripts, earlier answers.
+
+    Pass it as `drafter` to `generate`, `stream`, `speculate`, `transcribe` or `describe`. It drafts what followed the
+    newest tokens in these texts, and in the text so far. Texts that do not resemble the answer cost time and never
+    change it.
+
+    Args:
+        source: The file of an index that `mmdec index` wrote; its name ends with .safetensors. Or a list of texts, and
+            of paths (`pathlib.Path`) of text files in UTF-8, which are indexed when the model is known.
+        tokenizer: The tokenizer of the model that is drafted for. Default None: the one in its folder.
+
+    Returns:
+        The drafter.
+
+    Raises:
+        InputError: For another source, a file that cannot be read, a damaged index, and more tokens than an index
+            holds. When decoding begins: for an index that was made with another model's tokenizer.
+
+    References:
+        REST (2311.08252), Token Map Drafting (2507.21522), ANPD (2404.08698), ADED (2407.12021).
+    """
+    given: Any = source
+    if isinstance(given, (str, os.PathLike)) and os.fsdecode(given).endswith(WEIGHTS_SUFFIX):
+        return Corpus(TokenIndex.load(given), (), tokenizer, os.fsdecode(given))
+    is_list = isinstance(given, (list, tuple)) and len(given) > 0
+    if not is_list or not all(isinstance(one, (str, os.PathLike)) for one in given):
+        raise InputError(
+            f"`source` must be an index's file, which ends with {WEIGHTS_SUFFIX}, or a list of texts and of paths of "
+            f"text files, but is {show(given)}. Make an index with `mmdec index`, or give [text]."
+        )
+    return Corpus(None, tuple(one if isinstance(one, str) else read_text(one) for one in given), tokenizer)
+
+
+@final
+class Corpus(DrafterSource):
+    """What `mmdec.corpus` returns: an index, or texts that are indexed for each model's tokenizer.
+
+    Args:
+        index: None: it is made of the texts.
+        texts: Its texts; () if there is an index.
+        tokenizer: The target's; None: the one in its folder.
+        path: The index's file, for errors.
+    """
+
+    def __init__(self, index: TokenIndex | None, texts: Sequence[str], tokenizer: Any = None, path: str = "") -> None:
+        self._arguments = index, texts, tokenizer, path
+        self._index, self._texts, self._tokenizer, self._path = self._arguments
+        self._drafters = WeakKeyDictionary[PreTrainedModel, CorpusDrafter]()
+        self._home_tokenizers = WeakKeyDictionary[PreTrainedModel, Any]()
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
+        if self._path:
+            return _reopen, (self._path, self._tokenizer)
+        return Corpus, self._arguments
+
+    def of_home(self, home: DrafterHome) -> Corpus:
+        with self._lock:
+            self._home_tokenizers.setdefault(home.model, home.tokenizer)
+        return self
+
+    def drafter_for(self, model: PreTrainedModel) -> CorpusDrafter:
+        with self._lock:
+            drafter = self._drafters.get(model)
+            if drafter is None:
+                drafter = self._drafters[model] = CorpusDrafter(self._index_for(model))
+            return drafter
+
+    def _index_for(self, model: PreTrainedModel) -> TokenIndex:
+        tokenizer = self._tokenizer or self._home_tokenizers.get(model) or tokenizer_of(model)
+        if tokenizer is None:
+            raise InputError(
+                "`tokenizer` must be given to `mmdec.corpus` for a model without one in its folder, but is None. Pass "
+                "the model's."
+            )
+        if self._index is None:
+            return index_texts(self._texts, tokenizer, is_speech_model(model))
+        if self._index.tokenizer != tokenizer_fingerprint(tokenizer):
+            raise InputError(
+                f"`drafter` must be an index for the model's tokenizer, but '{quote_path(self._path)}' was made for "
+                "another. Make one with `mmdec index` and this model."
+            )
+        return self._index
+
+
+def _reopen(path: str, tokenizer: Any) -> Corpus:
+    return corpus(path, tokenizer=tokenizer)
+
+
+def write_index(files: Sequence[Text], model: Text, output: Text) -> tuple[Path, int]:
+    """Index text files for the tokenizer of a model, and write the index to a file.
+
+    Args:
+        files: In UTF-8.
+        model: Name, folder or hub id of the model; only its tokenizer is loaded.
+        output: The index's file, whose name ends with .safetensors.
+
+    Returns:
+        The file, and its number of tokens.
+
+    Raises:
+        InputError: If a file cannot be read, the model has no tokenizer, or there are too many tokens.
+    """
+    if Path(output).suffix != WEIGHTS_SUFFIX:
+        raise InputError(f"`output` must end with {WEIGHTS_SUFFIX}, but is '{quote_path(output)}'. Rename it.")
+    texts = [read_text(file) for file in files]
+    folder = find_model(model, None, ("*.json", *TOKENIZER_FILES))
+    tokenizer = folder_tokenizer(folder)
+    if tokenizer is None:
+        raise InputError(f"`model` must have a tokenizer in its folder, but '{quote_path(folder)}' has none.")
+    hears = "num_mel_bins" in read_settings(folder / "config.json")
+    index = index_texts(texts, tokenizer, hears)
+    return index.save(output), len(index)
+
+
+def read_text(path: Text) -> str:
+    """Read a text file in UTF-8.
+
+    Raises:
+        InputError: If it cannot be read, is too large, or is not UTF-8.
+    """
+    with open_regular(path, "source") as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
+        content = file.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        raise InputError(
+            f"`source` must have at most {MAX_TEXT_BYTES} bytes a file, but '{quote_path(path)}' has more. Cut it."
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"`source` must be text in UTF-8, but '{quote_path(path)}' is not ({error}). Save it as UTF-8."
+        ) from error
+
+
+def index_texts(texts: Sequence[str], tokenizer: Any, spoken: bool) -> TokenIndex:
+    """Index texts.
+
+    Args:
+        tokenizer: The target's.
+        spoken: Whether the target transcribes speech: it writes no line ends, and a space before the first word.
+    """
+    ids = list[list[int]]()
+    for text in texts:
+        for part in _parts(text.encode("utf-8", "ignore").decode()):
+            words = f" {' '.join(part.split())}" if spoken and part.strip() else part
+            ids.append(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"])
+    return TokenIndex.of(ids, tokenizer_fingerprint(tokenizer))
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Cut a text at line ends, or spaces, into parts of at most `MAX_PART` characters."""
+    while len(text) > MAX_PART:
+        cut = max(text.rfind("\n", 1, MAX_PART), 0) or max(text.rfind(" ", 1, MAX_PART), 0) or MAX_PART
+        yield text[:cut]
+        text = text[cut:]
+    yield text
