@@ -73,6 +73,7 @@ class BuiltIn:
 BUILT_IN = {  # drafter="auto" prefers those that come first
     "lookup": BuiltIn("mmdec.drafters.lookup", "ready"),
     "recycling": BuiltIn("mmdec.drafters.recycling", "ready"),
+    "jacobi": BuiltIn("mmdec.drafters.jacobi", "ready"),
     "mtp": BuiltIn("mmdec.drafters.mtp", "of_model"),
     "medusa": BuiltIn("mmdec.drafters.medusa.drafter", "speech_weights"),
     "ctc": BuiltIn("mmdec.drafters.ctc.drafter", "speech_weights"),

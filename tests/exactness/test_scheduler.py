@@ -70,7 +70,7 @@ def requests(model: PreTrainedModel, rng: random.Random, count: int) -> list[Req
         ids = torch.tensor([words, [rng.randrange(3, min(vocabulary, 60)) for _ in words]][: rng.choice([1, 1, 2])])
         sampled = rng.random() < 0.3
         options = {"max_new_tokens": rng.randint(1, 30), "do_sample": sampled}
-        drafter: Any = rng.choice(["lookup", "recycling", CORPUS, None])
+        drafter: Any = rng.choice(["lookup", "recycling", "jacobi", CORPUS, None])
         nodes = rng.choice([1, 3, 7, (7, 3)]) if drafter else None
         decoding = DecodingOptions(drafter, None, nodes, seed=number if sampled else None)
         made.append(Request(model, ids, options, decoding))
