@@ -99,21 +99,13 @@ class Generation:
 def generate(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
-    *,
-    canvas: CanvasChoice,
-    **options: Any,
-) -> CanvasGeneration: ...
-
-
-@overload
-def generate(
-    model: PreTrainedModel,
-    inputs: Tensor | Mapping[str, Any],
     drafter: DrafterChoice = "auto",
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
+    *,
+    canvas: None = None,
     **options: Any,
 ) -> Generation: ...
 
@@ -128,8 +120,20 @@ def generate(
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
     max_batch: int = MAX_BATCH,
+    *,
+    canvas: None = None,
     **options: Any,
 ) -> list[Generation]: ...
+
+
+@overload
+def generate(
+    model: PreTrainedModel,
+    inputs: Tensor | Mapping[str, Any],
+    *,
+    canvas: CanvasChoice,
+    **options: Any,
+) -> CanvasGeneration: ...
 
 
 def generate(
@@ -141,6 +145,7 @@ def generate(
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
     max_batch: int = MAX_BATCH,
+    *,
     canvas: CanvasChoice | None = None,
     **options: Any,
 ) -> Generation | list[Generation] | CanvasGeneration:

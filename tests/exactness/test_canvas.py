@@ -14,6 +14,7 @@ import mmdec
 from mmdec import CanvasOptions
 from mmdec.core.canvas import EntropyBound, Policy, Predictions, ProgressSchedule, Threshold, TopK
 from mmdec.errors import InputError
+from tests.support.grid import slow_but
 from tests.support.tiny_text import VOCABULARY, language_model
 
 MASK = VOCABULARY - 1
@@ -68,7 +69,7 @@ def naive_text(
     return answer[: answer.index(2) + 1] if 2 in answer else answer
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", slow_but(range(200), range(40)))
 def test_drafts_and_cache_keep_the_text(seed: int) -> None:
     model, policy, prompt = small_model(seed), some_policy(seed), some_prompt(seed, 3 + seed % 7)
     visible, width = ("block", "full")[seed % 3 == 0], 4 + seed % 4
