@@ -26,9 +26,10 @@ def decode_queue(
 ) -> Generator[Any]:
     """Decode inputs in groups. The text of an input does not depend on its group.
 
-    A group is read in one pass over its prompts, so that a small model's passes are few. The first group fills all
-    rows, and later ones begin as soon as half of the rows are free. Inputs that are sampled are groups of one, because
-    each has a seed of its own: the call's plus its index.
+    A group fills all rows and is read in one pass over its prompts, and the next begins when it has ended: each group
+    has a pass, a call of the processor and a preparation of its own, which cost a small model more than rows that are
+    free. Inputs that are sampled are groups of one, because each has a seed of its own: the call's plus its index. They
+    begin as soon as there is room.
 
     Args:
         model: The model.
@@ -56,7 +57,7 @@ def decode_queue(
 
     with (
         reading(model, *speculation.networks),
-        closing(decode_together(take, rows, refill=-(-rows // 2))) as ended,
+        closing(decode_together(take, rows, refill=rows if seed is None else 1)) as ended,
     ):
         for _, result in ended:
             yield result

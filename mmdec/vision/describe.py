@@ -249,7 +249,7 @@ def describe(
             "auto": the first drafter with weights in or beside the model's folder, else one shipped for the model's
             weights, else "lookup".
         batch_size: Maximum number of questions that are answered at the same time; they share the model's passes, and
-            the next ones begin as soon as half of them have ended. Default 8.
+            the next ones begin when these have ended, or if answers are sampled, as soon as one has. Default 8.
         rule, num_speculative_tokens, seed, statistics: Verification rule, draft size, random seed, and acceptance rates
             measured in earlier calls, as for `mmdec.generate`. Question i of a list is sampled with `seed + i`.
         device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.

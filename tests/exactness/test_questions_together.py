@@ -74,5 +74,6 @@ def test_a_list_has_the_answers_of_its_questions(
     for index, answer in enumerate(expected):
         told = [new for one in rounds for row, new in zip(one.rows, one.tokens, strict=True) if row == index]
         assert [token for tokens in told for token in tokens] == (answer.tokens if answer else [])
-    assert max(shared) > 1
+    assert bool(shared) == bool(options.get("do_sample"))  # only then a question is a decoding of its own
+    assert max(shared, default=2) > 1
     assert max(len(one.rows) for one in rounds) <= batch_size
