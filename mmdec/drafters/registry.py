@@ -75,6 +75,7 @@ BUILT_IN = {  # drafter="auto" prefers those that come first
     "recycling": BuiltIn("mmdec.drafters.recycling", "ready"),
     "jacobi": BuiltIn("mmdec.drafters.jacobi", "ready"),
     "mtp": BuiltIn("mmdec.drafters.mtp", "of_model"),
+    "early_exit": BuiltIn("mmdec.pretrained.early_exit", "of_model"),
     "medusa": BuiltIn("mmdec.drafters.medusa.drafter", "speech_weights"),
     "ctc": BuiltIn("mmdec.drafters.ctc.drafter", "speech_weights"),
     "eagle3": BuiltIn("mmdec.drafters.eagle.eagle3", "language_weights"),

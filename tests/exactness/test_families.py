@@ -20,8 +20,10 @@ from transformers import (
 
 import mmdec
 from mmdec.errors import InputError
+from mmdec.pretrained.early_exit import EarlyExit
 from mmdec.targets.families import FAMILIES
 from mmdec.targets.probe import MAX_DIFFERENCE, PROBE_VOCABULARY, PROBE_WINDOW, difference, tiny_config
+from mmdec.targets.recurrent_cache import has_states
 from mmdec.targets.text import TextTarget
 from tests.support.families import attention_of, config_of, model_of
 from tests.support.grid import WHOLE
@@ -64,6 +66,23 @@ def test_a_familys_texts_equal_stock_and_its_trees_equal_their_paths(family: str
         for drafter in ("lookup", "recycling", Wild(rng.random(), [expected[row].tolist() for row in range(batch)])):
             result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(7, 3), **options)
             assert torch.equal(result.sequences, expected)
+
+
+@pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
+@pytest.mark.parametrize("family", TRIED)
+def test_a_familys_first_layer_drafts_for_it(family: str) -> None:
+    model = model_of(family)
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6], [9, 3, 4, 9, 3, 4]])
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0, "eos_token_id": 2}
+    expected = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)  # type: ignore[operator]
+    if has_states(model.config) or model.config.num_hidden_layers != 2:
+        with pytest.raises(InputError, match="another one than early_exit"):
+            EarlyExit(model)
+        return
+    for nodes in (4, (7, 3)):
+        result = mmdec.generate(model, ids, "early_exit", num_speculative_tokens=nodes, **options)
+        assert torch.equal(result.sequences, expected)
+        assert sum(sum(one.drafted) for one in result.rounds)
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")

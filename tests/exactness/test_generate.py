@@ -36,6 +36,7 @@ GRID = {
         "recycling",
         "corpus",
         "jacobi",
+        "early_exit",
         "small",
         "self",
         "wrong",
@@ -112,7 +113,7 @@ def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["lookup", "recycling", "corpus", "jacobi", "small", "wrong"])
+@pytest.mark.parametrize("name", ["lookup", "recycling", "corpus", "jacobi", "early_exit", "small", "wrong"])
 def test_sampling_at_batch_one_is_the_models_own(name: str, attention: str) -> None:
     network = MODELS["llama"]
     network.set_attn_implementation(attention)
@@ -126,7 +127,7 @@ def test_sampling_at_batch_one_is_the_models_own(name: str, attention: str) -> N
         assert torch.equal(result.sequences, expected)
 
 
-@pytest.mark.parametrize("name", ["lookup", "recycling", "corpus", "jacobi", "small", "wrong"])
+@pytest.mark.parametrize("name", ["lookup", "recycling", "corpus", "jacobi", "early_exit", "small", "wrong"])
 @pytest.mark.parametrize("batch", slow_but((1, 3, 8), (3,)))
 def test_keyed_sampling_knows_no_drafter(name: str, batch: int) -> None:
     network = MODELS["qwen2"]
