@@ -53,13 +53,13 @@ class JacobiRow:
         self.trials = dict.fromkeys(("comb", "stored"), PRIOR_TRIALS)
         self.asked = dict[str, int]()  # these first tokens, since the last draft
         self._text = list(text)[-MAX_GUESS_TEXT:] or [0]
-        self._dice = random.Random(0)
+        self._rng = random.Random(0)
         for at in range(len(text) - 1):
             self.store(text[at], text[at + 1 : at + 1 + MAX_LEVELS])
 
     def random_token(self) -> int:
         """Return a token of the prompt, as the first guess of a place."""
-        return self._dice.choice(self._text)
+        return self._rng.choice(self._text)
 
     def store(self, first: int, following: Sequence[int]) -> None:
         ngrams = self.ngrams.pop(first, [])

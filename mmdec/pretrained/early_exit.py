@@ -78,7 +78,7 @@ class EarlyExit:
     needs = Needs(may_stop_early=True)
 
     def __init__(self, model: PreTrainedModel, layers: int | Sequence[int] | None = None) -> None:
-        self._model, self._lock, self._dice = ref(model), Lock(), random.Random(0)
+        self._model, self._lock, self._rng = ref(model), Lock(), random.Random(0)
         self._count: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._rates: dict[Layers, float] = {}  # copies that were tried -> share of tokens that they predicted rightly
         if layers is None:
@@ -228,9 +228,9 @@ class EarlyExit:
             return tuple(layer for layer in range(self._count) if layer not in left_out)
         kept = {*max(sets, key=self._speed)}
         out, back = [layer for layer in inner if layer in kept], [layer for layer in inner if layer not in kept]
-        change = self._dice.choice(("exchange", "exchange", "skip", "restore"))
+        change = self._rng.choice(("exchange", "exchange", "skip", "restore"))
         if change != "restore" and out:
-            kept.remove(self._dice.choice(out))
+            kept.remove(self._rng.choice(out))
         if change != "skip" and back:
-            kept.add(self._dice.choice(back))
+            kept.add(self._rng.choice(back))
         return tuple(sorted(kept)) if len(kept) < self._count else None

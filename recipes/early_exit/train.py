@@ -60,10 +60,10 @@ def train(model: Any, data: Tensor, steps: int, early_exit: bool) -> None:
         model.model.layers = nn.ModuleList(map(Dropped, layers, chances))
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3, betas=(0.9, 0.95), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
-    dice = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     model.train()
     for step in range(steps):
-        starts = torch.randint(len(data) - CONTEXT - 1, (BATCH,), generator=dice)
+        starts = torch.randint(len(data) - CONTEXT - 1, (BATCH,), generator=rng)
         ids = torch.stack([data[start : start + CONTEXT + 1] for start in starts.tolist()])
         out = model(input_ids=ids[:, :-1], use_cache=False)
         loss = nn.functional.cross_entropy(out.logits.flatten(0, 1), ids[:, 1:].flatten())
