@@ -49,8 +49,8 @@ class JacobiRow:
         self.capacity = 1  # number of levels of the last plan's comb
         self.ngrams = dict[int, list[tuple[int, ...]]]()  # first token -> what may follow it, the newest last
         # how often the first token of the comb, and of the newest stored n-gram, was right, and was compared
-        self.hits = dict.fromkeys(("comb", "stored"), PRIOR_TRIALS * PRIOR_RATE)
-        self.trials = dict.fromkeys(("comb", "stored"), PRIOR_TRIALS)
+        self.hits = {"comb": PRIOR_TRIALS * PRIOR_RATE, "stored": PRIOR_TRIALS * PRIOR_RATE}
+        self.trials = {"comb": PRIOR_TRIALS, "stored": PRIOR_TRIALS}
         self.asked = dict[str, int]()  # these first tokens, since the last draft
         self._text = list(text)[-MAX_GUESS_TEXT:] or [0]
         self._rng = random.Random(0)

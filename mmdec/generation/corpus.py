@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, cast, final
 from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
@@ -49,16 +49,21 @@ def corpus(source: Text | Sequence[Text], *, tokenizer: Any = None) -> Corpus:
     References:
         REST (2311.08252), Token Map Drafting (2507.21522), ANPD (2404.08698), ADED (2407.12021).
     """
-    given: Any = source
-    if isinstance(given, (str, os.PathLike)) and os.fsdecode(given).endswith(WEIGHTS_SUFFIX):
-        return Corpus(TokenIndex.load(given), (), tokenizer, os.fsdecode(given))
-    is_list = isinstance(given, (list, tuple)) and len(given) > 0
-    if not is_list or not all(isinstance(one, (str, os.PathLike)) for one in given):
-        raise InputError(
-            f"`source` must be an index's file, which ends with {WEIGHTS_SUFFIX}, or a list of texts and of paths of "
-            f"text files, but is {show(given)}. Make an index with `mmdec index`, or give [text]."
-        )
-    return Corpus(None, tuple(one if isinstance(one, str) else read_text(one) for one in given), tokenizer)
+    if isinstance(source, (str, os.PathLike)):
+        if os.fsdecode(source).endswith(WEIGHTS_SUFFIX):
+            return Corpus(TokenIndex.load(source), (), tokenizer, os.fsdecode(source))
+    elif _are_texts(source):
+        return Corpus(None, tuple(one if isinstance(one, str) else read_text(one) for one in source), tokenizer)
+    raise InputError(
+        f"`source` must be an index's file, which ends with {WEIGHTS_SUFFIX}, or a list of texts and of paths of text "
+        f"files, but is {show(source)}. Make an index with `mmdec index`, or give [text]."
+    )
+
+
+def _are_texts(source: object) -> bool:
+    """Return whether this is a list of texts and paths. Callers may ignore the type hints."""
+    given = cast(Sequence[object], source) if isinstance(source, (list, tuple)) else ()
+    return len(given) > 0 and all(isinstance(one, (str, os.PathLike)) for one in given)
 
 
 @final
