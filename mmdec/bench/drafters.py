@@ -368,8 +368,8 @@ def _kind(directory: Path, audio: Sequence[Path], images: object) -> str:
         kind = "text"
     else:
         raise InputError(
-            f"`model` must be a language model, one that hears or one that sees, but '{directory}' is "
-            f"{of_model or 'no model'!r}. Name another."
+            f"`model` must be a language model, or one for sound or pictures, but '{directory}' is "
+            f"{repr(of_model) if of_model else 'none'}. Name another."
         )
     for name, given, needed in (("audio", audio, "audio"), ("images", images, "images")):
         if given and kind != needed:

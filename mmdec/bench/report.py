@@ -97,9 +97,8 @@ class MethodRow:
     method: str
     equal: int  # number of these inputs
     of: int  # number of all inputs
-    tokens_per_round: (
-        Spread | None
-    )  # bonus or correction token included; None: it does not draft, or does not report it
+    # bonus or correction token included; None: it does not draft, or does not report it
+    tokens_per_round: Spread | None
     drafter_share: float | None  # the drafter's seconds / all seconds; None: not reported
     passes: float  # of the model, in a call
     seconds: float  # of a call, wall clock

@@ -29,8 +29,8 @@ def chat(
         typer.Option(
             "--drafter",
             "-d",
-            help="lookup, recycling, a directory or hub id of a drafter or of a smaller model; none (no drafts); or "
-            "auto: the model's own, else lookup.",
+            help="lookup, recycling or another registered name; a directory or hub id of a drafter or of a smaller "
+            "model; none (no drafts); or auto: the model's own, else lookup.",
         ),
     ] = "auto",
     drafter_inner: Annotated[

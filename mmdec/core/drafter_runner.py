@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from mmdec.core.tree import depths, int_list, int_rows, root_only
 from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
 
 R = TypeVar("R")
+logger = logging.getLogger(__name__)
 
 
 class DrafterRunner:
@@ -80,6 +82,7 @@ class DrafterRunner:
                 RuntimeWarning,
                 stacklevel=2,
             )
+            logger.debug("drafter '%s' failed", name, exc_info=error)  # where it failed, for its author
             self.drafter = self.state = None
             return None
 

@@ -2,7 +2,7 @@
 
 A setting (in the names: a convention) is a choice in how the network is run, such as the target's layers that it reads.
 The config.json and the tensors' names in a checkpoint folder state these choices, but engines interpret them
-differently, and guess what is not stated. Each `Variant` runs the network (by a `Reader`) with one setting changed, and
+differently, and guess what is not stated. Each `Variant` runs the network with one setting changed, and
 says which change of the folder has the same effect.
 """
 

@@ -6,7 +6,7 @@ out) the newest words are searched for near the place where they are expected. W
 (a comma, a full stop, a capital letter) may differ from the text; how often it does is counted, and the draft is the
 tree of the likeliest continuations.
 
-`Follower` is the search. Live transcription follows the tokens of a window's earlier texts with it.
+`Follower` is the search.
 
 References:
     SSBD (2509.21740) drafts an earlier translation of the growing sentence; SpecASR (2507.18181) resumes a draft behind

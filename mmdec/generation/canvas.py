@@ -36,9 +36,8 @@ class CanvasOptions:
     # which positions a step reveals: "threshold", "top_k", "entropy_bound", "schedule", or a `Policy`
     policy: str | Policy = "threshold"
     drafts: int = 1  # canvases that a pass scores (FreeDave); 1: the policy alone
-    visible: Visibility = (
-        "block"  # what the model was trained to see: its own and earlier blocks, or everything ("full")
-    )
+    # what the model was trained to see: its own and earlier blocks ("block"), or everything ("full")
+    visible: Visibility = "block"
     block_length: int | None = None  # positions of a block; None: from the model's configuration, else 32
     mask_token_id: int | None = None  # None: from the model's configuration
     shifted: bool = False  # whether the logits at a position predict the next one (Dream, Fast-dLLM v2)
@@ -210,7 +209,7 @@ def _prompts(named: Mapping[str, Any]) -> list[Tensor]:
         return list(ids)
     if not isinstance(mask, Tensor) or mask.shape != ids.shape:
         raise InputError(f"`attention_mask` must be {tuple(ids.shape)}, but is {show(mask)}. Pass the tokenizer's own.")
-    return [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
+    return [row[seen.bool()] for row, seen in zip(ids, mask, strict=True)]
 
 
 def _end_tokens(value: object) -> frozenset[int]:

@@ -156,7 +156,7 @@ def generate(
         model: A loaded language or vision-language model of transformers.
         inputs: Token ids (B, P) int64, or a tokenizer's or processor's output. Or a list of these: the prompts are then
             decoded side by side, whatever their lengths, and the next one begins as soon as another has ended.
-        drafter: A registered name ("lookup" or "recycling"), a folder or hub id of a drafter with weights,
+        drafter: A registered name ("lookup", "recycling", "jacobi", ...), a folder or hub id of a drafter with weights,
             "<model>/<drafter>" for a shipped one, a dotted path "package.module:Class", a smaller model (of another
             vocabulary only if both models' folders hold tokenizers), an object that implements
             `mmdec.types.Drafter`, or None for plain decoding. "auto" is the first drafter in the model's folder, else
@@ -199,6 +199,7 @@ def generate(
             "num_speculative_tokens": num_speculative_tokens,
             "seed": seed,
             "statistics": statistics,
+            "max_batch": None if max_batch == MAX_BATCH else max_batch,
         }
         given["drafter"] = None if drafter == "auto" else drafter
         check_canvas_alone(given)

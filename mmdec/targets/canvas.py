@@ -100,22 +100,24 @@ class _Session:
         self.text = torch.cat([self.text, block])
         self.canvas = self.masks(self.layout.block_length)
 
-    def run(self, ids: Tensor, positions: Tensor, visible: Tensor, kept: Tensor, cache: DynamicCache | None) -> Tensor:
+    def run(
+        self, ids: Tensor, positions: Tensor, visible: Tensor, wanted: Tensor, cache: DynamicCache | None
+    ) -> Tensor:
         """Run the model under a mask of one's own.
 
         Args:
             ids: (K, N).
             positions: (N,).
             visible: (N, S) bool, which of the S cached and new columns each token attends to.
-            kept: Indices of the tokens whose logits are wanted.
+            wanted: Indices of the tokens whose logits are wanted.
 
         Returns:
-            (K, number of kept, V).
+            (K, number of wanted tokens, V).
         """
         mask = additive(visible, self.model.dtype).expand(len(ids), 1, -1, -1)
         placed: dict[str, Any] = {CACHE_ARGUMENT: cache, "position_ids": positions[None].expand(len(ids), -1)}
         model = cast(Any, self.model)
-        out = model(input_ids=ids, attention_mask=mask, use_cache=cache is not None, logits_to_keep=kept, **placed)
+        out = model(input_ids=ids, attention_mask=mask, use_cache=cache is not None, logits_to_keep=wanted, **placed)
         return out.logits
 
 
@@ -143,9 +145,9 @@ class _BlockSession(_Session):
         blocks = self.layout.blocks(positions, self.prompt_length)
         visible = (blocks <= blocks[cached:, None]) & ((owners == -1) | (owners == owners[cached:, None]))
         edge = int(self.layout.shifted and len(added) > 0)
-        kept = torch.arange(len(added) - edge, len(added) + count * width, device=device)
+        wanted = torch.arange(len(added) - edge, len(added) + count * width, device=device)
         ids = torch.cat([added, canvases.flatten()])[None]
-        logits = self.run(ids, positions[cached:], visible, kept, self.cache)[0]
+        logits = self.run(ids, positions[cached:], visible, wanted, self.cache)[0]
         if self.cache is not None:
             self.cache.crop(-count * width)  # the canvases
             self.cached = start
@@ -173,7 +175,7 @@ class _FullSession(_Session):
         hidden = self.masks(self.end - start - width)
         rows = torch.cat([self.text.expand(count, -1), canvases, hidden.expand(count, -1)], 1)
         positions = torch.arange(self.end, device=rows.device)
-        kept = (positions[start : start + width] - int(self.layout.shifted)).clamp_min(0)
+        wanted = (positions[start : start + width] - int(self.layout.shifted)).clamp_min(0)
         return self.run(
-            rows, positions, torch.ones(self.end, self.end, dtype=torch.bool, device=rows.device), kept, None
+            rows, positions, torch.ones(self.end, self.end, dtype=torch.bool, device=rows.device), wanted, None
         )

@@ -32,8 +32,9 @@ class DescribeOptions(GenerateOptions):
     model: Model = option(DEFAULT_MODEL, "A shipped name, a directory, a Hugging Face id, or a loaded model.")
     drafter: DrafterChoice = option(
         "auto",
-        "eagle, msd, ... (where the model has their weights), lookup or recycling; a directory with a drafter's "
-        "weights; a class as package.module:Class; none (no drafts); or auto: the model's own, else lookup.",
+        "eagle, msd, ... (where the model has their weights), lookup, recycling or another registered name; a "
+        "directory with a drafter's weights; a class as package.module:Class; none (no drafts); or auto: the model's "
+        "own, else lookup.",
         str,
         short="-d",
     )

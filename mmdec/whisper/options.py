@@ -36,8 +36,8 @@ class TranscribeOptions(GenerateOptions):
     model: Model = option(DEFAULT_MODEL, "A shipped name, a directory, a Hugging Face id, or a loaded model.")
     drafter: DrafterChoice = option(
         "auto",
-        "auto (one made for the model, else lookup), medusa, ctc, lookup or recycling; a directory with a drafter's "
-        "weights; a class as package.module:Class; or none (no drafts).",
+        "auto (one made for the model, else lookup), medusa, ctc, lookup, recycling or another registered name; a "
+        "directory with a drafter's weights; a class as package.module:Class; or none (no drafts).",
         str,
         short="-d",
     )

@@ -167,6 +167,7 @@ def test_layout_is_read_from_the_configuration() -> None:
         ({"canvas": 3}, "`canvas` must be one of threshold.*but is 3"),
         ({"canvas": "top_k", "drafter": "lookup"}, "`drafter` must be left out with `canvas`, but is 'lookup'"),
         ({"canvas": "top_k", "num_speculative_tokens": 4}, "`num_speculative_tokens` must be left out"),
+        ({"canvas": "top_k", "max_batch": 3}, "`max_batch` must be left out with `canvas`"),
         ({"canvas": "top_k", "do_sample": True}, "`do_sample` must be left out with `canvas`"),
         ({"canvas": "top_k"}, "`mask_token_id` must be given"),
         (

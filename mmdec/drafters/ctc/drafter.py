@@ -154,7 +154,7 @@ def state_lengths(states: Tensor, sound: Tensor | None) -> list[int]:
 
 @dataclass
 class CtcState:
-    """The drafter's state of one `generate` call: a `Row` (text and alignment) for each row of the batch."""
+    """The drafter's state of one `generate` call: the text and its alignment for each row of the batch."""
 
     rows: list[CtcRow]
 

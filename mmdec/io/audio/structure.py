@@ -41,9 +41,8 @@ class FileStructure:
     share: float = 1.0  # declared bytes of samples / bytes of samples that are there; 1: unknown, or nothing is missing
     seconds: float | None = None  # duration that a FLAC, an MP3, or an MP4 of fragments declares; None: none
     start: int = 0  # position at which an MP3 begins behind other bytes; all other positions count from it
-    patches: dict[int, bytes] = field(
-        default_factory=lambda: {}
-    )  # byte position -> bytes that decoders should read there
+    # byte position -> bytes that decoders should read there
+    patches: dict[int, bytes] = field(default_factory=lambda: {})
     block: int = 0  # samples of a FLAC's block, if all have the same length
     mistimed: bool = False  # whether an MP4's table of timestamps is damaged; `patches` have one without holes
     fragmented: bool = False  # whether an MP4 consists of fragments
@@ -136,13 +135,8 @@ def structure_of(file: BinaryIO) -> FileStructure:
             file.seek(max(start, 0))
             return FileStructure() if start < 0 else replace(_mp3(file, size - start), start=start)
         return read(file, size)
-    except (
-        struct.error,
-        IndexError,
-        ValueError,
-        OverflowError,
-        OSError,
-    ):  # a damaged header: the decoder decides about it
+    except (struct.error, IndexError, ValueError, OverflowError, OSError):
+        # a damaged header: the decoder decides about it
         return FileStructure()
 
 

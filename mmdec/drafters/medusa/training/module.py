@@ -228,7 +228,7 @@ class MedusaModule(DrafterModule):
         self.use_options(MedusaOptions(**options))
         self.count = self.options.heads
         self.weights = [0.8**k if self.options.weights == "medusa" else 1.0 for k in range(1, self.count + 1)]
-        # (K, WIDTH); [k][r] is the share of positions, from 0 to 1, at which head k's candidate of rank r is right
+        # (K, R); [k][r] is the share of positions, from 0 to 1, at which head k's candidate of rank r is right
         self.chances: list[list[float]] | None = None  # None: not measured yet
 
     @property
@@ -324,7 +324,7 @@ class MedusaModule(DrafterModule):
     def losses(self, positions: TextPositions) -> tuple[list[Tensor], Tensor]:
         """Return each head's loss, and the ranks (P, K) of the target tokens.
 
-        A rank is at most WIDTH, and WIDTH after the text's end.
+        A rank is at most MAX_RANKS, and MAX_RANKS after the text's end.
         """
         read, output = positions.hidden, self.base.proj_out.weight
         if self.heads.block is not None:

@@ -23,7 +23,7 @@ class Simulation:
 
     tokens: int
     rounds: int
-    hits: list[list[int]]  # (K, WIDTH) how often the true token had rank r at depth k
+    hits: list[list[int]]  # (K, R) how often the true token had rank r at depth k
     trials: list[int]  # (K,) how often depth k was reached
 
     @property
@@ -70,7 +70,7 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
         nodes: Size of a tree.
 
     Returns:
-        Tokens per round with chains, tokens per round with trees, and the accuracies (K, WIDTH): how often rank r was
+        Tokens per round with chains, tokens per round with trees, and the accuracies (K, R): how often rank r was
         right at depth k, from 0 to 1.
     """
     chain = simulate(texts, HeadAccuracy(default_chances(heads)).tree(heads, heads), heads)
@@ -82,7 +82,7 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
 
 
 def estimate(simulation: Simulation) -> list[list[float]]:
-    """Compute accuracies (K, WIDTH) from the counts of a simulation: how often rank r is right at depth k, from 0 to 1.
+    """Compute accuracies (K, R) from the counts of a simulation: how often rank r is right at depth k, from 0 to 1.
 
     For smoothing, the accuracies of depth k - 1 count as one more trial.
     """

@@ -242,7 +242,7 @@ def rank_texts(
 
     Returns:
         For each text of A answer tokens a tensor (A - 1, depth) int64 on the CPU. Entry [r, d] is the rank of token r +
-        1 + d if token r is the root, at most WIDTH; beyond the text's end it is WIDTH.
+        1 + d if token r is the root, at most MAX_RANKS; beyond the text's end it is MAX_RANKS.
     """
     lengths = columns.mask.sum(1).tolist()
     rows, width = columns.mask.shape
