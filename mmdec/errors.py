@@ -36,8 +36,8 @@ class BatchError(InputError):
         self.errors = errors
         first = next(iter(errors))
         super().__init__(
-            f"{len(errors)} of {len(results)} {what} were refused, the first at index {first}: {errors[first]} "
-            "The others are in `results` of this error."
+            f"{len(errors)} of {len(results)} {what} were rejected, the first at index {first}: {errors[first]}"
+            + (" The others are in `results` of this error." if len(errors) < len(results) else "")
         )
 
 

@@ -86,7 +86,7 @@ def decode_all(
         report: Called once for each input, with its index and its result or an error message.
         least: The call's `min_confidence`; it refuses results of a lower confidence when all are done.
     """
-    reported, faults = set[int](), list[Exception]()
+    reported, faults, is_retried = set[int](), list[Exception](), False
 
     def on_result(index: int, result: Any) -> None:
         if least is not None and result.confidence is not None and result.confidence < least:
@@ -110,10 +110,12 @@ def decode_all(
             raise
         if len(inputs) == 1:
             return report(0, failure_message(error))
-        for index, one in enumerate(inputs):
-            if index not in reported:
-                result = decode_each([one], lambda batch: call(batch, lambda *_: None))  # type: ignore[arg-type] # of a list: a list
-                report(index, *result)
+        is_retried = True
+    # not in the handler, because the error's traceback holds the call's memory
+    for index, one in enumerate(inputs if is_retried else ()):
+        if index not in reported:
+            result = decode_each([one], lambda batch: call(batch, lambda *_: None))  # type: ignore[arg-type] # of a list: a list
+            report(index, *result)
 
 
 def _say(name: str, message: str) -> None:

@@ -160,7 +160,7 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     def _send_aside(self, tasks: Sequence[Task], busy: bool) -> list[Task]:
-        """Let the side thread compute the first `Compute` of tasks, if it has nothing to do.
+        """Let the side thread compute the first `Compute` of tasks that runs aside, if it has nothing to do.
 
         Args:
             tasks: Those that wait for a pass that nobody shares, in their order.
@@ -169,7 +169,7 @@ class Scheduler:
         Returns:
             The tasks whose pass this thread may run.
         """
-        computing = [task for task in tasks if isinstance(task.pending, Compute)]
+        computing = [task for task in tasks if isinstance(task.pending, Compute) and task.pending.runs_aside]
         if self._aside is None and computing and self._side_thread is not None:
             request: Any = computing[0].pending
             self._aside = computing[0], self._side_thread.submit(run_pass, request)

@@ -76,6 +76,7 @@ class Compute:
     device: torch.device
     function: Callable[[], Any]
     stage: str = ""  # the stage of decoding that its seconds belong to, such as "encoder"; "": none
+    runs_aside: bool = False  # whether another thread may compute it beside the passes of other decodings
 
     def compute(self) -> Any:
         return self.function()
@@ -98,13 +99,15 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[PassRequest | Round, PassResult | None, T]
 
 
-def compute_value(device: torch.device, function: Callable[[], Any], stage: str) -> Steps[Any]:
+def compute_value(
+    device: torch.device, function: Callable[[], Any], stage: str, runs_aside: bool = False
+) -> Steps[Any]:
     """Ask for a `Compute` step.
 
     Returns:
         What `function` returned.
     """
-    result = yield Compute(device, function, stage)
+    result = yield Compute(device, function, stage, runs_aside)
     assert result is not None
     return result.value
 

@@ -62,6 +62,8 @@ class JacobiRow:
         return self._rng.choice(self._text)
 
     def store(self, first: int, following: Sequence[int]) -> None:
+        if not following:
+            return
         ngrams = self.ngrams.pop(first, [])
         self.ngrams[first] = [*(one for one in ngrams if one != tuple(following)), tuple(following)][-MAX_NGRAMS:]
         if len(self.ngrams) > MAX_STORED:
@@ -178,6 +180,8 @@ class Jacobi:
         if plan.nodes <= plan.depth:
             row.fit(root, depth + 1, 1)
             rates = {kind: row.hits[kind] / row.trials[kind] for kind in row.asked}
+            if not rates:
+                return [], []
             best = max(rates, key=rates.__getitem__)
             chain = row.levels[0][1:] if best == "comb" else row.follow(root, depth)
             chances = [rates[best] ** (step + 1) for step in range(len(chain))]

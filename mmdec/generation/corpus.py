@@ -9,9 +9,11 @@ from threading import Lock
 from typing import Any, TypeAlias, cast, final
 from weakref import WeakKeyDictionary
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import check_methods, show
 from mmdec.checks.files import open_regular, quote_path
 from mmdec.checks.weights import WEIGHTS_SUFFIX, read_settings
 from mmdec.drafters.corpus import MAX_INDEX_TOKENS, CorpusDrafter, TokenIndex, tokenizer_fingerprint
@@ -49,11 +51,13 @@ def corpus(source: Text | Sequence[Text], *, tokenizer: Any = None) -> Corpus:
     References:
         REST (2311.08252), Token Map Drafting (2507.21522), ANPD (2404.08698), ADED (2407.12021).
     """
+    if tokenizer is not None:
+        check_methods("tokenizer", tokenizer, ("get_vocab", "__call__"), "Pass the model's tokenizer.")
     if isinstance(source, (str, os.PathLike)):
         if os.fsdecode(source).endswith(WEIGHTS_SUFFIX):
             return Corpus(TokenIndex.load(source), (), tokenizer, os.fsdecode(source))
     elif _are_texts(source):
-        return Corpus(None, tuple(one if isinstance(one, str) else read_text(one) for one in source), tokenizer)
+        return Corpus(None, _read_texts(source), tokenizer)
     raise InputError(
         f"`source` must be an index's file, which ends with {WEIGHTS_SUFFIX}, or a list of texts and of paths of text "
         f"files, but is {show(source)}. Make an index with `mmdec index`, or give [text]."
@@ -138,7 +142,7 @@ def write_index(files: Sequence[Text], model: Text, output: Text) -> tuple[Path,
     """
     if Path(output).suffix != WEIGHTS_SUFFIX:
         raise InputError(f"`output` must end with {WEIGHTS_SUFFIX}, but is '{quote_path(output)}'. Rename it.")
-    texts = [read_text(file) for file in files]
+    texts = _read_texts([Path(file) for file in files])
     folder = find_model(model, None, ("*.json", *TOKENIZER_FILES))
     tokenizer = folder_tokenizer(folder)
     if tokenizer is None:
@@ -146,6 +150,20 @@ def write_index(files: Sequence[Text], model: Text, output: Text) -> tuple[Path,
     hears = "num_mel_bins" in read_settings(folder / "config.json")
     index = index_texts(texts, tokenizer, hears)
     return index.save(output), len(index)
+
+
+def _read_texts(sources: Sequence[Text]) -> tuple[str, ...]:
+    """Return texts, and the contents of the files that paths name."""
+    texts, size = list[str](), 0
+    for source in sources:
+        texts.append(source if isinstance(source, str) else read_text(source))
+        size += len(texts[-1])
+        if size > MAX_TEXT_BYTES:
+            raise InputError(
+                f"`source` must have at most {MAX_TEXT_BYTES} characters in all, but its first {len(texts)} texts have "
+                f"{size}. Leave some out."
+            )
+    return tuple(texts)
 
 
 def read_text(path: Text) -> str:
@@ -175,11 +193,16 @@ def index_texts(texts: Sequence[str], tokenizer: Any, spoken: bool) -> TokenInde
         tokenizer: The target's.
         spoken: Whether the target transcribes speech: it writes no line ends, and a space before the first word.
     """
-    ids = list[list[int]]()
+    ids, size = list[NDArray[np.int32]](), 0
     for text in texts:
         for part in _parts(text.encode("utf-8", "ignore").decode()):
             words = f" {' '.join(part.split())}" if spoken and part.strip() else part
-            ids.append(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"])
+            ids.append(np.array(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"], np.int32))
+            size += len(ids[-1])
+            if size > MAX_INDEX_TOKENS:
+                raise InputError(
+                    f"`source` must have at most {MAX_INDEX_TOKENS} tokens, but has more. Leave some texts out."
+                )
     return TokenIndex.of(ids, tokenizer_fingerprint(tokenizer))
 
 

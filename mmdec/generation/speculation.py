@@ -134,7 +134,8 @@ class Speculation:
         return Speculation, (self.options,)
 
     def with_seed(self, seed: int | None) -> Speculation:
-        """Return the same loop, with the same drafters, for another seed."""
+        """Return the same loop, with the same drafters, for another seed, taken modulo 2^64."""
+        seed = None if seed is None else seed % 2**64
         if seed == self.options.seed:
             return self
         other = object.__new__(Speculation)

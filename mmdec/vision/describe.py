@@ -399,7 +399,7 @@ def _tensors(
     vlm, chosen = request.vlm, [questions[index] for index in batch]
     try:
         inputs = model_inputs(vlm, [question.text for question in chosen], chosen)
-    except MemoryError:
+    except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # find out which question of the batch causes the error
         refused = dict[int, InputError]()
@@ -408,6 +408,8 @@ def _tensors(
                 check_images(vlm, questions[index])
             except InputError as reason:
                 refused[index] = without_frames(reason)
+        if not refused and isinstance(error, InputError):
+            raise
         if not refused:
             raise InputError(
                 f"`image` must be what the model's processor takes, but it refuses these together "

@@ -663,7 +663,7 @@ def _window_features(features: Tensor, seek: int, width: int) -> Tensor:
 
 
 def _encode(encode: Encode, features: Tensor) -> Steps[BaseModelOutput]:
-    states: Any = yield from compute_value(features.device, partial(encode, features), "encoder")
+    states: Any = yield from compute_value(features.device, partial(encode, features), "encoder", runs_aside=True)
     encoded = BaseModelOutput(last_hidden_state=states)
     setattr(encoded, SOUND, features)  # some drafters read the sound
     return encoded

@@ -155,7 +155,7 @@ class RecordingDecoder:
         output = yield from self._decode(call, seconds)
         if output is None:
             encode = partial(self._encoder, call.features, whole=True)
-            whole = yield from compute_value(self._model.device, encode, "encoder")
+            whole = yield from compute_value(self._model.device, encode, "encoder", runs_aside=True)
             encoded.last_hidden_state = whole  # also for this window's other temperatures
             self._meter.restart()
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())

@@ -264,7 +264,7 @@ def test_a_refused_prompt_costs_its_neighbours_nothing() -> None:
         4: "`max_length` is set to 48",
         6: "must be 1 at the end",
     }
-    with pytest.raises(mmdec.BatchError, match="4 of 8 prompts were refused, the first at index 1") as refused:
+    with pytest.raises(mmdec.BatchError, match="4 of 8 prompts were rejected, the first at index 1") as refused:
         mmdec.generate(model, prompts, drafter="lookup", max_batch=2, max_length=48)
     assert list(refused.value.errors) == list(bad)
     for index, message in bad.items():
@@ -276,6 +276,15 @@ def test_a_refused_prompt_costs_its_neighbours_nothing() -> None:
             continue
         single = mmdec.generate(model, prompt, drafter=None, max_length=48)
         assert refused.value.results[index].sequences.tolist() == single.sequences.tolist()
+
+
+def test_seeds_of_a_list_go_on_at_zero() -> None:
+    model = model_of("LlamaForCausalLM")
+    prompts = [request.ids for request in requests(model, random.Random(4), 2)]
+    options: dict[str, Any] = {"do_sample": True, "max_new_tokens": 6}
+    together = mmdec.generate(model, prompts, seed=2**64 - 1, **options)
+    last = mmdec.generate(model, prompts[1], seed=0, **options)
+    assert together[1].sequences.tolist() == last.sequences.tolist()
 
 
 def test_a_processor_that_counts_reads_one_prompt_after_another() -> None:

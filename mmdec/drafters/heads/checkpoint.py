@@ -28,15 +28,15 @@ from mmdec.drafters.networks.checkpoint import COMPUTED_TENSORS, attention_sizes
 from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.hub.checkpoint import Checkpoint
 
-HYDRA_TENSOR = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.linear\.weight")
+HYDRA_TENSOR = re.compile(r"hydra_mlp\.(\d{1,3})\.(\d{1,3})\.linear\.weight")
 HYDRA_LAYER = "prefix_embeding_layer."  # as the published code spells it
 UNREAD = {"input_embed_fn.weight", HYDRA_LAYER + "embed_tokens.weight", "emb_norm.weight"}
 HYDRA_ARCHITECTURES = ("mlp", "prefix-mlp")
 HYDRA_HEAD_DIM = 128  # Vicuna's, whose number of attention heads Hydra++'s config.json lacks
 REDRAFTER_MODEL_TYPE, MLP_MODEL_TYPE = "recurrent_drafting_drafter", "mlp_speculator"
-REDRAFTER_BLOCK = re.compile(r"lm_head\.(\d+)\.linear\.weight")
+REDRAFTER_BLOCK = re.compile(r"lm_head\.(\d{1,3})\.linear\.weight")
 MLP_PREFIX = "speculator."
-MLP_TENSOR = re.compile(r"(emb|proj|head|ln)\.(\d+)\.(weight|bias)")
+MLP_TENSOR = re.compile(r"(emb|proj|head|ln)\.(\d{1,3})\.(weight|bias)")
 Rename = Callable[[str], str]  # a parameter's name in `Heads` -> its published name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +61,22 @@ def test_after_a_failure_the_rest_is_decoded_one_by_one() -> None:
     assert reports[0] == "A"
     assert "b breaks it" in reports[1]
     assert reports[2] == "C"
+
+
+def test_a_failed_calls_memory_is_free_before_the_rest_is_decoded() -> None:
+    held = list[weakref.ref[Reports]]()
+
+    def call(inputs: list[str], on_result: OnResult) -> list[SimpleNamespace]:
+        if len(inputs) > 1:
+            cache = Reports()
+            held.append(weakref.ref(cache))
+            raise MemoryError(f"no room beside {len(cache)}")
+        assert held[0]() is None
+        return [result(inputs[0].upper())]
+
+    reports = Reports()
+    decode_all(["a", "b"], call, reports)
+    assert reports == {0: "A", 1: "B"}
 
 
 def test_a_wrong_argument_ends_the_command() -> None:

@@ -133,7 +133,7 @@ def test_padded_rows_agree_with_rows_alone(any_model: Path) -> None:
 def test_one_bad_recording_does_not_lose_the_others(any_model: Path) -> None:
     batch = [buzz(1.0), np.zeros(RATE), buzz(1.5)]
     with pytest.raises(
-        mmdec.BatchError, match=r"1 of 3 recordings were refused, the first at index 1: .*silent"
+        mmdec.BatchError, match=r"1 of 3 recordings were rejected, the first at index 1: .*silent"
     ) as caught:
         mmdec.translate_speech(batch, sample_rate=RATE, model=any_model, device="cpu")
     good = [result for result in caught.value.results if result is not None]

@@ -25,6 +25,12 @@ def context(tokens: list[list[int]]) -> Context:
     return Context(ids, torch.ones_like(ids, dtype=torch.bool), torch.arange(ids.shape[1])[None, None], ids[:, 0])
 
 
+def test_nothing_is_stored_behind_a_first_token() -> None:
+    row = Jacobi().start(context([[1, 2, 3]]))[0]
+    row.store(9, ())
+    assert row.follow(9, 3) == []
+
+
 def round_of(drafter: Jacobi, state: list[JacobiRow], draft: Draft, best: list[int], new: list[int]) -> None:
     """Tell the drafter the likeliest token after each node, and the new tokens."""
     logits = torch.nn.functional.one_hot(torch.tensor([best]), VOCABULARY).float()

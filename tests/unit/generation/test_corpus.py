@@ -37,6 +37,19 @@ def index_of(source: Any, loaded: LoadedLanguageModel) -> TokenIndex:
     return source.drafter_for(loaded.model)._index
 
 
+def test_what_is_no_tokenizer_is_refused() -> None:
+    with pytest.raises(InputError, match="`tokenizer` must"):
+        mmdec.corpus([TEXT], tokenizer="gpt2")
+
+
+def test_texts_are_limited_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_TEXT_BYTES", 2 * len(TEXT))
+    assert mmdec.corpus([TEXT, TEXT])
+    (tmp_path / "text.txt").write_text(TEXT)
+    with pytest.raises(InputError, match="its first 3 texts have"):
+        mmdec.corpus([TEXT, TEXT, tmp_path / "text.txt"])
+
+
 def test_texts_and_files_give_the_same_index(loaded: LoadedLanguageModel, folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text(TEXT, encoding="utf-8")

@@ -45,7 +45,7 @@ def check_error(error: mmdec.BatchError, paths: list[Path], bad: dict[Path, str]
     for place, problem in error.errors.items():
         assert isinstance(problem, mmdec.InputError)
         assert bad[paths[place]] in str(problem), paths[place]
-    assert str(error).startswith(f"{count} of 100 recordings were refused")
+    assert str(error).startswith(f"{count} of 100 recordings were rejected")
 
 
 def test_a_batch_of_a_hundred_reports_its_bad_files(

@@ -301,7 +301,7 @@ def test_one_bad_image_does_not_lose_the_others_nor_reach_them(vlm: LoadedVlm, t
     ]
     asked: list[Any] = [pixels(0), *bad[:3], pixels(1), *bad[3:], (pixels(2),), (pixels(1), b"")]
     for size in (1, 3, 16):
-        with pytest.raises(mmdec.BatchError, match="8 of 11 images were refused, the first at index 1") as caught:
+        with pytest.raises(mmdec.BatchError, match="8 of 11 images were rejected, the first at index 1") as caught:
             mmdec.describe(asked, QUESTION, model=vlm, batch_size=size)
         assert list(caught.value.errors) == [1, 2, 3, 5, 6, 7, 8, 10]
         result = {place: one.tokens for place, one in enumerate(caught.value.results) if one is not None}

@@ -179,7 +179,7 @@ def test_absent_weights_are_not_initialised_randomly(tmp_path: Path) -> None:
 def test_a_bad_recording_does_not_lose_the_others(whisper: LoadedWhisper, tmp_path: Path) -> None:
     good = tmp_path / "good.wav"
     soundfile.write(good, buzz(0.6), RATE)
-    with pytest.raises(mmdec.BatchError, match="1 of 3 recordings were refused, the first at index 1") as caught:
+    with pytest.raises(mmdec.BatchError, match="1 of 3 recordings were rejected, the first at index 1") as caught:
         mmdec.transcribe([good, "missing.wav", good], model=whisper, drafter="lookup", max_new_tokens=4)
     first, none, last = caught.value.results
     assert none is None
