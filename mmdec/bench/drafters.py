@@ -81,6 +81,7 @@ WORD_BINS = ((0, 5), (6, 20), (21, 39), (40, 100_000))  # least and most words o
 ANSWER_BINS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # least and most new tokens of each bin of answers
 SAMPLE_RECORDINGS = Path("data/samples/english")
 RECORDING_SUFFIXES = (".flac", ".wav", ".mp3", ".ogg")
+TRAINED_FOLDER = "drafter"  # where `mmdec train drafter` puts the drafter, in the folder of its run
 TEXT_SUFFIXES = (".txt", ".srt", ".vtt")  # of the texts in a folder that is a hypothesis
 
 
@@ -406,7 +407,9 @@ def find_drafts(names: Sequence[str], directory: Path, kind: str) -> dict[str, s
         choice = _find(name, directory)
         if isinstance(choice, Path):
             check_drafter_folder(choice, directory, "draft")
-        label = choice.name if isinstance(choice, Path) else name
+        label = name
+        if isinstance(choice, Path):
+            label = choice.resolve().parent.name if choice.name == TRAINED_FOLDER else choice.name
         found[label if label not in found else name] = choice
     return found
 
@@ -611,7 +614,9 @@ def measure_in_turn(
             measured[method.name][index].append(call)
             equal[method.name][index].append(call.tokens == expected)
         left = (time.monotonic() - begin) / (number + 1) * (repeats * count - number - 1)
-        log(f"{_progress(workload.label(index), repeat, repeats, calls)}; {left / 60:.1f} minutes left")
+        wrong = [name for name in calls if not equal[name][index][-1]]
+        differing = f"; OTHER TOKENS: {', '.join(wrong)}" if wrong else ""
+        log(f"{_progress(workload.label(index), repeat, repeats, calls)}{differing}; {left / 60:.1f} minutes left")
     return measured, equal, ""
 
 

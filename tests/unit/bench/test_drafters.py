@@ -41,7 +41,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_text_folder.write(folder / "other", tiny_text_folder.OTHER, 2, num_hidden_layers=1)
     tiny_whisper.write(folder / "whisper")
     tiny_vlm_folder.write(folder / "vlm")
-    save_network(draft_network("eagle3", load_language_model(folder / "large", "cpu").model), folder / "eagle3")
+    save_network(
+        draft_network("eagle3", load_language_model(folder / "large", "cpu").model), folder / "eagle3" / "drafter"
+    )
     return folder
 
 
@@ -97,7 +99,7 @@ def test_built_in_prompts_are_grouped_by_kind(home: Path, model: str) -> None:
 @pytest.mark.parametrize("small", sample(("same", "other"), ("same",)))
 def test_a_smaller_model_is_compared_with_assisted_generation(home: Path, prompts: Path, small: str) -> None:
     inner = "lookup" if small == "same" else None
-    drafts = [str(home / small), "lookup", str(home / "eagle3")]
+    drafts = [str(home / small), "lookup", str(home / "eagle3" / "drafter")]
     report = only(bench_drafters(home / "large", drafts, prompts, inner=inner, **{**OPTIONS, "per_kind": None}))
     staged = ["same, inner lookup"] if inner else []
     # transformers takes vocabularies of equal size for the same one
@@ -155,7 +157,9 @@ def test_a_drafter_with_different_text_has_no_figures(
     language = load_language_model(home / "large", "cpu")
     shortest = min(len(language.tokenizer(line)["input_ids"]) for line in prompts.read_text().splitlines())
     monkeypatch.setattr(LanguageHarness, "measure", wrong)
-    run = bench_drafters(home / "large", data=prompts, **{**OPTIONS, "per_kind": None})
+    lines: list[str] = []
+    run = bench_drafters(home / "large", data=prompts, log=lines.append, **{**OPTIONS, "per_kind": None})
+    assert sum("OTHER TOKENS: recycling, prompt lookup;" in line for line in lines) == 1
     assert run.left_out.keys() == {"recycling"}
     assert "differ from greedy decoding on 1 of 2 prompts: no figures" in run.left_out["recycling"]
     (report,) = run.reports
@@ -192,7 +196,7 @@ def test_a_time_limit_keeps_what_was_measured(home: Path, prompts: Path, monkeyp
         ({"draft": ["eagle"]}, "`draft` must be a folder for eagle"),
         ({"draft": ["EMPTY"]}, r"`draft` must be a folder with a drafter's config\.json"),
         ({"model": "chat", "draft": ["WIDE"]}, "`model` must have .* channels for this drafter"),
-        ({"model": "eagle3"}, "`model` must be a language model"),
+        ({"model": "eagle3/drafter"}, "`model` must be a language model"),
         ({"data": "EMPTY/none.txt"}, "`data`"),
         ({"images": "EMPTY"}, "`images` must be for a model that reads it"),
         ({"draft_model": ["whisper-tiny.en"]}, "must be for recordings"),
