@@ -15,10 +15,13 @@ from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
+from mmdec.drafters.eagle.training.eagle3 import frequent_tokens
 from mmdec.drafters.heads.network import Heads
 from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.training.data import DraftData
 from mmdec.drafters.networks.training.module import (
     LOSSES,
     MAX_LOGITS,
@@ -31,6 +34,7 @@ from mmdec.drafters.networks.training.module import (
 )
 from mmdec.drafters.networks.training.teacher import TargetFeatures
 from mmdec.drafters.networks.training.unroll import UnrollInputs, unroll_steps
+from mmdec.errors import InputError
 from mmdec.training.callbacks import ESTIMATED_CHAIN_LENGTH
 
 
@@ -44,10 +48,29 @@ class HeadsModule(DraftModule):
 
     Hydra++ is `{kind: hydra, prefix_layer: true, blocks: 4}`. KOALA's deeper heads are `blocks: 2` or 3, Cerberus'
     sequential knowledge is `previous_head: true`.
+
+    Args:
+        vocabulary: Number of tokens whose probabilities training compares, the most frequent in the answers; 0: all.
+            With a large vocabulary most of the time goes into the LM head. Validation ranks all tokens.
     """
 
     system: ClassVar[str] = "heads"
     weights: ClassVar[LossWeights] = LossWeights(features=0.0, tokens=1.0)
+
+    def __init__(self, units: list[str] | None = None, vocabulary: int = 0, **options: Any) -> None:
+        super().__init__(units, **options)
+        if vocabulary < 0:
+            raise InputError(f"`vocabulary` must be 0 or more, but is {vocabulary}. 0 compares all tokens.")
+        self.vocabulary = vocabulary
+        self.compared_tokens: Tensor | None = None  # ids of the tokens that training compares; None: all
+        self.hparams.update(vocabulary=vocabulary)
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        data = cast(DraftData, self.trainer.datamodule)  # type: ignore[attr-defined] # not typed by Lightning
+        if 0 < self.vocabulary < self.network.vocabulary:
+            answers = (data.tokens[name] for name in sorted({row.name for row in data.parts["train"]}))
+            self.compared_tokens = frequent_tokens(answers, self.vocabulary)
 
     def first_network(self) -> DraftNetwork:
         network = super().first_network()
@@ -91,12 +114,18 @@ class HeadsModule(DraftModule):
         states = self.steps(columns, texts, self.chain)
         return rank_texts(columns, states, lambda state: self.level_logits(state, length - state.shape[1]), texts)
 
-    def level_logits(self, state: Tensor, level: int) -> Tensor:
-        """Compute the logits (..., V) float32 of one level from its states (..., S)."""
+    def level_logits(self, state: Tensor, level: int, tokens: Tensor | None = None) -> Tensor:
+        """Compute the logits float32 of one level from its states (..., S).
+
+        Args:
+            tokens: (v,), the tokens whose logits (..., v) are wanted; None: all.
+        """
         network = cast(Heads, self.network)
-        if len(network.lm_heads):
-            return network.level_logits(state, level, cast(nn.Linear, network.lm_heads[0])).float()
-        return self.teacher.logits(state[..., -network.config.output_size :])
+        own, (weight, bias) = network.lm_heads, self.teacher.head
+        if len(own):
+            head = cast(nn.Linear, own[min(level, len(own) - 1)])
+            weight, bias = head.weight, head.bias
+        return chosen_logits(state[..., -network.config.output_size :], weight, bias, tokens)
 
     def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
         """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
@@ -133,11 +162,29 @@ class HeadsModule(DraftModule):
         Returns:
             The losses (P,); and (P,) 1 where both have the same likeliest token, else 0.
         """
-        drafted, target_logits = self.level_logits(states, level), self.teacher.logits(expected)
+        tokens = self.compared_tokens if self.training else None
+        tokens = None if tokens is None else tokens.to(states.device)
+        drafted, target_logits = (
+            self.level_logits(states, level, tokens),
+            chosen_logits(expected, *self.teacher.head, tokens),
+        )
         weights = vars(self.loss_weights)
         parts = (weights[name] * part(drafted, target_logits) for name, part in LOSSES.items() if weights[name])
         loss = sum(parts, drafted.new_zeros(len(drafted)))
         return loss, (drafted.argmax(-1) == target_logits.argmax(-1)).to(drafted.dtype)
+
+
+def chosen_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor | None) -> Tensor:
+    """Compute the logits (..., v) float32 of these tokens from the LM head's input (..., D).
+
+    Args:
+        weight: (V, D), the LM head.
+        bias: (V,), its bias, or None.
+        tokens: (v,); None: all V.
+    """
+    if tokens is not None:
+        weight, bias = weight[tokens], None if bias is None else bias[tokens]
+    return linear(hidden.to(weight.dtype), weight, bias).float()
 
 
 @torch.no_grad()

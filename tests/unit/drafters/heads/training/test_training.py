@@ -12,7 +12,9 @@ from torch import Tensor
 from mmdec.drafters.heads.network import Heads
 from mmdec.drafters.heads.training.module import HeadsModule, start_from_target
 from mmdec.drafters.medusa.drafter import MAX_RANKS
+from mmdec.drafters.networks.training.module import target_states
 from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher
+from mmdec.errors import InputError
 from tests.support.draft_networks import FORMS_OF, draft_network, from_scratch, tree_growing
 from tests.support.tiny_text import language_model
 
@@ -108,3 +110,27 @@ def test_every_weight_learns(form: str) -> None:
         assert all(weight.grad is not None and bool(weight.grad.any()) for weight in network.parameters())
         optimizer.step()
     assert float(module.loss(texts)["loss"].detach()) < 0.8 * before
+
+
+@pytest.mark.parametrize("form", ["plain", "mlp", "hydra++"])
+@torch.no_grad()
+def test_a_part_of_the_vocabulary_is_compared_in_training_alone(form: str) -> None:
+    module = trainer_of(draft_network("heads", MODEL, **FORMS_OF["heads"][form]), vocabulary=9)
+    texts = texts_of(module)
+    whole = float(module.loss(texts)["loss"])
+    tokens = module.compared_tokens = torch.tensor([2, 3, 9, 11, 17, 21, 40, 41, 60])
+    assert float(module.loss(texts)["loss"]) == whole
+    columns = module.columns(texts)
+    expected = target_states(texts, 32, (-1,))
+    loss = 0.0
+    for level, states in enumerate(module.steps(columns, texts, module.depth)):
+        rows = columns.mask[:, level:]
+        own = module.level_logits(states, level)[rows][:, tokens].log_softmax(-1)
+        theirs = module.teacher.logits(expected[:, level:])[rows][:, tokens].softmax(-1)
+        loss += DECAY**level * float(-(theirs * own).sum(-1).mean())
+    assert float(module.train().loss(texts)["loss"]) == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_negative_vocabulary_is_refused() -> None:
+    with pytest.raises(InputError, match="`vocabulary` must be 0 or more"):
+        HeadsModule(vocabulary=-1)
