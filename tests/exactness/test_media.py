@@ -36,7 +36,7 @@ ROWS = {"none": [0], "one": [1], "three": [3], "batch": [2, 1, 0, 1]}  # images 
 GRID = {
     "family": NAMED,
     "rows": list(ROWS),
-    "drafter": ["lookup", "recycling", "wild", "eagle", "eagle3", "msd", "small"],
+    "drafter": ["lookup", "recycling", "wild", "eagle", "eagle3", "msd", "heads", "small"],
     "nodes": [None, 1, 5, (12, 4)],
     "sampled": [False, True],
 }

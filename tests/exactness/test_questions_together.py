@@ -27,9 +27,10 @@ def loaded(request: pytest.FixtureRequest) -> tuple[Any, Any]:
 
 def call_options(rng: random.Random, model: Any) -> dict[str, Any]:
     """Draw the options of a call."""
-    drafter: Any = rng.choice([None, "lookup", "recycling", "eagle3"])
+    drafter: Any = rng.choice([None, "lookup", "recycling", "eagle3", "heads"])
+    networks: dict[str, dict[str, Any]] = {"eagle3": {"pictures": "dropped"}, "heads": {"prefix_layer": True}}
     options: dict[str, Any] = {
-        "drafter": network_drafter("eagle3", model, pictures="dropped") if drafter == "eagle3" else drafter,
+        "drafter": network_drafter(drafter, model, **networks[drafter]) if drafter in networks else drafter,
         "max_new_tokens": rng.choice([5, 24]),
         "repetition_penalty": rng.choice([None, 1.4]),
     }

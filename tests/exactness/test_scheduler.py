@@ -23,6 +23,7 @@ from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.families import FAMILIES
 from tests.exactness.enumeration import chi_square
+from tests.support.draft_networks import FORMS_OF, tree_growing
 from tests.support.families import model_of
 from tests.support.grid import WHOLE, sample
 from tests.support.poisoned_memory import poisoned
@@ -140,10 +141,42 @@ def test_a_long_run_of_changing_requests_has_no_wrong_token() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize(("drafter", "rule"), [("lookup", "sampled"), ("small", "residual"), ("small", "traversal")])
+@pytest.mark.parametrize("form", FORMS_OF["heads"])
+def test_heads_that_keep_a_state_join_and_leave(form: str) -> None:
+    """Greedy and sampled, in chains and trees, as rows of one batch and as requests that share passes."""
+    model, rng = model_of("LlamaForCausalLM"), random.Random(form)
+    asked = requests(model, rng, 6)
+    drafter = tree_growing("heads", model, **FORMS_OF["heads"][form])
+    for request in asked:
+        nodes = rng.choice([1, 3, (7, 3)])
+        request.decoding = DecodingOptions(drafter, None, nodes, seed=request.decoding.seed)
+    expected = [request.single_text() for request in asked]
+    scheduler, runs = Scheduler(SchedulerLimits(rows=5)), [request.prepare() for request in asked]
+    with poisoned():
+        for request, run in zip(asked, runs, strict=True):
+            scheduler.add(run.steps, run.rows, on_round=request.rounds.append)
+            for _ in range(rng.randint(0, 3)):
+                scheduler.step()
+        while scheduler.running or scheduler.waiting:
+            scheduler.step()
+    assert [run.sequences.tolist() for run in runs] == expected
+    assert any(max(one.drafted) > 1 for request in asked for one in request.rounds)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rule"),
+    [
+        ("lookup", "sampled"),
+        ("small", "residual"),
+        ("small", "traversal"),
+        ("heads", "residual"),
+        ("heads", "traversal"),
+    ],
+)
 def test_rows_of_a_shared_batch_are_samples_of_the_model(drafter: str, rule: Any) -> None:
     """Texts of three tokens over many seeds follow the model's distribution, in batches that rows join and leave."""
     model, small = model_of("LlamaForCausalLM"), model_of("LlamaForCausalLM", seed=1)
+    heads = tree_growing("heads", model, prefix_layer=True)
     # a small vocabulary, so that each text is expected often enough
     allowed = [5, 6, 7, 8]
     banned = torch.tensor([token for token in range(model.config.vocab_size) if token not in allowed])
@@ -152,7 +185,7 @@ def test_rows_of_a_shared_batch_are_samples_of_the_model(drafter: str, rule: Any
     scheduler, rng, runs = Scheduler(SchedulerLimits(rows=16)), random.Random(2), list[Any]()
     while len(runs) < count or scheduler.running or scheduler.waiting:
         while len(runs) < count and len(scheduler.running) < 16 and rng.random() < 0.8:
-            source: Any = small if drafter == "small" else drafter
+            source: Any = {"small": small, "heads": heads}.get(drafter, drafter)
             decoding = DecodingOptions(source, rule, 2, seed=len(runs))
             runs.append(prepare_run(model, ids, Speculation(decoding), options))
             scheduler.add(runs[-1].steps)

@@ -48,7 +48,7 @@ OTHERS = ("Llava", "LlavaNext", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")  # families 
 BROKEN = ("Llama4",) if transformers_release() == (5, 24) else ()  # transformers' own `generate` fails
 MEDIA = [name for name in f"{VISION_FAMILIES} {AUDIO_FAMILIES}".split() if name not in (*OTHERS, *BROKEN)]
 HELD = [0, *range(56, 64)]  # tokens that answers must not have: padding, placeholders and their marks
-NETWORKS = ("eagle", "eagle3", "msd", "small")
+NETWORKS = ("eagle", "eagle3", "msd", "heads", "small")
 ENTRY_POINTS = ("generate", "stream", "custom")
 
 
