@@ -27,7 +27,7 @@ from mmdec.targets.canvas import CanvasLayout
 from mmdec.targets.training.block_diffusion import LIST_TASKS, SPECIAL_UNITS, ListTasks
 from mmdec.targets.training.reveal_filter import fit_filter
 
-DRAFTS = (2, 4, 8)  # canvases a pass
+DRAFTS = (4,)  # canvases a pass
 Score = Callable[[Tensor], list[float]]  # of each row's new tokens
 
 

@@ -28,7 +28,8 @@ def write_cache(folder: Path, code: str) -> Path:
             shutil.copytree(MODELS / shipped, repository / "snapshots" / REVISION)
     vocabulary = {letter: number for number, letter in enumerate([END, *sorted(ByteLevel.alphabet())])}
     model = language_model("qwen2", vocab_size=len(vocabulary), bos_token_id=None, eos_token_id=0)
-    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[])
+    # for pages on diffusion models: the letter of byte 255, which no text has
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], mask_token="ÿ")
     for name in sorted(set(re.findall(r'from_pretrained\("([\w-]+/[\w.-]+)"', code))):
         repository = _repository(folder, name)
         model.save_pretrained(repository / "snapshots" / REVISION)
