@@ -153,14 +153,17 @@ def generate_canvas(
             "the best tokens. Leave it out."
         )
     layout, policy = settings.layout(model), policy_of(settings.policy)
-    prompts = _prompts(prompt_inputs(model, inputs))
+    named = prompt_inputs(model, inputs)
+    ids, prompts = named["input_ids"], _prompts(named, layout.mask_token)
     config: Any = model.generation_config
     most = options.get("max_new_tokens", config.max_new_tokens)
     remedy = "Give the number of tokens to reveal."
     most = check_whole("max_new_tokens", most, 1, MAX_NEW_TOKENS, remedy)
     ends = _end_tokens(options.get("eos_token_id", config.eos_token_id))
     pad = options.get("pad_token_id", config.pad_token_id)
-    pad = next(iter(ends), 0) if pad is None else check_whole("pad_token_id", pad, 0, 2**31, "Give a token's id.")
+    if pad is None:
+        pad = next((end for end in ends if end >= 0), 0)
+    pad = check_whole("pad_token_id", pad, 0, 2**31, "Give a token's id.")
     texts, passes, counts, reasons = list[Tensor](), list[list[CanvasPass]](), list[int](), list[str]()
     for prompt in prompts:
         text, made = _reveal_text(model, layout, policy, settings.drafts, prompt, most, ends)
@@ -170,7 +173,6 @@ def generate_canvas(
         reasons.append("length" if ended is None else "stop")
         texts.append(text[len(prompt) : len(prompt) + counts[-1]])
         passes.append(made)
-    ids = prompt_inputs(model, inputs)["input_ids"]
     rows = torch.full((len(texts), max(counts)), pad, dtype=ids.dtype, device=ids.device)
     for row, text in zip(rows, texts, strict=True):
         row[: len(text)] = text
@@ -184,7 +186,7 @@ def _reveal_text(
     drafts: int,
     prompt: Tensor,
     most: int,
-    ends: frozenset[int],
+    ends: Sequence[int],
 ) -> tuple[Tensor, list[CanvasPass]]:
     """Reveal blocks until one holds an end token, or there are `most` new tokens."""
     given = len(prompt) % layout.block_length if layout.aligned == "start" else 0
@@ -192,13 +194,17 @@ def _reveal_text(
     session, passes = open_session(model, layout, prompt, blocks), list[CanvasPass]()
     for block in range(blocks):
         passes += reveal_block(session, layout.mask_token, policy, drafts, block)
-        if not ends.isdisjoint(int_list(session.text[len(prompt) :])):
+        if not set(ends).isdisjoint(int_list(session.text[len(prompt) :])):
             break
     return session.text, passes
 
 
-def _prompts(named: Mapping[str, Any]) -> list[Tensor]:
-    """Return the prompt of each row without its padding."""
+def _prompts(named: Mapping[str, Any], mask_token: int) -> list[Tensor]:
+    """Return the prompt of each row without its padding.
+
+    Raises:
+        InputError: If a row is empty or holds the mask token, which would be revealed as if it belonged to the answer.
+    """
     ids, mask = named["input_ids"], named.get("attention_mask")
     foreign = sorted(name for name in named if name not in ("input_ids", "attention_mask", "token_type_ids"))
     if foreign:
@@ -206,13 +212,18 @@ def _prompts(named: Mapping[str, Any]) -> list[Tensor]:
             f"`inputs` must hold token ids and their mask with `canvas`, but holds `{foreign[0]}`. Leave it out."
         )
     if mask is None:
-        return list(ids)
+        mask = torch.ones_like(ids)
     if not isinstance(mask, Tensor) or mask.shape != ids.shape:
         raise InputError(f"`attention_mask` must be {tuple(ids.shape)}, but is {show(mask)}. Pass the tokenizer's own.")
-    return [row[seen.bool()] for row, seen in zip(ids, mask, strict=True)]
+    prompts = [row[seen.bool()] for row, seen in zip(ids, mask, strict=True)]
+    for row, prompt in enumerate(prompts):
+        if not len(prompt) or bool((prompt == mask_token).any()):
+            fault = f"holds the mask token {mask_token}" if len(prompt) else "is empty"
+            raise InputError(f"`inputs` must hold known tokens in each row, but row {row} {fault}. Give its text.")
+    return prompts
 
 
-def _end_tokens(value: object) -> frozenset[int]:
+def _end_tokens(value: object) -> list[int]:
     several = cast(Sequence[object], value if isinstance(value, (list, tuple)) else [value])
     values = [token for token in several if token is not None]
-    return frozenset(check_whole("eos_token_id", token, -1, 2**31, "Give a token's id.") for token in values)
+    return [check_whole("eos_token_id", token, -1, 2**31, "Give a token's id.") for token in values]

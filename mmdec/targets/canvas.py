@@ -108,7 +108,7 @@ class _Session:
         Args:
             ids: (K, N).
             positions: (N,).
-            visible: (N, S) bool, which of the S cached and new columns each token attends to.
+            visible: (N, S) or (1, S) bool, which of the S cached and new columns each token attends to.
             wanted: Indices of the tokens whose logits are wanted.
 
         Returns:
@@ -156,7 +156,7 @@ class _BlockSession(_Session):
         logits = logits.view(count, width, -1)
         if not self.layout.shifted:
             return logits
-        # without text before the canvas its first token is given, and its logits do not matter
+        # the first position of a text has no logits before it: its token is given
         first = logits[:, :1] if self.edge is None else self.edge[None].expand(count, 1, -1)
         return torch.cat([first, logits[:, :-1]], 1)
 
@@ -176,6 +176,5 @@ class _FullSession(_Session):
         rows = torch.cat([self.text.expand(count, -1), canvases, hidden.expand(count, -1)], 1)
         positions = torch.arange(self.end, device=rows.device)
         wanted = (positions[start : start + width] - int(self.layout.shifted)).clamp_min(0)
-        return self.run(
-            rows, positions, torch.ones(self.end, self.end, dtype=torch.bool, device=rows.device), wanted, None
-        )
+        visible = torch.ones(1, self.end, dtype=torch.bool, device=rows.device)  # for all positions
+        return self.run(rows, positions, visible, wanted, None)

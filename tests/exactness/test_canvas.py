@@ -210,5 +210,9 @@ def test_foreign_inputs_are_refused() -> None:
         mmdec.generate(model, {"input_ids": ids, "pixel_values": ids}, canvas=canvas, max_new_tokens=4)
     with pytest.raises(InputError, match=r"`attention_mask` must be \(1, 4\)"):
         mmdec.generate(model, {"input_ids": ids, "attention_mask": ids[:, :2]}, canvas=canvas, max_new_tokens=4)
+    with pytest.raises(InputError, match=f"row 0 holds the mask token {MASK}"):
+        mmdec.generate(model, ids.index_fill(1, torch.tensor([2]), MASK), canvas=canvas, max_new_tokens=4)
+    with pytest.raises(InputError, match="row 0 is empty"):
+        mmdec.generate(model, {"input_ids": ids, "attention_mask": ids * 0}, canvas=canvas, max_new_tokens=4)
     with pytest.raises(InputError, match="`inputs` must be token ids"):
         mmdec.generate(model, [ids], canvas=canvas, max_new_tokens=4)  # type: ignore[call-overload] # wrong on purpose
