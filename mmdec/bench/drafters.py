@@ -31,6 +31,7 @@ from mmdec.checks.arguments import check_finite, check_threads, check_whole, did
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import error_line
 from mmdec.core.budget import Nodes
+from mmdec.core.timing import Stopwatch
 from mmdec.drafters.registry import (
     auto_names,
     drafter_entry,
@@ -621,9 +622,10 @@ def measure_in_turn(
 
 
 def _measure(workload: Workload[Any], method: InputMethod, index: int) -> Measurement:
-    processor = time.process_time()
+    watch = Stopwatch()
+    begin = watch.process_cpu_time()
     call = workload.harness.measure([workload.inputs[index]], method.of(index))
-    return replace(call, processor=time.process_time() - processor)
+    return replace(call, processor=watch.process_cpu_time() - begin)
 
 
 def _progress(label: str, repeat: int, repeats: int, calls: Mapping[str, Measurement]) -> str:

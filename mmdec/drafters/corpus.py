@@ -63,7 +63,7 @@ class TokenIndex:
         self.tokens, self.places, self.tokenizer = tokens, places, tokenizer
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[int]], tokenizer: str = "") -> TokenIndex:
+    def of(cls, texts: Sequence[Sequence[int] | Array], tokenizer: str = "") -> TokenIndex:
         """Make the index of texts, given as token ids.
 
         Raises:

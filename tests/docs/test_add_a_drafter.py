@@ -168,7 +168,7 @@ def refused(match: str, call: Any, *arguments: Any, **options: Any) -> None:
 
 
 def test_objects_that_are_not_drafters_are_refused(tmp_path: Path, model: PreTrainedModel) -> None:
-    refused("must be one of lookup, recycling, toy, a drafter's folder", mmdec.speculate, "looking")
+    refused("must be one of lookup, recycling, jacobi, toy, a drafter's folder", mmdec.speculate, "looking")
     refused("must be one of", mmdec.speculate, tmp_path / "nowhere")
     refused("must be importable, but 'docs.examples.toy_drafter:Toy' is not", mmdec.speculate, PATH[:-7])
     refused("must be importable", mmdec.speculate, "no_such_package.module:Class")

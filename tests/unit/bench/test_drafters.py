@@ -90,7 +90,7 @@ def names(report: BenchReport) -> list[str]:
 @pytest.mark.parametrize("model", ["large", "chat"])
 def test_built_in_prompts_are_grouped_by_kind(home: Path, model: str) -> None:
     report = only(bench_drafters(home / model, **OPTIONS))
-    assert names(report) == ["greedy", "plain", "lookup", "recycling", "prompt lookup"]
+    assert names(report) == ["greedy", "plain", "lookup", "recycling", "jacobi", "prompt lookup"]
     kinds = {prompt.task for prompt in (INSTRUCTIONS if model == "chat" else BEGINNINGS)}
     assert {row.group for row in report.comparisons} == {"all", *(f"task {kind}" for kind in kinds)}
     assert {row.timed for row in report.comparisons} == {"wall clock", "processor"}
@@ -120,7 +120,7 @@ def test_recordings_are_drafted_by_heads_and_by_texts(home: Path, recordings: li
         (tmp_path / f"{path.stem}.txt").write_text("where is the station", encoding="utf-8")
     report = only(bench_drafters(home / "whisper", audio=recordings, draft_text=[tmp_path], **OPTIONS))
     assert names(report) == [
-        *("greedy", "plain", "lookup", "recycling", "medusa", f"text {tmp_path.name}"),
+        *("greedy", "plain", "lookup", "recycling", "jacobi", "medusa", f"text {tmp_path.name}"),
         *({"prompt lookup"} - report.not_measured.keys()),
     ]
     assert report.bench == "drafters-audio"
@@ -163,8 +163,8 @@ def test_a_drafter_with_different_text_has_no_figures(
     assert run.left_out.keys() == {"recycling"}
     assert "differ from greedy decoding on 1 of 2 prompts: no figures" in run.left_out["recycling"]
     (report,) = run.reports
-    assert names(report) == ["greedy", "plain", "lookup", "prompt lookup"]
-    assert [(row.equal, row.of) for row in report.methods] == [(2, 2), (2, 2), (2, 2), (1, 2)]
+    assert names(report) == ["greedy", "plain", "lookup", "jacobi", "prompt lookup"]
+    assert [(row.equal, row.of) for row in report.methods] == [(2, 2), (2, 2), (2, 2), (2, 2), (1, 2)]
     rows = [row for row in report.comparisons if row.baseline == "prompt lookup" and row.group == "all"]
     assert {row.inputs for row in rows} == {1}
     assert all("recycling" not in (row.subject, row.baseline) for row in report.comparisons)
@@ -179,9 +179,10 @@ def test_a_time_limit_keeps_what_was_measured(home: Path, prompts: Path, monkeyp
     report = only(bench_drafters(home / "large", data=prompts, minutes=1.0, log=lines.append, **options))
     assert report.not_measured["the rest"] == "the time was over after 3 of 10 calls of each method, 2 of 2 prompts"
     assert [row.n for row in (report.methods[2].tokens_per_round,) if row is not None] == [3]
-    assert [line.split(":")[0] for line in lines[1:6]] == ["greedy", "plain", "lookup", "recycling", "prompt lookup"]
-    assert lines[6].startswith("1 of 2, all (repeat 1 of 5): greedy ")
-    assert len(lines) == 9
+    methods = ["greedy", "plain", "lookup", "recycling", "jacobi", "prompt lookup"]
+    assert [line.split(":")[0] for line in lines[1:7]] == methods
+    assert lines[7].startswith("1 of 2, all (repeat 1 of 5): greedy ")
+    assert len(lines) == 10
     report = only(bench_drafters(home / "large", data=prompts, minutes=0.01, **options))
     assert "1 of 10 calls of each method, 1 of 2 prompts" in report.not_measured["the rest"]
     assert {row.of for row in report.methods} == {1}
