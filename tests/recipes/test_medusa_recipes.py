@@ -229,7 +229,7 @@ def test_training_continues_from_saved_heads(base: Path, corpus: Path):
     [
         (("--model.init_args.start=nowhere",), "heads.safetensors"),
         (("--data.init_args.corpus=nowhere",), "`root` must hold"),
-        (("--data.init_args.train_split=train-other",), "`root` must hold 'train-other'"),
+        (("--data.init_args.train_split=train-other",), "`root` must hold a folder 'train-other'"),
         (("--data.init_args.language=xx",), "`language` must be one of the model's, de, en"),
         (("--data.init_args.base=data",), "`model` must be"),
         (("--data.init_args.longest=31",), "`longest` must be"),

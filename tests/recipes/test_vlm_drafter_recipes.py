@@ -114,7 +114,8 @@ def test_each_system_trains_and_decodes_without_loss(system: str, base: Path, co
     assert settings["target"] == base.name
     checkpoint = read_checkpoint(run / "checkpoints" / "last.ckpt")
     assert settings["base"] == checkpoint["base"]
-    assert f"for {base.name} ({checkpoint['base']})." in (run / "drafter" / "README.md").read_text(encoding="utf-8")
+    card = (run / "drafter" / "README.md").read_text(encoding="utf-8")
+    assert f"# {system} drafter for {base.name} ({checkpoint['base']})\n" in card
     assert all(name.startswith("network.") for name in checkpoint["state_dict"])  # the target is not in it
     first = described(base, corpus, None)
     assert described(base, corpus, str(run / "drafter")) == first
