@@ -30,7 +30,7 @@ from mmdec.drafters.small_model.drafter import SmallModel, SmallModelState, keep
 from mmdec.errors import InputError
 from mmdec.targets.hf_target import model_name
 from mmdec.targets.smaller import smaller_copy
-from mmdec.targets.text import TextTarget, text_scorer
+from mmdec.targets.text import TextTarget, attention_name, text_scorer
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 Layers = tuple[int, ...]  # indices of the layers that a copy keeps
@@ -161,7 +161,7 @@ class EarlyExit:
     def _best_copy(self) -> tuple[Layers, SmallModel]:
         """Return the best copy. It is made again if the model's attention implementation has changed."""
         model: Any = self._model()
-        attention = str(model.config._attn_implementation)
+        attention = attention_name(model)
         with self._lock:
             layers = self.layers
             if self._made is None or self._made[:2] != (layers, attention):

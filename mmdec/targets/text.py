@@ -75,6 +75,11 @@ class TextTarget(DecoderTarget):
         return self.model(input_ids=ids, attention_mask=mask, **placed, use_cache=cache is not None, **more)
 
 
+def attention_name(model: PreTrainedModel) -> str:
+    """Return the name of the model's present implementation of attention."""
+    return str(cast(Any, model.config)._attn_implementation)
+
+
 def text_scorer(model: PreTrainedModel) -> TextTarget:
     """Make a target without checks, for a small model in the test of unknown classes: checks would call that test."""
     return TextTarget(model, checked=True)
