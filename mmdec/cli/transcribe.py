@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, final
@@ -32,7 +32,7 @@ from mmdec.cli.options import (
 )
 from mmdec.cli.progress import loading, progress_bar
 from mmdec.cli.spread import SpreadOptions, Work
-from mmdec.jobs.many import decode_each
+from mmdec.jobs.many import decode_each, divide_by_bytes
 from mmdec.whisper.options import OnTranscript, Progress, TranscribeOptions
 from mmdec.whisper.transcript import SUBTITLE_FORMATS, TRANSCRIPT_FORMATS, format_clock, srt, vtt
 
@@ -333,7 +333,8 @@ def _transcribe_all(
 
     with progress_bar(count=False) as progress:
         first = 0
-        for batch in [[one] for one in inputs] if comparer.on else _calls(inputs, options.batch_size):
+        calls = divide_by_bytes(inputs, lambda path: path, MAX_CALL_BYTES, options.batch_size)
+        for batch in [[one] for one in inputs] if comparer.on else calls:
             task = progress.add_task(batch[0].name if len(batch) == 1 else f"{batch[0].name} ...", total=None)
 
             def on_progress(done: float, total: float, task: TaskID = task) -> None:
@@ -359,23 +360,6 @@ def _transcribe_all(
                 decode_all(batch, call, report_of_call, options.min_confidence)
             progress.remove_task(task)
             first += len(batch)
-
-
-def _calls(inputs: Sequence[Path], least: int) -> Iterator[list[Path]]:
-    """Divide recordings among calls, each of which has all of its recordings in memory.
-
-    Args:
-        least: Number of recordings that a call may have whatever their sizes.
-    """
-    batch, size = list[Path](), 0
-    for path in inputs:
-        file_bytes = path.stat().st_size if path.is_file() else 0
-        if len(batch) >= least and size + file_bytes > MAX_CALL_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(path)
-        size += file_bytes
-    yield batch
 
 
 def _format(kind: str | None, output: Path | None, as_json: bool) -> str:

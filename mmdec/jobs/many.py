@@ -17,12 +17,12 @@ import io
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from mmdec.checks.files import failure_message, json_text, quote_path, read_json_object, write_atomically
 from mmdec.errors import BatchError, InputError, MmdecError
@@ -41,6 +41,7 @@ TRANSLATIONS_PER_CALL = 8  # recordings that are translated together: on a GPU a
 # Bytes of files that are transcribed in one call, which holds the samples of all its recordings: these take twice as
 # much memory as a file of 16-bit samples, and about twenty times as much as compressed speech.
 MAX_BYTES_PER_CALL = 32_000_000
+Input = TypeVar("Input")
 Part = tuple[int, Sequence[Row]]  # index of a part, and its rows
 Call = Callable[..., Sequence[Any]]  # function: (list of paths, keyword options) -> results
 
@@ -205,16 +206,10 @@ class PartWorker:
         Calls for transcripts and descriptions decode `batch_size` of their rows at a time, and the next ones as soon as
         there is room. Pictures are read then, too.
         """
-        most = TRANSLATIONS_PER_CALL if self._work.verb == "translate" else len(rows)
-        batch, total = list[Row](), 0
-        for row in rows:
-            size = _file_bytes(self._path(row)) if self._work.verb == "transcribe" else 0
-            if batch and (len(batch) == most or total + size > MAX_BYTES_PER_CALL):
-                yield batch
-                batch, total = [], 0
-            batch.append(row)
-            total += size
-        yield batch
+        if self._work.verb == "transcribe":
+            return divide_by_bytes(rows, self._path, MAX_BYTES_PER_CALL)
+        size = TRANSLATIONS_PER_CALL if self._work.verb == "translate" else len(rows)
+        return (list(rows[start : start + size]) for start in range(0, len(rows), size))
 
     def _path(self, row: Row) -> str:
         return os.path.join(self._work.base, row.path)
@@ -272,12 +267,30 @@ def decode_each(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]
     return [result for part in (batch[:half], batch[half:]) for result in decode_each(part, call)]
 
 
-def _file_bytes(path: str) -> int:
-    """Return a file's size; 0 if it cannot be read, which the call will say."""
-    try:
-        return os.path.getsize(path)
-    except (OSError, ValueError):
-        return 0
+def divide_by_bytes(
+    inputs: Iterable[Input], path_of: Callable[[Input], str | os.PathLike[str]], limit: int, least: int = 1
+) -> Iterator[list[Input]]:
+    """Divide inputs among calls, each of which has all of its inputs in memory.
+
+    Args:
+        inputs: The inputs.
+        path_of: Returns an input's file. One whose size cannot be read counts as empty; the call will name the reason.
+        limit: Maximum number of bytes of the files of one call.
+        least: Number of inputs that a call may have whatever their sizes.
+    """
+    batch, total = list[Input](), 0
+    for one in inputs:
+        try:
+            size = os.path.getsize(path_of(one))
+        except (OSError, ValueError):
+            size = 0
+        if len(batch) >= least and total + size > limit:
+            yield batch
+            batch, total = [], 0
+        batch.append(one)
+        total += size
+    if batch:
+        yield batch
 
 
 def _public_call(work: Work) -> Call:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mmdec import BatchError, InputError
-from mmdec.cli import transcribe
 from mmdec.cli.jobs import decode_all
+from mmdec.jobs.many import divide_by_bytes
 
 OnResult = Callable[[int, Any], None]
 
@@ -102,13 +102,11 @@ def test_output_that_cannot_be_written_is_no_inputs_fault() -> None:
     assert calls == [["a", "b"]]
 
 
-def test_recordings_that_do_not_fit_into_memory_are_several_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transcribe, "MAX_CALL_BYTES", 100)
+def test_recordings_that_do_not_fit_into_memory_are_several_calls(tmp_path: Path) -> None:
     paths = [tmp_path / f"{index}.wav" for index in range(8)]
     for path, size in zip(paths, (90, 90, 90, 5, 5, 5, 5, 5), strict=True):
         path.write_bytes(bytes(size))
-    sizes = [len(batch) for batch in transcribe._calls(paths, least=2)]
-    assert sizes == [2, 3, 3]
-    assert [path for batch in transcribe._calls(paths, least=2) for path in batch] == paths
+    batches = list(divide_by_bytes(paths, lambda path: path, 100, least=2))
+    assert [len(batch) for batch in batches] == [2, 3, 3]
+    assert [path for batch in batches for path in batch] == paths
+    assert list(divide_by_bytes([], lambda path: path, 100)) == []
