@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
 from typing import Any, final
 
@@ -63,20 +62,25 @@ class TokenIndex:
         self.tokens, self.places, self.tokenizer = tokens, places, tokenizer
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[int] | Array], tokenizer: str = "") -> TokenIndex:
+    def of(cls, texts: Iterable[Sequence[int]], tokenizer: str = "") -> TokenIndex:
         """Make the index of texts, given as token ids.
 
         Raises:
             InputError: If they have more than `MAX_INDEX_TOKENS` tokens, or none.
         """
-        size = sum(len(text) + 1 for text in texts if len(text))
+        parts, size = list[Array](), 0
+        for text in texts:
+            if len(text):
+                parts.append(np.array([*text, END], np.int32))
+                size += len(parts[-1])
+            if size > MAX_INDEX_TOKENS:  # before the others are read
+                break
         if not 0 < size <= MAX_INDEX_TOKENS:
             raise InputError(
-                f"`texts` must have from 1 to {MAX_INDEX_TOKENS} tokens, but have {size}. "
-                f"{'Leave some out.' if size else 'Give texts with words.'}"
+                f"`texts` must have from 1 to {MAX_INDEX_TOKENS} tokens, but have {size}"
+                f"{' or more. Leave some out.' if size else '. Give texts with words.'}"
             )
-        flat = chain.from_iterable((*text, END) for text in texts if len(text))
-        tokens = np.fromiter(flat, np.int32, size)
+        tokens = np.concatenate(parts)
         return cls(tokens, _sort_places(tokens), tokenizer)
 
     def __len__(self) -> int:

@@ -9,8 +9,6 @@ from threading import Lock
 from typing import Any, TypeAlias, cast, final
 from weakref import WeakKeyDictionary
 
-import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_methods, show
@@ -22,7 +20,7 @@ from mmdec.generation.auto_drafter import is_speech_model
 from mmdec.generation.drafter_choice import DrafterHome, DrafterSource
 from mmdec.hub.find import TOKENIZER_FILES, find_model
 from mmdec.pretrained.language_model import folder_tokenizer
-from mmdec.pretrained.load_small_model import tokenizer_of
+from mmdec.pretrained.load_small_model import required_tokenizer
 
 MAX_TEXT_BYTES = 16 * MAX_INDEX_TOKENS  # maximum size of a text file: more bytes than an index's tokens ever have
 MAX_PART = 2**18  # maximum characters that are tokenized at once: a tokenizer needs many bytes for each
@@ -82,8 +80,7 @@ class Corpus(DrafterSource):
     """
 
     def __init__(self, index: TokenIndex | None, texts: Sequence[str], tokenizer: Any = None, path: str = "") -> None:
-        self._arguments = index, texts, tokenizer, path
-        self._index, self._texts, self._tokenizer, self._path = self._arguments
+        self._index, self._texts, self._tokenizer, self._path = index, texts, tokenizer, path
         self._drafters = WeakKeyDictionary[PreTrainedModel, CorpusDrafter]()
         self._home_tokenizers = WeakKeyDictionary[PreTrainedModel, Any]()
         self._lock = Lock()
@@ -91,7 +88,7 @@ class Corpus(DrafterSource):
     def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
         if self._path:
             return _reopen, (self._path, self._tokenizer)
-        return Corpus, self._arguments
+        return Corpus, (self._index, self._texts, self._tokenizer)
 
     def of_home(self, home: DrafterHome) -> Corpus:
         with self._lock:
@@ -106,12 +103,8 @@ class Corpus(DrafterSource):
             return drafter
 
     def _index_for(self, model: PreTrainedModel) -> TokenIndex:
-        tokenizer = self._tokenizer or self._home_tokenizers.get(model) or tokenizer_of(model)
-        if tokenizer is None:
-            raise InputError(
-                "`tokenizer` must be given to `mmdec.corpus` for a model without one in its folder, but is None. Pass "
-                "the model's."
-            )
+        given = self._home_tokenizers.get(model) if self._tokenizer is None else self._tokenizer
+        tokenizer = required_tokenizer(model, given, "mmdec.corpus")
         if self._index is None:
             return index_texts(self._texts, tokenizer, is_speech_model(model))
         if self._index.tokenizer != tokenizer_fingerprint(tokenizer):
@@ -193,17 +186,14 @@ def index_texts(texts: Sequence[str], tokenizer: Any, spoken: bool) -> TokenInde
         tokenizer: The target's.
         spoken: Whether the target transcribes speech: it writes no line ends, and a space before the first word.
     """
-    ids, size = list[NDArray[np.int32]](), 0
+    return TokenIndex.of(_token_ids(texts, tokenizer, spoken), tokenizer_fingerprint(tokenizer))
+
+
+def _token_ids(texts: Sequence[str], tokenizer: Any, spoken: bool) -> Iterator[Sequence[int]]:
     for text in texts:
         for part in _parts(text.encode("utf-8", "ignore").decode()):
             words = f" {' '.join(part.split())}" if spoken and part.strip() else part
-            ids.append(np.array(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"], np.int32))
-            size += len(ids[-1])
-            if size > MAX_INDEX_TOKENS:
-                raise InputError(
-                    f"`source` must have at most {MAX_INDEX_TOKENS} tokens, but has more. Leave some texts out."
-                )
-    return TokenIndex.of(ids, tokenizer_fingerprint(tokenizer))
+            yield tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 def _parts(text: str) -> Iterator[str]:

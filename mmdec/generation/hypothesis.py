@@ -15,7 +15,7 @@ from mmdec.checks.devices import PASSED_ON
 from mmdec.drafters.hypothesis import HypothesisDrafter, Script, TokenText, clean_text
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DrafterHome, DrafterSource, DraftInput
-from mmdec.pretrained.load_small_model import tokenizer_of
+from mmdec.pretrained.load_small_model import required_tokenizer
 
 Listen = Callable[[Tensor], str]  # writes the text of 16 kHz samples (T,)
 
@@ -65,12 +65,7 @@ class Hypothesis(DrafterSource):
         Raises:
             InputError: If there is none.
         """
-        tokenizer = tokenizer_of(model) if self.tokenizer is None else self.tokenizer
-        if tokenizer is None:
-            raise InputError(
-                "`tokenizer` must be given to `mmdec.hypothesis` for a model without one in its folder, but is None. "
-                "Pass the model's."
-            )
+        tokenizer = required_tokenizer(model, self.tokenizer, "mmdec.hypothesis")
         known = self._token_texts.get(model)
         if known is None or known[0] is not tokenizer:
             settings: Any = model.generation_config

@@ -145,6 +145,25 @@ def tokenizer_of(model: PreTrainedModel) -> Any:
         return _tokenizers[model][1]
 
 
+def required_tokenizer(model: PreTrainedModel, tokenizer: Any, call: str) -> Any:
+    """Return the tokenizer that a drafter of text needs: the given one, else that of the model.
+
+    Args:
+        call: The call whose argument `tokenizer` gives one.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if tokenizer is None:
+        tokenizer = tokenizer_of(model)
+    if tokenizer is None:
+        raise InputError(
+            f"`tokenizer` must be given to `{call}` for a model without one in its folder, but is None. Pass the "
+            "model's."
+        )
+    return tokenizer
+
+
 def _read_tokenizer(folder: Path | None, source: str) -> Any:
     if folder is None and HUB_ID.fullmatch(source):
         try:
