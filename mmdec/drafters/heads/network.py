@@ -333,6 +333,11 @@ class Heads(DraftNetwork):
         root = self.heads.step(self.heads.begin(hidden), roots[:, None], 0, drafter.embedding)
         return root, HeadLevels(drafter, state)
 
+    def lm_head(self, level: int) -> nn.Linear | None:
+        """Return the network's LM head for the children of nodes of a level; None: the target's is used."""
+        own = self.lm_heads
+        return cast(nn.Linear, own[min(level, len(own) - 1)]) if len(own) else None
+
     def level_logits(self, state: Tensor, level: int, output: nn.Linear) -> Tensor:
         """Compute the logits (..., V) of the children of nodes.
 
@@ -341,8 +346,7 @@ class Heads(DraftNetwork):
             level: Their level.
             output: The target's LM head, which is used if the network has none.
         """
-        own = self.lm_heads
-        head = cast(nn.Linear, own[min(level, len(own) - 1)]) if len(own) else output
+        head = self.lm_head(level) or output
         return linear(state[..., -self.config.output_size :], head.weight, head.bias)
 
 

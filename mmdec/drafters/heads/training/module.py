@@ -121,10 +121,8 @@ class HeadsModule(DraftModule):
             tokens: (v,), the tokens whose logits (..., v) are wanted; None: all.
         """
         network = cast(Heads, self.network)
-        own, (weight, bias) = network.lm_heads, self.teacher.head
-        if len(own):
-            head = cast(nn.Linear, own[min(level, len(own) - 1)])
-            weight, bias = head.weight, head.bias
+        own = network.lm_head(level)
+        weight, bias = self.teacher.head if own is None else (own.weight, own.bias)
         return chosen_logits(state[..., -network.config.output_size :], weight, bias, tokens)
 
     def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
