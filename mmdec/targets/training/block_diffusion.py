@@ -10,6 +10,7 @@ In shapes: B texts, N tokens of a text, A tokens after the prompt.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,7 +169,7 @@ class _Batches(Dataset[CanvasBatch]):
         return self.data.batch(torch.Generator().manual_seed(seed), self.part == DEV_SEED)
 
 
-class _CanvasData(LightningDataModule):
+class _CanvasData(LightningDataModule, ABC):
     """What both data modules share: batches of a seed. `units` are the tokens by id."""
 
     units: list[str]
@@ -181,9 +182,9 @@ class _CanvasData(LightningDataModule):
         self.block_length, self.batch_size = block_length, batch_size
         self.steps_per_epoch, self.dev_batches = steps_per_epoch, dev_batches
 
+    @abstractmethod
     def batch(self, draws: torch.Generator, dev: bool) -> CanvasBatch:
         """Draw a batch."""
-        raise NotImplementedError
 
     def _loader(self, part: int, epoch: int, count: int) -> DataLoader[CanvasBatch]:
         return DataLoader(_Batches(self, part, epoch, count), batch_size=None)

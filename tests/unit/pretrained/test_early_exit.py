@@ -78,11 +78,11 @@ def test_the_copy_may_change_while_rows_end(nodes: Any, monkeypatch: pytest.Monk
     changes = list[int]()
     change = EarlyExit._change
 
-    def counted(self: EarlyExit, state: Any) -> None:
+    def record_change(self: EarlyExit, state: Any) -> None:
         changes.append(len(state.live))
         change(self, state)
 
-    monkeypatch.setattr(EarlyExit, "_change", counted)
+    monkeypatch.setattr(EarlyExit, "_change", record_change)
     for seed in range(3):
         model = language_model("llama", seed, num_hidden_layers=5, initializer_range=0.3)
         decode(model, EarlyExit(model), batch=4, nodes=nodes, max_new_tokens=40, eos_token_id=[2, 7, 11, 19, 30])
