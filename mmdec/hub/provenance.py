@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from mmdec.kernels.cpu_features import cpu_facts
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 CARD = "README.md"
 PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
@@ -133,12 +135,7 @@ def _device_name(device: torch.device | None) -> str | None:
 
 def _cpu() -> str:
     """Return the processor's name."""
-    name = platform.processor() or platform.machine()
-    information = Path("/proc/cpuinfo")
-    if not information.is_file():
-        return name
-    lines = information.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return cpu_facts().get("model name") or platform.processor() or platform.machine()
 
 
 def _git(*words: str) -> str | None:

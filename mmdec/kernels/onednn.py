@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmdec.kernels.cpu_features import is_intel
+
 SCORE_ROWS = 250  # number of score rows that are computed at a time, so that they stay in the processor's cache
 MIN_QUERIES = 64  # minimum number of queries for which this attention is faster than torch's own
 HAS_ONEDNN = platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -61,8 +63,8 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: 
 def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Compute attention without a mask.
 
-    A row's result does not depend on the other rows. Few queries, and tensors that are not `is_usable`, go to torch's
-    own attention.
+    A row's result does not depend on the other rows. Few queries, tensors that are not `is_usable`, and those on an
+    Intel CPU go to torch's own attention.
 
     Args:
         queries: (B, heads, N, D), already scaled.
@@ -72,7 +74,7 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     Returns:
         (B, heads, N, D).
     """
-    if not is_usable(queries, keys, values) or queries.shape[2] < MIN_QUERIES:
+    if not is_usable(queries, keys, values) or queries.shape[2] < MIN_QUERIES or is_intel():
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
     batch, heads, count, size = queries.shape
     # memory is ordered (B, N, heads, D), because the next layer reads it so

@@ -24,15 +24,17 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.kernels import onednn
+from mmdec.kernels.cpu_features import is_intel
 from mmdec.kernels.float16_linear import HalfWeights
 from mmdec.nn.int8 import Int8Linear
 from mmdec.targets.hf_target import HOOK_TABLES, has_hooks, plain_linear, shallow_copy
 from mmdec.whisper.vocabulary import half_precision_copies
 
-# minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which `MAX_TRANSPOSED_QUERIES` holds
+# minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which the next two constants hold
 MIN_ONEDNN_ELEMENTS = 2**17
-# for up to this many queries on a CPU, cross-attention computes keys x queries, which is faster
-MAX_TRANSPOSED_QUERIES = 6
+# for up to this many queries on a CPU, plain products are faster in cross-attention than torch's attention; on Intel
+# CPUs queries x keys, on others keys x queries
+MAX_MULTIPLIED_QUERIES, MAX_TRANSPOSED_QUERIES = 12, 6
 Map = Callable[[Tensor], Tensor]
 KeysValues = tuple[Tensor, Tensor]  # keys and values, each (B, heads, tokens, head size)
 
@@ -82,7 +84,9 @@ class FastDecoder(nn.Module):
             if index == len(cross_cache.layers):
                 cross_cache.layers.append(DynamicLayer())
             # contiguous in memory for each head: later passes read them faster, which saves more than this copy costs
-            keys, values = (part.contiguous() for part in layer.cross_attention.pair(states))
+            keys, values = layer.cross_attention.pair(states)
+            values = values.contiguous()
+            keys = keys.transpose(2, 3).contiguous().transpose(2, 3) if is_intel() else keys.contiguous()
             cache_layer = cast(DynamicLayer, cross_cache.layers[index])
             cache_layer.lazy_initialization(keys, values)
             cache_layer.keys, cache_layer.values = keys, values
@@ -260,15 +264,19 @@ def _copy_to_half(decoder: Any) -> list[dict[str, HalfWeights]] | None:
 def _cross_attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Attend to the encoder's states.
 
-    For few queries on a CPU, keys x queries is computed, because that is faster.
+    For few queries on a CPU, plain products are faster; on CPUs other than Intel's, keys x queries.
 
     Args:
         queries: (B, heads, N, D).
         keys, values: (B, heads, S, D).
     """
-    if queries.shape[2] > MAX_TRANSPOSED_QUERIES or keys.numel() < MIN_ONEDNN_ELEMENTS or queries.device.type != "cpu":
+    most = MAX_MULTIPLIED_QUERIES if is_intel() else MAX_TRANSPOSED_QUERIES
+    if queries.shape[2] > most or keys.numel() < MIN_ONEDNN_ELEMENTS or queries.device.type != "cpu":
         return _attend(queries, keys, values, mask)
-    scores = torch.matmul(keys, queries.transpose(2, 3)).transpose(2, 3)
+    if is_intel():
+        scores = torch.matmul(queries, keys.transpose(2, 3))
+    else:
+        scores = torch.matmul(keys, queries.transpose(2, 3)).transpose(2, 3)
     return torch.matmul(scores.softmax(3), values)
 
 

@@ -108,17 +108,22 @@ def _run_stock_layer(layer: Any, x: Tensor) -> Tensor:
     own, y = layer.self_attn, layer.self_attn_layer_norm(x)
     parts = (_linear(own.q_proj, y) * own.scaling, _linear(own.k_proj, y), _linear(own.v_proj, y))
     heads = (part.unflatten(2, (own.num_heads, -1)).transpose(1, 2) for part in parts)
-    x = x + _linear(own.out_proj, attention(*heads).transpose(1, 2).flatten(2))
+    x = _add(x, _linear(own.out_proj, attention(*heads).transpose(1, 2).flatten(2)), own.out_proj)
     y = layer.final_layer_norm(x)
     if type(layer.activation_fn) is GELUActivation and plain_linear(layer.fc1):
         y = linear(y, layer.fc1.weight, layer.fc1.bias, "gelu")
     else:
         y = layer.activation_fn(layer.fc1(y))
-    return x + _linear(layer.fc2, y)
+    return _add(x, _linear(layer.fc2, y), layer.fc2)
 
 
 def _linear(module: Any, x: Tensor) -> Tensor:
     return linear(x, module.weight, module.bias) if plain_linear(module) else module(x)
+
+
+def _add(x: Tensor, product: Tensor, module: nn.Module) -> Tensor:
+    """Return the sum of x and the product of `module`; in the product's memory, if nobody else reads it."""
+    return product.add_(x) if plain_linear(module) else x + product
 
 
 def can_shorten(encoder: nn.Module) -> bool:

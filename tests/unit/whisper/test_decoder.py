@@ -55,9 +55,13 @@ def test_states_equal_the_decoders_bitwise(batch: int, nodes: int) -> None:
     assert torch.equal(wanted, found)
 
 
-@pytest.mark.parametrize(("batch", "nodes"), [(1, 2), (1, 5), (2, 2), (1, 6)])
-def test_states_of_large_layers_equal_up_to_rounding(batch: int, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("batch", "nodes"), [(1, 2), (1, 5), (2, 2), (1, 6), (1, 13)])
+@pytest.mark.parametrize("intel", [False, True])
+def test_states_of_large_layers_equal_up_to_rounding(
+    batch: int, nodes: int, intel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(whisper_decoder, "MIN_ONEDNN_ELEMENTS", 1)
+    monkeypatch.setattr(whisper_decoder, "is_intel", lambda: intel)
     wanted, found = both(whisper(), batch, nodes)
     assert torch.allclose(wanted, found, atol=1e-5)
     assert found.is_contiguous()
