@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from mmdec.errors import InputError
+from mmdec.kernels.cpu_features import has_bfloat16_tiles, has_int8_products
 
 SCALE_SUFFIX = ".scale"
 # minimum number of elements of a tensor that is stored in 8 bits; for smaller ones the gain is negligible
@@ -86,34 +87,97 @@ MIN_ROW_MAXIMUM = 1e-12  # minimum of a row's largest absolute value, so that a 
 
 
 @final
-class Int8Linear(nn.Linear):
+class Int8Weights:
     """A linear layer that computes in 8-bit integers on a CPU.
 
-    The layer also keeps the original weights, for other code that reads them, such as the search for the model's
-    shipped drafters.
-
     torch's dynamic quantisation uses one scale for the whole input. A token's result would then depend on its
-    neighbours, so drafts and batches would change the text. Here each row of the input has its own scale. The integers
-    are multiplied by fbgemm's kernel for static quantisation, with input scale 1. Its integer sums are exact in any
-    order. So a row's result has the same bits, whatever the other rows are.
+    neighbours, so drafts and batches would change the text. Here each row of the input has its own scale, and sums of
+    integers are exact in any order. So a row's result has the same bits, whatever the other rows are.
+
+    Args:
+        weight: (O, I) float32.
+        bias: (O,).
+        fine: Whether each number of the input becomes the sum of two integers, the second in steps of 1/254. Attention
+            sums in an order that depends on the draft, which changes its output by 1e-7. With one integer, this noise
+            sometimes becomes a whole step of 1/127 in the next layer. Reading the weights takes most of the time of a
+            pass over few tokens, so a second integer costs little.
+
+    Raises:
+        InputError: If fbgemm does not support this CPU.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, fine: bool = False) -> None:
+        integers, scales = quantise_rows(weight)
+        self._multiply: Callable[[Tensor], Tensor]
+        if has_int8_products():
+            self._levels, self._multiply = LEVELS[0], partial(_onednn_product, _onednn_pack(integers, scales))
+        else:
+            self._levels = levels()
+            self._multiply = partial(product, packed=pack(integers, scales), most=self._levels)
+        self._bias, self._fine = bias, fine
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply the linear layer to x (..., I) float32.
+
+        Returns:
+            (..., O).
+        """
+        rows = x.reshape(-1, x.shape[-1])
+        # `amax` of absolute values is far faster than a norm
+        scales = rows.abs().amax(1, keepdim=True).clamp_(min=MIN_ROW_MAXIMUM).div_(self._levels)
+        quotients = rows.div(scales)
+        if self._fine:
+            whole = quotients.round()
+            rest = quotients.sub_(whole).mul_(2 * self._levels).round_()
+            out = self._multiply(torch.cat([whole, rest]))
+            out = out[: len(rows)].add_(out[len(rows) :], alpha=0.5 / self._levels).mul_(scales)
+        else:
+            out = self._multiply(quotients.round_()).mul_(scales)
+        if self._bias is not None:
+            out += self._bias  # added separately: with a bias, fbgemm rounds differently, but only for some shapes
+        return out.view(*x.shape[:-1], -1)
+
+
+@final
+class Int8Linear(nn.Linear):
+    """`Int8Weights` as a module in place of torch's linear layer.
+
+    It also keeps the original weights, for other code that reads them, such as the search for the model's shipped
+    drafters.
+    """
+
+    def __init__(self, linear: nn.Linear, fine: bool = False) -> None:
+        _take(self, linear)
+        self.product = Int8Weights(linear.weight, linear.bias, fine)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.product(input)
+
+
+@final
+class Bfloat16Linear(nn.Linear):
+    """A linear layer that computes in bfloat16 and sums in float32, and returns the dtype of its input.
+
+    Like `Int8Linear` it keeps the original weights. A product's order of sums depends on its number of rows, so each
+    row of a batch is computed by itself.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
-        # call the constructor of `Module`, because that of `nn.Linear` would allocate new weights
-        nn.Module.__init__(self)
-        self.weight, self.bias = linear.weight, linear.bias
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        integers, scales = quantise_rows(linear.weight)
-        self._packed = pack(integers, scales)
-        self._levels = levels()
+        _take(self, linear)
+        self._weight = linear.weight.detach().bfloat16()
+        self._bias = None if linear.bias is None else linear.bias.detach().bfloat16()
 
     def forward(self, input: Tensor) -> Tensor:
-        rows = input.reshape(-1, self.in_features)
-        whole, scales = quantise_inputs(rows, self._levels)
-        out = product(whole, self._packed, self._levels).mul_(scales)
-        if self.bias is not None:
-            out += self.bias  # added separately: with a bias, fbgemm rounds differently, but only for some shapes
-        return out.view(*input.shape[:-1], self.out_features)
+        rows = input.bfloat16().split(1) if input.dim() > 2 else (input.bfloat16(),)
+        products = [nn.functional.linear(row, self._weight, self._bias) for row in rows]
+        return (products[0] if len(products) == 1 else torch.cat(products)).to(input.dtype)
+
+
+def _take(layer: nn.Linear, other: nn.Linear) -> None:
+    """Initialise a layer with the weights of another; the constructor of `nn.Linear` would allocate new ones."""
+    nn.Module.__init__(layer)
+    layer.weight, layer.bias = other.weight, other.bias
+    layer.in_features, layer.out_features = other.in_features, other.out_features
 
 
 @final
@@ -128,14 +192,15 @@ class RowwiseConv1d(nn.Conv1d):
 
 
 def quantise_linears(model: Any) -> None:
-    """Replace linear layers of an encoder-decoder model on a CPU by `Int8Linear`, in place.
+    """Replace linear layers of an encoder-decoder model on a CPU by those that this CPU computes fastest, in place.
 
-    These are all layers of the encoder, and in the decoder the key and value projections of cross-attention.
+    The encoder, and the keys and values of cross-attention, read all states of a window at once. They become
+    `Int8Linear`; with AMX `Bfloat16Linear`, because quantising the input would take longer than 8 bits save. Their
+    convolutions keep their weights, but compute each row of a batch by itself.
 
-    The decoder's other weights stay floating-point, but are rounded to half precision: then they can be read faster
-    (`kernels/float16_linear.py`). A decoder pass over few tokens takes the time of reading the weights, and quantising
-    those few inputs would cost more than it saves. Convolutions keep their weights, but compute each row of a batch by
-    itself.
+    The decoder reads few tokens at a time, which takes the time of reading the weights. Its layers and the output layer
+    become `Int8Linear` too. On a CPU without VNNI they are rounded to half precision instead, to be read by
+    `kernels/float16_linear.py`: quantising the inputs would cost more there than it saves.
 
     Raises:
         InputError: On a GPU, or if fbgemm does not support this CPU.
@@ -143,22 +208,30 @@ def quantise_linears(model: Any) -> None:
     if next(model.parameters()).device.type != "cpu":
         raise InputError("`dtype` may be int8 only on a CPU, but the device is a GPU. Choose bfloat16 or float16.")
     encoder, decoder = model.get_encoder(), model.get_decoder()
+    many = Bfloat16Linear if has_bfloat16_tiles() else Int8Linear
+    _replace(encoder.modules(), many)
+    _replace((layer.encoder_attn for layer in decoder.layers), many, ("k_proj", "v_proj"))
+    if has_int8_products():
+        fine = partial(Int8Linear, fine=True)
+        _replace(decoder.modules(), fine)
+        model.set_output_embeddings(fine(model.get_output_embeddings()))
+        return
     with torch.no_grad():
         for weight in decoder.parameters():
             weight.copy_(weight.half())
-    _replace(encoder.modules(), ("",))
-    _replace((layer.encoder_attn for layer in decoder.layers), ("k_proj", "v_proj"))
 
 
-def _replace(modules: Iterable[nn.Module], names: tuple[str, ...]) -> None:
+def _replace(
+    modules: Iterable[nn.Module], linear: Callable[[nn.Linear], nn.Linear], names: tuple[str, ...] = ("",)
+) -> None:
     """Replace layers among the children of `modules`.
 
-    Linear layers whose names end in one of `names` become `Int8Linear`, convolutions `RowwiseConv1d`.
+    torch's linear layers whose names end in one of `names` become `linear`, convolutions `RowwiseConv1d`.
     """
     for module in list(modules):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear and name.endswith(names):
-                setattr(module, name, Int8Linear(child))
+                setattr(module, name, linear(child))
             elif type(child) is nn.Conv1d:
                 alone = copy.copy(child)  # the copy shares the weights
                 alone.__class__ = RowwiseConv1d
@@ -166,8 +239,8 @@ def _replace(modules: Iterable[nn.Module], names: tuple[str, ...]) -> None:
 
 
 def has_int8_layers(model: nn.Module) -> bool:
-    """Return whether a model has layers of type `Int8Linear`."""
-    return any(type(module) is Int8Linear for module in model.modules())
+    """Return whether layers of a model were replaced by `quantise_linears`."""
+    return any(type(module) in (Int8Linear, Bfloat16Linear) for module in model.modules())
 
 
 @cache
@@ -188,17 +261,6 @@ def levels() -> int:
         if products.eq(64 * 127 * most).all():
             return most
     raise InputError("`dtype` must not be int8 on this CPU, where sums of integers are not exact. Choose float32.")
-
-
-def quantise_inputs(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Quantise the rows of a matrix (N, I): each becomes whole numbers from -most to most, times a scale.
-
-    Returns:
-        The numbers (N, I) as floats, and the scales (N, 1).
-    """
-    # `amax` of absolute values is far faster than a norm
-    scales = rows.abs().amax(1, keepdim=True).clamp_(min=MIN_ROW_MAXIMUM).div_(most)
-    return rows.div(scales).round_(), scales
 
 
 def pack(integers: Tensor, scales: Tensor) -> Any:
@@ -229,3 +291,15 @@ def product(rows: Tensor, packed: Any, most: int) -> Tensor:
     # The kernel adds most + 1 to each number, so that all are positive. With most = 63 they are 1 to 127: then the sum
     # of two products fits in 16 bits, as some CPUs need.
     return cast(Tensor, kernel(rows, 1.0, most + 1, packed))
+
+
+def _onednn_pack(integers: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Convert weights as for `pack` to what oneDNN reads: packed weights, scales and zeros (O,)."""
+    return torch.ops.onednn.qlinear_prepack(integers, None), scales, torch.zeros(len(scales), dtype=torch.int32)
+
+
+def _onednn_product(packed: tuple[Tensor, Tensor, Tensor], rows: Tensor) -> Tensor:
+    """Do the same as `product`, with the same bits, in less time on a CPU with VNNI; `rows` is overwritten."""
+    unsigned = rows.add_(128).to(torch.uint8)  # oneDNN has no fast kernel for signed input
+    kernel = torch.ops.onednn.qlinear_pointwise
+    return cast(Tensor, kernel(unsigned, 1.0, 128, *packed, None, 1.0, 0, torch.float32, "none", [], ""))

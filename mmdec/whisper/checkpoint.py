@@ -187,8 +187,7 @@ def load_whisper(
     Args:
         model: A shipped name, a directory or a hub id.
         device: None: a GPU if there is one, else the CPU.
-        dtype: Dtype of the weights; torch.int8 (only on a CPU): linear layers compute in 8 bits
-            (`mmdec.nn.int8.quantise_linears`).
+        dtype: Dtype of the weights; torch.int8, only on a CPU: see `mmdec.nn.int8.quantise_linears`.
 
     Raises:
         InputError: If there is no such model, or its files are damaged, not safetensors, or outside its folder.

@@ -26,7 +26,7 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.kernels import onednn
 from mmdec.kernels.cpu_features import is_intel
 from mmdec.kernels.float16_linear import HalfWeights
-from mmdec.nn.int8 import Int8Linear
+from mmdec.nn.int8 import Int8Linear, Int8Weights
 from mmdec.targets.hf_target import HOOK_TABLES, has_hooks, plain_linear, shallow_copy
 from mmdec.whisper.vocabulary import half_precision_copies
 
@@ -53,8 +53,8 @@ class FastDecoder(nn.Module):
         # in a tuple, so that torch does not register the embeddings as submodules of this module
         self.embeddings: tuple[Any, Any] = (decoder.embed_tokens, decoder.embed_positions)
         self.copies = half_precision_copies(decoder)
-        halves = self.copies.get(partial(_copy_to_half, decoder)) or [{}] * len(decoder.layers)
-        self.fast_layers = [_Layer(layer, half) for layer, half in zip(decoder.layers, halves, strict=True)]
+        copies = self.copies.get(partial(_copy_weights, decoder)) or [{}] * len(decoder.layers)
+        self.fast_layers = [_Layer(*pair) for pair in zip(decoder.layers, copies, strict=True)]
         self.norm = _as_function(decoder.layer_norm)
         for name in HOOK_TABLES:
             self.__dict__[name] = decoder.__dict__[name]
@@ -161,21 +161,21 @@ class _Layer:
 
     Args:
         layer: transformers' decoder layer.
-        half: Name -> half-precision copy of a weight, from `_copy_to_half`; may be empty.
+        copies: Name -> copy of a weight in a form that is read faster, from `_copy_weights`; may be empty.
     """
 
-    def __init__(self, layer: Any, half: Mapping[str, HalfWeights]) -> None:
+    def __init__(self, layer: Any, copies: Mapping[str, Map]) -> None:
         self.self_attention = _Attention(layer.self_attn, _attend)
         self.cross_attention = _Attention(layer.encoder_attn, _cross_attend, many=True)
-        self.self_attention.mixed = half.get("self qkv")
-        self.self_attention.out = half.get("self out", self.self_attention.out)
-        self.cross_attention.query = half.get("cross query", self.cross_attention.query)
-        self.cross_attention.out = half.get("cross out", self.cross_attention.out)
+        self.self_attention.mixed = copies.get("self qkv")
+        self.self_attention.out = copies.get("self out", self.self_attention.out)
+        self.cross_attention.query = copies.get("cross query", self.cross_attention.query)
+        self.cross_attention.out = copies.get("cross out", self.cross_attention.out)
         self.self_norm, self.cross_norm = (
             _as_function(layer.self_attn_layer_norm),
             _as_function(layer.encoder_attn_layer_norm),
         )
-        self.widen, self.narrow = (half.get(name, _as_function(getattr(layer, name))) for name in ("fc1", "fc2"))
+        self.widen, self.narrow = (copies.get(name, _as_function(getattr(layer, name))) for name in ("fc1", "fc2"))
         self.norm, self.activation = _as_function(layer.final_layer_norm), cast(Map, layer.activation_fn)
 
     def __call__(self, x: Tensor, index: int, shares: Sequence[PassShare]) -> Tensor:
@@ -237,28 +237,38 @@ class _Attention:
         return x.unflatten(2, (-1, self.size)).transpose(1, 2)
 
 
-def _copy_to_half(decoder: Any) -> list[dict[str, HalfWeights]] | None:
-    """Copy the weights of the decoder's layers to half precision.
+def _copy_weights(decoder: Any) -> list[dict[str, Map]] | None:
+    """Copy the weights of the decoder's layers to a form that is read faster: half precision.
+
+    Layers in 8 bits are small already. Only their queries, keys and values are joined to one product.
 
     Returns:
         For each layer: name -> copy. None if half precision would change a weight, or if a projection is not torch's
         own linear layer without hooks.
     """
-    halves = list[dict[str, HalfWeights]]()
+    copies = list[dict[str, Map]]()
     for layer in decoder.layers:
         own, cross = layer.self_attn, layer.encoder_attn
         parts = (own.q_proj, own.k_proj, own.v_proj)
+        if all(type(part) is Int8Linear and _has_stock_forward(part) for part in parts):
+            copies.append({"self qkv": Int8Weights(*_join(parts), fine=True)})
+            continue
         single = {"self out": own.out_proj, "cross query": cross.q_proj, "cross out": cross.out_proj}
         single |= {"fc1": layer.fc1, "fc2": layer.fc2}
         if not all(map(plain_linear, (*parts, *single.values()))):
             return None
-        biases = [part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in parts]
-        mixed = HalfWeights(torch.cat([part.weight for part in parts]), torch.cat(biases))
-        copies = {name: HalfWeights(module.weight, module.bias) for name, module in single.items()}
-        halves.append({"self qkv": mixed, **copies})
-        if not all(copy.exact for copy in halves[-1].values()):
+        halves = {name: HalfWeights(module.weight, module.bias) for name, module in single.items()}
+        halves["self qkv"] = HalfWeights(*_join(parts))
+        if not all(half.exact for half in halves.values()):
             return None
-    return halves
+        copies.append({**halves})
+    return copies
+
+
+def _join(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of one linear layer that computes the outputs of several, one after the other."""
+    biases = [part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in parts]
+    return torch.cat([part.weight for part in parts]), torch.cat(biases)
 
 
 def _cross_attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -297,7 +307,7 @@ def _as_function(module: Any, many: bool = False) -> Map:
         large = (many or module.weight.numel() >= MIN_ONEDNN_ELEMENTS) and module.weight.device.type == "cpu"
         return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)
     if type(module) is Int8Linear and _has_stock_forward(module):
-        return module.forward
+        return module.product
     if type(module) is nn.LayerNorm and _has_stock_forward(module):
         shape = list(module.normalized_shape)
         return partial(torch.layer_norm, normalized_shape=shape, weight=module.weight, bias=module.bias, eps=module.eps)

@@ -18,12 +18,15 @@ from transformers import WhisperFeatureExtractor
 from transformers.activations import GELUActivation
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperEncoderLayer
 
+from mmdec.kernels.cpu_features import has_bfloat16_products
 from mmdec.kernels.onednn import attention, linear
+from mmdec.nn.int8 import Bfloat16Linear, Int8Linear
 from mmdec.targets.hf_target import has_hooks, plain_linear
 
 FRAMES_PER_SECOND = 100  # mel frames per second of audio
 # the encoder reads multiples of this number of frames (1 s), so that few shapes occur
 CONTEXT_STEP_FRAMES = FRAMES_PER_SECOND
+FEED_FORWARD_ROWS = 250  # number of states for which an int8 feed-forward network is computed at a time
 FRAME_BLOCK = 64  # the number of mel frames that are computed is a multiple of this number, so that few shapes occur
 
 
@@ -105,16 +108,31 @@ def _is_stock_layer(layer: nn.Module) -> bool:
 
 def _run_stock_layer(layer: Any, x: Tensor) -> Tensor:
     """Run one of transformers' own encoder layers over x (B, S, H)."""
-    own, y = layer.self_attn, layer.self_attn_layer_norm(x)
+    own, kind = layer.self_attn, type(layer.fc1)
+    y = layer.self_attn_layer_norm(x)
+    if kind is Bfloat16Linear:
+        y = y.bfloat16()
     parts = (_linear(own.q_proj, y) * own.scaling, _linear(own.k_proj, y), _linear(own.v_proj, y))
+    if kind is Int8Linear and has_bfloat16_products():
+        parts = (part.bfloat16() for part in parts)
     heads = (part.unflatten(2, (own.num_heads, -1)).transpose(1, 2) for part in parts)
     x = _add(x, _linear(own.out_proj, attention(*heads).transpose(1, 2).flatten(2)), own.out_proj)
+    if kind is not Int8Linear:
+        return _add(x, _feed_forward(layer, x), layer.fc2)
+    # a few rows at a time, which stay in the processor's cache
+    return torch.cat([_add(rows, _feed_forward(layer, rows), layer.fc2) for rows in x.split(FEED_FORWARD_ROWS, 1)], 1)
+
+
+def _feed_forward(layer: Any, x: Tensor) -> Tensor:
+    """Return what the layer's feed-forward network adds to x (B, S, H)."""
     y = layer.final_layer_norm(x)
+    if type(layer.fc1) is Bfloat16Linear:
+        y = y.bfloat16()
     if type(layer.activation_fn) is GELUActivation and plain_linear(layer.fc1):
         y = linear(y, layer.fc1.weight, layer.fc1.bias, "gelu")
     else:
         y = layer.activation_fn(layer.fc1(y))
-    return _add(x, _linear(layer.fc2, y), layer.fc2)
+    return _linear(layer.fc2, y)
 
 
 def _linear(module: Any, x: Tensor) -> Tensor:
@@ -123,6 +141,8 @@ def _linear(module: Any, x: Tensor) -> Tensor:
 
 def _add(x: Tensor, product: Tensor, module: nn.Module) -> Tensor:
     """Return the sum of x and the product of `module`; in the product's memory, if nobody else reads it."""
+    if product.dtype != x.dtype:
+        return product.to(x.dtype).add_(x)  # a sum of two dtypes is far slower
     return product.add_(x) if plain_linear(module) else x + product
 
 

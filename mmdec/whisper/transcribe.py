@@ -128,7 +128,7 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
             window; an audio language model samples recording i of a list with `seed + i`), and acceptance rates
             measured in earlier calls, as for `mmdec.generate`.
         device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.
-        dtype: Precision of a model given by name. Default None: float32. "int8", on a CPU: linear layers in 8 bits.
+        dtype: Precision of a model given by name. Default None: float32. "int8", on a CPU: 8-bit weights.
         threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a
             number chosen from the model's size and the number of idle processors.
         progress: Called with the seconds of audio done and in total. An exception from it ends the call.

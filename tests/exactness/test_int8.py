@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch import nn
 import mmdec
 from mmdec import InputError
 from mmdec.io.audio import load_audio
-from mmdec.nn.int8 import Int8Linear, has_int8_layers, levels
+from mmdec.kernels import cpu_features
+from mmdec.nn.int8 import Bfloat16Linear, Int8Linear, has_int8_layers, levels, quantise_linears
 from mmdec.training.metrics.text import rate, word_edits
-from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper, read_model
 from tests.conftest import RATE, buzz
 
 SAMPLES = sorted((Path(__file__).parents[2] / "data/samples/english").glob("*.flac"))
@@ -26,9 +28,26 @@ except InputError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 
-@pytest.fixture(scope="module")
-def whisper() -> LoadedWhisper:
-    return load_whisper("whisper-tiny.en", "cpu", torch.int8)
+INSTRUCTIONS = {
+    "AMX": {"amx_tile", "amx_bf16", "avx512_bf16", "avx512_vnni"},
+    "VNNI": {"avx512_vnni"},
+    "neither": set[str](),
+}
+
+
+@pytest.fixture(scope="module", params=INSTRUCTIONS)
+def whisper(request: pytest.FixtureRequest) -> Iterator[LoadedWhisper]:
+    """A Whisper in 8 bits, as on a CPU with these instructions."""
+    flags = INSTRUCTIONS[request.param]
+    if not flags <= cpu_features.cpu_flags():
+        pytest.skip(f"this CPU has no {request.param}")
+    loaded = load_whisper("whisper-tiny.en", "cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_features, "cpu_flags", lambda: frozenset(flags))
+        assert loaded.directory is not None
+        model = read_model(loaded.directory).eval()
+        quantise_linears(model)
+        yield LoadedWhisper(model, loaded.processor, loaded.directory)
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +88,33 @@ def test_the_text_is_nearly_that_of_float32(single_transcripts: list[mmdec.Trans
     )
 
 
-def test_a_row_has_the_same_bits_beside_any_others() -> None:
-    layer = Int8Linear(nn.Linear(96, 40))
+@pytest.mark.parametrize("flags", [frozenset(), cpu_features.cpu_flags()], ids=["fbgemm", "this CPU"])
+@pytest.mark.parametrize(("fine", "error"), [(False, 0.03), (True, 0.01)])
+def test_a_row_has_the_same_bits_beside_any_others(
+    flags: frozenset[str], fine: bool, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_features, "cpu_flags", lambda: flags)
+    layer = Int8Linear(nn.Linear(96, 40), fine)
     rows = torch.from_numpy(buzz(1.0))[: 96 * 50].view(50, 96)
     whole = layer(rows)
     for count in (1, 2, 7):
         assert torch.equal(torch.cat([layer(part) for part in rows.split(count)]), whole)
     exact = nn.functional.linear(rows, layer.weight, layer.bias)
+    assert (whole - exact).abs().max() < error * exact.abs().max()
+
+
+def test_fine_inputs_do_not_amplify_noise() -> None:
+    layer, rows = Int8Linear(nn.Linear(96, 40), fine=True), torch.from_numpy(buzz(1.0))[: 96 * 50].view(50, 96)
+    noisy = rows * (1 + 1e-6 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0)))
+    assert (layer(noisy) - layer(rows)).abs().max() < 1e-4 * layer(rows).abs().max()
+
+
+def test_bfloat16_rows_of_a_batch_have_the_bits_of_single_ones() -> None:
+    layer, batch = Bfloat16Linear(nn.Linear(96, 40)), torch.from_numpy(buzz(1.0))[: 96 * 50].view(5, 10, 96)
+    whole = layer(batch)
+    assert whole.dtype == torch.float32
+    assert torch.equal(whole, torch.cat([layer(row[None]) for row in batch]))
+    exact = nn.functional.linear(batch, layer.weight, layer.bias)
     assert (whole - exact).abs().max() < 0.03 * exact.abs().max()
 
 
