@@ -41,7 +41,7 @@ from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.threads import with_threads
 from mmdec.training.metrics.text import ratio, word_edits
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from mmdec.whisper.request import first_timestamp_token
+from mmdec.whisper.special_tokens import first_timestamp_token
 
 PEERS = ("ctranslate2",)
 STOCK, OURS, OURS_INT8 = "transformers float32", "mmdec float32", "mmdec int8"

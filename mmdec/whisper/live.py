@@ -40,7 +40,8 @@ from mmdec.tasks.threads import with_threads
 from mmdec.whisper.last_hypothesis import LastHypothesis
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import transcribe_recordings
-from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
+from mmdec.whisper.request import TranscriptionRequest
+from mmdec.whisper.special_tokens import first_timestamp_token
 from mmdec.whisper.transcribe import WHISPER, as_drafter
 from mmdec.whisper.transcript import Segment, Transcript, shift_segment
 

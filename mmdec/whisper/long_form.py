@@ -2,9 +2,8 @@
 
 A Whisper reads windows of 30 s. `transcribe_windows` decides what happens around them: which tokens a window's text
 begins with, where the next window starts, whether a text is decoded again at a higher temperature or dropped as
-silence, and which segments the timestamps delimit. It runs no model itself: it yields a `Compute` step for a window's
-encoder states and for a decoder pass over known tokens, and continues with the result; texts come from `yield from
-decode_window(...)`, which yields passes of its own. So the scheduler drives any number of recordings in one thread, and
+silence, and which segments the timestamps delimit. `WindowDecoder` encodes and decodes the windows. Both yield each
+pass of the model and continue with its result, so the scheduler drives any number of recordings in one thread, and
 their decoder passes are computed together.
 
 The result equals that of transformers' `generate` for one recording, which encodes a window again for each temperature
@@ -39,37 +38,15 @@ from transformers.modeling_outputs import BaseModelOutput
 from mmdec.checks.arguments import show
 from mmdec.core.steps import Steps, compute_value
 from mmdec.errors import InputError
-from mmdec.whisper.languages import language_code
 from mmdec.whisper.repetition import token_compression_ratio
+from mmdec.whisper.special_tokens import language_code
+from mmdec.whisper.window_decoder import WindowCall, WindowDecoder
 from mmdec.whisper.words import TokenAligner, WordBeginnings
 
 TIMESTAMP_SECONDS = 0.02  # from one timestamp token to the next
 FRAME_SECONDS = 0.01  # from one feature frame to the next
 MAX_CONDITION_TEMPERATURE = 0.5  # the next window is not conditioned on text that was sampled at this or more
-SOUND = "sound"  # attribute of the encoder's output that holds the features that the encoder has read
 CONDITION_TYPES = ("first-segment", "all-segments")
-
-
-@dataclass(frozen=True)
-class WindowCall:
-    """The decoding of one window at one temperature, prepared for `Speculation.begin`."""
-
-    input_ids: Tensor  # (1, P), what the text continues
-    generation_config: GenerationConfig
-    inputs: Mapping[str, Any]  # all other arguments that transformers passes to a custom decoding loop
-    features: Tensor  # (1, mels, F), what the encoder read
-    seek: int  # the frame of the recording at which the window begins
-    frames: int  # number of frames in the window that belong to the recording
-    temperature: float | None
-    attempt: int  # how often the window was decoded before, at lower temperatures
-
-
-# Computes the encoder's states (1, S, H) of a window's features (1, mels, F), which are padded to a whole window.
-Encode = Callable[[Tensor], Tensor]
-
-# Decodes one window. Returns what `generate` returns: token ids (1, L), or transformers' output object if the
-# configuration asks for one.
-DecodeWindow = Callable[[WindowCall], Steps[Any]]
 
 # Times the tokens of a window: (the output object, with `cross_attentions`; the window's features; number of prompt
 # tokens; frames with sound, None: all) -> start and duration in seconds of each of the L tokens (L,).
@@ -145,8 +122,7 @@ class LongFormOptions:
 def transcribe_windows(
     model: WhisperForConditionalGeneration,
     input_features: Tensor,
-    encode: Encode,
-    decode_window: DecodeWindow,
+    decoder: WindowDecoder,
     options: LongFormOptions = LongFormOptions(),
     *,
     attention_mask: Tensor | None = None,
@@ -157,14 +133,13 @@ def transcribe_windows(
     Args:
         model: Its generation config gives defaults. Another attention than "eager" is kept for timed tokens, too.
         input_features: (1, mels, T), one window or more.
-        encode: Computes a window's encoder states.
-        decode_window: Called for each window and temperature.
+        decoder: Runs the model on each window.
         options: Those of the call.
         attention_mask: (1, T), 1 at frames with sound; only `time_tokens` reads it.
         time_tokens: Times the tokens of each window; None: they get no times.
 
     Yields:
-        `Compute` steps, and what `decode_window` yields.
+        The passes of the encoder and the decoder.
 
     Returns:
         Segments and windows.
@@ -179,12 +154,12 @@ def transcribe_windows(
 
     # The language is detected in the first window. All windows' texts begin with the same tokens.
     features = _window_features(input_features, 0, width)
-    encoded = yield from _encode(encode, features)
+    encoded = yield from decoder.encode(features)
     initial = yield from _initial_tokens(model, call_options, encoded)
     processors, silence, previous_start = _processors(
         call_options.settings, options.logits_processor, len(initial), call_options.thresholds, model
     )
-    decoder = _FallbackDecoder(model, decode_window, call_options, attention_mask, initial, processors, silence)
+    fallback = _FallbackDecoder(model, decoder, call_options, attention_mask, initial, processors, silence)
 
     # A window begins where the last complete segment ended.
     result, seek = LongFormResult(), 0
@@ -192,7 +167,7 @@ def transcribe_windows(
     while seek < frames:
         if seek:
             features = _window_features(input_features, seek, width)
-            encoded = yield from _encode(encode, features)
+            encoded = yield from decoder.encode(features)
         previous = history.previous_tokens()
         window = _Window(
             features=features,
@@ -202,7 +177,7 @@ def transcribe_windows(
             ids=torch.tensor([[*previous, *initial]], device=model.device),
             masks_padding=history.continues,
         )
-        decoded, output = yield from decoder.decode(window)
+        decoded, output = yield from fallback.decode(window)
         result.windows.append(decoded)
         history.note_temperature(decoded.temperature)
         if decoded.skipped:
@@ -369,7 +344,7 @@ class _FallbackDecoder:
     """Decodes windows of one recording, at several temperatures if need be."""
 
     model: WhisperForConditionalGeneration
-    decode_window: DecodeWindow
+    decoder: WindowDecoder
     options: _CallOptions
     attention_mask: Tensor | None  # of the recording's features
     initial: Sequence[int]  # the tokens that each text begins with
@@ -380,7 +355,7 @@ class _FallbackDecoder:
         """Decode a window at one temperature after another, until its text is not refused.
 
         Returns:
-            The text, and `decode_window`'s result for it.
+            The text, and what `WindowDecoder.decode` returned for it.
         """
         settings, thresholds = self.options.settings, self.options.thresholds
         prompt = window.ids.shape[1]
@@ -394,8 +369,8 @@ class _FallbackDecoder:
             settings.do_sample = temperature is not None and temperature > 0
             settings.temperature = temperature if settings.do_sample else 1.0
             ids, inputs, config = _prepare(self.model, settings, arguments)
-            output = yield from self.decode_window(
-                WindowCall(ids, config, inputs, window.features, window.seek, window.frames, temperature, attempt)
+            output = yield from self.decoder.decode(
+                WindowCall(ids, config, inputs, window.features, window.seek, attempt)
             )
             tokens = _new_tokens(output, prompt, settings)
             ratio = logprob = None
@@ -662,13 +637,6 @@ def _window_features(features: Tensor, seek: int, width: int) -> Tensor:
     return pad(window, (0, width - window.shape[-1]))
 
 
-def _encode(encode: Encode, features: Tensor) -> Steps[BaseModelOutput]:
-    states: Any = yield from compute_value(features.device, partial(encode, features), "encoder", runs_aside=True)
-    encoded = BaseModelOutput(last_hidden_state=states)
-    setattr(encoded, SOUND, features)  # some drafters read the sound
-    return encoded
-
-
 def _known_logits(
     model: WhisperForConditionalGeneration, ids: Tensor, mask: Tensor | None, encoded: BaseModelOutput
 ) -> Steps[Tensor]:
@@ -735,7 +703,7 @@ def _prepare(
 
 
 def _new_tokens(output: Any, prompt: int, settings: Any) -> list[int]:
-    """Return the new tokens of `decode_window`'s result with their end token, but without padding."""
+    """Return the new tokens of what `WindowDecoder.decode` returned, with their end token, but without padding."""
     ids: Tensor = output if isinstance(output, Tensor) else output.sequences
     tokens: list[int] = ids[0, prompt:].tolist()
     if tokens[-1] == settings.pad_token_id:

@@ -31,9 +31,10 @@ from mmdec.tasks.usage import Usage
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import can_use_eager_copy
 from mmdec.whisper.options import OnTranscript, Progress
-from mmdec.whisper.recording_decoder import DecodedRecording, RecordingDecoder
+from mmdec.whisper.recording_decoder import DecodedRecording, decode_recording
 from mmdec.whisper.repetition import compression_ratio
-from mmdec.whisper.request import TranscriptionRequest, first_timestamp_token
+from mmdec.whisper.request import TranscriptionRequest
+from mmdec.whisper.special_tokens import first_timestamp_token
 from mmdec.whisper.target import hide_generate_warnings, restore_attention
 from mmdec.whisper.transcript import (
     Transcript,
@@ -82,7 +83,18 @@ def transcribe_recordings(
     report_finished = ordered_reporter(samples, transcripts, on_transcript)
     report = _ProgressReport(progress, sum(map(len, samples.values())) / SAMPLE_RATE)
     decodings = [
-        ((index, window.start), _decoder(request, index, window, len(samples[index]), report).steps(), 1)
+        (
+            (index, window.start),
+            decode_recording(
+                request,
+                index,
+                window.samples,
+                report.of(index, window),
+                start=window.start / SAMPLE_RATE,
+                total=len(samples[index]) / SAMPLE_RATE,
+            ),
+            1,
+        )
         for index, windows in pieces.items()
         for window in windows
     ]
@@ -120,20 +132,8 @@ def transcription_steps(
     if level:
         return _empty_transcript(request.languages, 0, samples, level)
     with hide_generate_warnings():
-        decoded = yield from RecordingDecoder(request, 0, samples, on_window).steps()
+        decoded = yield from decode_recording(request, 0, samples, on_window)
     return _transcript(request, decoded)
-
-
-def _decoder(
-    request: TranscriptionRequest, index: int, window: SpeechWindow, total: int, report: _ProgressReport
-) -> RecordingDecoder:
-    """Return the decoder of a recording, or of a piece of it.
-
-    Args:
-        total: Number of samples of the recording.
-    """
-    seconds = window.start / SAMPLE_RATE, total / SAMPLE_RATE
-    return RecordingDecoder(request, index, window.samples, report.of(index, window), *seconds)
 
 
 def _pieces(request: TranscriptionRequest, recording: Tensor, at_pauses: bool) -> list[SpeechWindow]:

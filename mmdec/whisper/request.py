@@ -10,7 +10,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from transformers import WhisperForConditionalGeneration
 
 from mmdec.checks.arguments import show
 from mmdec.errors import InputError
@@ -22,9 +21,9 @@ from mmdec.tasks.confidence import Calibration, read_calibrations
 from mmdec.tasks.generate_options import LENGTH_OPTIONS, RESERVED, check_reserved, sets_length
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.features import recording_features
-from mmdec.whisper.languages import ENGLISH_TOKEN, is_multilingual, language_code
 from mmdec.whisper.long_form import check_no_speech
 from mmdec.whisper.options import Timestamps, TranscribeOptions
+from mmdec.whisper.special_tokens import ENGLISH_TOKEN, first_timestamp_token, is_multilingual, language_code
 from mmdec.whisper.words import check_alignment
 
 TIMESTAMPS = (None, "segment", "word")
@@ -54,16 +53,6 @@ RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets 
     "time_precision": "",
     "time_precision_features": "",
 }
-
-
-def first_timestamp_token(model: WhisperForConditionalGeneration) -> int:
-    """Return the id of the first timestamp token; the vocabulary's size if the model has none.
-
-    The confidence ignores timestamp tokens.
-    """
-    settings: Any = model.generation_config
-    mark: int | None = getattr(settings, "no_timestamps_token_id", None)
-    return int(model.config.vocab_size) if mark is None else mark + 1
 
 
 @final

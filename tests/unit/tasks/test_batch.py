@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,20 +138,20 @@ def test_a_model_that_fails_on_one_recording_does_not_blame_the_others(
     from typer.testing import CliRunner
 
     from mmdec import cli
-    from mmdec.whisper.recording_decoder import RecordingDecoder
+    from mmdec.whisper import recordings
 
     lengths = (0.4, 0.9, 0.6, 0.5)
     paths = [tmp_path / f"{number}.wav" for number in range(4)]
     for path, seconds in zip(paths, lengths, strict=True):
         path.write_bytes(encoded(buzz(seconds), "WAV"))
-    real = RecordingDecoder.steps
+    real = recordings.decode_recording
 
-    def failing(self: RecordingDecoder) -> object:
-        if len(self._samples) == int(0.6 * RATE):
+    def failing(request: object, index: int, samples: Any, *others: Any, **named: Any) -> object:
+        if len(samples) == int(0.6 * RATE):
             raise RuntimeError("out of memory")
-        return (yield from real(self))
+        return (yield from real(request, index, samples, *others, **named))
 
-    monkeypatch.setattr(RecordingDecoder, "steps", failing)
+    monkeypatch.setattr(recordings, "decode_recording", failing)
     arguments = ["transcribe", *map(str, paths), "-o", str(tmp_path / "out"), "--model", str(whisper), "-l", "en"]
     result = CliRunner().invoke(cli.app, [*arguments, "--device", "cpu"])
     assert result.exit_code == 1

@@ -14,19 +14,17 @@ import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
-from mmdec.core.steps import run_pass
+from mmdec.core.steps import Compute, run_pass
 from mmdec.errors import InputError
 from mmdec.generation.speculation import DecodingOptions, Speculation, default_statistics
 from mmdec.whisper.long_form import (
-    DecodeWindow,
     LongFormOptions,
     LongFormResult,
     TimeTokens,
-    WindowCall,
     align_tokens,
     transcribe_windows,
 )
-from mmdec.whisper.window_encoder import WindowEncoder
+from mmdec.whisper.window_decoder import WindowDecoder
 from mmdec.whisper.words import TokenAligner
 from tests.support.tiny_whisper import (
     NO_TIMESTAMPS,
@@ -113,44 +111,32 @@ def stock_times(model: WhisperForConditionalGeneration) -> TimeTokens:
     return times
 
 
-def decode_alone(model: WhisperForConditionalGeneration, speculation: Speculation) -> DecodeWindow:
-    """Return a `decode_window` that decodes at once, and yields nothing."""
-
-    def decode(window: WindowCall) -> Generator[Any, Any, Any]:
-        yield from ()
-        return speculation(model, window.input_ids, window.generation_config, **window.inputs)
-
-    return decode
-
-
 @torch.no_grad()
-def run(recording: Generator[Any, Any, LongFormResult], steps: list[Any] | None = None) -> LongFormResult:
-    """Run one recording's passes to its end, and append its steps to `steps`."""
+def run(recording: Generator[Any, Any, LongFormResult], stages: list[str] | None = None) -> LongFormResult:
+    """Run one recording's passes to its end, and append the stages of its `Compute` steps to `stages`."""
     result = None
     while True:
         try:
             step = recording.send(result)
         except StopIteration as end:
             return end.value
-        if steps is not None:
-            steps.append(step)
+        if stages is not None and isinstance(step, Compute):
+            stages.append(step.stage)
         result = run_pass(step)
 
 
 def start(
     model: WhisperForConditionalGeneration,
-    decode: Any,
+    drafter: str | None,
     inputs: dict[str, Tensor],
     options: dict[str, Any],
-    encode: Any = None,
 ) -> Generator[Any, Any, LongFormResult]:
     options = dict(options)
     words = options.pop("return_token_timestamps", None)
     return transcribe_windows(
         model,
         inputs["input_features"],
-        encode or WindowEncoder(model),
-        decode,
+        WindowDecoder(model, Speculation(DecodingOptions(drafter))),
         LongFormOptions.of(options),
         attention_mask=inputs["attention_mask"],
         time_tokens=stock_times(model) if words else None,
@@ -167,11 +153,13 @@ def wanted(model: WhisperForConditionalGeneration, inputs: dict[str, Tensor], op
 
 
 def found(
-    model: WhisperForConditionalGeneration, inputs: dict[str, Tensor], options: dict[str, Any], drafter: Any = None
+    model: WhisperForConditionalGeneration,
+    inputs: dict[str, Tensor],
+    options: dict[str, Any],
+    drafter: str | None = None,
 ) -> LongFormResult:
     torch.manual_seed(0)
-    decode = decode_alone(model, Speculation(DecodingOptions(drafter)))
-    return run(start(model, decode, inputs, options))
+    return run(start(model, drafter, inputs, options))
 
 
 def assert_same(result: LongFormResult, reference: Any) -> None:
@@ -204,48 +192,29 @@ LADDER: dict[str, Any] = {"temperature": (0.0, 0.4), "logprob_threshold": -0.3}
 
 def test_each_window_is_encoded_once() -> None:
     """The language is detected, and some windows are decoded again: all with the states of one pass."""
-    model, steps, windows = network("multilingual"), list[Any](), list[Tensor]()
-    decode = decode_alone(model, Speculation(DecodingOptions(None)))
-    result = run(start(model, decode, sound(1, 3.4), LADDER, counting_encoder(model, windows)), steps)
+    stages = list[str]()
+    result = run(start(network("multilingual"), None, sound(1, 3.4), LADDER), stages)
     assert any(window.attempts > 1 for window in result.windows)
-    assert len(windows) == len(result.windows)
-    assert len(steps) == len(windows) + 1  # one more to detect the language
+    assert stages.count("encoder") == len(result.windows)
+    assert stages.count("decoder") == 1  # to detect the language
 
 
 def test_silence_costs_a_pass_only_where_the_text_is_improbable() -> None:
-    model, steps, windows = network("multilingual"), list[Any](), list[Tensor]()
-    decode = decode_alone(model, Speculation(DecodingOptions(None)))
+    stages = list[str]()
     options = {"language": "en", "logprob_threshold": -0.3, "no_speech_threshold": 1.0, "temperature": 0.0}
-    result = run(start(model, decode, sound(1, 3.4), options, counting_encoder(model, windows)), steps)
+    result = run(start(network("multilingual"), None, sound(1, 3.4), options), stages)
     unsure = [window.avg_logprob is not None and window.avg_logprob < -0.3 for window in result.windows]
     assert sum(unsure) > 0
-    assert len(steps) - len(windows) == sum(unsure)
+    assert stages.count("decoder") == sum(unsure)
     assert [window.no_speech_prob is not None for window in result.windows] == unsure
 
 
-def counting_encoder(model: WhisperForConditionalGeneration, windows: list[Tensor]) -> Any:
-    """Return an encoder that appends the features of each window to `windows`."""
-    encoder = WindowEncoder(model)
-
-    def encode(features: Tensor) -> Tensor:
-        windows.append(features)
-        return encoder(features)
-
-    return encode
-
-
 def test_recordings_that_take_turns_equal_those_alone() -> None:
-    """One thread drives four recordings, and answers one request of each in turn."""
+    """One thread drives four recordings, and runs one pass of each in turn."""
     model = network("multilingual")
-    speculation = Speculation(DecodingOptions("lookup"))
-
-    def patient(window: WindowCall) -> Generator[Any, Any, Any]:
-        assert (yield "a request of the decoding loop") == "its answer"
-        return (yield from decode_alone(model, speculation)(window))
-
     recordings = [sound(1, 1 + number, seed=number) for number in range(4)]
     options = {"condition_on_prev_tokens": True, "temperature": 0.0}
-    live = {number: start(model, patient, inputs, options) for number, inputs in enumerate(recordings)}
+    live = {number: start(model, "lookup", inputs, options) for number, inputs in enumerate(recordings)}
     replies: dict[int, Any] = dict.fromkeys(live)
     results = dict[int, LongFormResult]()
     while live:
@@ -256,7 +225,7 @@ def test_recordings_that_take_turns_equal_those_alone() -> None:
                 results[number] = end.value
                 del live[number]
             else:
-                replies[number] = "its answer" if isinstance(request, str) else run_pass(request)
+                replies[number] = run_pass(request)
     for number, inputs in enumerate(recordings):
         assert_same(results[number], wanted(model, inputs, options))
 
@@ -290,8 +259,7 @@ def test_words_are_timed_as_in_generate(monkeypatch: pytest.MonkeyPatch) -> None
         transcribe_windows(
             model,
             inputs["input_features"],
-            WindowEncoder(model),
-            decode_alone(model, speculation),
+            WindowDecoder(model, speculation),
             LongFormOptions.of(options),
             attention_mask=inputs["attention_mask"],
             time_tokens=align_tokens(model, begins),

@@ -14,7 +14,7 @@ from mmdec.tasks.usage import Usage
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import FastDecoder
 from mmdec.whisper.options import TranscribeOptions
-from mmdec.whisper.recording_decoder import RecordingDecoder
+from mmdec.whisper.recording_decoder import decode_recording
 from mmdec.whisper.request import TranscriptionRequest
 from tests.conftest import buzz
 from tests.unit.whisper.short_transcripts import transcribe
@@ -84,9 +84,8 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
     call = TranscriptionRequest.of(whisper, speculation, TranscribeOptions(language="en"), 2)
     usages = list[Usage]()
     for index, seconds in enumerate((1.7, 2.9)):
-        decoder = RecordingDecoder(call, index, torch.from_numpy(buzz(seconds)))
         scheduler = Scheduler()
-        task = scheduler.add(decoder.steps())
+        task = scheduler.add(decode_recording(call, index, torch.from_numpy(buzz(seconds))))
         scheduler.run()
         assert task.error is None
         usage = task.result.usage

@@ -1,8 +1,10 @@
-"""The languages that a Whisper knows, by the tokens of its generation config."""
+"""The special tokens of a Whisper, by its generation config: its languages, and where timestamps begin."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from transformers import WhisperForConditionalGeneration
 
 from mmdec.checks.arguments import show
 from mmdec.errors import InputError
@@ -32,3 +34,13 @@ def language_code(settings: Any, language: object) -> str:
             return code
     listed = ", ".join(f"{code} ({names[code]})" if code in names else code for code in sorted(codes))
     raise InputError(f"`language` must be one that the model knows, but is {show(language)}. It knows {listed}.")
+
+
+def first_timestamp_token(model: WhisperForConditionalGeneration) -> int:
+    """Return the id of the first timestamp token; the vocabulary's size if the model has none.
+
+    The confidence ignores timestamp tokens.
+    """
+    settings: Any = model.generation_config
+    mark: int | None = getattr(settings, "no_timestamps_token_id", None)
+    return int(model.config.vocab_size) if mark is None else mark + 1
