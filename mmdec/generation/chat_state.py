@@ -30,6 +30,20 @@ def drop_chat_state(cache: Any) -> None:
             _chat_states.pop(cache, None)
 
 
+def in_conversation(drafter: Drafter | None, target: str, cache: Any) -> Drafter | None:
+    """Return a drafter that begins with its state of the previous turn, if it has one to keep.
+
+    Args:
+        drafter: The drafter; None for plain decoding.
+        target: The name of the target model's weights.
+        cache: The caller's cache, with one batch row; None: there is none.
+    """
+    if cache is not None and drafter is not None and drafter.needs.keeps_state_between_turns:
+        return ConversationTurn(drafter, target, cache)
+    drop_chat_state(cache)
+    return drafter
+
+
 @final
 class ConversationTurn(ForwardingDrafter):
     """Wraps a drafter for one turn of a chat, which begins with the drafter's state of the previous turn.

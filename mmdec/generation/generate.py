@@ -235,11 +235,10 @@ def _generate_many(
     """Decode prompts side by side. Each begins as soon as there is room for its rows."""
     speculation.check_inputs(len(prompts))
     if prompts:  # a mistake in the call concerns no single prompt
-        target, drafter = _checked_target(model), speculation.drafter_for(model)
+        target = _checked_target(model)
         check_options(options, {})
         check_same_dtype(options.get("dtype"), model.dtype)
-        if drafter is not None:
-            drafter.check(target)
+        speculation.checked_drafter(target, model)
     seed = first_seed(model, speculation, options, draw=len(prompts) > 1)
     results, errors = dict[int, Generation](), dict[int, InputError]()
 

@@ -41,10 +41,10 @@ from mmdec.core.verify import (
 )
 from mmdec.drafters.registry import AUTO
 from mmdec.errors import InputError
-from mmdec.generation.chat_state import ConversationTurn, drop_chat_state
+from mmdec.generation.chat_state import drop_chat_state, in_conversation
 from mmdec.generation.decoding_run import DecodingRun, SpeculativeRun
 from mmdec.generation.draft_warning import DraftCounts
-from mmdec.generation.drafter_choice import DrafterChoice, DraftInput, resolve_drafter
+from mmdec.generation.drafter_choice import DrafterChoice, DrafterSource, DraftInput, resolve_drafter
 from mmdec.generation.hf_bridge import (
     OutputRecorder,
     check_config,
@@ -115,14 +115,18 @@ class Speculation:
     It holds the options and the drafters that it has made. A drafter that depends on the target model (a folder with
     weights, a smaller model) is made once for each target, when the loop is first called with it.
 
+    Args:
+        options: The options.
+        drafters: Gives the drafter for a target model; None: made from `options.drafter`.
+
     Raises:
         InputError: If `options.drafter` is not a drafter.
     """
 
-    def __init__(self, options: DecodingOptions) -> None:
+    def __init__(self, options: DecodingOptions, drafters: DrafterSource | None = None) -> None:
         self.options = options
-        self._drafters = resolve_drafter(options.drafter)
-        self._warned = set[str]()  # the warnings so far
+        self._drafters = resolve_drafter(options.drafter) if drafters is None else drafters
+        self._warned = set[str]()  # the warnings so far, which copies share
 
     @property
     def networks(self) -> tuple[PreTrainedModel, ...]:
@@ -138,9 +142,7 @@ class Speculation:
         seed = None if seed is None else seed % 2**64
         if seed == self.options.seed:
             return self
-        other = object.__new__(Speculation)
-        other.__dict__ = {**vars(self), "options": replace(self.options, seed=seed)}
-        return other
+        return self._copy(replace(self.options, seed=seed), self._drafters)
 
     def check_inputs(self, count: int, sound: bool = False) -> None:
         """Raise InputError if the drafter has no drafts for a call with `count` inputs, see `DrafterSource`."""
@@ -151,13 +153,23 @@ class Speculation:
         drafters = self._drafters.for_inputs(inputs)
         if drafters is self._drafters:
             return self
-        other = object.__new__(Speculation)
-        other.__dict__ = {**vars(self), "_drafters": drafters}
+        return self._copy(self.options, drafters)
+
+    def _copy(self, options: DecodingOptions, drafters: DrafterSource) -> Speculation:
+        other = Speculation(options, drafters)
+        other._warned = self._warned
         return other
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
         """Return the drafter for a target model, on the model's device and in its dtype; None for plain decoding."""
         return self._drafters.drafter_for(model)
+
+    def checked_drafter(self, target: HfTarget, model: PreTrainedModel) -> Drafter | None:
+        """Return the drafter for `model`, whose adapter is `target`; raise InputError if it does not fit."""
+        drafter = self.drafter_for(model)
+        if drafter is not None:
+            drafter.check(target)
+        return drafter
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
@@ -214,16 +226,13 @@ class Speculation:
         Raises:
             InputError: If the model, the drafter, the rule or an option is not supported.
         """
-        if self.options.streamer is not None and len(input_ids) > 1:
-            raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
-        check_config(target, generation_config, synced_gpus)
-        self.check_inputs(len(input_ids) // (setting(generation_config, "num_return_sequences") or 1))
-        drafter = self.drafter_for(model)
-        if drafter is not None:
-            drafter.check(target)
-        name, batch, options = self._rule_name(generation_config), len(input_ids), self.options
-        if options.num_speculative_tokens == 0:
+        batch = len(input_ids)
+        self._check_call(target, generation_config, batch, synced_gpus)
+        drafter = self.checked_drafter(target, model)
+        name = self._rule_name(generation_config)
+        if self.options.num_speculative_tokens == 0:
             drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
+
         together = (drafter is not None or batch > 1) and siblings_change_logits(model, target)
         # In a batch, processors run row by row: they must read only their row and not count calls. Traversal
         # verification calls copies of them after drafted tokens; criteria only see the accepted text.
@@ -234,32 +243,35 @@ class Speculation:
         self._warn(faults)
         if faults or (together and batch > 1):
             drop_chat_state(inputs.get(CACHE_ARGUMENT))
-            return StockRun(
-                model, input_ids, generation_config, logits_processor, stopping_criteria, inputs, options.seed
-            )
+            seed = self.options.seed
+            return StockRun(model, input_ids, generation_config, logits_processor, stopping_criteria, inputs, seed)
         if together:
             drafter = None
+
         inputs = {"input_ids": input_ids, **target.prepare_inputs(input_ids, generation_config, inputs)}
         results = OutputRecorder(target, input_ids, logits_processor, generation_config)
         criteria = stop_conditions(stopping_criteria, generation_config, batch)
         text = Sequences(input_ids, criteria, results.processors, results.steps)
         rule = self._rule(name, generation_config, batch, draft_warp(logits_processor))
-        statistics = default_statistics() if options.statistics is None else options.statistics
-        budget, shape = make_budget(statistics, target, drafter, options.num_speculative_tokens)
-        keeps = target.keeps_cache(inputs, generation_config)
-        cache = inputs.get(CACHE_ARGUMENT) if keeps and len(input_ids) == 1 else None
-        if cache is not None and drafter is not None and drafter.needs.keeps_state_between_turns:
-            drafter = ConversationTurn(drafter, target.name, cache)
-        else:
-            drop_chat_state(cache)
+        statistics = default_statistics() if self.options.statistics is None else self.options.statistics
+        budget, shape = make_budget(statistics, target, drafter, self.options.num_speculative_tokens)
+        fills_cache, pad = target.keeps_cache(inputs, generation_config), pad_token(generation_config)
+        if fills_cache and batch == 1:
+            drafter = in_conversation(drafter, target.name, inputs.get(CACHE_ARGUMENT))
         steps = decode_steps(target, inputs, text, rule, drafter, budget, shape)
         if drafter is not None:
             counts = DraftCounts(drafter, model)
             steps = watch(steps, counts.add, counts.warn)
-        pad = pad_token(generation_config)
-        if keeps:
+        if fills_cache:
             steps = watch(steps, partial(_extend_cache, target, inputs, text, pad))
         return SpeculativeRun(text, steps, pad, target, inputs, results)
+
+    def _check_call(self, target: HfTarget, config: GenerationConfig, batch: int, synced_gpus: bool | None) -> None:
+        """Raise InputError if the options or the configuration are not supported for a batch of this size."""
+        if self.options.streamer is not None and batch > 1:
+            raise InputError(f"`streamer` must serve one row, but the batch has {batch}. Use `mmdec.stream`.")
+        check_config(target, config, synced_gpus)
+        self.check_inputs(batch // (setting(config, "num_return_sequences") or 1))
 
     def _warn(self, faults: list[str]) -> None:
         """Warn about each of `faults`, the reasons why decoding is without drafts, once for this object."""
