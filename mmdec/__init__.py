@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mmdec.daspeech.translate import Translation, translate_speech
     from mmdec.drafters.registry import register_drafter
     from mmdec.generation import register_attention
-    from mmdec.generation.canvas import CanvasGeneration, CanvasOptions
+    from mmdec.generation.canvas import CanvasGeneration, CanvasOptions, diffusion_generate
     from mmdec.generation.corpus import corpus
     from mmdec.generation.generate import Generation, generate, speculate, stream
     from mmdec.generation.model_lock import model_lock
@@ -49,6 +49,7 @@ __all__ = [
     "corpus",
     "default_statistics",
     "describe",
+    "diffusion_generate",
     "generate",
     "hypothesis",
     "load",
@@ -69,7 +70,7 @@ _LAZY = {
     **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.generate"),
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.whisper.transcript"),
     **dict.fromkeys(("StreamUpdate", "transcribe_stream"), "mmdec.whisper.live"),
-    **dict.fromkeys(("CanvasGeneration", "CanvasOptions"), "mmdec.generation.canvas"),
+    **dict.fromkeys(("CanvasGeneration", "CanvasOptions", "diffusion_generate"), "mmdec.generation.canvas"),
     "Chat": "mmdec.vision.chat",
     "Description": "mmdec.vision.answer",
     "corpus": "mmdec.generation.corpus",

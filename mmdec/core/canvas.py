@@ -90,7 +90,7 @@ POLICIES: dict[str, type[Policy]] = {}
 
 
 def policy(name: str) -> Callable[[Chosen], Chosen]:
-    """Register the decorated policy under a name, by which `mmdec.generate(canvas=...)` makes it with its defaults."""
+    """Register the decorated policy under a name, by which `mmdec.diffusion_generate` makes it with its defaults."""
 
     def register(kind: Chosen) -> Chosen:
         POLICIES[name] = kind

@@ -1,4 +1,4 @@
-"""`mmdec.generate(..., canvas=...)`: the call for masked diffusion models, which reveal a canvas of mask tokens."""
+"""`mmdec.diffusion_generate`: the call for masked diffusion models, which reveal a canvas of mask tokens."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from mmdec.core.summary import pluralise
 from mmdec.core.tree import int_list
 from mmdec.errors import InputError
 from mmdec.generation.inputs import prompt_inputs
+from mmdec.generation.model_lock import reading
 from mmdec.targets.canvas import CanvasLayout, Visibility, check_canvas_model, open_session
 
 MAX_BLOCK = 4096  # maximum positions of a block
@@ -79,12 +80,12 @@ class CanvasOptions:
         return CanvasLayout(self.visible, length, mask, self.shifted, self.aligned, self.cache)
 
 
-CanvasChoice = str | Policy | CanvasOptions  # the argument `canvas`
+CanvasChoice = str | Policy | CanvasOptions  # type of the argument `canvas`
 
 
 @dataclass(frozen=True)
 class CanvasGeneration:
-    """The result of `generate(..., canvas=...)`: the texts, and what each pass of the model gained."""
+    """The result of `diffusion_generate`: the texts, and what each pass of the model gained."""
 
     sequences: Tensor  # (B, L) prompts and new tokens; shorter rows are padded on the right
     passes: list[list[CanvasPass]]  # of each row
@@ -115,42 +116,40 @@ def canvas_options(choice: object) -> CanvasOptions:
     return check_instance("canvas", choice, CanvasOptions, rule, "Choose one.")
 
 
-def check_canvas_alone(given: Mapping[str, object]) -> None:
-    """Raise InputError if an argument of the speculative loop was given with `canvas`.
-
-    Args:
-        given: Arguments by name; None: not given.
-    """
-    for name, value in given.items():
-        if value is not None:
-            raise InputError(
-                f"`{name}` must be left out with `canvas`, but is {show(value)}. The policy decides which tokens are "
-                "revealed, and `CanvasOptions(drafts=...)` how many canvases a pass scores."
-            )
-
-
 @torch.inference_mode()
-def generate_canvas(
-    model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], choice: object, options: Mapping[str, Any]
+def diffusion_generate(
+    model: PreTrainedModel,
+    inputs: Tensor | Mapping[str, Any],
+    canvas: CanvasChoice = "threshold",
+    **options: Any,
 ) -> CanvasGeneration:
-    """Decode each row of a batch by revealing canvases. A row's tokens do not depend on the others.
+    """Decode with a masked diffusion model, which reveals a canvas of mask tokens, several in each pass.
+
+    The rows of a batch are decoded one after another. A row's tokens do not depend on the others.
 
     Args:
-        model: A masked diffusion model of transformers.
-        inputs: Token ids (B, P), or a tokenizer's output with padding on the left.
-        choice: The argument `canvas`.
-        options: `max_new_tokens`, and `eos_token_id` and `pad_token_id`, which default to the model's.
+        model: A loaded model of transformers, of Qwen2's, Qwen3's or Llama's shape.
+        inputs: Token ids (B, P) int64, or a tokenizer's output with padding on the left.
+        canvas: Which positions a step reveals: a policy's name ("threshold", "top_k", "entropy_bound", "schedule"), a
+            `mmdec.core.canvas.Policy`, or `CanvasOptions`, which also say how the model was trained.
+        options: `max_new_tokens`, `eos_token_id` and `pad_token_id`, which default to the model's.
+
+    Returns:
+        A `CanvasGeneration`: the sequences (B, L), and what each pass gained.
 
     Raises:
         InputError: If an argument is wrong, or the model cannot run under a mask that is not causal.
+
+    References:
+        FreeDave (drafts), arXiv 2510.00294; for the policies' papers see `mmdec.core.canvas`.
     """
-    settings = canvas_options(choice)
+    settings = canvas_options(canvas)
     check_canvas_model(model)
     foreign = sorted(name for name in options if name not in CANVAS_OPTIONS)
     if foreign:
         raise InputError(
-            f"`{foreign[0]}` must be left out with `canvas`, which takes {', '.join(CANVAS_OPTIONS)}; a policy reveals "
-            "the best tokens. Leave it out."
+            f"`{foreign[0]}` must be left out, but is {show(options[foreign[0]])}: `diffusion_generate` takes "
+            f"{', '.join(CANVAS_OPTIONS)}. `canvas` decides which tokens a pass reveals."
         )
     layout, policy = settings.layout(model), policy_of(settings.policy)
     named = prompt_inputs(model, inputs)
@@ -165,8 +164,9 @@ def generate_canvas(
         pad = next((end for end in ends if end >= 0), 0)
     pad = check_whole("pad_token_id", pad, 0, 2**31, "Give a token's id.")
     texts, passes, counts, reasons = list[Tensor](), list[list[CanvasPass]](), list[int](), list[str]()
-    for prompt in prompts:
-        text, made = _reveal_text(model, layout, policy, settings.drafts, prompt, most, ends)
+    with reading(model):
+        revealed = [_reveal_text(model, layout, policy, settings.drafts, prompt, most, ends) for prompt in prompts]
+    for prompt, (text, made) in zip(prompts, revealed, strict=True):
         new = int_list(text[len(prompt) :])
         ended = next((index + 1 for index, token in enumerate(new[:most]) if token in ends), None)
         counts.append(most if ended is None else ended)
@@ -208,9 +208,7 @@ def _prompts(named: Mapping[str, Any], mask_token: int) -> list[Tensor]:
     ids, mask = named["input_ids"], named.get("attention_mask")
     foreign = sorted(name for name in named if name not in ("input_ids", "attention_mask", "token_type_ids"))
     if foreign:
-        raise InputError(
-            f"`inputs` must hold token ids and their mask with `canvas`, but holds `{foreign[0]}`. Leave it out."
-        )
+        raise InputError(f"`inputs` must hold token ids and their mask, but holds `{foreign[0]}`. Leave it out.")
     if mask is None:
         mask = torch.ones_like(ids)
     if not isinstance(mask, Tensor) or mask.shape != ids.shape:

@@ -33,7 +33,6 @@ from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import RuleName
 from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.generation import register_attention
-from mmdec.generation.canvas import CanvasChoice, CanvasGeneration, check_canvas_alone, generate_canvas
 from mmdec.generation.decoding_run import DecodingRun
 from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
 from mmdec.generation.hf_bridge import keeps_state
@@ -104,8 +103,6 @@ def generate(
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
-    *,
-    canvas: None = None,
     **options: Any,
 ) -> Generation: ...
 
@@ -120,20 +117,8 @@ def generate(
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
     max_batch: int = MAX_BATCH,
-    *,
-    canvas: None = None,
     **options: Any,
 ) -> list[Generation]: ...
-
-
-@overload
-def generate(
-    model: PreTrainedModel,
-    inputs: Tensor | Mapping[str, Any],
-    *,
-    canvas: CanvasChoice,
-    **options: Any,
-) -> CanvasGeneration: ...
 
 
 def generate(
@@ -145,10 +130,8 @@ def generate(
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
     max_batch: int = MAX_BATCH,
-    *,
-    canvas: CanvasChoice | None = None,
     **options: Any,
-) -> Generation | list[Generation] | CanvasGeneration:
+) -> Generation | list[Generation]:
     """Call `model.generate(**inputs, **options)` with speculative decoding: the same output, in fewer passes of the
     model.
 
@@ -172,9 +155,6 @@ def generate(
         statistics: Measurements of earlier calls, from which draft sizes are chosen; this call adds to them. None:
             `mmdec.default_statistics()`.
         max_batch: Maximum number of rows that are decoded at the same time, for a list of prompts.
-        canvas: For masked diffusion models, which reveal a canvas of mask tokens: a policy's name ("threshold",
-            "top_k", "entropy_bound", "schedule"), a `mmdec.core.canvas.Policy`, or `CanvasOptions`. There is no
-            drafter then, and of `options` only `max_new_tokens`, `eos_token_id` and `pad_token_id` are taken.
         options: Any argument of `model.generate`, and `dtype`, which must be the model's dtype. In a batch, a logits
             processor or stopping criterion of your own makes transformers' loop decode without drafts, with a warning.
             To have drafts, set `mmdec_row_wise = True` on it, if its result for a row depends only on that row and its
@@ -182,7 +162,6 @@ def generate(
 
     Returns:
         A `Generation`: the sequences (B, L), and what happened in each round; for a list of prompts, one for each.
-        With `canvas` a `CanvasGeneration`.
 
     Raises:
         InputError: For beam search, a cache that cannot be rolled back, a drafter that does not fit the model, or a
@@ -193,18 +172,6 @@ def generate(
         Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding; for the rules' papers see
         `mmdec.core.verify`.
     """
-    if canvas is not None:
-        given: dict[str, object] = {
-            "rule": rule,
-            "num_speculative_tokens": num_speculative_tokens,
-            "seed": seed,
-            "statistics": statistics,
-            "max_batch": None if max_batch == MAX_BATCH else max_batch,
-        }
-        given["drafter"] = None if drafter == "auto" else drafter
-        check_canvas_alone(given)
-        with reading(*((model,) if isinstance(cast(object, model), PreTrainedModel) else ())):
-            return generate_canvas(model, cast(Any, inputs), canvas, options)
     decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
     speculation = Speculation(decoding)
     check_whole("max_batch", max_batch, 1, MAX_SEQUENCES, "It is the number of rows that are decoded at a time.")

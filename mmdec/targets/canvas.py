@@ -47,8 +47,8 @@ def check_canvas_model(model: PreTrainedModel) -> None:
     kind = type(model).__name__
     if kind.startswith("DiffusionGemma"):
         raise InputError(
-            f"`canvas` must be left out for {kind}: each step reads the logits of the step before, so no canvas can be "
-            "scored alone, and its own entropy bound samples. Call `model.generate`."
+            f"`model` must score each canvas by itself, but is {kind}: each step reads the logits of the step "
+            "before, and its entropy bound samples. Call `model.generate`."
         )
     layers = {type(layer) for layer in DynamicCache(config=model.config).layers} if is_decoder_only(model) else set()
     if layers != {DynamicLayer}:
@@ -58,7 +58,7 @@ def check_canvas_model(model: PreTrainedModel) -> None:
         )
     if model.config._attn_implementation not in ("sdpa", "eager", "mmdec_tree"):
         raise InputError(
-            '`attn_implementation` must be "sdpa" or "eager" for `canvas`, whose mask is not causal, but is '
+            '`attn_implementation` must be "sdpa" or "eager" for a mask that is not causal, but is '
             f'{model.config._attn_implementation}. Call `model.set_attn_implementation("sdpa")`.'
         )
 

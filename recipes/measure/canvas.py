@@ -58,8 +58,8 @@ def measure(model: Any, prompts: Tensor, new: int, policy: Policy, score: Score)
         AssertionError: If drafts changed a text.
     """
     results = [
-        mmdec.generate(
-            model, prompts, canvas=CanvasOptions(policy, drafts=drafts), max_new_tokens=new, eos_token_id=None
+        mmdec.diffusion_generate(
+            model, prompts, CanvasOptions(policy, drafts=drafts), max_new_tokens=new, eos_token_id=None
         )
         for drafts in (1, *DRAFTS)
     ]

@@ -28,7 +28,7 @@ def test_lists_are_trained_resumed_and_decoded(tmp_path: Path) -> None:
     assert len(logged(tmp_path / "whole", "dev/loss")) == 2
     folder = tmp_path / "whole" / "model"
     model = AutoModelForCausalLM.from_pretrained(folder)
-    out = mmdec.generate(model, torch.tensor([[3, 7, 8, 9, 2]]), canvas="threshold", max_new_tokens=8)
+    out = mmdec.diffusion_generate(model, torch.tensor([[3, 7, 8, 9, 2]]), canvas="threshold", max_new_tokens=8)
     assert 1 <= out.new_tokens[0] <= 8
     assert json.loads((folder / "provenance.json").read_text())["training"]["step"] == 4
 
@@ -40,5 +40,7 @@ def test_an_autoregressive_model_becomes_a_diffusion_model(tmp_path: Path) -> No
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
     assert type(model).__name__ == "LlamaForCausalLM"
     assert model.config.vocab_size == model.config.mask_token_id + 1
-    out = mmdec.generate(model, torch.tensor([[1, 7, 8]]), canvas="top_k", max_new_tokens=8, eos_token_id=None)
+    out = mmdec.diffusion_generate(
+        model, torch.tensor([[1, 7, 8]]), canvas="top_k", max_new_tokens=8, eos_token_id=None
+    )
     assert out.new_tokens == [8]
