@@ -60,9 +60,9 @@ def chat(
     """
     with loading(model):
         import mmdec
-        from mmdec.generation.speculation import DecodingOptions
+        from mmdec.generation.speculation import DecodingOptions, Speculation
         from mmdec.pretrained.language_model import LoadedLanguageModel
-        from mmdec.tasks.loading import load_speculation
+        from mmdec.targets.registry import target_of
         from mmdec.tasks.text_chat import TextChat
         from mmdec.tasks.threads import with_threads
 
@@ -76,8 +76,8 @@ def chat(
                 f"`model` must be a language model, but '{model}' is not one. Use `mmdec describe` for pictures, "
                 "`mmdec transcribe` for speech."
             )
-        decoding = DecodingOptions(chosen, seed=seed)
-        speculation = load_speculation(decoding, loaded.model)
+        speculation = Speculation(DecodingOptions(chosen, seed=seed))
+        speculation.checked_drafter(target_of(loaded.model), loaded.model)
     sampled = None if temperature is None else temperature > 0
     options = {"max_new_tokens": max_new_tokens, "do_sample": sampled, "temperature": temperature or None}
     talk, failed = TextChat(loaded, speculation, options, system), False

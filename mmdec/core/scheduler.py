@@ -12,7 +12,7 @@ fit into the limits (rows, tokens in caches) waits; requests of higher priority 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -287,7 +287,7 @@ class Scheduler:
 
 
 def decode_together(
-    take: Callable[[int], tuple[Key, Steps[Any], int] | None],
+    decodings: Iterable[tuple[Key, Steps[Any], int]],
     rows: int,
     side_thread: Executor | None = None,
     refill: int = 1,
@@ -298,8 +298,7 @@ def decode_together(
     If one fails, or the iterator is closed, the others are cancelled.
 
     Args:
-        take: Called with the number of free rows, if there are any. Returns (name, steps, number of rows) of the next
-            decoding, or None if there is none left.
+        decodings: (name, steps, number of rows) of each. The next one is taken when there are free rows.
         rows: Number of rows that may run at the same time.
         side_thread: As for `Scheduler`.
         refill: Number of free rows from which further decodings begin.
@@ -313,11 +312,12 @@ def decode_together(
         Exception: What a decoding raised.
     """
     scheduler, running = Scheduler(SchedulerLimits(rows, prefill=None), side_thread), dict[Task, Key]()
+    waiting = iter(decodings)
     try:
         while True:
             room = rows - sum(task.rows for task in running)
             if room >= refill or not running:
-                while room > 0 and (decoding := take(room)) is not None:
+                while room > 0 and (decoding := next(waiting, None)) is not None:
                     key, steps, width = decoding
                     running[scheduler.add(steps, width)] = key
                     room -= width

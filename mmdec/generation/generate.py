@@ -212,8 +212,8 @@ def _generate_many(
     def refuse(index: int, error: InputError) -> None:
         errors[index] = without_frames(error)
 
-    def take(_: int) -> tuple[int, Steps[Generation], int] | None:
-        for index, prompt in upcoming:
+    def prepared(queue: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Steps[Generation], int]]:
+        for index, prompt in queue:
             own = speculation.for_inputs([DraftInput(index)])
             own = own if seed is None else own.with_seed(seed + index)
             try:
@@ -222,7 +222,8 @@ def _generate_many(
                 refuse(index, error)
                 continue
             if run.rows <= max_batch:
-                return index, _generation_steps(run, speculation), run.rows
+                yield index, _generation_steps(run, speculation), run.rows
+                continue
             refuse(
                 index,
                 InputError(
@@ -230,13 +231,11 @@ def _generate_many(
                     "Raise it, or give fewer rows in one prompt."
                 ),
             )
-        return None
 
     numbered = list(enumerate(prompts))
     # a function that keeps a state reads one prompt after another
     for queue in ([one] for one in numbered) if keeps_state(options) else [numbered]:
-        upcoming = iter(queue)
-        results |= decode_together(take, max_batch, on_refusal=refuse)
+        results |= decode_together(prepared(queue), max_batch, on_refusal=refuse)
     if errors:
         errors = dict(sorted(errors.items()))
         raise BatchError([results.get(index) for index in range(len(prompts))], errors, "prompts")

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from transformers import PreTrainedModel, ProcessorMixin
+from transformers import ProcessorMixin
 
 from mmdec.checks.arguments import show
 from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
 from mmdec.errors import InputError
-from mmdec.generation.drafter_choice import DrafterSource
+from mmdec.generation.drafter_choice import DrafterChoice, DrafterHome, resolve_drafter
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
@@ -108,40 +108,43 @@ def check_placement(model: Any, device: str | torch.device | None, dtype: Any, r
     check_same_dtype(dtype, model.dtype)
 
 
-def decoding_options(options: GenerateOptions, drafter: DrafterSource) -> DecodingOptions:
-    """Return the options of the decoding loop.
+def load_speculation(
+    options: GenerateOptions,
+    drafter: DrafterChoice,
+    loaded: DrafterHome,
+    inputs: int = 1,
+    sound: bool = False,
+    checked: set[str] | None = None,
+) -> Speculation:
+    """Make the decoding loop of a call: load the drafter, and check that it fits the model.
 
     Args:
-        drafter: The call's drafter.
-    """
-    return DecodingOptions(
-        drafter=drafter,
-        rule=options.rule,
-        num_speculative_tokens=options.num_speculative_tokens,
-        seed=options.seed,
-        statistics=options.statistics,
-        on_round=options.on_round,
-    )
-
-
-def load_speculation(options: DecodingOptions, model: PreTrainedModel, checked: set[str] | None = None) -> Speculation:
-    """Make the decoding loop from the options: load the drafter, and check that it fits the model.
-
-    Args:
-        options: The options of the loop, with the drafter.
-        model: The target model.
+        options: The options of the call.
+        drafter: Its argument `drafter`.
+        loaded: Its model.
+        inputs: Number of its inputs.
+        sound: Whether they are recordings.
         checked: Names of drafters that passed the check for this model before. For these the check is skipped, because
             it takes a large part of the time of a short answer. A new drafter's name is added.
 
     Raises:
-        InputError: If the drafter does not fit.
+        InputError: If there is no such drafter, or it does not fit.
     """
-    speculation, checked = Speculation(options), set() if checked is None else checked
-    drafter = speculation.drafter_for(model)
-    name = "" if drafter is None else drafter.name
+    source, checked = resolve_drafter(drafter, loaded), set() if checked is None else checked
+    source.check_inputs(inputs, sound)
+    speculation = Speculation(
+        DecodingOptions(
+            drafter=source,
+            rule=options.rule,
+            num_speculative_tokens=options.num_speculative_tokens,
+            seed=options.seed,
+            statistics=options.statistics,
+            on_round=options.on_round,
+        )
+    )
+    made = speculation.drafter_for(loaded.model)
+    name = "" if made is None else made.name
     if name not in checked:
-        target = target_of(model)
-        if drafter is not None:
-            drafter.check(target)
+        speculation.checked_drafter(target_of(loaded.model), loaded.model)
         checked.add(name)
     return speculation

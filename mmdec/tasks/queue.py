@@ -1,10 +1,11 @@
-"""Decodes the inputs of a list: as many at a time as there is room for, which share the passes of the model."""
+"""Divides the inputs of a list into groups that share the passes of the model, and collects their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
 
 from transformers import PreTrainedModel
 
@@ -15,73 +16,107 @@ from mmdec.generation.hf_bridge import keeps_state
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import Speculation
 
+Result = TypeVar("Result")
 
-def decode_queue(
-    model: PreTrainedModel,
-    speculation: Speculation,
-    options: Mapping[str, Any],
-    indices: Iterable[int],
-    rows: int,
-    steps: Callable[[list[int], Speculation], Steps[Any]],
-) -> Generator[Any]:
-    """Decode inputs in groups. The text of an input does not depend on its group.
+
+@final
+@dataclass(frozen=True)
+class InputGroup:
+    """Inputs of a call whose prompts are read in one pass."""
+
+    indices: list[int]  # in the call
+    speculation: Speculation  # their decoding loop
+
+
+@final
+@dataclass(frozen=True)
+class InputGroups:
+    """All inputs of a call. The text of an input does not depend on its group.
 
     A group fills all rows and is read in one pass over its prompts, and the next begins when it has ended: each group
     has a pass, a call of the processor and a preparation of its own, which cost a small model more than rows that are
     free. Inputs that are sampled are groups of one, because each has a seed of its own: the call's plus its index. They
     begin as soon as there is room.
-
-    Args:
-        model: The model.
-        speculation: The decoding loop of the call.
-        options: Arguments of `model.generate`.
-        indices: The inputs' indices in the call.
-        rows: Number of inputs that may be decoded at the same time.
-        steps: Makes the decoding of a group from its indices and its decoding loop.
-
-    Yields:
-        What the steps of each group returned, as groups end. Meanwhile this thread holds the locks of the model and of
-        the drafter's networks.
     """
-    waiting = list(reversed(list(indices)))
-    seed = first_seed(model, speculation, options, draw=len(waiting) > 1)
-    if keeps_state(options):
-        rows = 1  # one after another, in their order
 
-    def take(room: int) -> tuple[None, Steps[Any], int] | None:
-        group = [waiting.pop() for _ in range(min(len(waiting), room if seed is None else 1))]
-        if not group:
-            return None
-        own = speculation if seed is None else speculation.with_seed(seed + group[0])
-        return None, steps(group, own), len(group)
+    model: PreTrainedModel
+    speculation: Speculation  # the decoding loop of the call
+    groups: list[InputGroup]
+    rows: int  # number of inputs that may be decoded at the same time
+    refill: int  # number of free rows from which the next group begins
 
-    with (
-        reading(model, *speculation.networks),
-        closing(decode_together(take, rows, refill=rows if seed is None else 1)) as ended,
-    ):
-        for _, result in ended:
-            yield result
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        speculation: Speculation,
+        options: Mapping[str, Any],
+        indices: Collection[int],
+        rows: int,
+    ) -> InputGroups:
+        """Divide the inputs of a call.
+
+        Args:
+            model: The model.
+            speculation: The decoding loop of the call.
+            options: Arguments of `model.generate`.
+            indices: The inputs' indices in the call.
+            rows: Number of inputs that may be decoded at the same time.
+        """
+        waiting = list(indices)
+        seed = first_seed(model, speculation, options, draw=len(waiting) > 1)
+        if keeps_state(options):
+            rows = 1  # one after another, in their order
+        if seed is not None:
+            single = [InputGroup([index], speculation.with_seed(seed + index)) for index in waiting]
+            return cls(model, speculation, single, rows, refill=1)
+        starts = range(0, len(waiting), rows)
+        together = [InputGroup(waiting[start : start + rows], speculation) for start in starts]
+        return cls(model, speculation, together, rows, refill=rows)
+
+    def __iter__(self) -> Iterator[InputGroup]:
+        return iter(self.groups)
+
+    def decode(self, steps: Iterable[Steps[Mapping[int, Result]]]) -> Generator[Mapping[int, Result]]:
+        """Decode the groups.
+
+        Args:
+            steps: The decoding of each group.
+
+        Yields:
+            What each decoding returned, index -> result, as groups end. Meanwhile this thread holds the locks of the
+            model and of the drafter's networks.
+        """
+        decodings = ((None, one, len(group.indices)) for group, one in zip(self.groups, steps, strict=True))
+        with (
+            reading(self.model, *self.speculation.networks),
+            closing(decode_together(decodings, self.rows, refill=self.refill)) as ended,
+        ):
+            for _, results in ended:
+                yield results
 
 
-def ordered_reporter(
+def collect_in_order(
+    finished: Iterable[Mapping[int, Result]],
     indices: Iterable[int],
-    results: Mapping[int, Any],
-    on_result: Callable[[int, Any], None] | None,
+    on_result: Callable[[int, Result], None] | None,
     errors: Collection[int] = (),
-) -> Callable[[], None]:
-    """Return a function that passes new results to `on_result`, each once, in the order of the inputs.
+) -> dict[int, Result]:
+    """Collect results as they end, and pass each to `on_result`, in the order of the inputs.
 
     Args:
+        finished: Yields index -> result of some inputs, as they end.
         indices: The inputs' indices in the call, in their order.
-        results: Index -> result; the caller adds those that are finished.
-        errors: Indices of the inputs that get no result; the caller adds indices to it.
-    """
-    remaining = list(indices)
+        errors: Indices of the inputs that get no result; the decoding adds indices to it.
 
-    def report_finished() -> None:
+    Returns:
+        Index -> result.
+    """
+    results, remaining = dict[int, Result](), list(indices)
+    for some in finished:
+        results |= some
         while on_result is not None and remaining and (remaining[0] in results or remaining[0] in errors):
             index = remaining.pop(0)
             if index in results:
                 on_result(index, results[index])
-
-    return report_finished
+    return results

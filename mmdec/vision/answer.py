@@ -15,13 +15,12 @@ from mmdec.core.steps import Steps, timed, watch
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.wrapper import ForwardingDrafter
-from mmdec.generation.drafter_choice import resolve_drafter
 from mmdec.generation.generate import RoundText, prepare_run
 from mmdec.generation.speculation import Speculation
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_reserved, sets_length, with_length
-from mmdec.tasks.loading import decoding_options, load_speculation
+from mmdec.tasks.loading import load_speculation
 from mmdec.tasks.usage import Usage
 from mmdec.types import Draft, Drafter, Plan
 from mmdec.vision.options import DescribeOptions, OnText
@@ -108,10 +107,7 @@ class DescriptionRequest:
         Raises:
             InputError: If the drafter does not fit the model, or for options of `generate` that `describe` sets itself.
         """
-        drafter = resolve_drafter(options.drafter, vlm)
-        drafter.check_inputs(questions)
-        decoding = decoding_options(options, drafter)
-        speculation = load_speculation(decoding, vlm.model, vlm.checked)
+        speculation = load_speculation(options, options.drafter, vlm, questions, checked=vlm.checked)
         check_reserved(options.generate, RESERVED_HERE, "mmdec.generate")
         return cls(vlm, speculation, options.generate, options.on_text, read_calibrations(vlm.directory))
 

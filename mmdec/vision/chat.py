@@ -16,14 +16,15 @@ from transformers import DynamicCache
 
 from mmdec.checks.arguments import check_callable, suggesting_options
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.steps import Steps, pass_stop_iteration
+from mmdec.core.scheduler import decode_together
+from mmdec.core.steps import pass_stop_iteration
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
+from mmdec.generation.model_lock import reading
 from mmdec.io.images import to_pil
 from mmdec.tasks.confidence import Evidence, confidence_error
 from mmdec.tasks.loading import as_loaded
 from mmdec.tasks.options import option_names
-from mmdec.tasks.queue import decode_queue
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import AnswerDecoder, Description, DescriptionRequest
 from mmdec.vision.describe import (
@@ -123,12 +124,10 @@ class Chat:
             with suggesting_options(option_names(DescribeOptions) - {*UNSUPPORTED_OPTIONS}):
                 seconds = stopwatch.lap()
 
-                def steps(*_: object) -> Steps[list[Description]]:  # begins under the model's lock
+                with reading(request.vlm.model, *request.speculation.networks):
                     decoder = AnswerDecoder(request, inputs, [question.pictures], seconds, self._evidence, count)
-                    return (yield from decoder.steps(request.listener()))
-
-                model, speculation = request.vlm.model, request.speculation
-                ((answer,),) = decode_queue(model, speculation, request.options, [0], rows=1, steps=steps)
+                    decodings = [(None, decoder.steps(request.listener()), 1)]
+                    ((_, (answer,)),) = decode_together(decodings, rows=1)
             refusal = confidence_error(answer.confidence, self._min_confidence, question.argument)
             if refusal is not None:
                 raise refusal

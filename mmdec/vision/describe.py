@@ -27,7 +27,6 @@ from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
 from mmdec.errors import InputError, without_frames
 from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
-from mmdec.generation.speculation import Speculation
 from mmdec.hub.find import drafter_folder
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
@@ -35,7 +34,7 @@ from mmdec.tasks.batch import InputBatch
 from mmdec.tasks.generate_options import length_errors
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
-from mmdec.tasks.queue import decode_queue, ordered_reporter
+from mmdec.tasks.queue import InputGroup, InputGroups, collect_in_order
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import AnswerDecoder, Description, DescriptionRequest
 from mmdec.vision.options import DescribeOptions, Model, OnDescription, OnText
@@ -286,19 +285,10 @@ def describe(
         with_threads(chosen.threads, vlm.model),
         suggesting_options(option_names(DescribeOptions)),
     ):
-        names = dict[int, str]()
-
-        def steps(indices: list[int], speculation: Speculation) -> Steps[dict[int, Description]]:
-            return _answer_steps(replace(request, speculation=speculation), batch, indices, names)
-
-        options = request.generate_options()
-        answers = decode_queue(vlm.model, request.speculation, options, range(len(batch)), chosen.batch_size, steps)
-        descriptions = dict[int, Description]()
-        report_finished = ordered_reporter(range(len(batch)), descriptions, chosen.on_description, batch.errors)
-        with closing(answers):
-            for group in answers:
-                descriptions |= group
-                report_finished()
+        names, indices = dict[int, str](), range(len(batch))
+        groups = InputGroups.of(vlm.model, request.speculation, request.generate_options(), indices, chosen.batch_size)
+        with closing(groups.decode(_answer_steps(request, batch, group, names) for group in groups)) as answers:
+            descriptions = collect_in_order(answers, indices, chosen.on_description, batch.errors)
         return batch.finish(descriptions, chosen.min_confidence, names)
 
 
@@ -347,21 +337,21 @@ def _questions(image: Any, prompt: Any) -> list[tuple[Any, object]]:
 
 
 def _answer_steps(
-    request: DescriptionRequest, batch: InputBatch[tuple[Any, object]], indices: Sequence[int], names: dict[int, str]
+    request: DescriptionRequest, batch: InputBatch[tuple[Any, object]], group: InputGroup, names: dict[int, str]
 ) -> Steps[dict[int, Description]]:
     """Read some questions, not before there is room for them, and answer them.
 
     Args:
         request: What all questions of the call share.
         batch: (images, prompt) of each question; the errors of those that are rejected are added to it.
-        indices: Indices of the questions.
+        group: The questions.
         names: Index -> the argument that an error about the answer names; added to.
 
     Returns:
         Index -> `Description`, of the questions that are not rejected.
     """
     questions = dict[int, Question]()
-    for index in indices:
+    for index in group.indices:
         try:
             question = read_question(*batch.inputs[index])
             questions[index] = replace(question, text=render_chat(request.vlm, [user_message(question)]))
@@ -373,7 +363,7 @@ def _answer_steps(
         return {}
     names |= {index: questions[index].argument for index in accepted}
     pictures = [questions[index].pictures for index in accepted]
-    speculation = request.speculation.for_inputs([DraftInput(index) for index in accepted])
+    speculation = group.speculation.for_inputs([DraftInput(index) for index in accepted])
     request = replace(request, speculation=speculation)
     decoder = AnswerDecoder(request, inputs, pictures, stopwatch.lap())
     descriptions = yield from decoder.steps(request.listener(accepted))

@@ -6,7 +6,7 @@ These models have no windows, timestamps, tasks or temperature fallback, so thes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, cast, final
@@ -22,13 +22,13 @@ from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DraftInput
 from mmdec.generation.generate import generate_option_names, prepare_run
-from mmdec.generation.speculation import DecodingOptions, Speculation
+from mmdec.generation.speculation import Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.confidence import Calibration, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_reserved, length_errors, sets_length, with_length
 from mmdec.tasks.loading import load_speculation
-from mmdec.tasks.queue import decode_queue, ordered_reporter
+from mmdec.tasks.queue import InputGroups
 from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import TRANSCRIPT, silent_transcripts, timings
@@ -72,14 +72,12 @@ class AudioLmRequest:
     def of(
         cls,
         loaded: LoadedAudioLm,
-        decoding: DecodingOptions,
         options: TranscribeOptions,
         recordings: int,
     ) -> AudioLmRequest:
         """Check the options of a call of `transcribe`.
 
         Args:
-            decoding: Options of decoding, with a drafter from `as_drafter`.
             recordings: Number of recordings.
 
         Raises:
@@ -113,7 +111,7 @@ class AudioLmRequest:
         check_reserved(
             {key: value for key, value in generate.items() if value is not None}, RESERVED_HERE, "mmdec.generate"
         )
-        speculation = load_speculation(decoding, loaded.model, loaded.checked)
+        speculation = load_speculation(options, options.drafter, loaded, recordings, True, loaded.checked)
         languages = _languages(loaded, options.language, recordings)
         calibrations = read_calibrations(loaded.directory)
         return cls(
@@ -148,43 +146,39 @@ def transcribe_with_audio_lm(
     samples: Mapping[int, Tensor],
     batch_size: int,
     progress: Callable[[float, float], None] | None,
-    on_transcript: Callable[[int, Transcript], None] | None,
     errors: dict[int, InputError],
-) -> dict[int, Transcript]:
+) -> Generator[Mapping[int, Transcript]]:
     """Transcribe recordings, `batch_size` at a time.
 
     Args:
         samples: Index -> 16 kHz samples (T,).
         progress: Called with the seconds of audio done and in total.
-        on_transcript: Called with each index and transcript, in order.
         errors: Index -> error; recordings that exceed the model's maximum length are added.
 
-    Returns:
-        Index -> transcript.
+    Yields:
+        Index -> transcript of some recordings, as they end.
     """
-    transcripts = silent_transcripts(request.languages, samples)
-    report_finished = ordered_reporter(samples, transcripts, on_transcript, errors)
+    silent = silent_transcripts(request.languages, samples)
+    yield silent
     total = sum(map(len, samples.values())) / SAMPLE_RATE
-    done = sum(len(samples[index]) for index in transcripts) / SAMPLE_RATE  # the silent ones
-
-    def steps(indices: list[int], speculation: Speculation) -> Steps[tuple[dict[int, Transcript], list[int]]]:
-        own = replace(request, speculation=speculation)
-        group = {index: samples[index] for index in indices}
-        return (yield from _group_steps(own, group, errors)), indices
-
+    spoken = [index for index in samples if index not in silent]
     model, options = request.loaded.model, with_length(request.options, request.loaded.model)
-    spoken = [index for index in samples if index not in transcripts]
-    report_finished()
-    with closing(decode_queue(model, request.speculation, options, spoken, batch_size, steps)) as groups:
-        for finished, indices in groups:
-            transcripts |= finished
-            done += sum(len(samples[index]) for index in indices) / SAMPLE_RATE
-            report_finished()
+    groups = InputGroups.of(model, request.speculation, options, spoken, batch_size)
+    steps = (
+        _group_steps(
+            replace(request, speculation=group.speculation), {index: samples[index] for index in group.indices}, errors
+        )
+        for group in groups
+    )
+    done = {*silent}
+    with closing(groups.decode(steps)) as decoded:
+        for transcripts in decoded:
+            yield transcripts
+            done |= {*transcripts, *errors}
             if progress is not None:
-                progress(min(done, total), total)
+                progress(sum(len(samples[index]) for index in done & samples.keys()) / SAMPLE_RATE, total)
     if progress is not None and not spoken:
         progress(total, total)
-    return transcripts
 
 
 def recording_steps(

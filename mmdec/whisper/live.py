@@ -34,15 +34,16 @@ from mmdec.io.audio.structure import AudioLoss
 from mmdec.io.audio.voice_activity import SpeechWindow, SpeechWindows, StreamResampler
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.inputs import integer_rate, split_channels, with_note
-from mmdec.tasks.loading import as_loaded, decoding_options, load_speculation
+from mmdec.tasks.loading import as_loaded, load_speculation
 from mmdec.tasks.options import option_names
+from mmdec.tasks.queue import collect_in_order
 from mmdec.tasks.threads import with_threads
 from mmdec.whisper.last_hypothesis import LastHypothesis
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import transcribe_recordings
 from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.special_tokens import first_timestamp_token
-from mmdec.whisper.transcribe import WHISPER, as_drafter
+from mmdec.whisper.transcribe import WHISPER
 from mmdec.whisper.transcript import Segment, Transcript, shift_segment
 
 # number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
@@ -189,8 +190,7 @@ class LiveTranscriber:
                 f"{type(chosen.model.model).__name__}. Transcribe whole recordings with it."
             )
         whisper = as_loaded(WHISPER, chosen)
-        self._decoding = decoding_options(chosen, as_drafter(whisper, chosen.drafter))
-        first = load_speculation(self._decoding, whisper.model)
+        first = load_speculation(chosen, chosen.drafter, whisper, sound=True)
         self._drafts = first.drafter_for(whisper.model) is not None
         self._request = request = TranscriptionRequest.of(whisper, first, chosen, 1)
         # options for provisional text: no word times, and less silence after the audio than up to 30 s; the shorter
@@ -337,13 +337,15 @@ class LiveTranscriber:
         if self._texts and self._texts[0] and self._drafts:
             last, *older = self._texts
             drafter = LastHypothesis(last, older, self._ending(window, request, last[-1]))
-            drafting = replace(self._decoding, drafter=drafter, num_speculative_tokens=MAX_DRAFT_CHAIN)
+            options = request.speculation.options
+            drafting = replace(options, drafter=drafter, num_speculative_tokens=MAX_DRAFT_CHAIN)
             request = replace(request, speculation=Speculation(drafting))
         with (
             with_threads(self._threads, request.whisper.model),
             suggesting_options(STREAM_NAMES),
         ):
-            transcript = transcribe_recordings(request, {0: request.check(window.samples)}, 1)[0]
+            transcripts = transcribe_recordings(request, {0: request.check(window.samples)}, 1)
+            transcript = collect_in_order(transcripts, [0], None)[0]
         self._texts = [transcript.tokens, *(text for text in self._texts if text != transcript.tokens)][
             :MAX_PREVIOUS_TEXTS
         ]

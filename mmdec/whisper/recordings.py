@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import final
@@ -26,11 +26,10 @@ from mmdec.io.audio.voice_activity import SpeechWindow, cut_at_pauses
 from mmdec.kernels.threads import own_threads, set_own_threads
 from mmdec.tasks.confidence import estimate_confidence, token_evidence
 from mmdec.tasks.inputs import describe_silence
-from mmdec.tasks.queue import ordered_reporter
 from mmdec.tasks.usage import Usage
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import can_use_eager_copy
-from mmdec.whisper.options import OnTranscript, Progress
+from mmdec.whisper.options import Progress
 from mmdec.whisper.recording_decoder import DecodedRecording, decode_recording
 from mmdec.whisper.repetition import compression_ratio
 from mmdec.whisper.request import TranscriptionRequest
@@ -55,8 +54,7 @@ def transcribe_recordings(
     batch_size: int,
     at_pauses: bool = False,
     progress: Progress | None = None,
-    on_transcript: OnTranscript | None = None,
-) -> dict[int, Transcript]:
+) -> Generator[Mapping[int, Transcript]]:
     """Transcribe recordings, up to `batch_size` of them at the same time.
 
     Args:
@@ -64,10 +62,9 @@ def transcribe_recordings(
         at_pauses: Whether recordings longer than one window (30 s) are cut at pauses into pieces, which are decoded by
             themselves, at the same time.
         progress: Called with the seconds of audio done and in total.
-        on_transcript: Called with each index and transcript, in order.
 
-    Returns:
-        Index -> transcript.
+    Yields:
+        Index -> transcript of some recordings, as they end.
     """
     transcripts = silent_transcripts(request.languages, samples)
     pieces = {
@@ -80,7 +77,7 @@ def transcribe_recordings(
         for index, windows in pieces.items()
         if not windows
     }
-    report_finished = ordered_reporter(samples, transcripts, on_transcript)
+    yield transcripts
     report = _ProgressReport(progress, sum(map(len, samples.values())) / SAMPLE_RATE)
     decodings = [
         (
@@ -99,20 +96,16 @@ def transcribe_recordings(
         for window in windows
     ]
     width = 1 if keeps_state(request.options) else batch_size
-    upcoming = iter(decodings)
     unfinished = {index: list[tuple[int, DecodedRecording]]() for index in pieces}  # recording -> its finished pieces
-    report_finished()
     with _decoding_context(request), _encoder_thread(request, len(decodings)) as side_thread:
-        for (index, start), decoded in decode_together(lambda _: next(upcoming, None), width, side_thread):
+        for (index, start), decoded in decode_together(decodings, width, side_thread):
             finished = unfinished[index]
             finished.append((start, decoded))
             report.finish(index, start, decoded.samples)
             if len(finished) == len(pieces[index]):
                 parts = sorted(unfinished.pop(index), key=lambda part: part[0])
-                transcripts[index] = _transcript(request, _join_pieces(parts, len(samples[index])))
-                report_finished()
+                yield {index: _transcript(request, _join_pieces(parts, len(samples[index])))}
     report.end()
-    return transcripts
 
 
 def transcription_steps(

@@ -7,7 +7,8 @@ The text equals that of `model.generate` with the same arguments. This module ch
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, overload
 
@@ -22,14 +23,15 @@ from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import pass_stop_iteration
 from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO
-from mmdec.generation.drafter_choice import DrafterChoice, DrafterSource, resolve_drafter
+from mmdec.generation.drafter_choice import DrafterChoice
 from mmdec.hub.find import find_model
 from mmdec.io.audio import Recording
 from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES, LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES as AUDIO_FILES
-from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_recording, with_note, with_notes
-from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded, decoding_options, load_speculation
+from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_recording, with_notes
+from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded, load_speculation
 from mmdec.tasks.options import option_names, with_options_of
+from mmdec.tasks.queue import collect_in_order
 from mmdec.tasks.threads import with_threads
 from mmdec.whisper.audio_language_model import AudioLmRequest, transcribe_with_audio_lm
 from mmdec.whisper.checkpoint import DEFAULT_MODEL, WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper
@@ -169,27 +171,14 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
     ):
         recordings = batch.read(read)
         samples = {index: recording.samples for index, recording in recordings.items()}
-        on_transcript = _with_notes_of(recordings, chosen.on_transcript)
         if isinstance(request, AudioLmRequest):
-            transcripts = transcribe_with_audio_lm(
-                request, samples, chosen.batch_size, chosen.progress, on_transcript, batch.errors
-            )
+            finished = transcribe_with_audio_lm(request, samples, chosen.batch_size, chosen.progress, batch.errors)
         else:
-            transcripts = transcribe_recordings(
-                request, samples, chosen.batch_size, chosen.cut_at_pauses, chosen.progress, on_transcript
-            )
-        return batch.finish(with_notes(transcripts, recordings), chosen.min_confidence)
-
-
-def _with_notes_of(recordings: Mapping[int, Recording], on_transcript: OnTranscript | None) -> OnTranscript | None:
-    """Wrap the callback `on_transcript`, so that each transcript has the note of its recording.
-
-    Args:
-        recordings: Index -> recording.
-    """
-    if on_transcript is None:
-        return None
-    return lambda index, transcript: on_transcript(index, with_note(transcript, recordings[index].note))
+            finished = transcribe_recordings(request, samples, chosen.batch_size, chosen.cut_at_pauses, chosen.progress)
+        with closing(finished):
+            noted = (with_notes(transcripts, recordings) for transcripts in finished)
+            transcripts = collect_in_order(noted, samples, chosen.on_transcript, batch.errors)
+        return batch.finish(transcripts, chosen.min_confidence)
 
 
 def transcription_request(
@@ -203,13 +192,11 @@ def transcription_request(
     Raises:
         InputError: For an option that the model does not support.
     """
-    drafter = as_drafter(loaded, options.drafter)
-    drafter.check_inputs(recordings, sound=True)
-    decoding = decoding_options(options, drafter)
     with suggesting_options(option_names(TranscribeOptions)):
         if isinstance(loaded, LoadedWhisper):
-            return TranscriptionRequest.of(loaded, load_speculation(decoding, loaded.model), options, recordings)
-        return AudioLmRequest.of(loaded, decoding, options, recordings)
+            speculation = load_speculation(options, options.drafter, loaded, recordings, sound=True)
+            return TranscriptionRequest.of(loaded, speculation, options, recordings)
+        return AudioLmRequest.of(loaded, options, recordings)
 
 
 def load_transcriber(
@@ -239,12 +226,3 @@ def _loader(model: object) -> TaskLoader[Any]:
         return AUDIO_LM if audio_family(find_model(model, WHISPER_KIND, (*WHISPER_FILES, *AUDIO_FILES))) else WHISPER
     family = type(model).__name__.removesuffix(GENERATION_CLASS_SUFFIX)
     return AUDIO_LM if isinstance(model, LoadedAudioLm) or family in AUDIO_FAMILY_NAMES else WHISPER
-
-
-def as_drafter(loaded: LoadedTranscriber, drafter: DrafterChoice) -> DrafterSource:
-    """Resolve the argument `drafter` of `transcribe`.
-
-    Raises:
-        InputError: If there is no such drafter for this model.
-    """
-    return resolve_drafter(drafter, loaded)
