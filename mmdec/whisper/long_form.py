@@ -239,8 +239,7 @@ def _resolve_options(
     condition = bool(value_of("condition_on_prev_tokens"))
     timestamps = True if is_long and options.return_timestamps is None else bool(value_of("return_timestamps"))
     no_timestamps: int | None = getattr(settings, "no_timestamps_token_id", None)
-    prompt_kind = options.prompt_condition_type or CONDITION_TYPES[0]
-    _check(settings, options.language, options.task, prompt_kind, condition, is_long, timestamps, no_timestamps)
+    _check(settings, options, is_long=is_long, condition=condition, timestamps=timestamps)
     temperature = options.temperature
     settings.return_timestamps = timestamps
     settings.return_token_timestamps = times_tokens
@@ -254,7 +253,7 @@ def _resolve_options(
         temperatures=list(temperature) if isinstance(temperature, Sequence) else [temperature],
         condition=condition,
         prompt_ids=options.prompt_ids,
-        prompt_kind=prompt_kind,
+        prompt_kind=options.prompt_condition_type or CONDITION_TYPES[0],
         language=value_of("language"),
         task=value_of("task"),
         no_timestamps=no_timestamps,
@@ -494,17 +493,17 @@ def _generation_config(
     return config, others
 
 
-def _check(
-    settings: Any,
-    language: str | None,
-    task: str | None,
-    prompt_kind: str,
-    condition: bool,
-    long: bool,
-    timestamps: bool,
-    no_timestamps: int | None,
-) -> None:
-    """Raise InputError for options that contradict each other or the model."""
+def _check(settings: Any, options: LongFormOptions, *, is_long: bool, condition: bool, timestamps: bool) -> None:
+    """Raise InputError for options that contradict each other or the model.
+
+    Args:
+        settings: The generation config.
+        options: Those of the call.
+        is_long: Whether the recording is longer than one window.
+        condition: Whether a window's text continues those of earlier windows.
+        timestamps: Whether texts have timestamps.
+    """
+    language, task, prompt_kind = options.language, options.task, options.prompt_condition_type or CONDITION_TYPES[0]
     if (language is not None or task is not None) and not getattr(settings, "is_multilingual", True):
         raise InputError(
             f"`language` and `task` must be None for an English-only model, but are {show(language)} and {show(task)}. "
@@ -520,12 +519,12 @@ def _check(
             "`condition_on_prev_tokens` must be True where `prompt_condition_type` is 'all-segments', but is False. "
             "Set it, or condition only the first segment."
         )
-    if long and not timestamps:
+    if is_long and not timestamps:
         raise InputError(
             "`return_timestamps` must be True for a recording longer than one window, but is False: the next window "
             "begins at a timestamp. Leave it out."
         )
-    if timestamps and no_timestamps is None:
+    if timestamps and getattr(settings, "no_timestamps_token_id", None) is None:
         raise InputError(
             "`return_timestamps` must be False for a model whose generation config has no `no_timestamps_token_id`, "
             "but is True. Set this id, or leave timestamps out."
@@ -561,8 +560,8 @@ def _start_tokens(
                     "it out, and give `language` and `task`."
                 )
             tokens += [token for _, token in cast(Any, forced)]
-    undetected = getattr(settings, "lang_to_id", None) is not None and [*tokens, None][1] is None
-    return _StartTokens(tokens, undetected)
+    names_language = len(tokens) > 1 and tokens[1] is not None
+    return _StartTokens(tokens, getattr(settings, "lang_to_id", None) is not None and not names_language)
 
 
 def _with_task(tokens: Sequence[Any], settings: Any, language: str | None, task: str | None) -> list[int]:
