@@ -15,6 +15,7 @@ from mmdec.whisper import live
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.support.grid import slow_but
 from tests.support.live_sound import RATE, chunks, talk
+from tests.support.tiny_whisper import write
 
 HALF = RATE // 2
 TALK = talk([0.9, ("austen", None), 1.6, ("two_cities", 6.0), 2.0, ("president", None), 0.3], 1e-4)
@@ -23,6 +24,12 @@ TALK = talk([0.9, ("austen", None), 1.6, ("two_cities", 6.0), 2.0, ("president",
 @pytest.fixture(scope="module")
 def whisper() -> LoadedWhisper:
     return load_whisper("whisper-tiny.en", "cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
+    """Random weights: a tenth of the time."""
+    return load_whisper(write(tmp_path_factory.mktemp("live") / "tiny", seconds=30), "cpu")
 
 
 def listen(whisper: LoadedWhisper, sound: Tensor, sizes: Sequence[int] = (HALF,), **options: Any):
@@ -52,9 +59,15 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(WAYS, ("segments", "sampled")))
-def test_final_text_equals_transcribe(whisper: LoadedWhisper, name: str) -> None:
-    options = WAYS[name]
+@pytest.mark.parametrize(
+    ("model", "name"),
+    slow_but(
+        [("tiny", "segments"), ("tiny", "sampled"), *(("whisper", name) for name in WAYS)],
+        [("tiny", "segments"), ("tiny", "sampled")],
+    ),
+)
+def test_final_text_equals_transcribe(request: pytest.FixtureRequest, model: str, name: str) -> None:
+    whisper, options = request.getfixturevalue(model), WAYS[name]
     finals = [update for update in listen(whisper, TALK, every=2.0, **options) if update.final]
     assert len(finals) == 3
     for update in finals:
