@@ -4,6 +4,7 @@ A pairwise cover of target x drafter x nodes x batch x processors; the whole gri
 """
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -61,6 +62,7 @@ OWN_TEXTS = [
 ]
 NOISE = torch.randint(3, VOCABULARY, (500,), generator=torch.Generator().manual_seed(1)).tolist()
 CORPUS = TokenIndex.of([*OWN_TEXTS, NOISE])
+SIMPLE = ["lookup", "recycling", "corpus", "jacobi", "early_exit", "small", "wrong"]  # drafters without training
 HEADS: dict[str, dict[str, Any]] = {  # drafter -> settings of its head
     "dflash": {},
     "dspark": {"head": "rnn", "head_rank": 8, "from_anchor": True, "confidence": True},
@@ -112,8 +114,12 @@ def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
         assert result.tokens_per_round > 3
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["lookup", "recycling", "corpus", "jacobi", "early_exit", "small", "wrong"])
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    slow_but(
+        itertools.product(SIMPLE, ("sdpa", "eager")), [*((name, "sdpa") for name in SIMPLE), ("recycling", "eager")]
+    ),
+)
 def test_sampling_at_batch_one_is_the_models_own(name: str, attention: str) -> None:
     network = MODELS["llama"]
     network.set_attn_implementation(attention)
@@ -127,7 +133,7 @@ def test_sampling_at_batch_one_is_the_models_own(name: str, attention: str) -> N
         assert torch.equal(result.sequences, expected)
 
 
-@pytest.mark.parametrize("name", ["lookup", "recycling", "corpus", "jacobi", "early_exit", "small", "wrong"])
+@pytest.mark.parametrize("name", SIMPLE)
 @pytest.mark.parametrize("batch", slow_but((1, 3, 8), (3,)))
 def test_keyed_sampling_knows_no_drafter(name: str, batch: int) -> None:
     network = MODELS["qwen2"]
@@ -265,7 +271,7 @@ def test_negative_temperature_and_a_full_prompt_are_refused() -> None:
 BF16_TOLERANCE = 2.0**-5  # of the top score: eight of bfloat16's steps, what reordered sums may differ by
 
 
-@pytest.mark.parametrize("name", ["lookup", "recycling", "small", "wrong"])
+@pytest.mark.parametrize("name", slow_but(["lookup", "recycling", "small", "wrong"], slice(2)))
 def test_in_bfloat16_only_near_ties_differ(name: str) -> None:
     """Passes of other shapes round differently: where the outputs part, the two best scores must be almost equal."""
     network = language_model("llama", 4).to(torch.bfloat16)

@@ -12,6 +12,7 @@ from mmdec.daspeech.dag_decoder import BOS, EOS
 from mmdec.daspeech.evidence import autoregressive_evidence, score_texts
 from mmdec.daspeech.translator import RERANKED_TEXTS, STRATEGIES, SpeechTranslator
 from tests.conftest import buzz
+from tests.support.grid import slow_but
 from tests.support.tiny_piece_translator import parts
 
 
@@ -23,7 +24,7 @@ def translator(seed: int, folder: Path) -> SpeechTranslator:
     return SpeechTranslator(whole)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", slow_but(range(12), (3, 10)))  # odd: the text ends before its limit
 def test_verified_is_autoregressive(seed: int, tmp_path: Path) -> None:
     model = translator(seed, tmp_path)
     sounds = [torch.from_numpy(buzz(0.5 + 0.4 * turn, 10 * seed + turn)) for turn in range(5)]
@@ -47,7 +48,7 @@ def test_the_cases_vary(tmp_path: Path) -> None:
     assert ended >= 2
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", slow_but(range(6), (0, 1)))
 def test_reranked_is_the_graphs_text_that_both_decoders_find_likeliest(seed: int, tmp_path: Path) -> None:
     model = translator(seed, tmp_path)
     sound = torch.from_numpy(buzz(1.1, seed))
@@ -78,7 +79,7 @@ def test_reranked_is_the_graphs_text_that_both_decoders_find_likeliest(seed: int
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("seed", [1, 4])
+@pytest.mark.parametrize("seed", slow_but([1, 4], [1]))
 def test_a_padded_batch_has_the_units_of_its_rows_alone(strategy: str, seed: int, tmp_path: Path) -> None:
     model = translator(seed, tmp_path)
     sounds = [torch.from_numpy(buzz(seconds, seed)) for seconds in (1.3, 0.5, 2.2)]

@@ -3,6 +3,7 @@ sampled, with words; audio language models; language and vision-language models.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -21,6 +22,7 @@ from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
 from tests.support import live_sound, tiny_text_folder, tiny_vlm_folder
 from tests.support.audio_lm_folders import write as write_audio_lm
+from tests.support.grid import slow_but
 from tests.support.live_sound import talk
 from tests.support.tiny_whisper import write
 
@@ -59,7 +61,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
-@pytest.mark.parametrize("number", range(DRAWS))
+@pytest.mark.parametrize("number", slow_but(range(DRAWS), slice(3)))
 def test_transcripts_are_the_models_own(whisper: LoadedWhisper, number: int) -> None:
     rng = random.Random(number)
     options: dict[str, Any] = {
@@ -98,14 +100,17 @@ def spoken() -> tuple[dict[str, Any], mmdec.Transcript]:
 
 @pytest.mark.parametrize(
     ("change", "least"),
-    [
-        (lambda text: text, 5.0),
-        (str.upper, 4.0),
-        (lambda text: re.sub(r"[^\w\s']", "", text).lower(), 2.5),
-        (lambda text: " ".join(text.split()[15:]), 2.5),  # the beginning is missing
-        (lambda text: " ".join(["and now for something else"] * 60 + [text]), 2.5),
-        (lambda text: " ".join(word if at % 10 else "banana" for at, word in enumerate(text.split())), 2.0),
-    ],
+    slow_but(
+        [
+            (lambda text: text, 5.0),
+            (str.upper, 4.0),
+            (lambda text: re.sub(r"[^\w\s']", "", text).lower(), 2.5),
+            (lambda text: " ".join(text.split()[15:]), 2.5),  # the beginning is missing
+            (lambda text: " ".join(["and now for something else"] * 60 + [text]), 2.5),
+            (lambda text: " ".join(word if at % 10 else "banana" for at, word in enumerate(text.split())), 2.0),
+        ],
+        slice(2, 4),
+    ),
 )
 def test_a_text_that_resembles_the_answer_saves_passes(
     spoken: tuple[dict[str, Any], mmdec.Transcript], change: Callable[[str], str], least: float
@@ -119,8 +124,10 @@ def test_a_text_that_resembles_the_answer_saves_passes(
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
-@pytest.mark.parametrize("family", ["Qwen2Audio", "Qwen3ASR"])
-@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(
+    ("family", "sampled"),
+    slow_but(itertools.product(("Qwen2Audio", "Qwen3ASR"), (False, True)), [("Qwen2Audio", True), ("Qwen3ASR", False)]),
+)
 def test_audio_language_models_write_their_own_text(family: str, sampled: bool, tmp_path: Path) -> None:
     loaded = load_audio_lm(write_audio_lm(family, tmp_path / "model"), "cpu")
     rng = random.Random(family)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mmdec.nn.int8 import Bfloat16Linear, Int8Linear, has_int8_layers, levels, q
 from mmdec.training.metrics.text import rate, word_edits
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper, read_model
 from tests.conftest import RATE, buzz
+from tests.support.grid import slow_but
 
 SAMPLES = sorted((Path(__file__).parents[2] / "data/samples/english").glob("*.flac"))
 SOUNDS = [load_audio(path)[: 9 * RATE] for path in SAMPLES]
@@ -59,7 +61,7 @@ def transcribe_sound(whisper: LoadedWhisper, sound: Any, **options: Any) -> Any:
     return mmdec.transcribe(sound, sample_rate=16_000, model=whisper, timestamps="segment", **options)
 
 
-@pytest.mark.parametrize("drafter", ["ctc", "lookup", "recycling"])
+@pytest.mark.parametrize("drafter", slow_but(["ctc", "lookup", "recycling"], ["ctc"]))
 def test_drafts_change_nothing(
     whisper: LoadedWhisper, single_transcripts: list[mmdec.Transcript], drafter: str
 ) -> None:
@@ -69,8 +71,7 @@ def test_drafts_change_nothing(
         assert drafter != "ctc" or any(one.tokens_per_round > 1.5 for one in result)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("drafter", [None, "ctc"])
+@pytest.mark.parametrize(("drafter", "size"), slow_but(itertools.product((None, "ctc"), (2, 3, 4)), [("ctc", 3)]))
 def test_batches_change_nothing(
     whisper: LoadedWhisper, single_transcripts: list[mmdec.Transcript], drafter: str | None, size: int
 ) -> None:

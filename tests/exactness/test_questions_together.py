@@ -11,6 +11,7 @@ import pytest
 import mmdec
 from mmdec.core.loop import Round
 from mmdec.targets.decoder import DecoderTarget
+from tests.support.grid import slow_but
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import llava, qwen
 from tests.support.vision_drafters import network_drafter
@@ -41,7 +42,7 @@ def call_options(rng: random.Random, model: Any) -> dict[str, Any]:
     return options
 
 
-@pytest.mark.parametrize("number", range(DRAWS))
+@pytest.mark.parametrize("number", slow_but(range(DRAWS), slice(3)))
 def test_a_list_has_the_answers_of_its_questions(
     loaded: tuple[Any, Any], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

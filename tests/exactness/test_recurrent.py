@@ -27,7 +27,7 @@ from tests.support.random_drafter import Wild
 from tests.support.recurrent import OWN, recurrent_config, recurrent_model
 
 TRIED = sorted(name.removesuffix("ForCausalLM") for name in FAMILIES if name.removesuffix("ForCausalLM") in OWN)
-
+KINDS_OF_STATES = ("FalconH1", "Lfm2", "Mamba2", "Qwen3Next")  # each with attention, convolutions or delta rules
 
 GRID = {"family": TRIED, "drafter": ["lookup", "recycling", "wild"], "batch": [1, 4]}
 
@@ -71,7 +71,7 @@ def test_drafts_change_no_text(family: str, drafter: str, batch: int) -> None:
         assert result.tokens_per_round > 1.2
 
 
-@pytest.mark.parametrize("family", TRIED)
+@pytest.mark.parametrize("family", slow_but(TRIED, KINDS_OF_STATES))
 def test_sampled_texts_are_those_of_the_same_seed(family: str) -> None:
     model, inputs = recurrent_model(family), batch_of(family, 1)
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.7, "eos_token_id": None}
@@ -83,7 +83,7 @@ def test_sampled_texts_are_those_of_the_same_seed(family: str) -> None:
     assert torch.equal(result.sequences, expected)
 
 
-@pytest.mark.parametrize("family", TRIED)
+@pytest.mark.parametrize("family", slow_but(TRIED, KINDS_OF_STATES))
 def test_padding_on_the_left_changes_no_row(family: str) -> None:
     """Else a batch of transformers itself would be wrong, and would have to be refused."""
     model, inputs = recurrent_model(family), batch_of(family, 3)

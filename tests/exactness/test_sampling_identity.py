@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmdec.core.sampling import KeyedSample, Stop, most_probable, transformers_sample
 from mmdec.core.verify import MatchRule
+from tests.support.grid import slow_but
 from tests.support.toy_target import Changing, Scripted, Toy, forest, padded, plain, run, truth, wrong
 
 LENGTH = 24  # of prompt and text
@@ -33,7 +34,7 @@ def cooler(ids: Tensor, scores: Tensor) -> Tensor:
     return scores.masked_fill(scores < scores.topk(4).values[:, -1:], -torch.inf)
 
 
-@pytest.mark.parametrize("batch", range(1, 9))
+@pytest.mark.parametrize("batch", slow_but(range(1, 9), (1, 2, 5)))
 def test_keyed_sampling_ignores_drafts(batch: int) -> None:
     """12 runs of each size with four drafters: 432 sequences, 1728 times drafted."""
     random = Random(batch)

@@ -25,7 +25,7 @@ from mmdec.targets.families import FAMILIES
 from tests.exactness.enumeration import chi_square
 from tests.support.draft_networks import FORMS_OF, tree_growing
 from tests.support.families import model_of
-from tests.support.grid import WHOLE, sample
+from tests.support.grid import WHOLE, sample, slow_but
 from tests.support.poisoned_memory import poisoned
 
 # attention alone; with windows in no layer; recurrent and convolutional states; learned positions; latent keys
@@ -165,13 +165,16 @@ def test_heads_that_keep_a_state_join_and_leave(form: str) -> None:
 
 @pytest.mark.parametrize(
     ("drafter", "rule"),
-    [
-        ("lookup", "sampled"),
-        ("small", "residual"),
-        ("small", "traversal"),
-        ("heads", "residual"),
-        ("heads", "traversal"),
-    ],
+    slow_but(
+        [
+            ("lookup", "sampled"),
+            ("small", "residual"),
+            ("small", "traversal"),
+            ("heads", "residual"),
+            ("heads", "traversal"),
+        ],
+        [("small", "residual"), ("heads", "traversal")],
+    ),
 )
 def test_rows_of_a_shared_batch_are_samples_of_the_model(drafter: str, rule: Any) -> None:
     """Texts of three tokens over many seeds follow the model's distribution, in batches that rows join and leave."""

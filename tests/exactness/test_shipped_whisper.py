@@ -16,6 +16,7 @@ from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.io.audio import load_audio
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
+from tests.support.grid import slow_but
 
 SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "english"
 SIZES = [4, 8, None]
@@ -67,19 +68,20 @@ def same(whisper: LoadedWhisper, inputs: dict[str, Any], nodes: Any, **options: 
     return counts[0], counts[1]
 
 
-@pytest.mark.parametrize("nodes", SIZES)
+@pytest.mark.parametrize("nodes", slow_but(SIZES, [None]))
 def test_a_paragraph_in_fewer_passes(whisper: LoadedWhisper, sounds: dict[str, Tensor], nodes: Any):
     plain, drafted = same(whisper, features(whisper, [sounds["two_cities"]]), nodes)
     assert plain > 60
     assert drafted < plain * 0.8
 
 
-@pytest.mark.parametrize("name", ["austen", "president"])
+@pytest.mark.parametrize("name", slow_but(["austen", "president"], ["austen"]))
 def test_a_sentence_keeps_its_text(whisper: LoadedWhisper, sounds: dict[str, Tensor], name: str):
     plain, drafted = same(whisper, features(whisper, [sounds[name]]), 8)
     assert drafted < plain
 
 
+@pytest.mark.slow
 def test_timestamps_keep_their_text(whisper: LoadedWhisper, sounds: dict[str, Tensor]):
     plain, drafted = same(whisper, features(whisper, [sounds["two_cities"]]), 8, return_timestamps=True)
     assert drafted < plain
