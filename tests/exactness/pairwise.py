@@ -27,3 +27,15 @@ def _cover(every: np.ndarray, sizes: Sequence[int]) -> list[int]:
         chosen.append(int(left[numbers].sum(1).argmax()))
         left[numbers[chosen[-1]]] = False
     return chosen
+
+
+def each_value(cases: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Choose cases in which each value of each parameter occurs: what `make test` runs of a cover."""
+    seen: set[tuple[str, str]] = set()
+    chosen = []
+    for case in cases:
+        values = {(name, str(value)) for name, value in case.items()}
+        if values - seen:
+            chosen.append(case)
+            seen |= values
+    return chosen

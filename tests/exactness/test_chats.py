@@ -20,7 +20,7 @@ import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.probe import PROBE_VOCABULARY
-from tests.exactness.pairwise import cover
+from tests.exactness.pairwise import cover, each_value
 from tests.support.families import model_of
 from tests.support.grid import WHOLE, slow_but
 from tests.support.random_drafter import Wild
@@ -42,6 +42,7 @@ GRID = {
     "ends": ["attended", "masked"],  # what a row's padding after its end is for the next turn
     "ids": ["whole", "new"],
 }
+CASES = cover(GRID, WHOLE)
 
 
 @cache
@@ -79,9 +80,7 @@ def run_turn(
     return out.sequences, out[CACHE_ARGUMENT]
 
 
-@pytest.mark.parametrize(
-    "case", slow_but(cover(GRID, WHOLE), slice(None, None, 2)), ids=lambda case: "-".join(map(str, case.values()))
-)
+@pytest.mark.parametrize("case", slow_but(CASES, each_value(CASES)), ids=lambda case: "-".join(map(str, case.values())))
 def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
     network, rng = model(case["family"]), random.Random(str(case))
     batch = case["batch"]

@@ -13,7 +13,7 @@ from mmdec.errors import InputError
 from mmdec.targets.encoder_decoder import FAMILIES
 from mmdec.targets.registry import target_of
 from mmdec.types import Needs
-from tests.exactness.pairwise import cover
+from tests.exactness.pairwise import cover, each_value
 from tests.support.encoder_decoders import BART, CLASSES, VOCABULARY, attentions, encoder_decoder, sources
 from tests.support.grid import WHOLE, slow_but
 from tests.support.random_drafter import Wild
@@ -26,6 +26,7 @@ GRID = {
     "batch": [1, 4],
     "sampled": [False, True],
 }
+CASES = cover(GRID, WHOLE)
 
 
 def drafter(name: str, expected: Tensor, nodes: Any) -> Any:
@@ -50,9 +51,7 @@ def decode_both_ways(
     return expected, model.generate(**inputs, **options, custom_generate=plug)
 
 
-@pytest.mark.parametrize(
-    "case", slow_but(cover(GRID, WHOLE), slice(None, None, 3)), ids=lambda case: "-".join(map(str, case.values()))
-)
+@pytest.mark.parametrize("case", slow_but(CASES, each_value(CASES)), ids=lambda case: "-".join(map(str, case.values())))
 def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     for attention in attentions(case["family"]):
         model = encoder_decoder(case["family"], attention)

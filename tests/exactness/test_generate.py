@@ -18,7 +18,7 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.drafters.corpus import CorpusDrafter, TokenIndex
 from mmdec.errors import InputError
 from mmdec.generation.speculation import default_statistics
-from tests.exactness.pairwise import cover
+from tests.exactness.pairwise import cover, each_value
 from tests.exactness.text_models import MODELS, SMALL, Wrong
 from tests.support.draft_networks import tree_growing
 from tests.support.grid import WHOLE, slow_but
@@ -56,6 +56,7 @@ GRID = {
     "processors": list(PROCESSORS),
     "attention": ["sdpa", "eager"],
 }
+CASES = cover(GRID, WHOLE)
 
 OWN_TEXTS = [
     MODELS[name].generate(**prompts(1, seed), max_new_tokens=30)[0].tolist() for name in MODELS for seed in (0, 7)
@@ -97,9 +98,7 @@ def drafter(name: str, target: str) -> Any:
     return drafters.get(name, name)
 
 
-@pytest.mark.parametrize(
-    "case", slow_but(cover(GRID, WHOLE), slice(None, None, 3)), ids=lambda case: "-".join(map(str, case.values()))
-)
+@pytest.mark.parametrize("case", slow_but(CASES, each_value(CASES)), ids=lambda case: "-".join(map(str, case.values())))
 def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
     network = MODELS[case["target"]]
     network.set_attn_implementation(case["attention"])

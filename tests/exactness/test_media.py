@@ -17,7 +17,7 @@ from mmdec.errors import InputError
 from mmdec.targets.families import AUDIO_FAMILIES, MEDIA_FAMILIES, UNSUPPORTED_CLASSES, VISION_FAMILIES
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.registry import target_of
-from tests.exactness.pairwise import cover
+from tests.exactness.pairwise import cover, each_value
 from tests.support.audio_lm_folders import FAMILIES as LISTENING
 from tests.support.grid import WHOLE, slow_but
 from tests.support.media_models import FOR, media_inputs, media_model
@@ -40,6 +40,7 @@ GRID = {
     "nodes": [None, 1, 5, (12, 4)],
     "sampled": [False, True],
 }
+CASES = cover(GRID, WHOLE)
 ENDS = [2, 5]
 HELD = [0, *range(56, 63)]  # padding, placeholders and their marks are no answers
 
@@ -49,9 +50,7 @@ def drafter(name: str, expected: Tensor, model: Any) -> Any:
     return Wild(0.3, expected.tolist(), 0.9) if name == "wild" else DRAFTERS[name](model, expected.tolist())
 
 
-@pytest.mark.parametrize(
-    "case", slow_but(cover(GRID, WHOLE), slice(None, None, 3)), ids=lambda case: "-".join(map(str, case.values()))
-)
+@pytest.mark.parametrize("case", slow_but(CASES, each_value(CASES)), ids=lambda case: "-".join(map(str, case.values())))
 def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     model = media_model(case["family"] + FOR)
     inputs = media_inputs(model, ROWS[case["rows"]])

@@ -20,11 +20,11 @@ from mmdec.core.verify import ResidualRule, SamplingState
 from mmdec.drafters.small_model.other_vocabulary import OtherVocabulary
 from mmdec.targets.text import TextTarget
 from tests.exactness.letter_tokenizer import Letters, alphabet, renamed, shuffled
-from tests.exactness.pairwise import cover
+from tests.exactness.pairwise import cover, each_value
 from tests.exactness.text_models import MODELS
 from tests.support.blended_toy import Toy
 from tests.support.draft_networks import texts
-from tests.support.grid import WHOLE
+from tests.support.grid import WHOLE, slow_but
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 from tests.support.tiny_vlm import KINDS, WORDS, Picture, batch_of, vision_model
 from tests.support.tiny_vlm import VOCABULARY as SEEN
@@ -48,10 +48,11 @@ GRID: dict[str, Sequence[Any]] = {
     "nodes": [None, 1, 5, (12, 3)],
     "batch": [1, 4],
 }
+CASES = cover(GRID, WHOLE)
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
-@pytest.mark.parametrize("case", cover(GRID, WHOLE), ids=lambda case: "-".join(map(str, case.values())))
+@pytest.mark.parametrize("case", slow_but(CASES, each_value(CASES)), ids=lambda case: "-".join(map(str, case.values())))
 def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
     """With pairs the text goes back by other tokens than the model chose."""
     tokenizer = OWN if case["tokenizer"] == "letters" else PAIRED

@@ -20,7 +20,7 @@ from mmdec.targets.recurrent_cache import MAX_BACKLOG, STATE_CACHE
 from mmdec.targets.registry import target_of
 from mmdec.targets.text import text_scorer
 from mmdec.types import Draft, Needs, Verdict
-from tests.exactness.pairwise import cover
+from tests.exactness.pairwise import cover, each_value
 from tests.exactness.quantised import weights_alone
 from tests.support.grid import WHOLE, slow_but
 from tests.support.random_drafter import Wild
@@ -30,11 +30,7 @@ TRIED = sorted(name.removesuffix("ForCausalLM") for name in FAMILIES if name.rem
 KINDS_OF_STATES = ("FalconH1", "Lfm2", "Mamba2", "Qwen3Next")  # each with attention, convolutions or delta rules
 
 GRID = {"family": TRIED, "drafter": ["lookup", "recycling", "wild"], "batch": [1, 4]}
-
-
-def cases() -> list[tuple[Any, ...]]:
-    """A pairwise cover; the whole grid with MMDEC_ALL=1."""
-    return [tuple(case.values()) for case in cover(GRID, WHOLE)]
+CASES = cover(GRID, WHOLE)
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +55,9 @@ def test_a_pass_scores_a_chain_as_single_steps(family: str) -> None:
     assert difference(kind, recurrent_config(family), attention, text_scorer) < MAX_DIFFERENCE / 50
 
 
-@pytest.mark.parametrize(("family", "drafter", "batch"), slow_but(cases(), slice(None, None, 3)))
-def test_drafts_change_no_text(family: str, drafter: str, batch: int) -> None:
+@pytest.mark.parametrize("case", slow_but(CASES, each_value(CASES)), ids=lambda case: "-".join(map(str, case.values())))
+def test_drafts_change_no_text(case: dict[str, Any]) -> None:
+    family, drafter, batch = case["family"], case["drafter"], case["batch"]
     model, inputs = recurrent_model(family), batch_of(family, batch)
     options: dict[str, Any] = {"max_new_tokens": 26, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     expected = model.generate(**inputs, **options)  # type: ignore[operator]

@@ -14,9 +14,9 @@ from transformers import GPTNeoConfig, GPTNeoForCausalLM
 import mmdec
 from mmdec.errors import InputError
 from mmdec.generation.speculation import DecodingOptions, Speculation
-from tests.exactness.pairwise import cover
+from tests.exactness.pairwise import cover, each_value
 from tests.exactness.text_models import MODELS, SMALL
-from tests.support.grid import WHOLE
+from tests.support.grid import WHOLE, slow_but
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 25, "do_sample": False}
@@ -27,10 +27,11 @@ GRID: dict[str, Sequence[Any]] = {
     "nodes": [None, 1, 6, (12, 3)],
     "batch": [1, 4],
 }
+CASES = cover(GRID, WHOLE)
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
-@pytest.mark.parametrize("case", cover(GRID, WHOLE), ids=lambda case: "-".join(map(str, case.values())))
+@pytest.mark.parametrize("case", slow_but(CASES, each_value(CASES)), ids=lambda case: "-".join(map(str, case.values())))
 def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
     model, inputs = MODELS[case["model"]], prompts(case["batch"])
     prompt = (lambda ids: ids[-2:]) if case["prompt"] == "last two" else case["prompt"]

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
-from tests.exactness.pairwise import cover
+from tests.exactness.pairwise import cover, each_value
 from tests.support.grid import WHOLE, slow_but
 from tests.support.tiny_vlm import (
     AXES,
@@ -129,7 +129,7 @@ def run_turn(case: dict[str, Any], model: Any, inputs: dict[str, Tensor], drafte
 
 
 @pytest.mark.parametrize(
-    "case", slow_but(cases(), slice(None, None, 3)), ids=lambda case: "-".join(map(str, case.values()))
+    "case", slow_but(cases(), each_value(cases())), ids=lambda case: "-".join(map(str, case.values()))
 )
 def test_texts_equal_plain_decoding(case: dict[str, Any]) -> None:
     kind, rng = case["kind"], random.Random(str(case))

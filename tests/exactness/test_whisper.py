@@ -19,7 +19,7 @@ from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.errors import InputError
 from mmdec.generation.speculation import default_statistics
 from mmdec.targets.registry import target_of
-from tests.exactness.pairwise import cover
+from tests.exactness.pairwise import cover, each_value
 from tests.support.grid import WHOLE, slow_but
 from tests.support.tiny_whisper import (
     EOT,
@@ -59,6 +59,7 @@ GRID = {
     "mels": [80, 128],
     "attention": ["sdpa", "eager"],
 }
+CASES = cover(GRID, WHOLE)
 
 
 @pytest.fixture(autouse=True)
@@ -81,9 +82,7 @@ def drafter(case: dict[str, Any]) -> Any:
     return name
 
 
-@pytest.mark.parametrize(
-    "case", slow_but(cover(GRID, WHOLE), slice(None, None, 3)), ids=lambda case: "-".join(map(str, case.values()))
-)
+@pytest.mark.parametrize("case", slow_but(CASES, each_value(CASES)), ids=lambda case: "-".join(map(str, case.values())))
 def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     network = MODELS[case["mels"]]
     network.set_attn_implementation(case["attention"])

@@ -19,14 +19,27 @@ from tests.support.draft_networks import (
     texts,
     tree_growing,
 )
-from tests.support.grid import sample
+from tests.support.grid import sample, slow_but
 from tests.support.tiny_text import language_model, prompts
 from tests.support.toy_target import Changing
 
 MODEL: Any = language_model(num_hidden_layers=5)
 
 
-@pytest.mark.parametrize(("system", "form"), [(system, form) for system, forms in FORMS_OF.items() for form in forms])
+EACH_SETTING = {  # forms that have each setting once
+    "eagle3": ("plain", "layers", "parallel-part", "two"),
+    "dflash": ("part", "anchor", "vanilla", "confident", "rnn", "dflash2", "domino"),
+    "heads": ("medusa", "hydra++", "cerberus", "redrafter-narrow", "redrafter-sum", "mlp-tied"),
+}
+
+
+@pytest.mark.parametrize(
+    ("system", "form"),
+    slow_but(
+        [(system, form) for system, forms in FORMS_OF.items() for form in forms],
+        [(system, form) for system, forms in EACH_SETTING.items() for form in forms],
+    ),
+)
 @pytest.mark.parametrize("rows", sample((1, 4), (4,)))
 def test_the_cache_equals_recomputing_everything(system: str, form: str, rows: int) -> None:
     """Through rejections, plain rounds, ragged rows and rows that end: every draft, in float64."""
@@ -40,14 +53,21 @@ def test_the_cache_equals_recomputing_everything(system: str, form: str, rows: i
 
 
 @pytest.mark.parametrize(
-    ("system", "form"),
-    [
-        *(("eagle3", form) for form in ("part", "layers", "parallel")),
-        *(("dflash", form) for form in ("plain", "part", "anchor", "confident", "rnn", "dflash2", "domino")),
-    ],
+    ("batch", "system", "form"),
+    slow_but(
+        [
+            (batch, system, form)
+            for batch in (1, 4)
+            for system, forms in (
+                ("eagle3", ("part", "layers", "parallel")),
+                ("dflash", ("plain", "part", "anchor", "confident", "rnn", "dflash2", "domino")),
+            )
+            for form in forms
+        ],
+        slice(None, None, 3),
+    ),
 )
-@pytest.mark.parametrize("batch", [1, 4])
-def test_greedy_and_sampled_texts_equal_plain_decoding(system: str, form: str, batch: int) -> None:
+def test_greedy_and_sampled_texts_equal_plain_decoding(batch: int, system: str, form: str) -> None:
     drafter = scatter_vocabulary(tree_growing(system, MODEL, **FORMS_OF[system][form]))
     inputs = prompts(batch)
     expected = MODEL.generate(**inputs, max_new_tokens=16, do_sample=False)
