@@ -115,18 +115,20 @@ def test_text_that_did_not_change_costs_few_passes(whisper: LoadedWhisper) -> No
     assert [one.transcript for one in before] == [one.transcript for one in finals]  # what the pause showed
 
 
-def test_a_window_drafts_nothing_of_the_one_before(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_drafts_nothing_of_the_one_before(tiny: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each window is decoded once here, so that every draft is the caller's drafter's."""
 
     def refuse(tokens: Sequence[int]) -> None:
         raise AssertionError(f"{len(tokens)} tokens of another window are drafted")
 
     monkeypatch.setattr(live, "LastHypothesis", refuse)
-    updates = listen(whisper, TALK, every=None, drafter="ctc")
+    updates = listen(tiny, TALK, every=None, drafter="recycling")
     assert len(updates) == 3
 
 
-def test_speech_without_pauses_is_cut_when_a_window_is_full(whisper: LoadedWhisper) -> None:
+@pytest.mark.parametrize("model", slow_but(("tiny", "whisper"), ("tiny",)))
+def test_speech_without_pauses_is_cut_when_a_window_is_full(request: pytest.FixtureRequest, model: str) -> None:
+    whisper = request.getfixturevalue(model)
     sound = talk([("two_cities", None), ("two_cities", None)])
     finals = listen(whisper, sound, (RATE,), every=None, pause=10.0)
     assert len(finals) == 2
@@ -146,6 +148,6 @@ def test_another_rate_is_resampled_as_by_transcribe(whisper: LoadedWhisper, rate
         same(update.transcript, whole(whisper, heard, update))
 
 
-def test_silence_has_no_text(whisper: LoadedWhisper) -> None:
-    assert listen(whisper, talk([45.0])) == []
-    assert listen(whisper, talk([20.0], 2e-3)) == []
+def test_silence_has_no_text(tiny: LoadedWhisper) -> None:
+    assert listen(tiny, talk([45.0])) == []
+    assert listen(tiny, talk([20.0], 2e-3)) == []

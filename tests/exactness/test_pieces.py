@@ -158,28 +158,28 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("listener", ["on_round", "on_transcript", "progress"])
-def test_an_exception_of_a_listener_ends_all_jobs(whisper: LoadedWhisper, listener: str) -> None:
+def test_an_exception_of_a_listener_ends_all_jobs(tiny: LoadedWhisper, listener: str) -> None:
     def stop(*_: object) -> None:
         raise Stop
 
     before = threading.active_count()
     options: dict[str, Any] = {listener: stop}
     with pytest.raises(Stop):
-        mmdec.transcribe(SOUNDS[2:], sample_rate=RATE, model=whisper, cut_at_pauses=True, batch_size=2, **options)
+        mmdec.transcribe(SOUNDS[2:], sample_rate=RATE, model=tiny, cut_at_pauses=True, batch_size=2, **options)
     assert threading.active_count() <= before
 
 
-def test_a_refused_option_ends_all_jobs(whisper: LoadedWhisper) -> None:
+def test_a_refused_option_ends_all_jobs(tiny: LoadedWhisper) -> None:
     before = threading.active_count()
     with pytest.raises(mmdec.InputError, match="nonsense"):
-        mmdec.transcribe(SOUNDS[2:], sample_rate=RATE, model=whisper, cut_at_pauses=True, nonsense=1)
+        mmdec.transcribe(SOUNDS[2:], sample_rate=RATE, model=tiny, cut_at_pauses=True, nonsense=1)
     assert threading.active_count() <= before
 
 
-def test_seconds_of_jobs_are_shared(whisper: LoadedWhisper) -> None:
+def test_seconds_of_jobs_are_shared(tiny: LoadedWhisper) -> None:
     """A job's seconds do not count those in which others worked."""
     start = time.perf_counter()
-    result = mmdec.transcribe(SOUNDS[2:], sample_rate=RATE, model=whisper, cut_at_pauses=True, batch_size=2)
+    result = mmdec.transcribe(SOUNDS[2:], sample_rate=RATE, model=tiny, cut_at_pauses=True, batch_size=2)
     took = time.perf_counter() - start
     assert sum(one.timings["total"] for one in result) <= took
     assert all(min(one.timings.values()) >= 0 for one in result)

@@ -19,6 +19,7 @@ from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.types import Needs
 from tests.exactness.threads import Work, at_once
+from tests.support.grid import slow_but
 from tests.support.tiny_vlm import (
     AXES,
     IMAGE,
@@ -59,7 +60,7 @@ def batches(kind: str) -> list[dict[str, Tensor]]:
     return [batch_of(kind, [row_of(rng, content) for content in batch]) for batch in contents]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(KINDS, slice(None, None, 2)))
 def test_threads_on_one_model_get_what_each_gets_alone(kind: str, switching: None) -> None:
     model = vision_model(kind)
     drafters = ["lookup", Reader(model), "recycling", None]

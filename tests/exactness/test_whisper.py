@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -263,8 +263,10 @@ def test_heads_for_another_whisper_are_refused() -> None:
         call(other, MODES["short"], 1, custom_generate=mmdec.speculate(Medusa(heads("linear"), MODELS[80].proj_out)))
 
 
-@pytest.mark.parametrize("mode", ["short", "conditioned"])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("batch", "mode"),
+    slow_but(product((1, 3), ("short", "conditioned")), [(3, "short"), (1, "conditioned")]),
+)
 def test_a_smaller_whisper_drafts_over_the_large_ones_encoder(mode: str, batch: int) -> None:
     small = whisper(80, 4, decoder_layers=1)
     for drafting in (small, mmdec.small_model(MODELS[80], inner="lookup"), MODELS[80]):

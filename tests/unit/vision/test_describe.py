@@ -93,7 +93,7 @@ TEXT_DRAFTERS = ("other tokens", "other tokens, loaded", "same tokens", "eagle3"
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("batch_size", slow_but((1, 4), (4,)))
 @pytest.mark.parametrize("nodes", slow_but((None, 4), (4,)))
 @pytest.mark.parametrize("given", slow_but(TEXT_DRAFTERS, ("other tokens", "eagle3")))
 def test_a_drafter_of_text_changes_no_answer(
