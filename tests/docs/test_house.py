@@ -29,6 +29,12 @@ def syntax_tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return all nodes of a module's syntax tree."""
+    return [*ast.walk(syntax_tree(path))]
+
+
 def entries() -> set[str]:
     """List the files and folders that the tree shows directly under mmdec/."""
     assert TREE is not None
@@ -61,7 +67,7 @@ def test_tests_import_only_support_modules() -> None:
     misplaced = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
         for path in sorted(tests.rglob("*.py"))
-        for node in ast.walk(syntax_tree(path))
+        for node in nodes(path)
         for name in imported(node)
         if name.startswith("tests.") and not name.startswith(("tests.support.", "tests.conftest"))
         if ".test_" in name or not name.startswith(".".join(path.parent.relative_to(ROOT).parts) + ".")
@@ -88,7 +94,7 @@ def test_docstrings_of_properties_are_noun_phrases() -> None:
     verbs = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.name}"
         for path in MODULES
-        for node in ast.walk(syntax_tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef)
         if {ast.unparse(decorator) for decorator in node.decorator_list} & {"property", "cached_property"}
         if (ast.get_docstring(node) or "").startswith("Return ")
@@ -116,7 +122,7 @@ def test_only_the_registry_lists_drafters() -> None:
     lists = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in MODULES
-        for node in ast.walk(syntax_tree(path))
+        for node in nodes(path)
         if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)) and len(texts(node) & BUILT_IN.keys()) > 1
     ]
     assert {line.partition(":")[0] for line in lists} == {"drafters/registry.py", "drafters/eagle/checkpoint.py"}, lists
@@ -135,7 +141,7 @@ def test_imported_names_are_there() -> None:
     absent = [
         f"{path.relative_to(PACKAGE)}: {node.module}.{alias.name}"
         for path in MODULES
-        for node in ast.walk(syntax_tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and node.module in files
         for alias in node.names
         if alias.name not in names[node.module] and f"{node.module}.{alias.name}" not in files
@@ -234,6 +240,6 @@ def comments_and_docstrings(path: Path) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
-    for node in ast.walk(syntax_tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value

@@ -35,24 +35,20 @@ EXCEPTIONS = {
 PRIVATE = re.compile("_[a-z][a-z_]*")
 
 
-def private_names(tree: ast.AST) -> Iterator[str]:
+def private_names(nodes: list[ast.AST]) -> Iterator[str]:
     """Attributes that begin with one underscore, of objects that are neither `self` nor `cls`, names of keyword
     arguments and whole texts that look the same; none that the module defines itself."""
-    own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    own |= {
-        node.target.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
-    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    own |= {node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     of_self = {id(node) for node in attributes if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")}
     own |= {node.attr for node in attributes if id(node) in of_self and isinstance(node.ctx, ast.Store)}
     for node in attributes:
         private = node.attr.startswith("_") and not node.attr.startswith("__")
         if private and id(node) not in of_self and node.attr not in own:
             yield node.attr
-    pieces = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    pieces = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         text = node.arg if isinstance(node, ast.keyword) else None
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in pieces:
             text = node.value
@@ -60,9 +56,9 @@ def private_names(tree: ast.AST) -> Iterator[str]:
             yield text
 
 
-def inner_imports(tree: ast.AST) -> Iterator[str]:
+def inner_imports(nodes: list[ast.AST]) -> Iterator[str]:
     """Modules of single models of transformers that are imported."""
-    for node in ast.walk(tree):
+    for node in nodes:
         names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
@@ -70,8 +66,8 @@ def inner_imports(tree: ast.AST) -> Iterator[str]:
 
 
 def leaks(source: str) -> list[str]:
-    tree = ast.parse(source)
-    return [*private_names(tree), *inner_imports(tree)]
+    nodes = [*ast.walk(ast.parse(source))]
+    return [*private_names(nodes), *inner_imports(nodes)]
 
 
 def test_transformers_internals_are_used_only_where_allowed() -> None:
