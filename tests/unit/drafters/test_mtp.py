@@ -17,6 +17,7 @@ from mmdec.drafters.mtp import Mtp
 from mmdec.errors import InputError
 from mmdec.types import Plan
 from tests.support.draft_networks import paths, start_drafter
+from tests.support.grid import slow_but
 from tests.support.tiny_text import SIZES, language_model, prompts
 
 EXPERTS: dict[str, Any] = {
@@ -74,7 +75,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return with_head(request.param, tmp_path_factory.mktemp("model") / request.param)
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", slow_but([1, 4], [4]))
 def test_texts_equal_plain_decoding(model: Any, batch: int) -> None:
     """Chains and trees, greedy and sampled, ragged rows."""
     inputs = prompts(batch)

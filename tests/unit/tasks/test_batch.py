@@ -16,6 +16,7 @@ from mmdec import cli
 from mmdec.checks.files import printable
 from tests.conftest import RATE, buzz
 from tests.support.bad_list import encoded, write_list
+from tests.support.grid import slow_but
 from tests.support.tiny_whisper import write
 
 
@@ -65,7 +66,7 @@ def test_a_batch_of_a_hundred_reports_its_bad_files(
     assert "silent" in result.note
 
 
-@pytest.mark.parametrize("verb", ["translate", "transcribe"])
+@pytest.mark.parametrize("verb", slow_but(["translate", "transcribe"], ["transcribe"]))
 def test_a_list_of_a_hundred_on_the_command_line_reports_its_bad_files(
     verb: str, hundred: tuple[list[Path], dict[Path, str]], tiny_model: Path, whisper: Path, tmp_path: Path
 ) -> None:

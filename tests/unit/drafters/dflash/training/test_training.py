@@ -20,6 +20,7 @@ from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher
 from mmdec.errors import InputError
 from mmdec.generation.generate import generate
 from tests.support.draft_networks import NaiveBlock, dflash_scores, draft_network
+from tests.support.grid import slow_but
 from tests.support.tiny_text import language_model
 
 MODEL: Any = language_model(num_hidden_layers=5)
@@ -204,7 +205,7 @@ def gradients(output: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad((output * weights).sum(), inputs, retain_graph=True)
 
 
-@pytest.mark.parametrize("head", ["none", *HEADS])
+@pytest.mark.parametrize("head", slow_but(["none", *HEADS], slice(None, None, 2)))
 def test_simulated_chains_equal_decoding(head: str) -> None:
     """A network that training teaches one answer."""
     prompt = torch.tensor([[5, 6]])
