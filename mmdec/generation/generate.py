@@ -49,7 +49,7 @@ from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
 
-MAX_BATCH = 8  # rows of a list of prompts that are decoded at the same time, unless the caller says
+BATCH_SIZE = 8  # rows of a list of prompts that are decoded at the same time, unless the caller says
 
 register_attention()
 
@@ -116,7 +116,7 @@ def generate(
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
-    max_batch: int = MAX_BATCH,
+    batch_size: int = BATCH_SIZE,
     **options: Any,
 ) -> list[Generation]: ...
 
@@ -129,7 +129,7 @@ def generate(
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
-    max_batch: int = MAX_BATCH,
+    batch_size: int = BATCH_SIZE,
     **options: Any,
 ) -> Generation | list[Generation]:
     """Call `model.generate(**inputs, **options)` with speculative decoding: the same output, in fewer passes of the
@@ -154,7 +154,7 @@ def generate(
         seed: Seed of the sampling. None: torch's own generator. Prompt i of a list is sampled with `seed + i`.
         statistics: Measurements of earlier calls, from which draft sizes are chosen; this call adds to them. None:
             `mmdec.default_statistics()`.
-        max_batch: Maximum number of rows that are decoded at the same time, for a list of prompts.
+        batch_size: Maximum number of rows that are decoded at the same time, for a list of prompts.
         options: Any argument of `model.generate`, and `dtype`, which must be the model's dtype. In a batch, a logits
             processor or stopping criterion of your own makes transformers' loop decode without drafts, with a warning.
             To have drafts, set `mmdec_row_wise = True` on it, if its result for a row depends only on that row and its
@@ -174,10 +174,10 @@ def generate(
     """
     decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
     speculation = Speculation(decoding)
-    check_whole("max_batch", max_batch, 1, MAX_SEQUENCES, "It is the number of rows that are decoded at a time.")
+    check_whole("batch_size", batch_size, 1, MAX_SEQUENCES, "It is the number of rows that are decoded at a time.")
     if _are_prompts(inputs):
         with pass_stop_iteration(), _reading(model, speculation):
-            return _generate_many(model, inputs, speculation, max_batch, options)
+            return _generate_many(model, inputs, speculation, batch_size, options)
     with pass_stop_iteration(), _reading(model, speculation):
         run = prepare_run(model, cast(Any, inputs), speculation, options)
         rounds = list(run.decode())
@@ -196,7 +196,7 @@ def _generate_many(
     model: PreTrainedModel,
     prompts: Sequence[Tensor | Mapping[str, Any]],
     speculation: Speculation,
-    max_batch: int,
+    batch_size: int,
     options: Mapping[str, Any],
 ) -> list[Generation]:
     """Decode prompts side by side. Each begins as soon as there is room for its rows."""
@@ -221,13 +221,13 @@ def _generate_many(
             except InputError as error:
                 refuse(index, error)
                 continue
-            if run.rows <= max_batch:
+            if run.rows <= batch_size:
                 yield index, _generation_steps(run, speculation), run.rows
                 continue
             refuse(
                 index,
                 InputError(
-                    f"`max_batch` must be at least {run.rows}, the rows of `inputs[{index}]`, but is {max_batch}. "
+                    f"`batch_size` must be at least {run.rows}, the rows of `inputs[{index}]`, but is {batch_size}. "
                     "Raise it, or give fewer rows in one prompt."
                 ),
             )
@@ -235,7 +235,7 @@ def _generate_many(
     numbered = list(enumerate(prompts))
     # a function that keeps a state reads one prompt after another
     for queue in ([one] for one in numbered) if keeps_state(options) else [numbered]:
-        results |= decode_together(prepared(queue), max_batch, on_refusal=refuse)
+        results |= decode_together(prepared(queue), batch_size, on_refusal=refuse)
     if errors:
         errors = dict(sorted(errors.items()))
         raise BatchError([results.get(index) for index in range(len(prompts))], errors, "prompts")

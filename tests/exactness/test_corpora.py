@@ -42,7 +42,7 @@ def test_answers_are_the_models_own(tmp_path: Path, rule: str) -> None:
     expected = [one.sequences.tolist() for one in mmdec.generate(loaded.model, prompts, None, **options)]
     drafter = mmdec.corpus([*(loaded.tokenizer.decode(text[0]) for text in expected), *NOISE])
     found = [
-        mmdec.generate(loaded.model, prompts, drafter, num_speculative_tokens=(8, 4), max_batch=size, **options)
+        mmdec.generate(loaded.model, prompts, drafter, num_speculative_tokens=(8, 4), batch_size=size, **options)
         for size in (1, 3)
     ]
     texts = [[one.sequences.tolist() for one in each] for each in found]

@@ -159,7 +159,7 @@ def test_language_models_write_their_own_text(rule: str, tmp_path: Path) -> None
     for _ in range(4):
         drafter = mmdec.hypothesis([hypothesis_of(rng, text, own) for text in own])
         found = [
-            mmdec.generate(loaded.model, prompts, drafter, num_speculative_tokens=7, max_batch=size, **options)
+            mmdec.generate(loaded.model, prompts, drafter, num_speculative_tokens=7, batch_size=size, **options)
             for size in (1, 3)
         ]
         assert texts(found[0]) == texts(found[1])

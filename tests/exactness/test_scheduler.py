@@ -275,12 +275,12 @@ def test_what_does_not_fit_waits_and_what_never_fits_is_refused() -> None:
 def test_a_list_of_prompts_gives_each_prompts_own_text() -> None:
     model = model_of("LlamaForCausalLM")
     prompts = [request.ids for request in requests(model, random.Random(6), 6)]
-    together = mmdec.generate(model, prompts, drafter="lookup", max_batch=3, max_new_tokens=12)
+    together = mmdec.generate(model, prompts, drafter="lookup", batch_size=3, max_new_tokens=12)
     for prompt, generation in zip(prompts, together, strict=True):
         single = mmdec.generate(model, prompt, drafter=None, max_new_tokens=12)
         assert generation.sequences.tolist() == single.sequences.tolist()
         assert generation.finish_reasons == single.finish_reasons
-    sampled = mmdec.generate(model, prompts, drafter="lookup", max_batch=2, seed=5, do_sample=True, max_new_tokens=8)
+    sampled = mmdec.generate(model, prompts, drafter="lookup", batch_size=2, seed=5, do_sample=True, max_new_tokens=8)
     for number, prompt in enumerate(prompts):
         single = mmdec.generate(model, prompt, drafter=None, seed=5 + number, do_sample=True, max_new_tokens=8)
         assert sampled[number].sequences.tolist() == single.sequences.tolist()
@@ -301,7 +301,7 @@ def test_a_refused_prompt_costs_its_neighbours_nothing() -> None:
         6: "must be 1 at the end",
     }
     with pytest.raises(mmdec.BatchError, match="4 of 8 prompts were rejected, the first at index 1") as refused:
-        mmdec.generate(model, prompts, drafter="lookup", max_batch=2, max_length=48)
+        mmdec.generate(model, prompts, drafter="lookup", batch_size=2, max_length=48)
     assert list(refused.value.errors) == list(bad)
     for index, message in bad.items():
         assert message in str(refused.value.errors[index])
@@ -386,11 +386,11 @@ def test_a_callback_may_cancel_another_request() -> None:
     assert runs[2].sequences.tolist() == expected
 
 
-def test_max_batch_holds_the_rows_of_each_prompt() -> None:
+def test_batch_size_holds_the_rows_of_each_prompt() -> None:
     model = model_of("LlamaForCausalLM")
     ids = torch.tensor([[5, 6, 7]] * 3)
-    with pytest.raises(InputError, match=r"`max_batch` must be at least 3, .* but is 2"):
-        mmdec.generate(model, [ids], max_batch=2, max_new_tokens=4)
-    with pytest.raises(InputError, match="`max_batch` must"):
-        mmdec.generate(model, [ids], max_batch=0, max_new_tokens=4)
+    with pytest.raises(InputError, match=r"`batch_size` must be at least 3, .* but is 2"):
+        mmdec.generate(model, [ids], batch_size=2, max_new_tokens=4)
+    with pytest.raises(InputError, match="`batch_size` must"):
+        mmdec.generate(model, [ids], batch_size=0, max_new_tokens=4)
     assert mmdec.generate(model, [], max_new_tokens=4) == []
