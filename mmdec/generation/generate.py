@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cache
 from inspect import signature
 from typing import Any, TypeGuard, cast, final, overload
 
@@ -212,6 +213,15 @@ def _generate_many(
     def refuse(index: int, error: InputError) -> None:
         errors[index] = without_frames(error)
 
+    @cache
+    def call_error() -> str | None:
+        """Return the message with which any prompt is refused, even one of one token; None: there is none."""
+        try:
+            prepare_run(model, torch.zeros((1, 1), dtype=torch.long, device=model.device), speculation, options)
+        except InputError as error:
+            return str(error)
+        return None
+
     def prepared(queue: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Steps[Generation], int]]:
         for index, prompt in queue:
             own = speculation.for_inputs([DraftInput(index)])
@@ -219,6 +229,8 @@ def _generate_many(
             try:
                 run = prepare_run(model, prompt, own, options)
             except InputError as error:
+                if str(error) == call_error():
+                    raise
                 refuse(index, error)
                 continue
             if run.rows <= batch_size:

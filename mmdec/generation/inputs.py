@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, PreTrainedModel
 
-from mmdec.checks.arguments import check_callable, check_whole, show
+from mmdec.checks.arguments import check_callable, check_instance, check_whole, show
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 
@@ -101,6 +101,11 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
         raise InputError(
             "`cache_implementation` must be left out, but is 'paged', with which transformers runs a decoding loop of "
             "its own. Call `model.generate_batch` for it."
+        )
+    config = options.get("generation_config")
+    if config is not None:
+        check_instance(
+            "generation_config", config, GenerationConfig, "a GenerationConfig", "Leave it out for the model's."
         )
     for name in ("output_hidden_states", "output_attentions"):
         if options.get(name):

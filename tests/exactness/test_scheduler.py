@@ -386,6 +386,24 @@ def test_a_callback_may_cancel_another_request() -> None:
     assert runs[2].sequences.tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tempature": 0.5}, "`tempature` must be an option of this call"),
+        ({"max_new_tokens": -1}, "`max_new_tokens` must be greater than 0"),
+        ({"stop_strings": "a"}, "`tokenizer` must be given with `stop_strings`"),
+        ({"rule": "residual", "do_sample": False}, "`rule` must fit `do_sample`"),
+        ({"generation_config": 3}, "`generation_config` must be a GenerationConfig"),
+    ],
+)
+def test_a_mistake_in_the_options_is_no_prompts_own(options: dict[str, Any], message: str) -> None:
+    """It is raised at once, even behind a prompt that is refused for itself."""
+    prompts: list[Any] = ["what?", torch.tensor([[5, 6]]), torch.tensor([[7]])]
+    with pytest.raises(InputError, match=message) as refused:
+        mmdec.generate(model_of("LlamaForCausalLM"), prompts, drafter="lookup", **{"max_new_tokens": 4, **options})
+    assert not isinstance(refused.value, mmdec.BatchError)
+
+
 def test_batch_size_holds_the_rows_of_each_prompt() -> None:
     model = model_of("LlamaForCausalLM")
     ids = torch.tensor([[5, 6, 7]] * 3)
