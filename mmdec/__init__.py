@@ -8,6 +8,8 @@ from mmdec.compat import check_transformers
 from mmdec.errors import BatchError, InputError, MmdecError
 
 if TYPE_CHECKING:
+    from mmdec.core.token_groups import TokenGroups
+    from mmdec.core.verify import Relaxation
     from mmdec.daspeech.translate import Translation, translate_speech
     from mmdec.drafters.registry import register_drafter
     from mmdec.generation import register_attention
@@ -39,8 +41,10 @@ __all__ = [
     "Generation",
     "InputError",
     "MmdecError",
+    "Relaxation",
     "Segment",
     "StreamUpdate",
+    "TokenGroups",
     "Transcript",
     "Translation",
     "Word",
@@ -72,6 +76,8 @@ _LAZY = {
     **dict.fromkeys(("StreamUpdate", "transcribe_stream"), "mmdec.whisper.live"),
     **dict.fromkeys(("CanvasGeneration", "CanvasOptions", "diffusion_generate"), "mmdec.generation.canvas"),
     "Chat": "mmdec.vision.chat",
+    "Relaxation": "mmdec.core.verify",
+    "TokenGroups": "mmdec.core.token_groups",
     "Description": "mmdec.vision.answer",
     "corpus": "mmdec.generation.corpus",
     "describe": "mmdec.vision.describe",

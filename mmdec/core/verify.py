@@ -6,6 +6,7 @@ sampled   draw a token as plain decoding would; descend where a child equals it 
 residual  children in turn, each with probability min(1, p/q); then p <- (p-q)+  has the target's distribution
 traversal leaves in turn, each jointly with its path; then p and q of its parent  has the target's distribution
 typical   the best child with p > min(eps, delta exp(-H(p))) (Medusa, 2.3.1)     LOSSY: another distribution
+relaxed   residual with min(1, p/q) + b, or by groups; or a child among k draws  LOSSY: another distribution
 
 p is the target's distribution after all logits processors, q the distribution that the child was sampled from, H the
 entropy. Processors are called only at the nodes that a rule visits; traversal calls copies of them ahead of the text.
@@ -24,6 +25,7 @@ from typing import Any, Literal, Protocol, cast
 import torch
 from torch import Tensor
 
+from mmdec.checks.arguments import check_instance, check_whole, show
 from mmdec.core.sampling import (
     Choice,
     DraftWarp,
@@ -36,11 +38,14 @@ from mmdec.core.sampling import (
     most_probable,
     most_probable_each,
 )
+from mmdec.core.token_groups import TokenGroups
 from mmdec.core.tree import int_list, int_rows
+from mmdec.errors import InputError
 from mmdec.types import Draft, Plan, Scores, Verdict
 
-RuleName = Literal["greedy", "sampled", "residual", "traversal", "typical"]
-LOSSY_RULES = frozenset({"typical"})
+RuleName = Literal["greedy", "sampled", "residual", "traversal", "typical", "relaxed"]
+LOSSY_RULES = frozenset({"typical", "relaxed"})
+MAX_DRAWS = 64  # of a `Relaxation`; each is a draw over the whole vocabulary
 
 
 @dataclass(frozen=True)
@@ -235,28 +240,52 @@ class ResidualRule:
         return self.stream.drafting_plan(plan, text)
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
-        return _descend(branch, text, lambda node: self._step(branch, text, node))
+        return _descend(branch, text, partial(_try_children, branch, text, self.stream.seed, self.make_rng))
 
-    def _step(self, branch: RowTree, text: Sequences, node: int) -> TokenAndChild:
-        p = _distribution(text, branch.row, branch.logits[node])
-        rng = self.make_rng(p.device, self.stream.seed, "residual", branch.row, len(text.tokens[branch.row]))
-        q = branch.draft_distribution(node)
-        for child in branch.children[node]:
-            token = branch.tokens[child]
-            draft_chance = 1.0 if q is None else float(q[token])
-            if draft_chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
-                continue
-            if rng.happens(float(p[token]) / draft_chance):
+
+def _try_children(
+    branch: RowTree,
+    text: Sequences,
+    seed: int,
+    make_rng: Callable[..., Rng],
+    node: int,
+    tolerance: float = 0.0,
+    groups: TokenGroups | None = None,
+) -> TokenAndChild:
+    """Try the children of a node in turn; if all are rejected, draw from what the rejections left of the target's law.
+
+    Args:
+        tolerance: Is added to the probability of accepting a child. LOSSY above 0.
+        groups: Compare the laws of groups instead of those of tokens. LOSSY.
+    """
+    p = _distribution(text, branch.row, branch.logits[node])
+    rng = make_rng(p.device, seed, "residual", branch.row, len(text.tokens[branch.row]))
+    q = branch.draft_distribution(node)
+    law = p if groups is None else groups.law(p)
+    for child in branch.children[node]:
+        token = branch.tokens[child]
+        at_token = torch.tensor([token], device=p.device)
+        chance = 1.0 if q is None else float(q[token])
+        if chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
+            continue
+        place, drafted = token, q
+        if groups is not None:
+            place = groups.draw(token, rng)
+            drafted = groups.law(torch.zeros_like(p).index_fill_(0, at_token, 1.0) if q is None else q)
+            chance = float(drafted[place])
+        excluded = float(p[token]) <= 0.0  # by a processor, which no relaxation may override
+        if rng.happens(float(law[place]) / chance + (0.0 if excluded else tolerance)):
+            if groups is None or not excluded:
                 return token, child
-            if q is None:
-                left = p.index_fill(0, torch.tensor([token], device=p.device), 0.0)
-            else:
-                left = (p - q).clamp(min=0.0)
-                q[token] = 0.0
-                q = q / q.sum().clamp(min=1e-300)
-            if float(left.sum()) > 0.0:  # the sum is 0 if p equals q up to rounding; then p stays
-                p = left / left.sum()
-        return rng.draw(p), -1
+            chosen = torch.zeros_like(p).index_fill_(0, torch.tensor([place], device=p.device), 1.0)
+            return branch.match(node, rng.draw(groups.spread(chosen, p)))
+        left = law.index_fill(0, at_token, 0.0) if drafted is None else (law - drafted).clamp(min=0.0)
+        if q is not None:
+            q[token] = 0.0
+            q = q / q.sum().clamp(min=1e-300)
+        if float(left.sum()) > 0.0:  # the sum is 0 if both laws are equal up to rounding; then the law stays
+            law = left / left.sum()
+    return rng.draw(law if groups is None else groups.spread(law, p)), -1
 
 
 @dataclass(frozen=True)
@@ -375,6 +404,101 @@ class TypicalRule:
         if best > threshold:
             return branch.tokens[-child], -child
         return branch.match(node, self.choice(scores, text, branch.row))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relaxation:
+    """What the rule "relaxed" accepts beyond the lossless ones. LOSSY: the output has another distribution.
+
+    For tokens of speech, of which many stand for the same sound. Give it as the `rule` of a call, with exactly one of:
+
+    Args:
+        tolerance: b from 0 to 1. A drafted token is accepted with probability min(1, p/q) + b, unless p = 0, and after
+            a rejection the next one is drawn from the usual residual. Needs sampling; 0 is the rule "residual".
+        draws: The target draws this many different tokens where it would draw one, and the draft is followed if one of
+            them continues it; else the first one counts. In greedy decoding they are the most probable ones. 1 is the
+            rule "sampled" or "greedy".
+        groups: A drafted token is accepted with probability min(1, P(G)/Q(G)), where G is its group and P and Q are the
+            probabilities of groups; if p = 0, another token of G is drawn by p. After a rejection a group is drawn from
+            max(0, P - Q), and a token in it by p. The groups have the target's distribution, the tokens within one do
+            not. Needs sampling; groups of single tokens are the rule "residual".
+
+    Raises:
+        InputError: If none or several are given, or a value is out of range.
+
+    References:
+        Tolerance: Lin et al., "Accelerating Autoregressive Speech Synthesis Inference With Speech Speculative
+        Decoding", 2025, arXiv 2505.15380. Draws: after the tolerance of VADUSA, Li et al. 2024, arXiv 2410.21951.
+        Groups: Yanuka et al., 2025, arXiv 2511.13732.
+    """
+
+    tolerance: float | None = None
+    draws: int | None = None
+    groups: TokenGroups | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name, value in vars(self).items() if value is not None]
+        if len(given) != 1:
+            raise InputError(
+                "`Relaxation` must have one of `tolerance`, `draws` and `groups`, but has "
+                f"{' and '.join(given) or 'none'}. Give one."
+            )
+        if self.draws is not None:
+            check_whole("draws", self.draws, 1, MAX_DRAWS, "1 is lossless.")
+        elif self.groups is not None:
+            check_instance("groups", self.groups, TokenGroups, "a mmdec.TokenGroups", "See `TokenGroups.from_labels`.")
+        elif not isinstance(self.tolerance, (int, float)) or not 0.0 <= self.tolerance <= 1.0:
+            raise InputError(f"`tolerance` must be from 0 to 1, but is {show(self.tolerance)}. 0 is lossless.")
+
+    def to(self, device: torch.device) -> Relaxation:
+        """Return the same relaxation with its groups on another device."""
+        return self if self.groups is None else replace(self, groups=self.groups.to(device))
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether drafters draw their tokens, as under the rule "residual"; it then needs sampling."""
+        return self.draws is None
+
+
+@dataclass(frozen=True)
+class RelaxedRule:
+    """Accepts what a `Relaxation` allows. LOSSY: the output's distribution differs.
+
+    Args:
+        choice: Chooses a token as plain decoding would; for `Relaxation.draws`.
+        stream: The randomness of the other relaxations.
+    """
+
+    relaxation: Relaxation
+    choice: Choice = most_probable
+    stream: SamplingState = field(default_factory=lambda: SamplingState(0))
+    name: RuleName = "relaxed"
+    make_rng: Callable[..., Rng] = keyed_rng
+
+    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
+        return self.stream.drafting_plan(plan, text) if self.relaxation.draws_drafts else plan
+
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
+        relaxed = self.relaxation
+        if relaxed.draws is not None:
+            return _descend(branch, text, partial(self._follow_draws, branch, text, relaxed.draws))
+        step = partial(_try_children, branch, text, self.stream.seed, self.make_rng)
+        return _descend(branch, text, partial(step, tolerance=relaxed.tolerance or 0.0, groups=relaxed.groups))
+
+    def _follow_draws(self, branch: RowTree, text: Sequences, draws: int, node: int) -> TokenAndChild:
+        scores = text.processed_logits(branch.row, branch.logits[node])
+        first: int | None = None
+        for _ in range(draws):
+            token, child = branch.match(node, self.choice(scores, text, branch.row))
+            if child >= 0:
+                return token, child
+            first = token if first is None else first
+            # without replacement; seeded draws keep their noise, so that this is the Gumbel-top-k trick
+            scores = scores.index_fill(-1, torch.tensor([token], device=scores.device), -torch.inf)
+            if not branch.children[node] or not scores.isfinite().any():
+                break
+        assert first is not None
+        return first, -1
 
 
 def _distribution(text: Sequences, row: int, logits: Tensor) -> Tensor:

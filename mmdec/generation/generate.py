@@ -31,7 +31,7 @@ from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Steps, pass_stop_iteration, watch
 from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
-from mmdec.core.verify import RuleName
+from mmdec.core.verify import Relaxation, RuleName
 from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.generation import register_attention
 from mmdec.generation.decoding_run import DecodingRun
@@ -61,7 +61,7 @@ class Generation:
 
     sequences: Tensor  # (B, L) prompts and new tokens; shorter rows are padded on the right
     rounds: list[Round]  # one for each pass of the model; the first is the pass over the prompts
-    lossless: bool  # False for the rule "typical", whose output has another distribution
+    lossless: bool  # False for the rules "typical" and "relaxed", whose output has another distribution
 
     @property
     def tokens_per_round(self) -> float:
@@ -100,7 +100,7 @@ def generate(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
     drafter: DrafterChoice = "auto",
-    rule: RuleName | None = None,
+    rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
@@ -113,7 +113,7 @@ def generate(
     model: PreTrainedModel,
     inputs: Sequence[Tensor | Mapping[str, Any]],
     drafter: DrafterChoice = "auto",
-    rule: RuleName | None = None,
+    rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
@@ -126,7 +126,7 @@ def generate(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any] | Sequence[Tensor | Mapping[str, Any]],
     drafter: DrafterChoice = "auto",
-    rule: RuleName | None = None,
+    rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
@@ -149,7 +149,8 @@ def generate(
             (Sampling at batch 1 equals `model.generate` under the same `torch.manual_seed`; larger batches, or calls
             with a `seed`, equal the same call without a drafter.) "residual" and "traversal" give the model's own
             distribution and suit drafters that sample, such as a smaller model; "traversal" accepts more tokens.
-            "typical" is LOSSY. None: "greedy" or "sampled", by `do_sample`.
+            "typical" and a `mmdec.Relaxation` are LOSSY: another distribution. None: "greedy" or "sampled", by
+            `do_sample`.
         num_speculative_tokens: Draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain
             decoding. None: chosen in each round from measured times and acceptance.
         seed: Seed of the sampling. None: torch's own generator. Prompt i of a list is sampled with `seed + i`.
@@ -275,8 +276,7 @@ def first_seed(
         draw: Whether to draw a seed from torch's generator if the call has none. `torch.manual_seed` then makes the
             texts repeatable.
     """
-    seed, rule = speculation.options.seed, speculation.options.rule
-    by_rule = None if rule in (None, "typical") else rule != "greedy"
+    seed, by_rule = speculation.options.seed, speculation.options.samples
     given: Any = options.get("generation_config")
     # in this order, as transformers merges them; None is "not set"
     configs: list[Any] = [given, model.generation_config]
@@ -290,7 +290,7 @@ def stream(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
     drafter: DrafterChoice = "auto",
-    rule: RuleName | None = None,
+    rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     tokenizer: Any = None,
@@ -343,7 +343,7 @@ def rounds_of(
 
 def speculate(
     drafter: DrafterChoice = "auto",
-    rule: RuleName | None = None,
+    rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     on_round: Callable[[Round], None] | None = None,
@@ -424,9 +424,9 @@ def prepare_run(
     check_options(options, named)
     options = dict(options)
     check_same_dtype(options.pop("dtype", None), model.dtype)
-    rule = speculation.options.rule
-    if rule is not None and rule != "typical":
-        options.setdefault("do_sample", rule != "greedy")
+    samples = speculation.options.samples
+    if samples is not None:
+        options.setdefault("do_sample", samples)
     try:
         strings, heals = tokenizer_options(options, model)
         tokenizer = options.pop("tokenizer", None)

@@ -32,6 +32,8 @@ from mmdec.core.steps import Round, watch
 from mmdec.core.verify import (
     LOSSY_RULES,
     MatchRule,
+    Relaxation,
+    RelaxedRule,
     ResidualRule,
     Rule,
     RuleName,
@@ -62,6 +64,10 @@ from mmdec.targets.registry import target_of
 from mmdec.types import Drafter
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "traversal", "typical")
+RULE_REMEDIES = {
+    "block": 'Use "traversal".',  # an earlier rule, which traversal contains
+    "relaxed": "Give a `mmdec.Relaxation`, which says how far.",
+}
 SAMPLED_DRAFT_RULES = frozenset({"residual", "traversal"})  # rules under which drafters draw their tokens
 _statistics = DecodingStatistics()
 
@@ -80,7 +86,7 @@ class DecodingOptions:
     """
 
     drafter: DrafterChoice = AUTO
-    rule: RuleName | None = None
+    rule: RuleName | Relaxation | None = None
     num_speculative_tokens: Nodes = None
     seed: int | None = None
     statistics: DecodingStatistics | None = None
@@ -89,9 +95,8 @@ class DecodingOptions:
 
     def __post_init__(self) -> None:
         """Raise InputError if an option is wrong. The drafter is not checked here, but by `Speculation`."""
-        if self.rule is not None:
-            is_block = str(self.rule) == "block"  # an earlier rule, which traversal contains
-            check_choice("rule", self.rule, RULES, 'Use "traversal".' if is_block else "None follows `do_sample`.")
+        if self.rule is not None and self.relaxation is None:
+            check_choice("rule", self.rule, RULES, RULE_REMEDIES.get(str(self.rule), "None follows `do_sample`."))
         nodes = check_nodes(self.num_speculative_tokens)
         check_callable("on_round", self.on_round, "a function of a round")
         if self.streamer is not None:
@@ -103,9 +108,26 @@ class DecodingOptions:
         object.__setattr__(self, "seed", check_seed(self.seed))
 
     @property
+    def relaxation(self) -> Relaxation | None:
+        """What the rule "relaxed" accepts; None: it is another rule."""
+        return self.rule if isinstance(self.rule, Relaxation) else None
+
+    @property
+    def rule_name(self) -> RuleName | None:
+        """The rule's name, "relaxed" for a `Relaxation`; None: it follows `do_sample`."""
+        return "relaxed" if isinstance(self.rule, Relaxation) else self.rule
+
+    @property
     def lossless(self) -> bool:
-        """Whether the acceptance rule keeps the model's output or its distribution; False only for "typical"."""
-        return self.rule not in LOSSY_RULES
+        """Whether the acceptance rule keeps the model's output or its distribution: all do but the lossy ones."""
+        return self.rule_name not in LOSSY_RULES
+
+    @property
+    def samples(self) -> bool | None:
+        """Whether the rule demands sampling (True) or greedy decoding (False); None: it serves both."""
+        if self.relaxation is not None:
+            return self.relaxation.draws_drafts or None
+        return None if self.rule in (None, "typical") else self.rule != "greedy"
 
 
 @final
@@ -252,7 +274,7 @@ class Speculation:
         results = OutputRecorder(target, input_ids, logits_processor, generation_config)
         criteria = stop_conditions(stopping_criteria, generation_config, batch)
         text = Sequences(input_ids, criteria, results.processors, results.steps)
-        rule = self._rule(name, generation_config, batch, draft_warp(logits_processor))
+        rule = self._rule(name, generation_config, batch, draft_warp(logits_processor), input_ids.device)
         statistics = default_statistics() if self.options.statistics is None else self.options.statistics
         budget, shape = make_budget(statistics, target, drafter, self.options.num_speculative_tokens)
         fills_cache, pad = target.keeps_cache(inputs, generation_config), pad_token(generation_config)
@@ -271,6 +293,7 @@ class Speculation:
         if self.options.streamer is not None and batch > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {batch}. Use `mmdec.stream`.")
         check_config(target, config, synced_gpus)
+        self._check_groups(target)
         self.check_inputs(batch // (setting(config, "num_return_sequences") or 1))
 
     def _warn(self, faults: list[str]) -> None:
@@ -284,26 +307,43 @@ class Speculation:
                     stacklevel=2,
                 )
 
+    def _check_groups(self, target: HfTarget) -> None:
+        """Raise InputError if the rule's groups are not those of the target's tokens."""
+        groups = None if self.options.relaxation is None else self.options.relaxation.groups
+        if groups is not None and groups.vocab_size != target.vocab_size:
+            raise InputError(
+                f"`groups` must cover the model's {target.vocab_size} tokens, but cover {groups.vocab_size}. Make them "
+                "for this model."
+            )
+
     def _rule_name(self, config: GenerationConfig) -> RuleName:
         sampled = bool(setting(config, "do_sample"))
-        name: RuleName = self.options.rule or ("sampled" if sampled else "greedy")
-        if name != "typical" and sampled != (name != "greedy"):
+        name: RuleName = self.options.rule_name or ("sampled" if sampled else "greedy")
+        if self.options.samples not in (None, sampled):
             raise InputError(
                 f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."
             )
         return name
 
-    def _rule(self, name: RuleName, config: GenerationConfig, batch: int, warp: DraftWarp) -> Rule:
+    def _rule(
+        self, name: RuleName, config: GenerationConfig, batch: int, warp: DraftWarp, device: torch.device
+    ) -> Rule:
         sampled, seed = bool(setting(config, "do_sample")), self.options.seed
-        if sampled and seed is None and (batch > 1 or name in SAMPLED_DRAFT_RULES):
+        relaxed = None if self.options.relaxation is None else self.options.relaxation.to(device)
+        draws_drafts = name in SAMPLED_DRAFT_RULES or (relaxed is not None and relaxed.draws_drafts)
+        if sampled and seed is None and (batch > 1 or draws_drafts):
             # The seed is drawn from torch's global generator. So `torch.manual_seed` makes the output repeatable.
             seed = int(torch.randint(2**62, ()))
-        if name in SAMPLED_DRAFT_RULES:
+        if draws_drafts:
             state = SamplingState(cast(int, seed), warp)
+            if relaxed is not None:
+                return RelaxedRule(relaxed, stream=state)
             return ResidualRule(state) if name == "residual" else TraversalRule(state)
         choice = most_probable
         if sampled:
             choice = transformers_sample if seed is None else KeyedSample(seed)
+        if relaxed is not None:
+            return RelaxedRule(relaxed, choice)
         return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
 
 

@@ -212,6 +212,51 @@ def test_typical_acceptance_says_that_it_is_lossy() -> None:
     assert not result.lossless
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        mmdec.Relaxation(tolerance=0.0),
+        mmdec.Relaxation(draws=1),
+        mmdec.Relaxation(groups=mmdec.TokenGroups.from_labels(range(VOCABULARY))),
+    ],
+    ids=["tolerance", "draws", "groups"],
+)
+def test_a_relaxation_says_that_it_is_lossy_and_without_any_gives_the_lossless_text(rule: mmdec.Relaxation) -> None:
+    options: dict[str, Any] = {"do_sample": True, "seed": 1, "num_speculative_tokens": 4, "max_new_tokens": 20}
+    relaxed = mmdec.generate(MODELS["llama"], prompts(3), SMALL, rule=rule, **options)
+    assert not relaxed.lossless
+    assert "lossy" in str(relaxed).lower()
+    name = "sampled" if rule.draws else "residual"
+    lossless = mmdec.generate(MODELS["llama"], prompts(3), SMALL, rule=name, **options)
+    assert torch.equal(relaxed.sequences, lossless.sequences)
+
+
+def test_a_relaxation_of_probabilities_needs_sampling() -> None:
+    rule = mmdec.Relaxation(tolerance=0.1)
+    assert mmdec.generate(MODELS["llama"], prompts(1), SMALL, rule=rule, max_new_tokens=5).sequences.shape[1] == 19
+    with pytest.raises(InputError, match=r"`rule` must fit `do_sample`, but is 'relaxed' with do_sample=False"):
+        mmdec.generate(MODELS["llama"], prompts(1), SMALL, rule=rule, do_sample=False, max_new_tokens=5)
+
+
+def test_draws_serve_greedy_decoding() -> None:
+    plain = mmdec.generate(MODELS["llama"], prompts(2), None, do_sample=False, max_new_tokens=20)
+    for draws, equal in ((1, True), (20, False)):
+        rule = mmdec.Relaxation(draws=draws)
+        relaxed = mmdec.generate(MODELS["llama"], prompts(2), "recycling", rule, 8, do_sample=False, max_new_tokens=20)
+        assert torch.equal(relaxed.sequences, plain.sequences) == equal
+
+
+def test_groups_must_be_those_of_the_model() -> None:
+    rule = mmdec.Relaxation(groups=mmdec.TokenGroups.from_labels([0, 1, 2]))
+    with pytest.raises(InputError, match=rf"`groups` must cover the model's {VOCABULARY} tokens, but cover 3"):
+        mmdec.generate(MODELS["llama"], prompts(1), "lookup", rule, max_new_tokens=5)
+
+
+def test_the_rule_relaxed_must_say_how_far() -> None:
+    with pytest.raises(InputError, match=r"`rule` must be one of .*, but is 'relaxed'\. Give a `mmdec.Relaxation`"):
+        mmdec.generate(MODELS["llama"], prompts(1), SMALL, rule="relaxed", max_new_tokens=5)
+
+
 def test_the_stream_holds_the_text_and_can_be_left() -> None:
     network, inputs = MODELS["llama"], prompts(2)
     expected = network.generate(**inputs, max_new_tokens=30, do_sample=False)

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from mmdec.core.sampling import KeyedSample, Sequences, Stop
+from mmdec.core.token_groups import TokenGroups
 from mmdec.core.tree import chain_drafts, root_only, trees_from_lists
 from mmdec.core.verify import (
     LOSSY_RULES,
     MatchRule,
+    Relaxation,
+    RelaxedRule,
     ResidualRule,
     Rule,
     SamplingState,
@@ -144,7 +147,7 @@ class Diary:
 
 
 @pytest.mark.parametrize("eos", [frozenset[int](), frozenset({0})], ids=["endless", "ending"])
-@pytest.mark.parametrize("name", ["sampled", "residual", "traversal", "typical"])
+@pytest.mark.parametrize("name", ["sampled", "residual", "traversal", "typical", "tolerance", "draws", "groups"])
 def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset[int]) -> None:
     target = Toy(4, seed=2, scale=1.0)
     rules: dict[str, Rule] = {
@@ -152,6 +155,9 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
         "residual": ResidualRule(SamplingState(1)),
         "traversal": TraversalRule(SamplingState(1)),
         "typical": TypicalRule(KeyedSample(1)),
+        "tolerance": RelaxedRule(Relaxation(tolerance=0.2), stream=SamplingState(1)),
+        "draws": RelaxedRule(Relaxation(draws=2), KeyedSample(1)),
+        "groups": RelaxedRule(Relaxation(groups=TokenGroups.from_labels([0, 1, 1, 2])), stream=SamplingState(1)),
     }
     budget = Changing(Random(0))
     prompts = [[1 + row % 3] * (1 + row) for row in range(6)]
@@ -165,11 +171,11 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
 
 
 def test_rules_say_whether_they_are_lossless_and_how_they_draw() -> None:
-    assert {"typical"} == LOSSY_RULES
+    assert {"typical", "relaxed"} == LOSSY_RULES
     plan, said = Plan(3, 3), text(1)
-    for rule in (MatchRule(), TypicalRule()):
+    for rule in (MatchRule(), TypicalRule(), RelaxedRule(Relaxation(draws=2))):
         assert rule.drafting_plan(plan, said) == plan
-    for kind in (ResidualRule, TraversalRule):
+    for kind in (ResidualRule, TraversalRule, lambda state: RelaxedRule(Relaxation(tolerance=0.1), stream=state)):
         rule = kind(SamplingState(5, at_temperature(0.7)))
         drawn = rule.drafting_plan(plan, said)
         assert (drawn.nodes, drawn.depth) == (3, 3)
