@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +46,25 @@ class Ramp:
         if number >= self.epochs:
             return 1.0
         return max(0.0, 2 * (number - half) / self.epochs)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the target samples its answers, in the words of transformers' `generate`; the defaults change nothing."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("temperature", self.temperature), ("repetition_penalty", self.repetition_penalty)):
+            if not 0.0 < value < math.inf:
+                raise InputError(f"`{name}` must be above 0 and finite, but is {value}. 1 changes nothing.")
+        if self.top_k < 0:
+            raise InputError(f"`top_k` must be 0 or more, but is {self.top_k}. 0 keeps all tokens.")
+        if not 0.0 < self.top_p <= 1.0:
+            raise InputError(f"`top_p` must be above 0 and at most 1, but is {self.top_p}. 1 keeps all tokens.")
 
 
 @dataclass(frozen=True)
@@ -120,6 +139,8 @@ class DraftDataOptions:
         samples: Number of training questions; null: all.
         long_share: Share of these with long answers; null: any answers.
         max_tokens: Maximum tokens of an answer.
+        sampling: How the target samples its answers; null: they are greedy. A drafter learns most from answers as they
+            will be decoded.
         frames: Number of frames taken from a video.
         history: Maximum earlier turns in the prompt of a question without pictures.
         images: Folder of the pictures; null: next to the corpus file.
@@ -142,6 +163,7 @@ class DraftDataOptions:
     batch_size: int = 16
     steps_per_epoch: int | None = None
     max_tokens: int = 256
+    sampling: Sampling | None = None
     frames: int = 8
     history: int = 2
     images: str | None = None
@@ -240,10 +262,13 @@ class DraftData(LightningDataModule):
     def mark(self) -> str:
         """A name for the folder of stored answers.
 
-        It differs if answers may differ: it is made of the hash of the target's weights, its dtype and the maximum
-        tokens of an answer.
+        It differs if answers may differ: it is made of the hash of the target's weights, its dtype, the maximum tokens
+        of an answer, and the options of sampling.
         """
-        return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.options.max_tokens}"
+        parts = [self.teacher.name, str(self.base_dtype).removeprefix("torch."), str(self.options.max_tokens)]
+        if self.options.sampling is not None:
+            parts += [f"{name}_{value:g}" for name, value in asdict(self.options.sampling).items()]
+        return "-".join(parts)
 
     def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
         """Open the store of the target's answers: sample name -> token ids.
@@ -292,6 +317,7 @@ class DraftData(LightningDataModule):
         if device is not None:
             self.model.to(device)  # type: ignore[call-arg] # pyright misreads the decorated `to`
         fresh = 0
+        sampling = None if self.options.sampling is None else asdict(self.options.sampling)
         with ExitStack() as locks:
             store = self.store(locks, part)
             questions = {sample.name: sample for sample in mix_splits(self.samples["dev"], self.samples["train"])}
@@ -304,7 +330,8 @@ class DraftData(LightningDataModule):
             for batch in _batches(missing, self.options.answer_batch, line):
                 if fresh and time.time() >= until:
                     break
-                answers = self.teacher.answer([self.prompting(sample) for sample in batch], self.options.max_tokens)
+                prompts = [self.prompting(sample) for sample in batch]
+                answers = self.teacher.answer(prompts, self.options.max_tokens, sampling)
                 store.add({sample.name: tokens for sample, tokens in zip(batch, answers, strict=True)})
                 fresh += len(batch)
                 if on_progress is not None:

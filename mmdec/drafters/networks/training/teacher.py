@@ -1,4 +1,4 @@
-"""The frozen target as a teacher: computes its features (hidden states), its first layer's inputs, and greedy answers.
+"""The frozen target as a teacher: computes its features (hidden states), its first layer's inputs, and its answers.
 
 For samples that are used again, the features and the first layer's inputs at visual tokens can be stored on disk.
 """
@@ -148,18 +148,26 @@ class Teacher:
         return readings
 
     @torch.no_grad()
-    def answer(self, prompts: Sequence[Inputs], limit: int) -> list[list[int]]:
-        """Answer the prompts greedily.
+    def answer(
+        self, prompts: Sequence[Inputs], limit: int, sampling: Mapping[str, float] | None = None
+    ) -> list[list[int]]:
+        """Answer the prompts.
 
         Args:
             limit: Maximum tokens of an answer.
+            sampling: Options of `generate` by which answers are sampled; None: they are greedy.
 
         Returns:
             The token ids of each answer, with the EOS token if it is complete.
         """
         batch = self.to_device(join(prompts, self.pad, left=True))
         generated: Any = self.model.generate(  # type: ignore[operator] # pyright misreads its type
-            **batch, do_sample=False, num_beams=1, max_new_tokens=limit, pad_token_id=self.pad
+            **batch,
+            do_sample=sampling is not None,
+            num_beams=1,
+            max_new_tokens=limit,
+            pad_token_id=self.pad,
+            **(sampling or {}),
         )
         return [self._cut_at_end(row) for row in generated[:, batch["input_ids"].shape[1] :].tolist()]
 

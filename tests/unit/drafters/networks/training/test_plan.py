@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from mmdec.drafters.networks.training.data import DraftData, Ramp, mix_splits
+from mmdec.drafters.networks.training.data import DraftData, Ramp, Sampling, mix_splits
 from mmdec.drafters.networks.training.samples import Choice, PromptBuilder, Questions, Sample, choose, read_samples
 from mmdec.errors import InputError
 from tests.support.tiny_vlm_folder import qwen
@@ -112,6 +113,30 @@ def test_shares_of_pictures_rise_to_one_over_any_number_of_epochs(epochs: int) -
 def test_no_epochs_are_refused() -> None:
     with pytest.raises(InputError, match="`epochs` must be at least 1"):
         Ramp(0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"temperature": 0.0}, "`temperature` must be above 0 and finite, but is 0.0"),
+        ({"repetition_penalty": float("inf")}, "`repetition_penalty` must be above 0 and finite, but is inf"),
+        ({"top_k": -1}, "`top_k` must be 0 or more, but is -1"),
+        ({"top_p": 1.5}, "`top_p` must be above 0 and at most 1, but is 1.5"),
+    ],
+)
+def test_sampling_out_of_range_is_refused(wrong: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        Sampling(**wrong)
+
+
+def test_answers_sampled_in_another_way_are_stored_apart() -> None:
+    marks = set[str]()
+    for sampling in (None, Sampling(), Sampling(top_k=50), Sampling(top_k=50, top_p=0.9)):
+        made = data(1, 0, sampling=sampling)
+        made.__dict__["teacher"] = SimpleNamespace(name="target")
+        marks.add(made.mark)
+    assert len(marks) == 4
+    assert "target-float32-256" in marks  # greedy answers keep their place
 
 
 LONG = "word " * 30

@@ -69,6 +69,17 @@ def test_answers_are_those_of_generate(kind: str) -> None:
         assert answer == made[: end + 1]
 
 
+def test_answers_are_sampled_as_asked() -> None:
+    model, asked = vision_model("llava"), prompts("llava")[1:2]
+    teacher, sampling = Teacher(model), {"temperature": 1.5, "top_k": 0, "top_p": 0.9}
+    torch.manual_seed(3)
+    (answer,) = teacher.answer(asked, 8, sampling)
+    torch.manual_seed(3)
+    made = model.generate(**asked[0], do_sample=True, max_new_tokens=8, pad_token_id=teacher.pad, **sampling)
+    assert answer == made[0, asked[0]["input_ids"].shape[1] :].tolist()[: len(answer)]
+    assert answer != teacher.answer(asked, 8)[0]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_reads_the_layers_of_decoding(kind: str) -> None:
     """Also within Qwen3-VL's DeepStack, and the last layer before the final norm: what a drafter reads while decoding;
