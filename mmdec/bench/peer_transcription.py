@@ -31,7 +31,7 @@ from mmdec.bench.pairing import PairedTiming
 from mmdec.bench.report import WALL_CLOCK, BenchReport, Comparison, Exactness, Quantity
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.core.timing import Stopwatch
-from mmdec.drafters.registry import AUTO
+from mmdec.drafters.built_in import AUTO
 from mmdec.errors import InputError
 from mmdec.evaluation.harness import CPU, Log, Method, no_log
 from mmdec.evaluation.transcription import TranscriptionHarness, normaliser

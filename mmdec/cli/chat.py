@@ -13,6 +13,7 @@ from mmdec import InputError
 from mmdec.cli.options import Device, Dtype, Threads, dtype_or_quick, in_cli_syntax, log, silence_transformers
 from mmdec.cli.progress import loading
 from mmdec.core.summary import pluralise, rounds_line
+from mmdec.drafters.built_in import AUTO, FALLBACK_DRAFTER, built_in_names
 
 if TYPE_CHECKING:
     from mmdec.generation.drafter_choice import DrafterSource
@@ -29,8 +30,8 @@ def chat(
         typer.Option(
             "--drafter",
             "-d",
-            help="lookup, recycling or another registered name; a directory or hub id of a drafter or of a smaller "
-            "model; none (no drafts); or auto: the model's own, else lookup.",
+            help=f"{', '.join(built_in_names('ready'))} or another registered name; a directory or hub id of a drafter "
+            f"or of a smaller model; none (no drafts); or {AUTO}: the model's own, else {FALLBACK_DRAFTER}.",
         ),
     ] = "auto",
     drafter_inner: Annotated[

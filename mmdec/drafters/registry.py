@@ -1,4 +1,4 @@
-"""The registry of drafters by name. No other module lists drafters.
+"""The registry of drafters by name. Only `built_in` lists drafters.
 
 A drafter's class, or the class of a draft network, registers itself by a decorator, `built_in_drafter` or
 `built_in_network`. `BUILT_IN` lists names, modules and what a drafter is made of: a module is imported only when
@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmdec.checks.arguments import check_methods, show
+from mmdec.drafters.built_in import AUTO, BUILT_IN, built_in_names
 from mmdec.errors import InputError
 from mmdec.types import Drafter, Needs
 
@@ -52,41 +53,6 @@ class DrafterEntry:
         return self.network is not None or self.loader is not None
 
 
-AUTO = "auto"  # the name that lets mmdec look for a drafter that was trained for the model
-FALLBACK_DRAFTER = "lookup"  # name of the drafter that "auto" chooses if none was trained for the model
-# What a built-in drafter is made of: nothing ("ready"), the loaded target model ("of_model"), or a folder with weights
-# that were trained for a language model, with or without images, or for a speech model.
-DrafterKind = Literal["ready", "of_model", "language_weights", "speech_weights"]
-
-
-@dataclass(frozen=True)
-class BuiltIn:
-    """Where a built-in drafter is, and what it is made of.
-
-    Lists of names are made from this, without importing a drafter.
-    """
-
-    module: str  # has the class
-    kind: DrafterKind
-
-
-BUILT_IN = {  # drafter="auto" prefers those that come first
-    "lookup": BuiltIn("mmdec.drafters.lookup", "ready"),
-    "recycling": BuiltIn("mmdec.drafters.recycling", "ready"),
-    "jacobi": BuiltIn("mmdec.drafters.jacobi", "ready"),
-    "mtp": BuiltIn("mmdec.drafters.mtp", "of_model"),
-    "early_exit": BuiltIn("mmdec.pretrained.early_exit", "of_model"),
-    "medusa": BuiltIn("mmdec.drafters.medusa.drafter", "speech_weights"),
-    "ctc": BuiltIn("mmdec.drafters.ctc.drafter", "speech_weights"),
-    "eagle3": BuiltIn("mmdec.drafters.eagle.eagle3", "language_weights"),
-    "eagle": BuiltIn("mmdec.drafters.eagle.eagle", "language_weights"),
-    "msd": BuiltIn("mmdec.drafters.eagle.msd", "language_weights"),
-    "vispec": BuiltIn("mmdec.drafters.eagle.vispec", "language_weights"),
-    "specvlm": BuiltIn("mmdec.drafters.eagle.specvlm", "language_weights"),
-    "flash": BuiltIn("mmdec.drafters.flash.network", "language_weights"),
-    "dflash": BuiltIn("mmdec.drafters.dflash.network", "language_weights"),
-    "heads": BuiltIn("mmdec.drafters.heads.network", "language_weights"),
-}
 _decorated: dict[str, DrafterEntry] = {}  # entries of the modules imported so far
 _registered: dict[str, DrafterEntry] = {}
 
@@ -204,12 +170,12 @@ def drafter_entry(name: str) -> DrafterEntry | None:
 
 def drafter_names() -> list[str]:
     """Return the names of the drafters that are made without arguments: no folder with weights, no loaded model."""
-    return [*_built_in_names("ready"), *(name for name, entry in _registered.items() if entry.factory is not None)]
+    return [*built_in_names("ready"), *(name for name, entry in _registered.items() if entry.factory is not None)]
 
 
 def loader_names() -> list[str]:
     """Return the names of the drafters that are loaded from a folder with weights."""
-    built_in = _built_in_names("language_weights", "speech_weights")
+    built_in = built_in_names("language_weights", "speech_weights")
     return [*built_in, *(name for name, entry in _registered.items() if entry.has_weights)]
 
 
@@ -220,12 +186,8 @@ def auto_names(speech: bool = False) -> list[str]:
         speech: True: drafters for speech models. False (default): drafters for language models, with or without images.
     """
     if speech:
-        return _built_in_names("speech_weights")
-    return [*_built_in_names("language_weights"), *(name for name, entry in _registered.items() if entry.auto)]
-
-
-def _built_in_names(*kinds: DrafterKind) -> list[str]:
-    return [name for name, drafter in BUILT_IN.items() if drafter.kind in kinds]
+        return built_in_names("speech_weights")
+    return [*built_in_names("language_weights"), *(name for name, entry in _registered.items() if entry.auto)]
 
 
 def published_entries() -> list[DrafterEntry]:
@@ -248,7 +210,7 @@ def network_class(system: str) -> type[DraftNetwork]:
     """
     entry = _built_in(system) if system in BUILT_IN else None
     if entry is None or entry.network is None:
-        names = ", ".join(_built_in_names("language_weights"))
+        names = ", ".join(built_in_names("language_weights"))
         raise InputError(f"`system` must be one of {names}, but is {system!r:.60}. Choose one.")
     return entry.network
 

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmdec.checks.weights import lies_inside, read_settings
+from mmdec.drafters.built_in import FALLBACK_DRAFTER
 from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
-from mmdec.drafters.registry import FALLBACK_DRAFTER, auto_names, make_drafter
+from mmdec.drafters.registry import auto_names, make_drafter
 from mmdec.errors import InputError
 from mmdec.hub.cache import path_version
 from mmdec.hub.find import drafter_folder, model_folders

@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import did_you_mean, show
 from mmdec.checks.weights import WEIGHTS_SUFFIX
+from mmdec.drafters.built_in import AUTO
 from mmdec.drafters.registry import (
-    AUTO,
     DRAFTER_NAME,
     check_drafter,
     drafter_entry,

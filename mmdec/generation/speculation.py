@@ -41,7 +41,7 @@ from mmdec.core.verify import (
     TraversalRule,
     TypicalRule,
 )
-from mmdec.drafters.registry import AUTO
+from mmdec.drafters.built_in import AUTO
 from mmdec.errors import InputError
 from mmdec.generation.chat_state import drop_chat_state, in_conversation
 from mmdec.generation.decoding_run import DecodingRun, SpeculativeRun

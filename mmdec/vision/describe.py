@@ -24,7 +24,8 @@ from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Steps, pass_stop_iteration
 from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import RuleName
-from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
+from mmdec.drafters.built_in import AUTO
+from mmdec.drafters.registry import auto_names, drafter_entry
 from mmdec.errors import InputError, without_frames
 from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
 from mmdec.hub.find import drafter_folder

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from mmdec.checks.arguments import check_callable, check_whole
+from mmdec.drafters.built_in import AUTO, FALLBACK_DRAFTER, built_in_names
 from mmdec.tasks.options import MAX_BATCH, GenerateOptions, option
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ class DescribeOptions(GenerateOptions):
     model: Model = option(DEFAULT_MODEL, "A shipped name, a directory, a Hugging Face id, or a loaded model.")
     drafter: DrafterChoice = option(
         "auto",
-        "eagle, msd, ... (where the model has their weights), lookup, recycling or another registered name; a "
-        "directory with a drafter's weights; a class as package.module:Class; none (no drafts); or auto: the model's "
-        "own, else lookup.",
+        f"{', '.join(built_in_names('language_weights'))} (where the model has their weights), "
+        f"{', '.join(built_in_names('ready'))} or another registered name; a directory with a drafter's weights; a "
+        f"class as package.module:Class; none (no drafts); or {AUTO}: the model's own, else {FALLBACK_DRAFTER}.",
         str,
         short="-d",
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, final
 
 from mmdec.checks.arguments import check_callable, check_switch, check_whole
+from mmdec.drafters.built_in import AUTO, FALLBACK_DRAFTER, built_in_names
 from mmdec.tasks.options import MAX_BATCH, STRICT_HELP, GenerateOptions, option
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ class TranscribeOptions(GenerateOptions):
     model: Model = option(DEFAULT_MODEL, "A shipped name, a directory, a Hugging Face id, or a loaded model.")
     drafter: DrafterChoice = option(
         "auto",
-        "auto (one made for the model, else lookup), medusa, ctc, lookup, recycling or another registered name; a "
-        "directory with a drafter's weights; a class as package.module:Class; or none (no drafts).",
+        f"{AUTO} (one made for the model, else {FALLBACK_DRAFTER}), "
+        f"{', '.join(built_in_names('ready', 'speech_weights'))} or another registered name; a directory with a "
+        "drafter's weights; a class as package.module:Class; or none (no drafts).",
         str,
         short="-d",
     )

@@ -22,7 +22,7 @@ from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import pass_stop_iteration
 from mmdec.core.verify import RuleName
-from mmdec.drafters.registry import AUTO
+from mmdec.drafters.built_in import AUTO
 from mmdec.generation.drafter_choice import DrafterChoice
 from mmdec.hub.find import find_model
 from mmdec.io.audio import Recording

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdec.drafters.registry import BUILT_IN
+from mmdec.drafters.built_in import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mmdec"
@@ -125,7 +125,7 @@ def test_only_the_registry_lists_drafters() -> None:
         for node in nodes(path)
         if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)) and len(texts(node) & BUILT_IN.keys()) > 1
     ]
-    assert {line.partition(":")[0] for line in lists} == {"drafters/registry.py", "drafters/eagle/checkpoint.py"}, lists
+    assert {line.partition(":")[0] for line in lists} == {"drafters/built_in.py", "drafters/eagle/checkpoint.py"}, lists
 
 
 def texts(node: ast.List | ast.Tuple | ast.Set | ast.Dict) -> set[str]:

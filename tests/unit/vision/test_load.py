@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmdec
-from mmdec.drafters import registry
+from mmdec.drafters import built_in, registry
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.networks.draft_network import DraftConfig
@@ -93,7 +93,7 @@ class NewNetwork(EagleInputNetwork):
 
 def test_a_new_drafter_needs_only_a_name_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its network is found, saved and read, "auto" takes it, and the demo, which asks here, shows it with its note."""
-    monkeypatch.setitem(registry.BUILT_IN, "new", registry.BuiltIn(__name__, "language_weights"))
+    monkeypatch.setitem(built_in.BUILT_IN, "new", built_in.BuiltIn(__name__, "language_weights"))
     vlm = load_vlm(folder, "cpu")
     assert available_drafters(vlm) == {}
     drafter_weights("new", vlm.model, folder / "new")
