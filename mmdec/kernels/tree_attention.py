@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from mmdec.kernels import tokenwise
 from mmdec.kernels.availability import runs_on
 
 if TYPE_CHECKING:
@@ -42,10 +43,14 @@ class TreeMask:
     window: int | None = None  # number of positions that a node sees, its own included; None: no limit
     # whether the fields above define the whole mask; only then can the Triton kernel, which reads them, be used
     kernel: bool = True
+    # the chains of the trees, if attention must be computed tokenwise; (): it need not
+    chains: tuple[tokenwise.Chain, ...] = ()
     # results of `grouped_mask`: group -> mask
     _grouped_masks: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)
     # the result of `packed_tree`; empty before the first call
     _packed_tree: list[PackedTree] = field(default_factory=lambda: [], repr=False)
+    # the result of `chain_masks`; empty before the first call
+    _chain_masks: list[tokenwise.ChainMask] = field(default_factory=lambda: [], repr=False)
 
     def grouped_mask(self, group: int) -> Tensor:
         """Repeat `additive` along the query axis, once for each of the `group` query heads of a key head.
@@ -58,6 +63,12 @@ class TreeMask:
         if group not in self._grouped_masks:
             self._grouped_masks[group] = self.additive.repeat(1, 1, group, 1)
         return self._grouped_masks[group]
+
+    def chain_masks(self) -> list[tokenwise.ChainMask]:
+        """Return the masks of the trees' chains. They are computed at the first call only."""
+        if not self._chain_masks:
+            self._chain_masks.extend(tokenwise.chain_masks(self.chains, self.additive, self.ends))
+        return self._chain_masks
 
     def within(
         self, size: int, *, chunks: bool = False, first: int = 0, positions: tuple[Tensor, Tensor] | None = None
@@ -85,7 +96,7 @@ class TreeMask:
         additive.masked_fill_(hidden[:, None], torch.finfo(additive.dtype).min)
         starts, ends = (self.starts - first).clamp(min=0), self.ends - first
         plain = not chunks and positions is None
-        return TreeMask(starts, ends, self.ancestors, additive, size if plain else None, plain)
+        return TreeMask(starts, ends, self.ancestors, additive, size if plain else None, plain, self.chains)
 
     def packed_tree(self) -> PackedTree:
         """Return the tree in the Triton kernel's format. It is computed at the first call only."""
@@ -158,6 +169,11 @@ def tree_attention(
     """
     batch, heads, nodes, width = q.shape
     fits = tree is not None and tree.kernel and sinks is None and nodes <= MAX_KERNEL_NODES and q.dtype in KERNEL_DTYPES
+    if tree is not None and tree.chains:
+        if sinks is None:
+            columns = tree.additive.shape[3] - nodes
+            return tokenwise.tree_attention(q, k, v, tree.chain_masks(), columns, scaling)
+        k, v = (states[:, :, : tree.additive.shape[3]] for states in (k, v))
     if tree is not None and fits and runs_on(q.device):
         from mmdec.kernels.tree_attention_triton import tree_attention_triton
 

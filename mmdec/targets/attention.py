@@ -8,7 +8,9 @@ name is registered in both, because otherwise transformers would pass no mask, n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,6 +22,23 @@ from transformers.masking_utils import sdpa_mask
 from mmdec.kernels.tree_attention import TreeMask, tree_attention, with_sinks
 
 TREE_ATTENTION = "mmdec_tree"
+# tree masks of the current pass over a draft, one for each type of layer
+_pass_trees: ContextVar[Sequence[TreeMask]] = ContextVar("trees", default=())
+
+
+@contextmanager
+def tree_masks(trees: Sequence[TreeMask]) -> Generator[None]:
+    """In this context, attention with the mask `additive` of one of these trees is tree attention."""
+    token = _pass_trees.set(trees)
+    try:
+        yield
+    finally:
+        _pass_trees.reset(token)
+
+
+def tree_of(attention_mask: Tensor | None) -> TreeMask | None:
+    """Return the tree whose `additive` is a layer's mask; None if the layer does not attend to a draft's nodes."""
+    return next((tree for tree in _pass_trees.get() if tree.additive is attention_mask), None)
 
 
 def additive_sdpa_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
@@ -41,7 +60,6 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    trees: Sequence[TreeMask] = (),
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention. transformers calls this function in each attention layer.
@@ -49,9 +67,8 @@ def attend(
     Args:
         query: (B, query heads, N, D).
         key, value: (B, key heads, S, D).
-        trees: Tree masks of a draft's pass, one for each type of layer. That whose `additive` is `attention_mask` is
-            used. options: other arguments that transformers passes. Only dropout, is_causal and s_aux, the attention
-            sinks (query heads,), have an effect.
+        options: Other arguments that transformers passes. Only dropout, is_causal and s_aux, the attention sinks
+            (query heads,), have an effect.
 
     Returns:
         (B, N, query heads, D), and None instead of an attention map.
@@ -61,7 +78,7 @@ def attend(
     queries = query.shape[2]
     causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and queries > 1
     # None in cross-attention, whose `attention_mask` hides encoder states and belongs to no draft tree
-    tree = next((tree for tree in trees if tree.additive is attention_mask), None)
+    tree = tree_of(attention_mask)
     if tree is not None or (attention_mask is None and not causal and not dropout):
         return tree_attention(query, key, value, tree, scale, sinks).transpose(1, 2).contiguous(), None
     if sinks is not None:

@@ -25,8 +25,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.tree import root_only
 from mmdec.errors import InputError
+from mmdec.kernels.tokenwise import KEY_BLOCK
 from mmdec.kernels.tree_attention import TreeMask
-from mmdec.targets.attention import TREE_ATTENTION
+from mmdec.targets.attention import tree_masks
 from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.hf_target import FIRST_LAYER_INPUTS, HfTarget, check_layers, recording
 from mmdec.targets.kv_cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
@@ -40,6 +41,7 @@ from mmdec.targets.recurrent_cache import (
     has_states,
 )
 from mmdec.targets.shared_batch import SharedBatch
+from mmdec.targets.tokenwise import tokenwise_copy
 from mmdec.targets.windows import Gaps, Window, Windows, full_cache, full_length_layer
 from mmdec.types import Context, Draft, MediaContext, Needs, Scores, Verdict
 
@@ -205,6 +207,8 @@ class DecoderSession:
     offsets: Tensor | None = None  # (3, B): position on each M-RoPE axis minus index in the text; None: one axis
     gaps: Gaps | None = None  # padding between a batch row's tokens, which sliding windows count; None: there is none
     stepwise: StepwiseModel | None = None  # the model copy that reads drafts if layers are recurrent; None: no layer is
+    # the model copy that reads drafts in half precision on a CPU; None: the model itself reads them
+    tokenwise: PreTrainedModel | None = None
     shareable: bool = False  # whether the rows may move to a `SharedBatch`: nobody else reads the cache
     batch: SharedBatch | None = None  # the batch that holds the rows; None: `cache` and `store` hold them
     slots: list[int] = field(default_factory=list[int])  # [row]: the row's slot in `batch`
@@ -407,6 +411,7 @@ class DecoderTarget(HfTarget):
             prompt.offsets,
             gaps,
             stepwise,
+            tokenwise_copy(self.model) if stepwise is None else None,
             shareable=not text.past and not getattr(text.cache, "_is_user_defined", False),
         )
         if text.has_inner_padding:
@@ -465,7 +470,7 @@ class DecoderTarget(HfTarget):
             return session.batch.score(self, [(session, draft)])[0]
         if isinstance(session.store, RecurrentCache):
             return session.store.score(draft, session.rows, partial(self._chain, session))
-        return self._tree(session, draft)
+        return (self if session.tokenwise is None else self._with(session.tokenwise))._tree(session, draft)
 
     def _chain(self, session: DecoderSession, draft: Draft) -> Scores:
         stepwise = cast(StepwiseModel, session.stepwise)
@@ -480,9 +485,12 @@ class DecoderTarget(HfTarget):
 
     def _tree(self, session: DecoderSession, draft: Draft) -> Scores:
         rows, device, windows = session.rows, draft.tokens.device, self.windows
+        tokenwise = session.tokenwise is not None
         firsts = windows.firsts(rows) if windows is not None and session.gaps is None else {}
+        if tokenwise:
+            firsts = {window: first // KEY_BLOCK * KEY_BLOCK for window, first in firsts.items()}
         plain = session.gaps is None and not any(firsts.values())
-        tree, positions_in_text = rows.mask_and_positions(draft, self.model.dtype, plain)
+        tree, positions_in_text = rows.mask_and_positions(draft, self.model.dtype, plain, tokenwise)
         if isinstance(session.store, RecurrentCache) and session.store.pool is None:
             tree = None  # a model without attention layers needs no mask
         positions = torch.tensor(positions_in_text, device=device)[None]
@@ -490,6 +498,8 @@ class DecoderTarget(HfTarget):
             positions = positions + session.offsets[:, :, None]
         if windows is not None:
             session.store.set_first_visible([firsts.get(window, 0) if window else 0 for window in windows.layers])
+        if tokenwise:
+            cast(KVPool, session.store).show_multiple()
         gap_positions = None if session.gaps is None else session.gaps.places(rows.width)
         scores = self._draft(session.layers, firsts, gap_positions, draft.tokens, tree, positions, session.cache)
         rows.record_draft(draft.tokens.shape[1])
@@ -508,8 +518,8 @@ class DecoderTarget(HfTarget):
         mask, trees = (None, ()) if tree is None else (tree.additive, (tree,))
         if tree is not None and self.windows is not None:
             mask, trees = self.windows.masks(tree, firsts, gap_positions)
-        extra = {"trees": trees} if self._config._attn_implementation == TREE_ATTENTION else {}
-        return self._run(tokens, mask, positions, cache, layers, extra, last=False)
+        with tree_masks(trees):
+            return self._run(tokens, mask, positions, cache, layers, {}, last=False)
 
     @torch.no_grad()
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:

@@ -232,10 +232,21 @@ class EncodedTarget(HfTarget):
             The logits and features after each node.
         """
         rows, device = session.rows, draft.tokens.device
-        tree, positions = rows.mask_and_positions(draft, self.model.dtype)
+        tree, positions = self._mask_and_positions(session, draft)
         scores = self._draft(session, draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
         rows.record_draft(draft.tokens.shape[1])
         return scores
+
+    def _is_tokenwise(self, session: EncodedSession) -> bool:
+        """Return whether the session's reader computes attention tokenwise (`mmdec.kernels.tokenwise`)."""
+        return False
+
+    def _mask_and_positions(self, session: EncodedSession, draft: Draft) -> tuple[TreeMask | None, list[list[int]]]:
+        """Return the mask of a draft's pass and its nodes' position ids, as `RowLayout.mask_and_positions` does."""
+        tokenwise = self._is_tokenwise(session)
+        if tokenwise:
+            session.store.show_multiple()
+        return session.rows.mask_and_positions(draft, self.model.dtype, tokenwise=tokenwise)
 
     @torch.no_grad()
     def commit(self, session: EncodedSession, verdict: Verdict) -> None:

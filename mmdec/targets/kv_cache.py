@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast, final
 
 import torch
@@ -26,11 +26,12 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.tree import depths, int_list, int_rows
 from mmdec.errors import InputError
 from mmdec.kernels.kv_gather import kv_gather
+from mmdec.kernels.tokenwise import HALF_DTYPES, KEY_MULTIPLE, draft_chains
 from mmdec.kernels.tree_attention import TreeMask, tree_mask
 from mmdec.types import Draft
 
 # pools, the larger tensors, are allocated in multiples of this number of tokens, so that they rarely grow
-POOL_GRANULARITY = 64
+POOL_GRANULARITY = KEY_MULTIPLE
 MAX_POOL_GROWTH = 4096  # a full pool doubles, but grows by at most this number of tokens at once, to save memory
 
 
@@ -49,6 +50,8 @@ class GrowingLayer(DynamicLayer):
         # index of the first cached token that the next pass attends to; earlier tokens are outside of the attention
         # window
         self.first = 0
+        # the next pass gets a multiple of this number of tokens; those after the new ones are to be hidden
+        self.multiple = 1
         self.is_initialized = True
 
     def set_view(self, states: Tensor, is_keys: bool) -> None:
@@ -74,6 +77,7 @@ class GrowingLayer(DynamicLayer):
         self.all_values[:, :, start:end] = value_states
         self.set_view(self.all_keys[:, :, :end], True)
         self.set_view(self.all_values[:, :, :end], False)
+        end = -(-end // self.multiple) * self.multiple
         return self.all_keys[:, :, self.first : end], self.all_values[:, :, self.first : end]
 
 
@@ -88,15 +92,18 @@ class PoolSpec:
     device: torch.device
 
     def allocate(self, rows: int, columns: int) -> Tensor:
-        """Allocate uninitialised memory for keys or values (members, rows, heads, columns, size).
+        """Allocate memory for keys or values (members, rows, heads, columns, size).
+
+        It is uninitialised, or 0 in half precision, where a pass may read more tokens than there are (`show_multiple`).
 
         Args:
             columns: Number of tokens.
         """
         shape = len(self.members), rows, self.heads, columns, self.size
+        allocate = torch.zeros if self.dtype in HALF_DTYPES else torch.empty
         # no inference tensor, because a caller could write to it only in inference mode
         with torch.inference_mode(False):
-            return torch.empty(shape, dtype=self.dtype, device=self.device)
+            return allocate(shape, dtype=self.dtype, device=self.device)
 
 
 @final
@@ -170,12 +177,20 @@ class KVPool:
         for index, layer in self._live_layers():
             layer.first = firsts[index]
 
+    def show_multiple(self) -> None:
+        """Give the next pass a multiple of `KEY_MULTIPLE` tokens, until `crop` is called.
+
+        Its mask must hide those after the new ones.
+        """
+        for _, layer in self._live_layers():
+            layer.multiple = KEY_MULTIPLE
+
     def crop(self, length: int) -> None:
         """Keep only the first `length` columns (tokens) of each row. The next pass sees all of them."""
         self.length = length
         layers = dict(self._live_layers())
         for layer in layers.values():
-            layer.first = 0
+            layer.first, layer.multiple = 0, 1
         for spec, pool in zip(self._specs, self._pools, strict=True):
             for states, (index, is_keys) in zip(pool[:, : self.rows, :, :length].unbind(0), spec.members, strict=True):
                 if index in layers:
@@ -332,22 +347,25 @@ class RowLayout:
         return max(self.ends)
 
     def mask_and_positions(
-        self, draft: Draft, dtype: torch.dtype, plain: bool = True
+        self, draft: Draft, dtype: torch.dtype, plain: bool = True, tokenwise: bool = False
     ) -> tuple[TreeMask | None, list[list[int]]]:
         """Return the mask of a draft, and the position ids of its nodes.
 
         Args:
             plain: Whether the mask may be None if the draft is only the root and nothing is hidden.
+            tokenwise: Whether attention is to be computed tokenwise, also of a draft that is only the root.
 
         Returns:
             Which cached tokens and which nodes each node attends to; and one list of position ids for each batch row.
         """
         width, parents, device = self.width, int_rows(draft.parents), draft.tokens.device
         ragged = min(self.ends) < width or any(self.starts)
-        if len(parents[0]) == 1 and not ragged and plain:
+        if len(parents[0]) == 1 and not ragged and plain and not tokenwise:
             return None, self.positions(draft)
         bounds = torch.tensor([self.starts, self.ends], device=device)
         mask = tree_mask(bounds[0], bounds[1], ancestors_of(parents).to(device), width, dtype, ragged=ragged)
+        if tokenwise:
+            mask = replace(mask, chains=draft_chains(parents, int_list(draft.size)))
         return mask, self.positions(draft)
 
     def positions(self, draft: Draft) -> list[list[int]]:

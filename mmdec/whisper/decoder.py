@@ -23,11 +23,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperDecoder, WhisperDecoderLayer
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.kernels import onednn
+from mmdec.kernels import onednn, tokenwise
 from mmdec.kernels.cpu_features import is_intel
 from mmdec.kernels.float16_linear import HalfWeights
+from mmdec.kernels.tree_attention import tree_attention
 from mmdec.nn.int8 import Int8Linear, Int8Weights
+from mmdec.targets.attention import tree_of
 from mmdec.targets.hf_target import HOOK_TABLES, has_hooks, plain_linear, shallow_copy
+from mmdec.targets.tokenwise import is_half_on_cpu
 from mmdec.whisper.vocabulary import half_precision_copies
 
 # minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which the next two constants hold
@@ -166,7 +169,8 @@ class _Layer:
 
     def __init__(self, layer: Any, copies: Mapping[str, Map]) -> None:
         self.self_attention = _Attention(layer.self_attn, _attend)
-        self.cross_attention = _Attention(layer.encoder_attn, _cross_attend, many=True)
+        cross_attend = _cross_attend_tokenwise if is_half_on_cpu(layer) else _cross_attend
+        self.cross_attention = _Attention(layer.encoder_attn, cross_attend, many=True)
         self.self_attention.mixed = copies.get("self qkv")
         self.self_attention.out = copies.get("self out", self.self_attention.out)
         self.cross_attention.query = copies.get("cross query", self.cross_attention.query)
@@ -290,7 +294,14 @@ def _cross_attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | 
     return torch.matmul(scores.softmax(3), values)
 
 
+def _cross_attend_tokenwise(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    return tokenwise.attention(queries, keys, values, 1.0)
+
+
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    tree = tree_of(mask)
+    if tree is not None and tree.chains:
+        return tree_attention(queries, keys, values, tree, 1.0)
     return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
 
 
@@ -304,6 +315,8 @@ def _as_function(module: Any, many: bool = False) -> Map:
         many: Whether the function is called with many positions at once.
     """
     if plain_linear(module):
+        if not many and is_half_on_cpu(module):
+            return partial(tokenwise.linear, weight=module.weight, bias=module.bias, copied=True)
         large = (many or module.weight.numel() >= MIN_ONEDNN_ELEMENTS) and module.weight.device.type == "cpu"
         return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)
     if type(module) is Int8Linear and _has_stock_forward(module):

@@ -31,8 +31,10 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.nn.int8 import has_int8_layers
+from mmdec.targets.attention import tree_masks
 from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
 from mmdec.targets.hf_target import has_hooks, model_name
+from mmdec.targets.tokenwise import is_half_on_cpu
 from mmdec.types import Context, Draft, Needs, Scores
 from mmdec.whisper.decoder import FastDecoder, PassShare, can_use_eager_copy, eager_copy
 from mmdec.whisper.vocabulary import vocabulary_scores
@@ -90,13 +92,15 @@ class WhisperTarget(EncodedTarget):
         Returns:
             Each recording's scores.
         """
-        shares = list[PassShare]()
+        shares, trees = list[PassShare](), list[TreeMask]()
         for session, draft in parts:
-            tree, positions = session.rows.mask_and_positions(draft, self.model.dtype)
+            tree, positions = self._mask_and_positions(session, draft)
             position_ids = torch.tensor(positions, device=draft.tokens.device)
+            trees += [] if tree is None else [tree]
             mask = None if tree is None else tree.additive
             shares.append(PassShare(draft.tokens, position_ids, mask, session.cache))
-        states: Tensor = parts[0][0].reader.run_shares(shares)
+        with tree_masks(trees):
+            states: Tensor = parts[0][0].reader.run_shares(shares)
         sizes = [share.ids.shape[1] for share in shares]
         scores = vocabulary_scores(self.model.proj_out, states)
         results = zip(scores.split(sizes, 1), states.split(sizes, 1), strict=True)
@@ -133,6 +137,9 @@ class WhisperTarget(EncodedTarget):
             quick.store_encoder_states(states, cache)
         return quick
 
+    def _is_tokenwise(self, session: EncodedSession) -> bool:
+        return session.reader is not None and is_half_on_cpu(self.model)
+
     def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
         states, layers = session.encoded[0], session.layers
         out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, states, session.cache, layers)
@@ -142,7 +149,8 @@ class WhisperTarget(EncodedTarget):
         self, session: EncodedSession, tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
     ) -> Scores:
         mask, layers = None if tree is None else tree.additive, session.layers
-        out = self._decoder(tokens, mask, positions[0], session.encoded[0], cache, layers, session.reader)
+        with tree_masks(() if tree is None else (tree,)):
+            out = self._decoder(tokens, mask, positions[0], session.encoded[0], cache, layers, session.reader)
         logits = vocabulary_scores(self.model.proj_out, out.last_hidden_state)
         return Scores(logits, self._features(out, layers))
 

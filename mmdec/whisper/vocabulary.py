@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as torch_linear
 
+from mmdec.kernels import tokenwise
 from mmdec.kernels.float16_linear import HalfWeights
 from mmdec.kernels.onednn import linear
 from mmdec.targets.hf_target import plain_linear
+from mmdec.targets.tokenwise import is_half_on_cpu
 
 MIN_COPIED_VOCABULARY = 2**14  # minimum vocabulary size for which a half-precision copy of the output layer saves time
 # After this many passes the half-precision copies are made. This costs as much time as the copies save in 100 passes,
@@ -80,6 +82,8 @@ def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:
     if not (plain_linear(output) and output.bias is None):
         return output(states)
     weight = cast(nn.Linear, output).weight
+    if is_half_on_cpu(output):
+        return tokenwise.linear(states, weight, copied=True)
     if (
         len(weight) < MIN_COPIED_VOCABULARY
         or not states.dtype == weight.dtype == torch.float32
