@@ -23,12 +23,17 @@ class Draft:
 
     Node 0 is the root: the pending token, chosen but not yet in the cache. A parent comes before its children. Nodes
     from `size` on are padding: any valid token, with parent 0.
+
+    A soft node has an input of its own instead of a token's embedding. It is never accepted: its drafter reads the
+    target's logits there, which guess further ahead. It may be deeper than `Plan.depth`.
     """
 
     tokens: Tensor  # (B, N) int64
     parents: Tensor  # (B, N) int64, index of each node's parent; -1 at the root
     size: Tensor  # (B,) int64, each row's number of nodes without padding, at least 1
     probs: Tensor | None = None  # (B, N, V), distribution that a node's children were sampled from; None: not sampled
+    # (B, N, H), inputs of the target's first layer at soft nodes, whose tokens may be any; 0 at other nodes
+    soft: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,10 @@ class TreeShape(Protocol):
         Returns:
             (parent, depth from 0, rank) of each node below the root.
         """
+        ...
+
+    def chances(self) -> Sequence[Sequence[float]]:
+        """Return the estimated chance [depth][rank] that the drafter's token of this rank is right."""
         ...
 
     def learn(self, depth: int, rank: int | None) -> None:

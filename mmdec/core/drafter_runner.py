@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from mmdec.core.tree import depths, int_list, int_rows, root_only
+from mmdec.core.tree import depths, int_list, int_rows, root_only, soft_nodes
 from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
 
 R = TypeVar("R")
@@ -115,6 +115,11 @@ class DrafterRunner:
             least, most = draft.probs.aminmax()
             if not 0 <= float(least) <= float(most) < math.inf:
                 raise ValueError("probabilities that are negative or not finite")
+        if draft.soft is not None:
+            if draft.soft.shape[:2] != (batch, size) or draft.soft.device != roots.device:
+                raise ValueError(f"soft nodes of shape {tuple(draft.soft.shape)} for {batch} x {size} nodes")
+            if not bool(draft.soft.isfinite().all()) or bool(draft.soft[:, 0].any()):
+                raise ValueError("soft nodes that are not finite, or a root that is one")
         return draft
 
 
@@ -125,17 +130,20 @@ def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
 def _prune(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft:
     """Drop the nodes that exceed the plan or a row's `room`, and renumber the remaining nodes without gaps.
 
+    `plan.depth` limits tokens, not soft nodes.
+
     A draft has at most room - 1 levels, because the model may have no positions for deeper nodes. If the target needs
     `chains`, each tree becomes the chain that follows the first child of each node.
     """
     parents, sizes = int_rows(draft.parents), int_list(draft.size)
+    soft = soft_nodes(draft)
     nodes_of_rows: list[list[int]] = []
     for row, limit in enumerate(room):
-        deepest = min(plan.depth, limit - 1)
         nodes, last = {0: None}, 0  # nodes that stay (a dict, because sets have no order), and the last of them
         for node, depth in enumerate(depths(parents[row][: sizes[row]])):
             above = parents[row][node] == last if chains else parents[row][node] in nodes
-            if node and depth <= deepest and len(nodes) <= plan.nodes and above:
+            fits = depth < limit and (depth <= plan.depth or soft[row][node])
+            if node and fits and len(nodes) <= plan.nodes and above:
                 nodes[node] = None
                 last = node
         nodes_of_rows.append(list(nodes))
@@ -149,12 +157,14 @@ def _prune(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft
     for row, nodes in enumerate(nodes_of_rows):
         new = {node: index for index, node in enumerate(nodes)}
         new_parents.append([-1, *(new[parents[row][node]] for node in nodes[1:]), *[0] * (size - len(nodes))])
-    probs = draft.probs
-    if probs is not None:
-        probs = probs.gather(1, indices[..., None].expand(-1, -1, probs.shape[2]))
+    probs, inputs = (
+        None if part is None else part.gather(1, indices[..., None].expand(-1, -1, part.shape[2]))
+        for part in (draft.probs, draft.soft)
+    )
     return Draft(
         draft.tokens.gather(1, indices),
         draft.parents.new_tensor(new_parents),
         draft.size.new_tensor([len(nodes) for nodes in nodes_of_rows]),
         probs,
+        inputs,
     )

@@ -29,7 +29,7 @@ from mmdec.kernels.tokenwise import KEY_BLOCK
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.attention import tree_masks
 from mmdec.targets.families import ARGUMENTS
-from mmdec.targets.hf_target import FIRST_LAYER_INPUTS, HfTarget, check_layers, recording
+from mmdec.targets.hf_target import FIRST_LAYER_INPUTS, HfTarget, check_layers, recording, soft_inputs
 from mmdec.targets.kv_cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
 from mmdec.targets.recurrent_cache import (
     STATE_CACHE,
@@ -266,6 +266,7 @@ class DecoderTarget(HfTarget):
         self.nodes_take_positions = config.model_type == "gpt_neo"
         self.windows = Windows.of(config)
         self.needs_chains = has_states(config)
+        self.reads_soft_nodes = not self.needs_chains
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @abstractmethod
@@ -440,6 +441,23 @@ class DecoderTarget(HfTarget):
         scores = self._run(text.new_ids, text.mask_given, prompt.positions, None, layers, prompt.extra, last=True)
         return self._context(prompt, scores)
 
+    def run_drafts(self, inputs: Mapping[str, Any], draft: Draft) -> Scores:
+        """Run the model over whole prompts, and once over a draft below them, to train soft nodes.
+
+        Args:
+            inputs: As for `prefill`.
+            draft: One tree a row. Gradients flow to `draft.soft`.
+
+        Returns:
+            Logits after each node.
+        """
+        session = self.prefill(inputs, Needs())[0]
+        for layer in attention_layers(
+            cast(DynamicCache, session.cache)
+        ):  # a layer with new keys writes nothing in place
+            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+        return self._tree(session, draft)
+
     def _context(self, prompt: Prompt, scores: Scores) -> Context:
         text = prompt.text
         following = text.positions[:, -1] + 1
@@ -501,7 +519,8 @@ class DecoderTarget(HfTarget):
         if tokenwise:
             cast(KVPool, session.store).show_multiple()
         gap_positions = None if session.gaps is None else session.gaps.places(rows.width)
-        scores = self._draft(session.layers, firsts, gap_positions, draft.tokens, tree, positions, session.cache)
+        with soft_inputs(self.model, draft.soft):
+            scores = self._draft(session.layers, firsts, gap_positions, draft.tokens, tree, positions, session.cache)
         rows.record_draft(draft.tokens.shape[1])
         return scores
 

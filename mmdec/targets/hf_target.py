@@ -30,6 +30,7 @@ RECORDERS = "transformers.utils.output_capturing"
 # layer -> states, filled during the current pass; None if nothing is recorded
 _recorded_states: ContextVar[dict[int, Tensor] | None] = ContextVar("recorded", default=None)
 _installing = threading.Lock()
+_soft_inputs: ContextVar[Tensor | None] = ContextVar("soft", default=None)  # `Draft.soft` of the current pass
 FIRST_LAYER_INPUTS = -2  # in a list of layers to record: stands for the first layer's inputs
 
 
@@ -51,6 +52,7 @@ class HfTarget(Target, ABC):
     batch_processors: ClassVar[tuple[type, ...]] = ()
     # whether the model's attention takes a token's cache index as its position, so that sibling nodes cannot share one
     nodes_take_positions: bool = False
+    reads_soft_nodes: bool = False  # whether drafts may have soft nodes
     needs_chains: bool = False  # whether drafts must be chains, because the model has recurrent or convolutional states
     positions: int | None  # the model's maximum number of positions; None: unlimited
     model: Any
@@ -173,6 +175,37 @@ class LayerOutput:
         states = _recorded_states.get()
         if states is not None:
             states[self.layer] = output[0] if isinstance(output, tuple) else output
+
+
+@final
+class SoftInputs:
+    """A hook on the input embedding that puts in the inputs of soft nodes while `soft_inputs` is active."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        soft = _soft_inputs.get()
+        if soft is None:
+            return None
+        return torch.where(soft.any(-1, keepdim=True), soft.to(output.dtype), output)
+
+
+@contextmanager
+def soft_inputs(model: PreTrainedModel, soft: Tensor | None) -> Generator[None]:
+    """In this context, the model reads `soft` (B, N, H) instead of its embeddings, wherever it is not 0.
+
+    The hook stays on the model. It acts only in the thread that entered the context.
+    """
+    if soft is None:
+        yield
+        return
+    embedding: nn.Module = model.get_input_embeddings()  # type: ignore[assignment] # not typed by transformers
+    with _installing:
+        if not any(isinstance(hook, SoftInputs) for hook in embedding._forward_hooks.values()):
+            embedding.register_forward_hook(SoftInputs())
+    token = _soft_inputs.set(soft)
+    try:
+        yield
+    finally:
+        _soft_inputs.reset(token)
 
 
 @contextmanager

@@ -74,7 +74,13 @@ class SharedBatch:
             nodes = draft.tokens.shape[1]
             tokens[session.slots, :nodes], parents[session.slots, :nodes] = draft.tokens, draft.parents
             sizes[session.slots] = draft.size
-        scores = target.score(self.session, Draft(tokens, parents, sizes))
+        soft = None
+        if any(draft.soft is not None for _, draft in parts):
+            soft = torch.zeros(count, columns, target.hidden_size, dtype=target.model.dtype, device=like.device)
+            for session, draft in parts:
+                if draft.soft is not None:
+                    soft[session.slots, : draft.soft.shape[1]] = draft.soft
+        scores = target.score(self.session, Draft(tokens, parents, sizes, soft=soft))
         return [_rows_of(scores, session, draft.tokens.shape[1]) for session, draft in parts]
 
     def _settle(self, target: DecoderTarget) -> None:
