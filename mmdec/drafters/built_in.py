@@ -39,6 +39,7 @@ BUILT_IN = {  # drafter="auto" prefers those that come first
     "flash": BuiltIn("mmdec.drafters.flash.network", "language_weights"),
     "dflash": BuiltIn("mmdec.drafters.dflash.network", "language_weights"),
     "heads": BuiltIn("mmdec.drafters.heads.network", "language_weights"),
+    "prompt_tokens": BuiltIn("mmdec.drafters.prompt_tokens.network", "language_weights"),
 }
 
 

@@ -55,7 +55,7 @@ def texts(base: Path, listed: Path, drafter: Any) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("system", ["eagle3", "eagle", "dflash", "heads"])
+@pytest.mark.parametrize("system", ["eagle3", "eagle", "dflash", "heads", "prompt_tokens"])
 def test_a_language_model_gets_a_drafter(system: str, workplace: Path) -> None:
     base, listed = write_llama(workplace / "llama"), workplace / "questions.txt"
     listed.write_text("\n".join(f"{asked} {word}?" for asked in ASKED for word in ["red", "green", "blue", "grey"]))

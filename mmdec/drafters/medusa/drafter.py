@@ -166,7 +166,7 @@ class Medusa:
                 state.block.pending[row].append(features[row, path])
         state.prompt_done = True
         if state.candidates is not None:
-            _learn(state.shape, state.candidates, verdict)
+            count_ranks(state.shape, state.candidates, verdict)
             state.candidates = None
 
     def select(self, state: MedusaState, live: Tensor) -> None:
@@ -220,7 +220,7 @@ class Medusa:
         return out[:, 0]
 
 
-def _learn(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) -> None:
+def count_ranks(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) -> None:
     """Compare the heads' proposals with the accepted tokens, and count in `shape` which rank was right at each depth.
 
     Args:

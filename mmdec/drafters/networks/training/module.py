@@ -416,22 +416,30 @@ class DraftModule(DrafterModule):
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
         texts = self.target_features(batch)
         parts = self.loss(texts, self.options.noise)
+        self.log_parts(parts, len(batch.rows))
+        return parts["loss"]
+
+    def log_parts(self, parts: Mapping[str, Tensor], rows: int) -> None:
+        """Log name -> value of a training step on this number of rows."""
         for name, value in parts.items():
             # other values are not averaged over processes, because some processes may not have them
             loss = name == "loss"
-            self.log(f"train/{name}", value.detach(), batch_size=len(batch.rows), prog_bar=loss, sync_dist=loss)
-        return parts["loss"]
+            self.log(f"train/{name}", value.detach(), batch_size=rows, prog_bar=loss, sync_dist=loss)
 
     def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
         texts = self.target_features(batch)
         self.add_validation(self.rank(texts), float(self.loss(texts)["loss"]))
 
     def score(self, texts: list[Tensor]) -> dict[str, float]:
-        chain, tree, _ = measure(texts, self.chain, self.options.tree_nodes)
+        chain, tree, chances = measure(texts, self.chain, self.options.tree_nodes)
+        self.keep_chances(chances)
         scores = {"chain": chain, "tree": tree}
         if self.options.decoded and not self.trainer.sanity_checking:
             scores["decoded"] = self.decode()
         return scores
+
+    def keep_chances(self, chances: list[list[float]]) -> None:
+        """Store in the network's configuration how often each rank was right at each depth, if its drafter reads it."""
 
     def decode(self) -> float:
         """Decode the first `decoded` questions of the development split with trees.

@@ -29,7 +29,7 @@ from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.registry import target_of
 from mmdec.training.processes import lock_folder
 from mmdec.training.stores import HiddenStateStore, TokenStore
-from mmdec.types import Needs
+from mmdec.types import Draft, Needs, Scores
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,19 @@ class Teacher:
                 )
             )
         return readings
+
+    def score_draft(self, prompts: Sequence[Inputs], draft: Draft, half: bool = False) -> Scores:
+        """Run the target over prompts, and then over drafts below them; gradients flow to the inputs of soft nodes.
+
+        Args:
+            prompts: The target's input tensors for each row of the draft, with batch size 1.
+            draft: One tree a row.
+            half: Compute matrix products in bfloat16, if the device is fast in it.
+        """
+        batch = self.to_device(join(prompts, self.pad, left=True))
+        half = half and has_fast_bfloat16(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+            return self.target.run_drafts(batch, draft)
 
     @torch.no_grad()
     def answer(

@@ -21,7 +21,8 @@ import mmdec.drafters.dflash.training.module
 import mmdec.drafters.eagle.training.eagle3
 import mmdec.drafters.eagle.training.modules
 import mmdec.drafters.flash.training.module
-import mmdec.drafters.heads.training.module  # noqa: F401 # so that `modules` finds their classes
+import mmdec.drafters.heads.training.module
+import mmdec.drafters.prompt_tokens.training.module  # noqa: F401 # so that `modules` finds their classes
 from mmdec.checks.arguments import check_choice, check_finite
 from mmdec.checks.files import write_atomically
 from mmdec.drafters.networks.training.data import DraftData
@@ -210,6 +211,8 @@ def recipe_of(run: DrafterRun, data: DraftData, seconds: float) -> Recipe:
     }
     if run.system == "eagle3" and vocabulary > ALL_TOKENS:
         options["draft_vocab"] = 32_000 if size >= LARGE else MANY_TOKENS
+    if run.system == "prompt_tokens":  # a few vectors, whose gradients pass through the whole target
+        options |= {"keep_features": False, "optimizer": "adamw", "lr": 1e-2, "weight_decay": 0.0}
     return {
         "seed_everything": 1,
         "trainer": _trainer(run.output, run.system, max(seconds, 1.0)),

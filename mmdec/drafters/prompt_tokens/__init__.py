@@ -1,0 +1,1 @@
+"""Prompt tokens (PPD, PaSS): trained inputs in the target's own pass, whose outputs are the next draft."""

@@ -1,0 +1,115 @@
+"""The weights of prompt tokens: one embedding for each place ahead, and the chances with which they guess right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from mmdec.core.tree_shape import HeadAccuracy
+from mmdec.drafters.networks.draft_network import DraftConfig, DraftNetwork, check_size
+from mmdec.drafters.registry import built_in_network
+from mmdec.errors import InputError
+from mmdec.types import Drafter
+
+MAX_TOKENS, MAX_COPIES = 16, 16
+
+
+@dataclass(frozen=True)
+class PromptTokensConfig(DraftConfig):
+    """Number of prompt tokens. They have no layers: the sizes of attention and feed-forward mean nothing."""
+
+    intermediate_size: int = 1
+    num_attention_heads: int = 1
+    num_key_value_heads: int = 1
+    head_dim: int = 2
+    tokens: int = 3  # number of places ahead that are guessed
+    copies: int = 1  # number of embeddings for each place, whose logits are averaged (PPD's ensemble)
+    # [place][rank]: measured chance that the target's k-th best token there is right; (): not measured
+    ranks: tuple[tuple[float, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_size("tokens", self.tokens, MAX_TOKENS, "3 is the paper's.")
+        check_size("copies", self.copies, MAX_COPIES, "Take 1.")
+        if not isinstance(self.ranks, (list, tuple)) or any(not _are_numbers(row) for row in self.ranks):
+            raise InputError(f"`ranks` must be rows of numbers, but is {self.ranks!r:.60}. Leave it out.")
+        object.__setattr__(self, "ranks", tuple(map(tuple, self.ranks)))  # lists from a JSON file become tuples
+        if self.ranks:
+            HeadAccuracy(self.ranks)  # raises InputError for chances that are none
+            if len(self.ranks) != self.tokens:
+                raise InputError(
+                    f"`ranks` must have a row for each of {self.tokens} prompt tokens, but has {len(self.ranks)}. "
+                    "Leave it out."
+                )
+
+    @property
+    def projected(self) -> bool:
+        return False
+
+
+def _are_numbers(row: object) -> bool:
+    return isinstance(row, (list, tuple)) and all(type(chance) in (int, float) for chance in cast(list[Any], row))
+
+
+@built_in_network("prompt_tokens", note="Prompt tokens: trained inputs of the model's own pass, which guess ahead.")
+@final
+class PromptTokens(DraftNetwork):
+    """The embeddings of prompt tokens. No network runs beside the target, which reads them as soft nodes."""
+
+    config_class: ClassVar[type[DraftConfig]] = PromptTokensConfig
+    continues_features: ClassVar[bool] = False
+
+    def build(self, config: DraftConfig) -> None:
+        self.layers = nn.ModuleList()
+        self.embeddings = nn.Parameter(torch.randn(self.copies * self.max_depth, config.hidden_size))
+
+    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+        raise NotImplementedError("the target runs prompt tokens")
+
+    def make_drafter(self, embedding: nn.Module, output: nn.Linear) -> Drafter:
+        from mmdec.drafters.prompt_tokens.drafter import PromptTokensDrafter
+
+        return PromptTokensDrafter(self)
+
+    @property
+    def max_depth(self) -> int:
+        return cast(PromptTokensConfig, self.config).tokens
+
+    @property
+    def copies(self) -> int:
+        """The number of embeddings for each place."""
+        return cast(PromptTokensConfig, self.config).copies
+
+    @property
+    def ranks(self) -> tuple[tuple[float, ...], ...]:
+        """The measured chance [place][rank] that a guess is right; () if it was not measured."""
+        return cast(PromptTokensConfig, self.config).ranks
+
+    def inputs_of(self, indices: Tensor) -> Tensor:
+        """Return `Draft.soft` (B, N, H).
+
+        Args:
+            indices: (B, N), the index of each soft node's embedding, `copy * max_depth + place`; -1 at other nodes.
+        """
+        return torch.cat([self.embeddings, self.embeddings.new_zeros(1, self.embeddings.shape[1])])[indices]
+
+    def chains_below(self, node: int, first: int, places: int) -> tuple[list[int], list[int]]:
+        """Return the soft nodes below a node: a chain for each copy.
+
+        Args:
+            node: Index of the node.
+            first: Index that the first soft node will have.
+            places: Length of the chains.
+
+        Returns:
+            The parents of the soft nodes, and the indices of their embeddings.
+        """
+        parents, indices = list[int](), list[int]()
+        for copy in range(self.copies):
+            start = first + copy * places
+            parents += [node, *range(start, start + places - 1)]
+            indices += range(copy * self.max_depth, copy * self.max_depth + places)
+        return parents, indices

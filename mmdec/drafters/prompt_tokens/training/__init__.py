@@ -1,0 +1,1 @@
+"""Trains prompt tokens on the target's own answers."""
