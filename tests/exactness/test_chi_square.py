@@ -182,10 +182,15 @@ def test_planted_mistakes_are_caught(experiment: Callable[..., float], rule: Cal
     assert experiment(rule, 1, 1) > 10
 
 
-@pytest.mark.parametrize("kind", [ResidualRule, TraversalRule])
-@pytest.mark.parametrize(("nodes", "depth"), [(3, 3), (7, 3)])
+@pytest.mark.parametrize(
+    ("nodes", "depth", "kind"),
+    slow_but(
+        [(nodes, 3, kind) for nodes in (3, 7) for kind in (ResidualRule, TraversalRule)],
+        [(3, 3, TraversalRule), (7, 3, ResidualRule)],
+    ),
+)
 def test_drafts_through_the_targets_processors_leave_its_distribution(
-    kind: type[ResidualRule | TraversalRule], nodes: int, depth: int
+    nodes: int, depth: int, kind: type[ResidualRule | TraversalRule]
 ) -> None:
     """Texts of three of six tokens, with a penalty for those that the text or the draft already holds."""
     processors: list[Any] = [

@@ -48,7 +48,7 @@ def batch_of(family: str, rows: int, width: int = 21) -> dict[str, torch.Tensor]
     return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
 
 
-@pytest.mark.parametrize("family", TRIED)
+@pytest.mark.parametrize("family", slow_but(TRIED, KINDS_OF_STATES))
 def test_a_pass_scores_a_chain_as_single_steps(family: str) -> None:
     kind: Any = getattr(transformers, f"{family}ForCausalLM")
     attention = "sdpa" if kind._supports_sdpa else "eager"

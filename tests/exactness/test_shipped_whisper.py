@@ -68,7 +68,8 @@ def same(whisper: LoadedWhisper, inputs: dict[str, Any], nodes: Any, **options: 
     return counts[0], counts[1]
 
 
-@pytest.mark.parametrize("nodes", slow_but(SIZES, [None]))
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", SIZES)
 def test_a_paragraph_in_fewer_passes(whisper: LoadedWhisper, sounds: dict[str, Tensor], nodes: Any):
     plain, drafted = same(whisper, features(whisper, [sounds["two_cities"]]), nodes)
     assert plain > 60

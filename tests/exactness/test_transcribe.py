@@ -233,7 +233,7 @@ def test_rounds_are_passes_of_the_decoder(whisper: LoadedWhisper, monkeypatch: p
     assert drafted.tokens_per_round > 1
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", slow_but(WAYS, ("detected", "mixed", "long", "long words", "thresholds")))
 def test_a_window_is_encoded_once(whisper: LoadedWhisper, name: str) -> None:
     """For its language, for silence, for its text at each temperature, and by the same attention for words."""
     passes, kinds, encoder = list[int](), set[str](), whisper.model.get_encoder()
@@ -261,7 +261,7 @@ def test_a_window_is_encoded_once(whisper: LoadedWhisper, name: str) -> None:
 SMALLER = ("short", "batch", "long batch", "long words", "thresholds")
 
 
-@pytest.mark.parametrize("name", sample(SMALLER, ("batch", "long words", "thresholds")))
+@pytest.mark.parametrize("name", slow_but(sample(SMALLER, ("batch", "long words", "thresholds")), ("long words",)))
 def test_a_smaller_whisper_runs_its_own_encoder(whisper: LoadedWhisper, name: str) -> None:
     """One whose encoder has another size, as tiny for base: it hears each window itself, and drafts."""
     way = WAYS[name]
