@@ -15,6 +15,7 @@ from mmdec.checks.devices import check_dtype, check_same_dtype, fastest_dtype
 from mmdec.cli.options import dtype_or_quick
 from mmdec.errors import InputError
 from tests.conftest import RATE, buzz
+from tests.support.grid import slow_but
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import write as write_vlm
 from tests.support.tiny_whisper import write as write_whisper
@@ -129,7 +130,7 @@ def test_translating_takes_a_dtype(strategy: str, any_model: Path) -> None:
     assert loaded is not mmdec.load(any_model, "cpu")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", slow_but(["bfloat16", "float16"], ["bfloat16"]))
 def test_half_precision_keeps_a_shipped_translators_units(dtype: str) -> None:
     """Features in half precision would end it: there was no unit left."""
     heard = mmdec.audio.load_audio(Path("data/samples/appeler_demain.wav"))

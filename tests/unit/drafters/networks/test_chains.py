@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -19,7 +20,7 @@ from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Plan
 from tests.support.compressing_drafters import SYSTEMS
 from tests.support.draft_networks import PROMPTS, from_scratch, start_drafter, tree_growing
-from tests.support.grid import sample
+from tests.support.grid import sample, slow_but
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import Picture, batch_of, second_turn, vision_model
 from tests.support.toy_target import padded
@@ -54,9 +55,13 @@ def test_a_token_at_a_time_or_level_by_level(system: str, threshold: float, monk
             assert torch.equal(getattr(draft, part), getattr(levels, part))
 
 
-@pytest.mark.parametrize("system", ["eagle", "eagle3", "flash"])
-@pytest.mark.parametrize("threshold", [0.001, 0.05, 0.3, 1.0])
-@pytest.mark.parametrize("rows", [[0], [2], [0, 1, 2, 3]])
+@pytest.mark.parametrize(
+    ("system", "threshold", "rows"),
+    slow_but(
+        itertools.product(("eagle", "eagle3", "flash"), (0.001, 0.05, 0.3, 1.0), ([0], [2], [0, 1, 2, 3])),
+        slice(None, None, 5),
+    ),
+)
 def test_a_chain_ends_with_its_first_unlikely_token(system: str, threshold: float, rows: list[int]) -> None:
     model = language_model()
     drafter = tree_growing(system, model)
