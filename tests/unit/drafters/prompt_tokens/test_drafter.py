@@ -123,5 +123,5 @@ def test_missing_and_unknown_tensors_are_refused(tmp_path: Path) -> None:
     folder = save_network(network(), tmp_path / "tokens")
     weights = load_file(folder / "model.safetensors")
     save_file({"prompts": weights["embeddings"]}, folder / "model.safetensors")
-    with pytest.raises(InputError, match="prompts"):
+    with pytest.raises(InputError, match="lacks 'embeddings'"):
         mmdec.load_drafter(folder, MODEL)
