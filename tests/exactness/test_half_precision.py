@@ -37,7 +37,7 @@ def text_model(family: str, dtype: torch.dtype) -> Any:
         kind, config, more = WINDOWED[family]
         torch.manual_seed(0)
         return kind(config(**{**SIZES, **more})).eval().to(dtype)
-    model = model_of(family) if family.endswith("LM") else language_model(family)
+    model: Any = model_of(family) if family.endswith("LM") else language_model(family)
     return model.to(dtype)
 
 
@@ -84,8 +84,8 @@ def test_each_nodes_logits_are_those_of_plain_decoding(family: str, lengths: lis
 @torch.inference_mode()
 def test_logits_across_a_block_of_512_keys(dtype: torch.dtype) -> None:
     rng = random.Random(2)
-    model = language_model("llama", num_hidden_layers=3, max_position_embeddings=1024).to(dtype)
-    compare(TextTarget(model), padded(rng, [500, 530]), rng, (9, 1, 33, 90), VOCABULARY)
+    model: Any = language_model("llama", num_hidden_layers=3, max_position_embeddings=1024)
+    compare(TextTarget(model.to(dtype)), padded(rng, [500, 530]), rng, (9, 1, 33, 90), VOCABULARY)
 
 
 @half_precision
@@ -115,7 +115,8 @@ def test_a_path_has_the_same_logits_at_other_places_and_beside_other_nodes(dtype
 @torch.inference_mode()
 def test_each_nodes_logits_in_whisper_are_those_of_plain_decoding(dtype: torch.dtype) -> None:
     rng, batch = random.Random(4), 3
-    network = whisper(80, 3).to(dtype)
+    network: Any = whisper(80, 3)
+    network = network.to(dtype)
     states = network.model.encoder(sound(batch)["input_features"].to(dtype)).last_hidden_state
     given = padded(rng, [4, 2, 3], TEXT)
     inputs: dict[str, Any] = {
