@@ -14,6 +14,7 @@ def dynamic(model: Any, in_place: bool = False) -> Any:
     """Quantise activations and weights of all linear layers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torchao replaces this function
+        warnings.filterwarnings("ignore", "torch.quantize_per_tensor")  # torch warns of it once in a process
         model = model if in_place else copy.deepcopy(model)
         return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8, inplace=True)
 
