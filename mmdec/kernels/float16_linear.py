@@ -7,6 +7,7 @@ decoder pass over few tokens, reading the weights takes nearly all of the time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, cast, final
 
@@ -60,6 +61,11 @@ class HalfWeights:
         if self._rest is None:
             return product
         return product.add_(torch.ops.quantized.linear_dynamic_fp16(x, self._rest), alpha=1 / REMAINDER_SCALE)
+
+
+def weights_state(weights: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Return (address, version counter) of each weight, by which changes after a copy are noticed."""
+    return [(weight.data_ptr(), weight._version) for weight in weights]
 
 
 @cache

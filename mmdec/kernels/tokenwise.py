@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mmdec.kernels.float16_linear import HalfWeights
+from mmdec.kernels.float16_linear import HalfWeights, weights_state
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 MAX_PRODUCT_ROWS = 32  # oneDNN sums products of more rows in another order
@@ -73,7 +73,7 @@ _copying = threading.Lock()
 def _half_weights(weight: Tensor, bias: Tensor | None) -> HalfWeights | None:
     if weight.is_inference() or (bias is not None and bias.is_inference()):  # their changes would not be noticed
         return None
-    state = [(one.data_ptr(), one._version) for one in (weight, bias) if one is not None]
+    state = weights_state(one for one in (weight, bias) if one is not None)
     with _copying:
         known = _copies.get(weight)
         if known is None or known[0] != state:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear as torch_linear
 
 from mmdec.kernels import tokenwise
-from mmdec.kernels.float16_linear import HalfWeights
+from mmdec.kernels.float16_linear import HalfWeights, weights_state
 from mmdec.kernels.onednn import linear
 from mmdec.targets.hf_target import plain_linear
 from mmdec.targets.tokenwise import is_half_on_cpu
@@ -36,7 +36,7 @@ class HalfPrecisionCopies:
     """Half-precision copies of a module's weights, and the number of passes so far, after which copies are made."""
 
     usable: bool  # False: no copies, because changes of weights would not be noticed, or the last attempt failed
-    state: list[tuple[int, int]]  # (address, version counter) of each weight, by which changes are noticed
+    state: list[tuple[int, int]]  # from `weights_state`
     passes: int = 0
     _made: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -65,7 +65,7 @@ def half_precision_copies(module: nn.Module) -> HalfPrecisionCopies:
     """Return the `HalfPrecisionCopies` of a module; a new one, with 0 passes, if the weights have changed."""
     weights = list(module.parameters())
     plain = all(one.dtype == torch.float32 and one.device.type == "cpu" and not one.is_inference() for one in weights)
-    state = [(one.data_ptr(), one._version) for one in weights] if plain else []
+    state = weights_state(weights) if plain else []
     with _lock:
         copies = _copies.get(module)
         if copies is None or copies.state != state:

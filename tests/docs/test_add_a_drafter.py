@@ -180,7 +180,7 @@ def test_objects_that_are_not_drafters_are_refused(tmp_path: Path, model: PreTra
     (tmp_path / "config.json").write_text("[]")
     refused("as a JSON object", mmdec.load_drafter, tmp_path, model)
     (tmp_path / "config.json").write_text('{"system": "daspeech"}')
-    systems = "medusa, ctc, eagle3, eagle, msd, vispec, specvlm, flash, dflash, heads, toy-in-folder"
+    systems = "medusa, ctc, eagle3, eagle, msd, vispec, specvlm, flash, dflash, heads, prompt_tokens, toy-in-folder"
     refused(f"must hold a drafter of {systems}, but .* holds 'daspeech'", mmdec.load_drafter, tmp_path, model)
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     refused("`folder` must hold.*pass the loaded model", mmdec.load_drafter, tmp_path, model)

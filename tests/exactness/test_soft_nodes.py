@@ -76,7 +76,7 @@ def test_rows_that_join_and_leave_keep_their_texts() -> None:
     asked: list[Any] = [torch.tensor([[rng.randrange(3, 40) for _ in range(3 + row)]]) for row in range(7)]
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0}
     alone = [mmdec.generate(model, ids, None, **options).sequences for ids in asked]
-    together = mmdec.generate(model, asked, drafter_for(model), num_speculative_tokens=(15, 4), max_batch=3, **options)
+    together = mmdec.generate(model, asked, drafter_for(model), num_speculative_tokens=(15, 4), batch_size=3, **options)
     assert all(torch.equal(one.sequences, other) for one, other in zip(together, alone, strict=True))
     assert max(max(one.accepted) for generation in together for one in generation.rounds) > 0
 

@@ -27,6 +27,8 @@ EXCEPTIONS = {
     ("training/callbacks.py", "_batches_that_stepped"),
     # torch's: the only name of its fused product by oneDNN.
     ("kernels/onednn.py", "_linear_pointwise"),
+    # torch's: the counter of changes of a tensor.
+    ("kernels/float16_linear.py", "_version"),
     # mmdec's own folders in a wheel, and the end of a tensor's name.
     ("demo/samples.py", "_samples"),
     ("hub/find.py", "_models"),

@@ -110,7 +110,8 @@ def test_a_new_drafter_needs_only_a_name_in_the_table(folder: Path, monkeypatch:
 
 
 def test_automatic_drafters_have_weights_and_a_note() -> None:
-    assert registry.auto_names() == ["eagle3", "eagle", "msd", "vispec", "specvlm", "flash", "dflash", "heads"]
+    names = ["eagle3", "eagle", "msd", "vispec", "specvlm", "flash", "dflash", "heads", "prompt_tokens"]
+    assert registry.auto_names() == names
     for name in registry.auto_names():
         entry = registry.drafter_entry(name)
         assert entry is not None
