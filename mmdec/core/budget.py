@@ -15,16 +15,12 @@ Sequoia (Chen et al. 2024, section 3.3), but T and D are measured while decoding
 - If the thread waited for a CPU, wall time shows how busy the machine is, so CPU time is recorded instead. Both clocks
   have curves of their own, because CPU time on a busy machine is longer than wall time on an idle one: comparing a pass
   of one kind with a pass of the other would say nothing about drafts. The curves of the last round's kind are used.
-- Each call has an allowance: the time that its drafts may lose against plain decoding. New tokens and drafts that gain
-  raise it, drafts that lose lower it. A round has no draft if it could lose more. So a drafter that is always wrong
-  costs little time, and it is tried again as often as its cost permits. Later calls see a share of a call's gains and
-  losses, but each starts with an allowance, because one text that is hard to draft says little about the next.
+- Each call sums the time that its drafts have lost against plain decoding. If a draft could lose more than is allowed,
+  the round has no draft. So even a drafter that is always wrong costs little time. While drafting does not pay, it is
+  tried again at growing intervals.
 
 Planning takes a few tens of microseconds a round. Measurements are stored in `DecodingStatistics`, which several
-`generate` calls may share. The allowance belongs to one call.
-
-References:
-    Conservative bandits (Wu et al. 2016): explore as long as the total stays close to that of a safe choice.
+`generate` calls may share. The lost time belongs to one call.
 """
 
 from __future__ import annotations
@@ -50,20 +46,21 @@ INITIAL_MAX_NODES_WITH_PRIOR = 7
 # if the first node's acceptance chance is above this, one slow timing does not exclude a draft size
 RELIABLE_ACCEPTANCE = 0.5
 NEARLY_BEST = 0.93  # draft sizes with at least this share of the best tokens per second count as equal: times are noisy
-# time that a call's drafts may lose at first, in passes over one token
-INITIAL_LOSS_ALLOWANCE = 2.0
+MIN_SPEEDUP = 1.02  # a draft must be expected to give at least this many times the tokens per second of plain decoding
+INITIAL_LOSS_ALLOWANCE = 2.0  # maximum time that a call's drafts may lose at first, in passes over one token
 # the same for drafters of unknown accuracy: 2 passes are a tenth of an answer of 20 tokens
 INITIAL_LOSS_WITHOUT_PRIOR = 1.0
 LOSS_PER_TOKEN = 0.04  # each new token allows the drafts to lose this much more time, in passes over one token
-UNPROFITABLE_LOSS_PER_TOKEN = 0.01  # the same while no draft is expected to pay
-MAX_LOSS_ALLOWANCE = 6.0  # what drafts gain may be lost later, up to this many passes
-MIN_INITIAL_ALLOWANCE = 1.0  # every call may lose this many passes, whatever earlier calls have lost
-CARRIED_SHARE = 0.3  # share of a call's gains and losses that changes the initial allowance of later calls
-MAX_UNPROFITABLE_NODES = 7  # maximum nodes of a draft that is not expected to pay, only to show whether it does
+LOSS_OF_GAINS = 8.0  # of the time that earlier drafts gained, later drafts may lose this much, in passes over one token
+NEGLIGIBLE_LOSS = 0.02  # a loss below this fraction of a pass over one token is ignored
+MAX_TRIAL_GAP = 256  # maximum rounds between two trial drafts while drafting does not pay
 MAX_CHAIN_TRIAL_GAP = 96  # maximum rounds with trees before a chain is tried again, to measure what chains accept
 MAX_ENDING_CHAIN_TRIAL_GAP = 24  # the same for drafters that may end chains early: their chains cost little
 # after this many rounds at a batch size, its own times are used; before, those of a larger batch size
 MIN_ROUNDS_AT_BATCH_SIZE = 6
+MAX_INITIAL_TRIAL_GAP = 8  # maximum rounds between two trial drafts when a `generate` call begins
+# maximum nodes of a trial draft, that is, of a draft made only to measure whether drafting pays now
+MAX_TRIAL_NODES = 7
 NODE_COST_CHAIN_LENGTH = 8  # the time of one more node is estimated from chains of at most this many nodes
 # a chain ends below this acceptance chance, until enough is timed to compute a better limit
 DEFAULT_STOP_PROBABILITY = 0.3
@@ -101,18 +98,22 @@ class Budget:
         self, statistics: DecodingStatistics, key: MeasurementKey, prior: Sequence[float] = (), stops: bool = False
     ) -> None:
         self._stops = stops
-        self._initial_allowance = INITIAL_LOSS_ALLOWANCE if stops or prior else INITIAL_LOSS_WITHOUT_PRIOR
+        self._loss_allowance = INITIAL_LOSS_ALLOWANCE if stops or prior else INITIAL_LOSS_WITHOUT_PRIOR
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
+        self._is_trial = False  # whether the plan is a trial draft: no gain is expected from it, it only measures
+        self._rounds_since_trial = 0  # rounds since the last trial draft
         self._rounds_since_plain = 0  # rounds since the last target pass without a draft
-        self._pays = True  # whether a draft was expected to be faster than plain decoding when it was last rated
+        self._tokens = 0.0  # new tokens per row so far, mean over the rows
         self._rate = 0.0  # tokens a second in each batch row that the best draft size is expected to give
+        # [whether the round waited for a CPU]: batch size -> (seconds, new tokens per row) of all rounds in which the
+        # drafter was called
+        self.drafting_totals: tuple[dict[int, tuple[float, float]], ...] = ({}, {})
         self._lock = statistics.lock
         with self._lock:
             self._measured = statistics.of(key, prior)
             self._acceptance = self._measured.acceptance
-            # passes over one token that this call's drafts may still lose
-            self.allowance = self._initial_allowance + self._measured.carried_gains
+            self._acceptance.gap = min(self._acceptance.gap, MAX_INITIAL_TRIAL_GAP)
 
     @classmethod
     def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
@@ -135,7 +136,7 @@ class Budget:
         if self._constant is not None:
             return self._constant
         with self._lock:
-            self._plan = self._choose(batch)
+            self._plan, self._is_trial = self._choose(batch)
             if self._stops and self._plan.nodes == self._plan.depth >= 1:
                 self._plan = replace(
                     self._plan,
@@ -178,8 +179,8 @@ class Budget:
             target.add(columns, target_seconds)
             self._rounds_since_plain = 0 if columns == 1 else self._rounds_since_plain + 1
             tokens = 1 + sum(accepted) / len(accepted)
-            loss_per_token = LOSS_PER_TOKEN if self._pays else UNPROFITABLE_LOSS_PER_TOKEN
-            self.allowance = min(self.allowance + loss_per_token * tokens, MAX_LOSS_ALLOWANCE)
+            self._tokens += tokens
+            self._rounds_since_trial += 1
             if not plan.nodes:
                 return
             acceptance.learn(plan, draft_sizes, depth, accepted, self._stops)
@@ -192,15 +193,15 @@ class Budget:
             cost = target.capped_estimate(columns, plain) + draft.pessimistic_estimate(levels)
             if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < MIN_BUCKET_TIMINGS:
                 cost = min(cost, tokens * plain)  # with few timings, a round with accepted tokens counts as no loss
-            if plain:
-                self._settle(tokens - cost / plain)
-
-    def _settle(self, gain: float) -> None:
-        """Add what a draft has gained, in passes over one token, to the allowances of this call and of later ones."""
-        self.allowance = min(self.allowance + gain, MAX_LOSS_ALLOWANCE)
-        carried = self._initial_allowance + self._measured.carried_gains + CARRIED_SHARE * gain
-        carried = min(max(carried, MIN_INITIAL_ALLOWANCE), MAX_LOSS_ALLOWANCE)
-        self._measured.carried_gains = carried - self._initial_allowance
+            totals = self.drafting_totals[starved]
+            spent, gained = totals.get(batch, (0.0, 0.0))
+            totals[batch] = (spent + cost, gained + tokens)
+            loss = cost - tokens * plain
+            if loss <= 0:
+                acceptance.gap = 1
+            elif loss > NEGLIGIBLE_LOSS * plain and self._is_trial:
+                acceptance.gap = min(2 * acceptance.gap, MAX_TRIAL_GAP)
+                self._rounds_since_trial = 0
 
     def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
         """Return the cost curves for batches of `batch` rows, of the last round's clock.
@@ -272,6 +273,22 @@ class Budget:
         plain = target.at(1)
         return max(0.0, target.capped_estimate(2, plain) / plain - 1) if plain and target.max_timed > 1 else 0.0
 
+    def _max_loss(self, plain: float) -> float:
+        """Return how many seconds the next round may take longer than plain decoding.
+
+        The limit grows with the tokens decoded so far.
+
+        Args:
+            plain: Seconds of a target pass over one token.
+        """
+        starved = self._measured.waited_for_cpu
+        totals, other_totals = self.drafting_totals[starved], self.drafting_totals[not starved]
+        lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in totals.items())
+        for batch, (spent, gained) in other_totals.items():  # in passes, as the other clock measured them
+            other_plain = self.plain_seconds(batch, not starved)
+            lost += (spent / other_plain - gained) * self.plain_seconds(batch) if other_plain else 0.0
+        return (self._loss_allowance + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
+
     def _rate_plans(
         self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
     ) -> list[RatedPlan]:
@@ -302,24 +319,30 @@ class Budget:
             rated.append(RatedPlan((1 + gain) / max(expected, MIN_ROUND_SECONDS), gain, plan, draft))
         return sorted(rated, key=lambda plan: plan.rate, reverse=True)
 
-    def _choose(self, batch: int) -> Plan:
+    def _choose(self, batch: int) -> tuple[Plan, bool]:
+        """Choose the next plan.
+
+        Returns:
+            The plan, and whether it is a trial draft, which is made only to measure.
+        """
         target, chain, tree = self._best_curves(batch)
         if self._must_time_plain(batch, target):
-            return NO_DRAFT
+            return NO_DRAFT, False
         acceptance, plain = self._acceptance, target.at(1)
         chances = acceptance.chain()
         is_reliable = chances[0] > RELIABLE_ACCEPTANCE
         rated = self._rate_plans(target, chain, tree, chances, self._reach(target, chain))
         self._rate = rated[0].rate
-        self._pays = self._rate * plain >= 1
-        max_loss = self.allowance * plain
+        # The curves may be measured at another batch size. So the allowed loss is multiplied by the ratio of the times
+        # of a one-token pass at the two batch sizes.
+        own_plain = self.plain_seconds(batch)
+        max_loss = self._max_loss(own_plain) * plain / own_plain if own_plain else self._loss_allowance * plain
 
         # the plans that lose at most the allowed time if nothing is accepted, those with most tokens per second first
         affordable = (plan for plan in rated if self._possible_loss(plan, target, is_reliable) <= max_loss)
         best = next(affordable, RatedPlan(0.0, 0.0, NO_DRAFT, chain))
-        if best.rate * plain < 1:
-            small = [best, *affordable]
-            return self._unprofitable([rated.plan for rated in small if rated.plan.nodes <= MAX_UNPROFITABLE_NODES])
+        if best.rate * plain < MIN_SPEEDUP:
+            return self._choose_unprofitable([best, *affordable], plain, chain)
         chosen = _most_accepted(best, affordable, plain)
         if chosen.nodes > chosen.depth and not acceptance.prior and acceptance.since_chain >= acceptance.chain_gap:
             # Draft a chain now and then: only chains show how many nodes of a chain are accepted, and chains might
@@ -334,8 +357,8 @@ class Budget:
                 rarely = MAX_ENDING_CHAIN_TRIAL_GAP if self._stops else MAX_CHAIN_TRIAL_GAP
                 acceptance.chain_gap = min(2 * acceptance.chain_gap, rarely)
                 # A long chain costs little if the drafter ends the chain at the first unlikely token.
-                return _longest(chains) if self._stops else chains[0]
-        return chosen
+                return _longest(chains) if self._stops else chains[0], False
+        return chosen, False
 
     def _must_time_plain(self, batch: int, target: CostCurve) -> bool:
         """Return whether the next round must have no draft, so that a pass over one token is timed."""
@@ -353,18 +376,6 @@ class Budget:
         first = INITIAL_MAX_NODES_WITH_PRIOR if self._acceptance.prior or self._stops else INITIAL_MAX_NODES
         return max(first + 1, 2 * target.max_timed)
 
-    def _unprofitable(self, plans: Sequence[Plan]) -> Plan:
-        """Choose while no draft is expected to pay, because only a draft shows whether it does now.
-
-        Args:
-            plans: Affordable plans of few nodes, the best first.
-        """
-        if self._stops:
-            # A drafter that ends its chains itself wastes little on a long one. Where a pass over two tokens takes much
-            # longer than one over one token, a single node could never show that longer drafts pay.
-            plans = sorted((plan for plan in plans if plan.nodes == plan.depth), key=_nodes, reverse=True)
-        return next(iter(plans), NO_DRAFT)
-
     def _possible_loss(self, rated: RatedPlan, target: CostCurve, is_reliable: bool) -> float:
         """Return the seconds that a draft costs, compared with plain decoding, if none of its tokens is accepted.
 
@@ -376,8 +387,27 @@ class Budget:
         loss = target.capped_estimate(columns, plain) + draft.pessimistic_estimate(plan.depth) - plain
         timed = target.samples(columns)
         if is_reliable and timed and min(timed, draft.samples(plan.depth)) < MIN_BUCKET_TIMINGS:
-            loss = min(loss, self._initial_allowance / 2 * plain)  # one slow pass must not exclude a reliable drafter
+            loss = min(loss, self._loss_allowance / 2 * plain)  # one slow pass must not exclude a reliable drafter
         return loss
+
+    def _choose_unprofitable(
+        self, affordable: Sequence[RatedPlan], plain: float, chain: CostCurve
+    ) -> tuple[Plan, bool]:
+        """Choose while no draft is expected to pay: now and then a trial draft, to measure whether one does now.
+
+        Args:
+            affordable: The best plan first; it has no nodes if no draft is affordable.
+        """
+        small = [rated.plan for rated in affordable if rated.plan.nodes <= MAX_TRIAL_NODES]
+        chains = [plan for plan in small if plan.nodes == plan.depth >= 1] if self._stops else []
+        if self._rounds_since_trial < self._acceptance.gap or not affordable[0].rate:
+            is_free = bool(chains and chain.max_timed) and chain.at(1) <= NEGLIGIBLE_LOSS * plain
+            return _longest(chains) if is_free else NO_DRAFT, False
+        if chains:
+            # A drafter that ends its chains itself wastes little on a long one. Where a pass over two tokens takes much
+            # longer than one over one token, a single node could never show that longer drafts pay.
+            return _longest(chains), True
+        return next(iter(small), NO_DRAFT), True
 
 
 def _most_accepted(best: RatedPlan, others: Iterable[RatedPlan], plain: float) -> Plan:
@@ -389,7 +419,7 @@ def _most_accepted(best: RatedPlan, others: Iterable[RatedPlan], plain: float) -
     """
     most = best
     for rated in others:
-        if rated.rate < max(NEARLY_BEST * best.rate, 1 / plain):
+        if rated.rate < max(NEARLY_BEST * best.rate, MIN_SPEEDUP / plain):
             break
         if rated.accepted > most.accepted:
             most = rated
@@ -397,11 +427,7 @@ def _most_accepted(best: RatedPlan, others: Iterable[RatedPlan], plain: float) -
 
 
 def _longest(plans: Sequence[Plan]) -> Plan:
-    return max(plans, key=_nodes)
-
-
-def _nodes(plan: Plan) -> int:
-    return plan.nodes
+    return max(plans, key=lambda plan: plan.nodes)
 
 
 def _product(left: float, right: float) -> float:

@@ -53,9 +53,9 @@ class Acceptance:
         # sums over rounds of the share of rows in which this happened; older rounds weigh less; [i]: node i of a chain
         self.hits = [0.0] * (MAX_CHAIN_NODES + 1)  # [i]: node i was accepted
         self.trials = [0.0] * (MAX_CHAIN_NODES + 1)  # [i]: node i was drafted and node i - 1 was accepted
-        # Four such lists for chains that may end early. Of the rounds whose plan included node i, list 0 counts those
-        # in which node i - 1 was accepted, list 1 those in which node i was, list 2 those with at least one drafted
-        # node, list 3 those in which node i was drafted.
+        # Four such lists for chains that may end early. List 0 counts the rounds whose plan included node i. Of these
+        # rounds, list 1 counts those in which node i was accepted, list 2 those with at least one drafted node, list 3
+        # those in which node i was drafted.
         self.ending = [[0.0] * (MAX_CHAIN_NODES + 1) for _ in range(4)]
         # tree size (nodes, depth) -> (sum of the rounds' weights, weighted sum of accepted nodes per row)
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}
@@ -65,6 +65,7 @@ class Acceptance:
         self.chains_only = 0  # how often a tree was planned but the drafter made a chain; -1 after its first tree
         self.since_chain = 0  # number of rounds with trees since the last chain
         self.chain_gap = CHAIN_GAP  # number of rounds with trees before a chain is tried; grows with each try
+        self.gap = 1  # number of rounds between two trial drafts while drafting does not pay
 
     def chain(self, deepest: int = MAX_CHAIN_NODES) -> list[float]:
         """Return the chances p_i that node i of a chain is accepted if node i - 1 was, for i = 1 .. `deepest`.
@@ -99,7 +100,7 @@ class Acceptance:
         for i, chance in enumerate(chances, 1):
             rounds, hits, drafts, reached = (row[i] for row in self.ending)
             share = (reached + PRIOR_WEIGHT * share) / (drafts + PRIOR_WEIGHT)
-            hit *= (hits + PRIOR_WEIGHT * chance) / (rounds + PRIOR_WEIGHT)
+            hit = (hits + PRIOR_WEIGHT * hit * chance) / (rounds + PRIOR_WEIGHT)
             nodes, gain = nodes + share, gain + hit
             drafted.append(nodes)
             accepted.append(gain)
@@ -145,8 +146,7 @@ class Acceptance:
         self.since_chain = 0 if is_chain else self.since_chain + 1
         if ends and plan.nodes == plan.depth:
             for i in range(1, min(plan.depth, MAX_CHAIN_NODES) + 1):
-                reached, hit = (sum(n >= node for n in accepted) / rows for node in (i - 1, i))
-                values = reached, hit, float(longest > 1), float(longest > i)
+                values = 1.0, sum(n >= i for n in accepted) / rows, float(longest > 1), float(longest > i)
                 for row, value in zip(self.ending, values, strict=True):
                     row[i] = ENDING_CHAIN_DECAY * row[i] + value
         if is_chain:
@@ -305,8 +305,6 @@ class PairStatistics:
     waited_for_cpu: bool = False  # whether the thread waited for a CPU in the last round
     # power -> CPU seconds of rounds that waited for a CPU: of the target's passes, the drafter's chains, its trees
     starved_costs: dict[int, tuple[CostCurve, CostCurve, CostCurve]] = field(default_factory=lambda: {})
-    # passes over one token that a call's drafts may lose because earlier calls' drafts have gained; negative: lost
-    carried_gains: float = 0.0
 
     def powers(self, starved: bool = False) -> list[int]:
         """Return the keys of the batch sizes that have cost curves, in ascending order."""
