@@ -109,7 +109,7 @@ class Int8Weights:
     def __init__(self, weight: Tensor, bias: Tensor | None = None, fine: bool = False) -> None:
         integers, scales = quantise_rows(weight)
         self._multiply: Callable[[Tensor], Tensor]
-        if has_int8_products():
+        if has_onednn_products():
             self._levels, self._multiply = LEVELS[0], partial(_onednn_product, _onednn_pack(integers, scales))
         else:
             self._levels = levels()
@@ -117,12 +117,12 @@ class Int8Weights:
         self._bias, self._fine = bias, fine
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply the linear layer to x (..., I) float32.
+        """Apply the linear layer to x (..., I).
 
         Returns:
-            (..., O).
+            (..., O) float32.
         """
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1]).float()
         # `amax` of absolute values is far faster than a norm
         scales = rows.abs().amax(1, keepdim=True).clamp_(min=MIN_ROW_MAXIMUM).div_(self._levels)
         quotients = rows.div(scales)
@@ -135,7 +135,7 @@ class Int8Weights:
             out = self._multiply(quotients.round_()).mul_(scales)
         if self._bias is not None:
             out += self._bias  # added separately: with a bias, fbgemm rounds differently, but only for some shapes
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], out.shape[-1])
 
 
 @final
@@ -211,7 +211,7 @@ def quantise_linears(model: Any) -> None:
     many = Bfloat16Linear if has_bfloat16_tiles() else Int8Linear
     _replace(encoder.modules(), many)
     _replace((layer.encoder_attn for layer in decoder.layers), many, ("k_proj", "v_proj"))
-    if has_int8_products():
+    if has_onednn_products():
         fine = partial(Int8Linear, fine=True)
         _replace(decoder.modules(), fine)
         model.set_output_embeddings(fine(model.get_output_embeddings()))
@@ -243,6 +243,21 @@ def has_int8_layers(model: nn.Module) -> bool:
     return any(type(module) in (Int8Linear, Bfloat16Linear) for module in model.modules())
 
 
+def has_onednn_products() -> bool:
+    """Return whether oneDNN sums products of 8-bit integers exactly on this CPU, as it does with VNNI."""
+    return has_int8_products() and _is_onednn_exact()
+
+
+@cache
+def _is_onednn_exact() -> bool:
+    products = _onednn_product(_onednn_pack(_largest_weights(), torch.ones(16)), torch.full((1, 64), 127.0))
+    return bool(products.eq(64 * 127 * 127).all())
+
+
+def _largest_weights() -> Tensor:
+    return torch.full((16, 64), 127, dtype=torch.int8)
+
+
 @cache
 def levels() -> int:
     """Return the largest number in `LEVELS` for which fbgemm sums products exactly on this CPU.
@@ -251,9 +266,8 @@ def levels() -> int:
         InputError: If fbgemm does not support the CPU, or if no sum is exact.
     """
     for most in LEVELS:
-        weight = torch.full((16, 64), 127, dtype=torch.int8)
         try:
-            products = product(torch.full((1, 64), float(most)), pack(weight, torch.ones(16)), most)
+            products = product(torch.full((1, 64), float(most)), pack(_largest_weights(), torch.ones(16)), most)
         except (RuntimeError, NotImplementedError) as error:
             raise InputError(
                 "`dtype` must not be int8 on this CPU: torch has fbgemm's kernels only for x86. Choose float32."

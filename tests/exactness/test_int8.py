@@ -18,6 +18,7 @@ from mmdec.kernels import cpu_features
 from mmdec.nn.int8 import Bfloat16Linear, Int8Linear, has_int8_layers, levels, quantise_linears
 from mmdec.training.metrics.text import rate, word_edits
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper, read_model
+from mmdec.whisper.features import encode, recording_features
 from tests.conftest import RATE, buzz
 from tests.support.grid import slow_but
 
@@ -32,6 +33,7 @@ except InputError as error:
 
 INSTRUCTIONS = {
     "AMX": {"amx_tile", "amx_bf16", "avx512_bf16", "avx512_vnni"},
+    "VNNI and bfloat16": {"avx512_bf16", "avx512_vnni"},
     "VNNI": {"avx512_vnni"},
     "neither": set[str](),
 }
@@ -89,6 +91,15 @@ def test_the_text_is_nearly_that_of_float32(single_transcripts: list[mmdec.Trans
     )
 
 
+def test_encoder_states_are_near_those_of_float32(whisper: LoadedWhisper) -> None:
+    features = recording_features(whisper.extractor, SOUNDS[0], RATE, long=False)["input_features"]
+    exact, states = (
+        encode(one.model.model.encoder, features, features.shape[-1])
+        for one in (load_whisper("whisper-tiny.en", "cpu"), whisper)
+    )
+    assert (states - exact).norm() < 0.06 * exact.norm()
+
+
 @pytest.mark.parametrize("flags", [frozenset(), cpu_features.cpu_flags()], ids=["fbgemm", "this CPU"])
 @pytest.mark.parametrize(("fine", "error"), [(False, 0.03), (True, 0.01)])
 def test_a_row_has_the_same_bits_beside_any_others(
@@ -102,6 +113,7 @@ def test_a_row_has_the_same_bits_beside_any_others(
         assert torch.equal(torch.cat([layer(part) for part in rows.split(count)]), whole)
     exact = nn.functional.linear(rows, layer.weight, layer.bias)
     assert (whole - exact).abs().max() < error * exact.abs().max()
+    assert torch.equal(layer(rows.bfloat16()), layer(rows.bfloat16().float()))
 
 
 def test_fine_inputs_do_not_amplify_noise() -> None:
