@@ -89,7 +89,8 @@ class FastDecoder(nn.Module):
             # contiguous in memory for each head: later passes read them faster, which saves more than this copy costs
             keys, values = layer.cross_attention.pair(states)
             values = values.contiguous()
-            keys = keys.transpose(2, 3).contiguous().transpose(2, 3) if is_intel() else keys.contiguous()
+            turned = is_intel() and keys.device.type == "cpu" and keys.dtype == torch.float32
+            keys = keys.transpose(2, 3).contiguous().transpose(2, 3) if turned else keys.contiguous()
             cache_layer = cast(DynamicLayer, cross_cache.layers[index])
             cache_layer.lazy_initialization(keys, values)
             cache_layer.keys, cache_layer.values = keys, values

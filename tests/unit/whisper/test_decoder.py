@@ -67,6 +67,18 @@ def test_states_of_large_layers_equal_up_to_rounding(
     assert found.is_contiguous()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_only_float32_keys_are_turned_on_intel_cpus(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whisper_decoder, "is_intel", lambda: True)
+    network, cache = whisper().to(dtype), EncoderDecoderCache(DynamicCache(), DynamicCache())
+    with torch.inference_mode():
+        FastDecoder(network.model.decoder).store_encoder_states(torch.randn(1, FRAMES // 2, 32, dtype=dtype), cache)
+    keys = cache.cross_attention_cache.layers[0].keys
+    assert keys is not None
+    turned = dtype == torch.float32  # torch's attention in half precision is far slower with such keys
+    assert (keys.transpose(2, 3) if turned else keys).is_contiguous()
+
+
 class Doubled(nn.Module):
     """Something else where a linear layer was, as an adapter."""
 
