@@ -148,13 +148,13 @@ def decode_steps(
                 # another, so together they take about 1 / share_of_pass times as long as this one.
                 budget.observe(
                     batch=max(result.rows, len(rows)),
-                    draft_sizes=sizes,
+                    draft_sizes=[1 + count for count in round_.drafted],
                     depth=height(draft),
                     accepted=round_.accepted,
                     target_seconds=target_seconds,
                     draft_seconds=draft_seconds / share_of_pass,
                     starved=starved,
-                    columns=result.columns if result.columns > max(sizes) else 0,
+                    columns=max(result.columns, max(sizes)),
                 )
             elif context.media is not None:
                 round_ = replace(round_, vision=context.media.vision_seconds, summaries=context.media.summaries)
