@@ -124,7 +124,9 @@ class TokenGroups:
         return self.tokens.bincount(minlength=self.vocab_size).double().reciprocal()[self.tokens]
 
     def to(self, device: torch.device) -> TokenGroups:
-        """Return the same groups on another device."""
+        """Return the same groups on a device."""
+        if self.tokens.device == device:
+            return self
         return replace(self, tokens=self.tokens.to(device), groups=self.groups.to(device))
 
     def law(self, p: Tensor) -> Tensor:
