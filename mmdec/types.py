@@ -32,7 +32,7 @@ class Draft:
     parents: Tensor  # (B, N) int64, index of each node's parent; -1 at the root
     size: Tensor  # (B,) int64, each row's number of nodes without padding, at least 1
     probs: Tensor | None = None  # (B, N, V), distribution that a node's children were sampled from; None: not sampled
-    # (B, N, H), inputs of the target's first layer at soft nodes, whose tokens may be any; 0 at other nodes
+    # (B, N, H), embeddings to read at soft nodes, whose tokens may be any; 0 at other nodes
     soft: Tensor | None = None
 
 

@@ -51,8 +51,7 @@ class SchedulerLimits:
         if self.tokens is not None and tokens > self.tokens:
             raise InputError(
                 f"a request must take up at most {self.tokens} tokens, prompt and answer together, but would take up "
-                f"{tokens}. "
-                "Shorten the prompt or lower the maximum length."
+                f"{tokens}. Shorten the prompt or lower the maximum length."
             )
 
 

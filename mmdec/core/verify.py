@@ -43,7 +43,7 @@ from mmdec.core.tree import int_list, int_rows, soft_nodes
 from mmdec.errors import InputError
 from mmdec.types import Draft, Plan, Scores, Verdict
 
-RuleName = Literal["greedy", "sampled", "residual", "traversal", "typical", "relaxed"]
+RuleName = Literal["greedy", "sampled", "residual", "traversal", "typical"]  # what calls accept beside a `Relaxation`
 LOSSY_RULES = frozenset({"typical", "relaxed"})
 MAX_DRAWS = 64  # of a `Relaxation`; each is a draw over the whole vocabulary
 
@@ -85,7 +85,7 @@ class Rule(Protocol):
     """Decides which drafted tokens are accepted."""
 
     @property
-    def name(self) -> RuleName: ...
+    def name(self) -> str: ...
 
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         """Return the plan for the drafter.
@@ -189,7 +189,7 @@ class MatchRule:
     """
 
     choice: Choice = most_probable
-    name: RuleName = "greedy"
+    name: str = "greedy"
 
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         return plan
@@ -474,7 +474,7 @@ class RelaxedRule:
     relaxation: Relaxation
     choice: Choice = most_probable
     stream: SamplingState = field(default_factory=lambda: SamplingState(0))
-    name: RuleName = "relaxed"
+    name: str = "relaxed"
     make_rng: Callable[..., Rng] = keyed_rng
 
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:

@@ -113,7 +113,7 @@ class DecodingOptions:
         return self.rule if isinstance(self.rule, Relaxation) else None
 
     @property
-    def rule_name(self) -> RuleName | None:
+    def rule_name(self) -> str | None:
         """The rule's name, "relaxed" for a `Relaxation`; None: it follows `do_sample`."""
         return "relaxed" if isinstance(self.rule, Relaxation) else self.rule
 
@@ -316,18 +316,16 @@ class Speculation:
                 "for this model."
             )
 
-    def _rule_name(self, config: GenerationConfig) -> RuleName:
+    def _rule_name(self, config: GenerationConfig) -> str:
         sampled = bool(setting(config, "do_sample"))
-        name: RuleName = self.options.rule_name or ("sampled" if sampled else "greedy")
+        name: str = self.options.rule_name or ("sampled" if sampled else "greedy")
         if self.options.samples not in (None, sampled):
             raise InputError(
                 f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."
             )
         return name
 
-    def _rule(
-        self, name: RuleName, config: GenerationConfig, batch: int, warp: DraftWarp, device: torch.device
-    ) -> Rule:
+    def _rule(self, name: str, config: GenerationConfig, batch: int, warp: DraftWarp, device: torch.device) -> Rule:
         sampled, seed = bool(setting(config, "do_sample")), self.options.seed
         relaxed = None if self.options.relaxation is None else self.options.relaxation.to(device)
         draws_drafts = name in SAMPLED_DRAFT_RULES or (relaxed is not None and relaxed.draws_drafts)

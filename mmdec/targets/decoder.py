@@ -452,9 +452,8 @@ class DecoderTarget(HfTarget):
             Logits after each node.
         """
         session = self.prefill(inputs, Needs())[0]
-        for layer in attention_layers(
-            cast(DynamicCache, session.cache)
-        ):  # a layer with new keys writes nothing in place
+        # a layer with new keys writes nothing in place
+        for layer in attention_layers(cast(DynamicCache, session.cache)):
             layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
         return self._tree(session, draft)
 

@@ -15,6 +15,8 @@ from mmdec.targets.ropes import max_positions
 
 RESERVED = {  # option of `generate` that no task accepts -> the task's argument to use instead, or ""
     "assistant_model": "drafter",
+    # names of the key-value cache, since transformers 5.24 and before
+    **dict.fromkeys(("cache", "past_key_values"), ""),
     "custom_generate": "drafter",
     "generation_config": "options",
     "num_return_sequences": "",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mmdec.core.budget import Nodes
     from mmdec.core.loop import Round
     from mmdec.core.statistics import DecodingStatistics
-    from mmdec.core.verify import RuleName
+    from mmdec.core.verify import Relaxation, RuleName
 
 MAX_BATCH = 4096  # maximum batch size
 STRICT_HELP = "Refuse damaged or cut-off files. Default: read the rest, and note what is missing."
@@ -91,7 +91,9 @@ class GenerateOptions(TaskOptions):
     """The options of calls that decode by transformers' `generate`."""
 
     processor: ProcessorMixin | None = option(None, "The processor of a loaded model.")
-    rule: RuleName | None = option(None, "The rule by which drafted tokens are accepted. Default: by `do_sample`.")
+    rule: RuleName | Relaxation | None = option(
+        None, "The rule by which drafted tokens are accepted. Default: by `do_sample`."
+    )
     num_speculative_tokens: Nodes = option(None, "Draft size: tokens, or (tokens, depth). Default: learned.")
     seed: int | None = option(None, "Seed of the random numbers, for sampling.")
     statistics: DecodingStatistics | None = option(None, "Acceptance rates measured in earlier calls.")

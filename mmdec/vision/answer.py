@@ -37,7 +37,6 @@ RESERVED_HERE = {  # option of `generate` -> argument of `describe` that sets it
     "inputs_embeds": "",
     "output_logits": "",
     "output_scores": "",
-    # names of the key-value cache, since transformers 5.24 and before
     **dict.fromkeys(("cache", "past_key_values"), "Chat"),
     "pixel_values": "image",
     "position_ids": "",
@@ -63,7 +62,7 @@ class Description:
     timings: Mapping[str, float] = field(repr=False)
     drafted: int = 0  # number of tokens that the drafter proposed
     accepted: int = 0  # number of drafted tokens that were accepted
-    lossless: bool = True  # whether the text equals plain decoding; False for typical acceptance
+    lossless: bool = True  # whether the text equals plain decoding; False for a lossy rule
     finish_reason: str = "stop"  # "length" if the answer was cut at the maximum length
     note: str = ""  # that the answer was cut, and what to do
     compressor: str | None = None  # name of the drafter's image compressor; None: it compressed no image

@@ -23,7 +23,7 @@ from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Steps, pass_stop_iteration
 from mmdec.core.timing import Stopwatch
-from mmdec.core.verify import RuleName
+from mmdec.core.verify import Relaxation, RuleName
 from mmdec.drafters.built_in import AUTO
 from mmdec.drafters.registry import auto_names, drafter_entry
 from mmdec.errors import InputError, without_frames
@@ -203,7 +203,7 @@ def describe(
     processor: ProcessorMixin | None = None,
     drafter: DrafterChoice = AUTO,
     batch_size: int = 8,
-    rule: RuleName | None = None,
+    rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     device: str | torch.device | None = None,

@@ -42,7 +42,6 @@ RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets 
     "input_ids": "prompt",
     "inputs": "audio",
     "inputs_embeds": "",
-    "past_key_values": "",
     "position_ids": "",
     "streamer": "on_round",
 }

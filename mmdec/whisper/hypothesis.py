@@ -31,9 +31,8 @@ from mmdec.whisper.transcribe import transcribe
 
 TEXT_SUFFIXES = (".srt", ".vtt", ".txt")
 MAX_TEXT_BYTES = 2**24  # maximum size of a file
-CTC_WINDOW_SECONDS = (
-    30  # a CTC model reads at most this much sound at once, because its attention grows with the square
-)
+# a CTC model reads at most this much sound at once, because its attention grows with the square
+CTC_WINDOW_SECONDS = 30
 CUE_TIME = re.compile(r"(?:(\d+):)?(\d+):(\d+)[.,](\d+)\s*-->")
 CUE_MARKUP = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")
 Text: TypeAlias = "str | os.PathLike[str]"

@@ -1,7 +1,8 @@
 """Whisper's decoder as a target: it scores token trees, given the encoder's states of audio windows.
 
-transformers' long-form code (windows, temperature fallback, timestamps, prompts) calls mmdec's decoding loop through
-`custom_generate`, once for each window and temperature. The input here is one batch of encoded windows, with prompts.
+Long recordings are decoded window by window, by `mmdec.transcribe` (`long_form.py`), or by transformers' own code,
+which calls mmdec's decoding loop through `custom_generate`, once for each window and temperature. The input here is one
+batch of encoded windows, with prompts.
 The last part of the file handles what `generate` does besides the loop: logits processors, attention, warnings.
 """
 

@@ -21,7 +21,7 @@ from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import pass_stop_iteration
-from mmdec.core.verify import RuleName
+from mmdec.core.verify import Relaxation, RuleName
 from mmdec.drafters.built_in import AUTO
 from mmdec.generation.drafter_choice import DrafterChoice
 from mmdec.hub.find import find_model
@@ -77,7 +77,7 @@ def transcribe(
     batch_size: int = 8,
     cut_at_pauses: bool = False,
     strict: bool = False,
-    rule: RuleName | None = None,
+    rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
     device: str | torch.device | None = None,

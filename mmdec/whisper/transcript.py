@@ -74,7 +74,7 @@ class Transcript:
     tokens_per_round: float  # mean over the rounds after the prompts' passes; correction, bonus and end tokens count
     timings: Mapping[str, float] = field(repr=False)
     seconds: float = 0.0  # duration of the recording
-    lossless: bool = True  # whether the text equals plain decoding; False for typical acceptance
+    lossless: bool = True  # whether the text equals plain decoding; False for a lossy rule
     # in [0, 1]: expected share of right words, see `mmdec.tasks.confidence`; None: nothing was decoded (silence)
     confidence: float | None = 0.0
     # the values from which the confidence was computed
