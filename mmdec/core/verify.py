@@ -234,60 +234,36 @@ class ResidualRule:
         et al., 2024.
     """
 
-    stream: SamplingState
+    sampling: SamplingState
     name: RuleName = "residual"
     make_rng: Callable[..., Rng] = keyed_rng
 
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
-        return self.stream.drafting_plan(plan, text)
+        return self.sampling.drafting_plan(plan, text)
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
-        return _descend(branch, text, partial(_try_children, branch, text, self.stream.seed, self.make_rng))
+        return _descend(branch, text, partial(self._try_children, branch, text))
 
-
-def _try_children(
-    branch: RowTree,
-    text: Sequences,
-    seed: int,
-    make_rng: Callable[..., Rng],
-    node: int,
-    tolerance: float = 0.0,
-    groups: TokenGroups | None = None,
-) -> TokenAndChild:
-    """Try the children of a node in turn; if all are rejected, draw from what the rejections left of the target's law.
-
-    Args:
-        tolerance: Is added to the probability of accepting a child. LOSSY above 0.
-        groups: Compare the laws of groups instead of those of tokens. LOSSY.
-    """
-    p = _distribution(text, branch.row, branch.logits[node])
-    rng = make_rng(p.device, seed, "residual", branch.row, len(text.tokens[branch.row]))
-    q = branch.draft_distribution(node)
-    law = p if groups is None else groups.law(p)
-    for child in branch.children[node]:
-        token = branch.tokens[child]
-        at_token = torch.tensor([token], device=p.device)
-        chance = 1.0 if q is None else float(q[token])
-        if chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
-            continue
-        place, drafted = token, q
-        if groups is not None:
-            place = groups.draw(token, rng)
-            drafted = groups.law(torch.zeros_like(p).index_fill_(0, at_token, 1.0) if q is None else q)
-            chance = float(drafted[place])
-        excluded = float(p[token]) <= 0.0  # by a processor, which no relaxation may override
-        if rng.happens(float(law[place]) / chance + (0.0 if excluded else tolerance)):
-            if groups is None or not excluded:
+    def _try_children(self, branch: RowTree, text: Sequences, node: int) -> TokenAndChild:
+        p = _distribution(text, branch.row, branch.logits[node])
+        rng = self.make_rng(p.device, self.sampling.seed, "residual", branch.row, len(text.tokens[branch.row]))
+        q = branch.draft_distribution(node)
+        for child in branch.children[node]:
+            token = branch.tokens[child]
+            draft_chance = 1.0 if q is None else float(q[token])
+            if draft_chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
+                continue
+            if rng.happens(float(p[token]) / draft_chance):
                 return token, child
-            chosen = torch.zeros_like(p).index_fill_(0, torch.tensor([place], device=p.device), 1.0)
-            return branch.match(node, rng.draw(groups.spread(chosen, p)))
-        left = law.index_fill(0, at_token, 0.0) if drafted is None else (law - drafted).clamp(min=0.0)
-        if q is not None:
-            q[token] = 0.0
-            q = q / q.sum().clamp(min=1e-300)
-        if float(left.sum()) > 0.0:  # the sum is 0 if both laws are equal up to rounding; then the law stays
-            law = left / left.sum()
-    return rng.draw(law if groups is None else groups.spread(law, p)), -1
+            if q is None:
+                left = p.index_fill(0, torch.tensor([token], device=p.device), 0.0)
+            else:
+                left = (p - q).clamp(min=0.0)
+                q[token] = 0.0
+                q = q / q.sum().clamp(min=1e-300)
+            if float(left.sum()) > 0.0:  # the sum is 0 if p equals q up to rounding; then p stays
+                p = left / left.sum()
+        return rng.draw(p), -1
 
 
 @dataclass(frozen=True)
@@ -301,16 +277,16 @@ class TraversalRule:
         Weng et al., "Traversal Verification for Speculative Tree Decoding", 2025, arXiv 2505.12398.
     """
 
-    stream: SamplingState
+    sampling: SamplingState
     name: RuleName = "traversal"
     make_rng: Callable[..., Rng] = keyed_rng
 
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
-        return self.stream.drafting_plan(plan, text)
+        return self.sampling.drafting_plan(plan, text)
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         row = branch.row
-        rng = self.make_rng(branch.logits.device, self.stream.seed, "traversal", row, len(text.tokens[row]))
+        rng = self.make_rng(branch.logits.device, self.sampling.seed, "traversal", row, len(text.tokens[row]))
         accepted = _Traversal(branch, text, rng).visit(0, 1.0, [], text.copied_processors(row))
         assert accepted is not None  # the root's weight stays 1
         path, p = accepted
@@ -468,24 +444,55 @@ class RelaxedRule:
 
     Args:
         choice: Chooses a token as plain decoding would; for `Relaxation.draws`.
-        stream: The randomness of the other relaxations.
+        sampling: The randomness of the other relaxations.
     """
 
     relaxation: Relaxation
     choice: Choice = most_probable
-    stream: SamplingState = field(default_factory=lambda: SamplingState(0))
+    sampling: SamplingState = field(default_factory=lambda: SamplingState(0))
     name: str = "relaxed"
     make_rng: Callable[..., Rng] = keyed_rng
 
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
-        return self.stream.drafting_plan(plan, text) if self.relaxation.draws_drafts else plan
+        return self.sampling.drafting_plan(plan, text) if self.relaxation.draws_drafts else plan
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         relaxed = self.relaxation
         if relaxed.draws is not None:
             return _descend(branch, text, partial(self._follow_draws, branch, text, relaxed.draws))
-        step = partial(_try_children, branch, text, self.stream.seed, self.make_rng)
-        return _descend(branch, text, partial(step, tolerance=relaxed.tolerance or 0.0, groups=relaxed.groups))
+        return _descend(branch, text, partial(self._try_children, branch, text))
+
+    def _try_children(self, branch: RowTree, text: Sequences, node: int) -> TokenAndChild:
+        """Do the same as the rule "residual", but with the tolerance, or with the laws of groups."""
+        tolerance, groups = self.relaxation.tolerance or 0.0, self.relaxation.groups
+        p = _distribution(text, branch.row, branch.logits[node])
+        rng = self.make_rng(p.device, self.sampling.seed, "residual", branch.row, len(text.tokens[branch.row]))
+        q = branch.draft_distribution(node)
+        law = p if groups is None else groups.law(p)
+        for child in branch.children[node]:
+            token = branch.tokens[child]
+            at_token = torch.tensor([token], device=p.device)
+            chance = 1.0 if q is None else float(q[token])
+            if chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
+                continue
+            place, drafted = token, q
+            if groups is not None:
+                place = groups.draw(token, rng)
+                drafted = groups.law(torch.zeros_like(p).index_fill_(0, at_token, 1.0) if q is None else q)
+                chance = float(drafted[place])
+            excluded = float(p[token]) <= 0.0  # by a processor, which no relaxation may override
+            if rng.happens(float(law[place]) / chance + (0.0 if excluded else tolerance)):
+                if groups is None or not excluded:
+                    return token, child
+                chosen = torch.zeros_like(p).index_fill_(0, torch.tensor([place], device=p.device), 1.0)
+                return branch.match(node, rng.draw(groups.spread(chosen, p)))
+            left = law.index_fill(0, at_token, 0.0) if drafted is None else (law - drafted).clamp(min=0.0)
+            if q is not None:
+                q[token] = 0.0
+                q = q / q.sum().clamp(min=1e-300)
+            if float(left.sum()) > 0.0:  # the sum is 0 if both laws are equal up to rounding; then the law stays
+                law = left / left.sum()
+        return rng.draw(law if groups is None else groups.spread(law, p)), -1
 
     def _follow_draws(self, branch: RowTree, text: Sequences, draws: int, node: int) -> TokenAndChild:
         scores = text.processed_logits(branch.row, branch.logits[node])

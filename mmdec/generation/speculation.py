@@ -335,7 +335,7 @@ class Speculation:
         if draws_drafts:
             state = SamplingState(cast(int, seed), warp)
             if relaxed is not None:
-                return RelaxedRule(relaxed, stream=state)
+                return RelaxedRule(relaxed, sampling=state)
             return ResidualRule(state) if name == "residual" else TraversalRule(state)
         choice = most_probable
         if sampled:

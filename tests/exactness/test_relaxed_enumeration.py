@@ -150,9 +150,9 @@ def test_several_draws_have_the_law_of_their_formula(draws: int, holes: tuple[in
 @pytest.mark.parametrize(
     ("relaxed", "lossless"),
     [
-        (RelaxedRule(Relaxation(tolerance=0.0), stream=SamplingState(5)), ResidualRule(SamplingState(5))),
+        (RelaxedRule(Relaxation(tolerance=0.0), sampling=SamplingState(5)), ResidualRule(SamplingState(5))),
         (
-            RelaxedRule(Relaxation(groups=TokenGroups.from_labels(range(6))), stream=SamplingState(5)),
+            RelaxedRule(Relaxation(groups=TokenGroups.from_labels(range(6))), sampling=SamplingState(5)),
             ResidualRule(SamplingState(5)),
         ),
         (RelaxedRule(Relaxation(draws=1), KeyedSample(5)), MatchRule(KeyedSample(5), "sampled")),

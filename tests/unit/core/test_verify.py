@@ -155,9 +155,9 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
         "residual": ResidualRule(SamplingState(1)),
         "traversal": TraversalRule(SamplingState(1)),
         "typical": TypicalRule(KeyedSample(1)),
-        "tolerance": RelaxedRule(Relaxation(tolerance=0.2), stream=SamplingState(1)),
+        "tolerance": RelaxedRule(Relaxation(tolerance=0.2), sampling=SamplingState(1)),
         "draws": RelaxedRule(Relaxation(draws=2), KeyedSample(1)),
-        "groups": RelaxedRule(Relaxation(groups=TokenGroups.from_labels([0, 1, 1, 2])), stream=SamplingState(1)),
+        "groups": RelaxedRule(Relaxation(groups=TokenGroups.from_labels([0, 1, 1, 2])), sampling=SamplingState(1)),
     }
     budget = Changing(Random(0))
     prompts = [[1 + row % 3] * (1 + row) for row in range(6)]
@@ -175,7 +175,7 @@ def test_rules_say_whether_they_are_lossless_and_how_they_draw() -> None:
     plan, said = Plan(3, 3), text(1)
     for rule in (MatchRule(), TypicalRule(), RelaxedRule(Relaxation(draws=2))):
         assert rule.drafting_plan(plan, said) == plan
-    for kind in (ResidualRule, TraversalRule, lambda state: RelaxedRule(Relaxation(tolerance=0.1), stream=state)):
+    for kind in (ResidualRule, TraversalRule, lambda state: RelaxedRule(Relaxation(tolerance=0.1), sampling=state)):
         rule = kind(SamplingState(5, at_temperature(0.7)))
         drawn = rule.drafting_plan(plan, said)
         assert (drawn.nodes, drawn.depth) == (3, 3)
