@@ -18,18 +18,13 @@ from mmdec.core.summary import format_result
 from mmdec.daspeech.checkpoint import VOCODER_RULE, read_parts, resolve
 from mmdec.daspeech.options import DEFAULT_MODEL, TranslateOptions
 from mmdec.daspeech.passes import OnPass
-from mmdec.daspeech.translator import (
-    SpeechTranslator,
-    SpokenTranslation,
-    check_strategy,
-    total_timings,
-)
+from mmdec.daspeech.translator import STAGES, SpeechTranslator, SpokenTranslation, check_strategy
 from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import path_text
 from mmdec.io import audio as sound
 from mmdec.tasks.confidence import read_calibrations
-from mmdec.tasks.inputs import INAUDIBLE, SILENCE, Audio, AudioList, as_batch, peak, read_recording, with_notes
+from mmdec.tasks.inputs import INAUDIBLE, SILENCE, Audio, AudioList, as_batch, peak, read_recording
 from mmdec.tasks.loading import check_placement
 from mmdec.tasks.options import with_options_of
 from mmdec.tasks.threads import with_threads
@@ -136,17 +131,25 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
     batch.check_listener("on_pass", chosen.on_pass, "a function of a pass", "Translate them one by one.")
     translator = as_translator(chosen)
     with with_threads(chosen.threads, *translator.networks):
-        recordings = batch.read(lambda source: read_recording(source, chosen.sample_rate, strict=chosen.strict))
-        samples = [recording.samples for recording in recordings.values()]
-        translations = dict(zip(recordings, _translate(translator, samples, strategy, chosen.on_pass), strict=True))
-        for index, translation in translations.items():
+        recordings = dict[int, sound.Recording]()
+        for index, source in enumerate(batch.inputs):
+            with batch.collecting_error(index):
+                recordings[index] = read_recording(source, chosen.sample_rate, strict=chosen.strict)
+        segments = [
+            (index, segment) for index, recording in recordings.items() for segment in _segments(recording.samples)
+        ]
+        spoken = translator.translate([segment for _, segment in segments], strategy, chosen.on_pass)
+        translations = dict[int, Translation]()
+        for index, recording in recordings.items():
+            own = [result for (owner, _), result in zip(segments, spoken, strict=True) if owner == index]
+            translations[index] = translation = _join_segments(own, recording)
             if not translation.units:
                 batch.errors[index] = InputError(
                     "`audio` must hold speech that the model recognises, but it found none in "
                     f"{translation.seconds_source:.2f} seconds. Check the recording: its language, its level, its "
                     "noise."
                 )
-        return batch.finish(with_notes(translations, recordings), chosen.min_confidence)
+        return batch.finish(translations, chosen.min_confidence)
 
 
 _translators = LoadedModels[SpeechTranslator]()
@@ -225,47 +228,31 @@ def resolve_strategy(strategy: str | None, verify: bool) -> str | None:
     return "verified" if verify else strategy
 
 
-def _translate(
-    translator: SpeechTranslator, recordings: list[Tensor], strategy: str | None, on_pass: OnPass | None
-) -> list[Translation]:
-    """Translate 16 kHz recordings (T,) of any length: cut each at pauses, translate the segments, join the results.
+def _segments(samples: Tensor) -> list[Tensor]:
+    """Cut a recording (T,) at pauses into segments.
 
-    Args:
-        strategy: None: the model's own.
-        on_pass: Called after each decoder pass.
+    Silent segments are left out, because the model would invent words for them.
     """
-    segments: list[Tensor] = []
-    owners: list[int] = []
-    for owner, samples in enumerate(recordings):
-        parts = [sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples)]
-        # silent segments are left out, because the model would invent words for them
-        least = SILENCE if peak(samples) >= SILENCE else INAUDIBLE
-        audible = [part for part in parts if peak(part) >= least]
-        segments += audible
-        owners += [owner] * len(audible)
-    results = translator.translate(segments, strategy, on_pass)
-    translations = []
-    for owner in range(len(recordings)):
-        mine = [result for result, source in zip(results, owners, strict=True) if source == owner]
-        pause = np.zeros(int(PAUSE_SECONDS * sound.SAMPLE_RATE), dtype=np.float32)
-        voiced = [result.samples.numpy() for result in mine if len(result.samples)]
-        sounds = [part for voice in voiced for part in (pause, voice)][1:]
-        translations.append(
-            Translation(
-                text=" ".join(result.text for result in mine if result.text),
-                audio=np.concatenate(sounds) if sounds else pause,
-                sample_rate=sound.SAMPLE_RATE,
-                units=[unit for result in mine for unit in result.units],
-                timings=total_timings([result.timings for result in mine]),
-                seconds_source=len(recordings[owner]) / sound.SAMPLE_RATE,
-                passes=sum(result.passes for result in mine),
-                confidence=_mean_confidence(mine),
-            )
-        )
-    return translations
+    parts = [sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples)]
+    least = SILENCE if peak(samples) >= SILENCE else INAUDIBLE
+    return [part for part in parts if peak(part) >= least]
 
 
-def _mean_confidence(segments: Sequence[SpokenTranslation]) -> float:
-    """Average the confidence of one recording's segments, weighted by their numbers of units."""
-    units = sum(len(segment.units) for segment in segments)
-    return sum(segment.confidence * len(segment.units) for segment in segments) / units if units else 0.0
+def _join_segments(segments: Sequence[SpokenTranslation], recording: sound.Recording) -> Translation:
+    """Join the translations of a recording's segments, with pauses between their voices."""
+    pause = np.zeros(int(PAUSE_SECONDS * sound.SAMPLE_RATE), dtype=np.float32)
+    voiced = [segment.samples.numpy() for segment in segments if len(segment.samples)]
+    sounds = [part for voice in voiced for part in (pause, voice)][1:]
+    units = [unit for segment in segments for unit in segment.units]
+    weighted = sum(segment.confidence * len(segment.units) for segment in segments)
+    return Translation(
+        text=" ".join(segment.text for segment in segments if segment.text),
+        audio=np.concatenate(sounds) if sounds else pause,
+        sample_rate=sound.SAMPLE_RATE,
+        units=units,
+        timings={stage: sum(segment.timings[stage] for segment in segments) for stage in STAGES},
+        seconds_source=len(recording.samples) / sound.SAMPLE_RATE,
+        passes=sum(segment.passes for segment in segments),
+        confidence=weighted / len(units) if units else 0.0,
+        note=recording.note,
+    )

@@ -48,7 +48,7 @@ from mmdec.hub.publish import push_folder
 from mmdec.kernels.dag_decode import LatticePath
 from mmdec.tasks.confidence import Calibration, estimate_confidence
 
-__all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation", "check_strategy", "total_timings"]
+__all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation", "check_strategy"]
 
 STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
 GPU_ROWS = 16  # maximum rows of a padded batch on a GPU
@@ -206,64 +206,48 @@ class SpeechTranslator:
             segment: Index of this utterance, which `on_pass` gets.
         """
         clock = Stopwatch(self.device)
+        results = [SpokenTranslation("", [], torch.zeros(0), {}, passes=0) for _ in samples]
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             with clock.stage("features"), torch.autocast(self.device.type, enabled=False):
                 features = self.layout.features(samples)
             with clock.stage("encoder"):
                 source = self.layout.source(features)
             rows: list[int] = source.lengths.nonzero()[:, 0].tolist()  # those with a transcript
-            if len(rows) < len(samples):
-                source = source.select(rows)
-            listener = PassListener(on_pass, segment, self.units, self.device)
-            translations = self._decode_and_speak(source, strategy, listener, clock) if rows else []
+            if rows:
+                if len(rows) < len(samples):
+                    source = source.select(rows)
+                listener = PassListener(on_pass, segment, self.units, self.device)
+                with clock.stage("linguistic"):
+                    kind = AUTOREGRESSIVE_KIND
+                    if strategy == "autoregressive":
+                        decoded = self._decode_autoregressive(source, listener)
+                    elif strategy == "verified":
+                        decoded = self._decode_verified(source, listener)
+                    else:
+                        kind = GRAPH_KIND
+                        decoded = self._decode_graph(source, strategy, listener)
+                tokens = decoded.tokens
+                with clock.stage("confidence"):
+                    evidence = self._evidence(decoded, source, strategy)
+                    confidences = [estimate_confidence(row, self.calibrations, kind) for row in evidence]
+                with clock.stage("words"):
+                    texts = self.layout.texts(tokens)
+                with clock.stage("acoustic"):
+                    mels = self.layout.mels(tokens, texts, decoded.hidden)
+                with clock.stage("vocoder"):
+                    voices = self._voice(mels)
+                for at, row in enumerate(rows):
+                    results[row] = SpokenTranslation(
+                        text=texts[at],
+                        units=[self.units[token] for token in tokens[at]],
+                        samples=voices[at],
+                        timings={},
+                        passes=decoded.passes[at],
+                        confidence=confidences[at],
+                        evidence=evidence[at],
+                    )
         timings = {stage: clock.seconds.get(stage, 0.0) / len(samples) for stage in STAGES}
-        results = [SpokenTranslation("", [], torch.zeros(0), dict(timings), passes=0) for _ in samples]
-        for row, result in zip(rows, translations, strict=True):
-            results[row] = replace(result, timings=dict(timings))
-        return results
-
-    def _decode_and_speak(
-        self, source: EncodedSpeech, strategy: str, listener: PassListener, clock: Stopwatch
-    ) -> list[SpokenTranslation]:
-        """Decode the units of each row, write the text, and speak it.
-
-        The results have no timings.
-
-        Args:
-            source: The encoded recordings; no row may be empty.
-            listener: Reports the passes.
-            clock: Measures the stages.
-        """
-        with clock.stage("linguistic"):
-            kind = AUTOREGRESSIVE_KIND
-            if strategy == "autoregressive":
-                decoded = self._decode_autoregressive(source, listener)
-            elif strategy == "verified":
-                decoded = self._decode_verified(source, listener)
-            else:
-                kind = GRAPH_KIND
-                decoded = self._decode_graph(source, strategy, listener)
-            tokens, evidence = decoded.tokens, decoded.evidence
-        with clock.stage("confidence"):
-            if strategy == "autoregressive" and self.model.decoder is not None:
-                evidence = self._graph_evidence(self.model.lattice(source.states, source.lengths, source.sizes))
-            if self.model.ar is not None and strategy != "reranked":
-                scores = score_texts(self.model.ar, tokens, source)
-                evidence = [row | autoregressive_evidence(one) for row, one in zip(evidence, scores, strict=True)]
-            evidence = [row | new for row, new in zip(evidence, head_evidence(source), strict=True)]
-            confidences = [estimate_confidence(row, self.calibrations, kind) for row in evidence]
-        with clock.stage("words"):
-            texts = self.layout.texts(tokens)
-        with clock.stage("acoustic"):
-            mels = self.layout.mels(tokens, texts, decoded.hidden)
-        with clock.stage("vocoder"):
-            voices = self._voice(mels)
-        units = [[self.units[token] for token in row] for row in tokens]
-        rows = zip(texts, units, voices, decoded.passes, confidences, evidence, strict=True)
-        return [
-            SpokenTranslation(text, names, voice, timings={}, passes=count, confidence=confidence, evidence=values)
-            for text, names, voice, count, confidence, values in rows
-        ]
+        return [replace(result, timings=dict(timings)) for result in results]
 
     def _decode_autoregressive(self, source: EncodedSpeech, listener: PassListener) -> DecodedUnits:
         listener.limit = source.limits[0]
@@ -313,6 +297,16 @@ class SpeechTranslator:
             vertices = vertex_evidence(lattice.emissions, path.vertices, path.tokens)
             evidence = [row | new for row, new in zip(evidence, vertices, strict=True)]
         return DecodedUnits(tokens, [passes] * len(tokens), evidence, hidden)
+
+    def _evidence(self, decoded: DecodedUnits, source: EncodedSpeech, strategy: str) -> EvidenceRows:
+        """Compute the evidence for the confidence of each row, beside what the decoder gave."""
+        evidence = decoded.evidence
+        if strategy == "autoregressive" and self.model.decoder is not None:
+            evidence = self._graph_evidence(self.model.lattice(source.states, source.lengths, source.sizes))
+        if self.model.ar is not None and strategy != "reranked":
+            scores = score_texts(self.model.ar, decoded.tokens, source)
+            evidence = [row | autoregressive_evidence(one) for row, one in zip(evidence, scores, strict=True)]
+        return [row | new for row, new in zip(evidence, head_evidence(source), strict=True)]
 
     def _graph_evidence(self, lattice: Lattice) -> EvidenceRows:
         """Compute evidence for an autoregressive text from the path that the graph itself would choose."""
@@ -390,8 +384,3 @@ def check_strategy(strategy: str) -> None:
         raise InputError(
             f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {show(strategy)}. Choose one of these."
         )
-
-
-def total_timings(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sum the seconds of each stage over several utterances."""
-    return {stage: sum(part[stage] for part in parts) for stage in STAGES}

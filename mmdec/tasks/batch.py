@@ -1,20 +1,21 @@
 """The inputs of one public call, a single one or a list, and its results and errors.
 
-A call puts its inputs into an `InputBatch`, reads them (`read`), decodes those that were read, and returns the results
-(`finish`). One bad input does not cost the others: its error is raised after they are done.
+A call puts its inputs into an `InputBatch`, reads each (`collecting_error`), decodes those that were read, and returns
+the results (`finish`). One bad input does not cost the others: its error is raised after they are done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar, final
 
 from mmdec.checks.arguments import check_callable
 from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.tasks.confidence import Confident, confidence_error
 
-Input = TypeVar("Input")  # type of one input as the caller gives it
 ReadInput = TypeVar("ReadInput")
+Input = TypeVar("Input")  # type of one input as the caller gives it
 
 
 @final
@@ -46,6 +47,18 @@ class InputBatch(Generic[Input]):
         check_callable(name, function, rule)
         if function is not None and not self.single:
             raise InputError(f"`{name}` cannot be combined with a list of {self.what}. {remedy}")
+
+    @contextmanager
+    def collecting_error(self, index: int) -> Iterator[None]:
+        """Context manager: if the block raises InputError, add the error to `errors`, and continue after the block.
+
+        Args:
+            index: The input that the block reads.
+        """
+        try:
+            yield
+        except InputError as error:
+            self.errors[index] = without_frames(error)
 
     def read(self, read: Callable[[Input], ReadInput]) -> dict[int, ReadInput]:
         """Call the function `read` for each input.
