@@ -152,7 +152,7 @@ class TranscriptionHarness(Harness[Tensor]):
                 stopwatch.lap()
                 inputs = request.features([samples[index] for index in batch])
                 features += stopwatch.lap()
-                options = request.window_options(0, long)
+                options = request.generate_options(0, long)
                 output: Any = self.model.generate(
                     **inputs, **options, **method.options, return_segments=True, return_dict_in_generate=False
                 )
@@ -174,7 +174,7 @@ class TranscriptionHarness(Harness[Tensor]):
     def _request(self, recordings: int) -> TranscriptionRequest:
         plain = Speculation(DecodingOptions(drafter=None))
         options = TranscribeOptions(language=self.language, generate=self.options)
-        return TranscriptionRequest.of(self.whisper, plain, options, recordings)
+        return TranscriptionRequest.of(self.whisper, options, recordings, plain)
 
 
 @final

@@ -6,7 +6,7 @@ the results (`finish`). One bad input does not cost the others: its error is rai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar, final
 
@@ -14,7 +14,6 @@ from mmdec.checks.arguments import check_callable
 from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.tasks.confidence import Confident, confidence_error
 
-ReadInput = TypeVar("ReadInput")
 Input = TypeVar("Input")  # type of one input as the caller gives it
 
 
@@ -59,21 +58,6 @@ class InputBatch(Generic[Input]):
             yield
         except InputError as error:
             self.errors[index] = without_frames(error)
-
-    def read(self, read: Callable[[Input], ReadInput]) -> dict[int, ReadInput]:
-        """Call the function `read` for each input.
-
-        Returns:
-            Input index -> its result. If it raises InputError for an input, the input is left out, and the error is
-            added to `errors`.
-        """
-        accepted: dict[int, ReadInput] = {}
-        for index, item in enumerate(self.inputs):
-            try:
-                accepted[index] = read(item)
-            except InputError as error:
-                self.errors[index] = without_frames(error)
-        return accepted
 
     def finish(
         self, results: Mapping[int, Confident], least: float | None, arguments: Mapping[int, str] | None = None

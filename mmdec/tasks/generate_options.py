@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import UnknownOption, options_error, show
+from mmdec.checks.devices import PASSED_ON
 from mmdec.errors import InputError
+from mmdec.generation.inputs import generate_option_names
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.registry import target_of
 from mmdec.targets.ropes import max_positions
@@ -43,6 +46,48 @@ def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], othe
         if name in reserved:
             remedy = f"Use `{reserved[name]}`." if reserved[name] else f"Call `{otherwise}` for it."
             raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
+
+
+def check_generate_options(
+    options: Mapping[str, Any], model: PreTrainedModel, reserved: Mapping[str, str], otherwise: str
+) -> dict[str, Any]:
+    """Check the names of the options of `generate` that the caller passed.
+
+    Args:
+        options: The caller's options.
+        reserved: Option that the task sets itself -> the task's argument for it, or "" if there is none.
+        otherwise: Name of a call that accepts a reserved option, for the message.
+
+    Returns:
+        The options that are not None.
+
+    Raises:
+        InputError: For a reserved option, and for one that `generate` does not have.
+    """
+    chosen = {name: value for name, value in options.items() if value is not None}
+    for name in chosen:
+        if name in reserved:
+            remedy = f"Use `{reserved[name]}`." if reserved[name] else f"Call `{otherwise}` for it."
+            raise InputError(f"`{name}` must be left out, but is {show(chosen[name])}. {remedy}")
+    known = generate_option_names(model) | vars(model.generation_config).keys()
+    for name in sorted(chosen.keys() - known):
+        raise UnknownOption(name, known)
+    return chosen
+
+
+@contextmanager
+def options_errors(passed: Collection[str], model: PreTrainedModel) -> Iterator[None]:
+    """Context manager: if the block raises what transformers raises for options, raise an InputError instead.
+
+    Args:
+        passed: Names of the options that the caller passed.
+    """
+    try:
+        yield
+    except PASSED_ON:
+        raise
+    except Exception as error:  # transformers raises ValueError for rejected values, and anything for wrong types
+        raise options_error(passed, error, generate_option_names(model)) from error
 
 
 def sets_length(options: Mapping[str, Any]) -> bool:

@@ -14,19 +14,27 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import options_error, show
-from mmdec.checks.devices import PASSED_ON
+from mmdec.checks.arguments import show
 from mmdec.core.loop import Round
+from mmdec.core.scheduler import decode_together
 from mmdec.core.steps import Steps, timed, watch
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DraftInput
-from mmdec.generation.generate import generate_option_names, prepare_run
+from mmdec.generation.generate import prepare_run
+from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.confidence import Calibration, estimate_confidence, read_calibrations, token_evidence
-from mmdec.tasks.generate_options import RESERVED, check_reserved, length_errors, sets_length, with_length
+from mmdec.tasks.generate_options import (
+    RESERVED,
+    check_generate_options,
+    length_errors,
+    options_errors,
+    sets_length,
+    with_length,
+)
 from mmdec.tasks.loading import load_speculation
 from mmdec.tasks.queue import InputGroups
 from mmdec.tasks.usage import Usage, renumber_rounds
@@ -107,9 +115,7 @@ class AudioLmRequest:
         prompt = options.prompt
         if prompt is not None and not isinstance(prompt, str):
             raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
-        check_reserved(
-            {key: value for key, value in generate.items() if value is not None}, RESERVED_HERE, "mmdec.generate"
-        )
+        check_generate_options(generate, loaded.model, RESERVED_HERE, "mmdec.generate")
         speculation = load_speculation(options, options.drafter, loaded, recordings, True, loaded.checked)
         languages = _languages(loaded, options.language, recordings)
         calibrations = read_calibrations(loaded.directory)
@@ -163,15 +169,24 @@ def transcribe_with_audio_lm(
     spoken = [index for index in samples if index not in silent]
     model, options = request.loaded.model, with_length(request.options, request.loaded.model)
     groups = InputGroups.of(model, request.speculation, options, spoken, batch_size)
-    steps = (
-        _group_steps(
-            replace(request, speculation=group.speculation), {index: samples[index] for index in group.indices}, errors
+    decodings = (
+        (
+            group,
+            _group_steps(
+                replace(request, speculation=group.speculation),
+                {index: samples[index] for index in group.indices},
+                errors,
+            ),
+            len(group.indices),
         )
-        for group in groups
+        for group in groups.groups
     )
     done = {*silent}
-    with closing(groups.decode(steps)) as decoded:
-        for transcripts in decoded:
+    with (
+        reading(model, *request.speculation.networks),
+        closing(decode_together(decodings, groups.rows, refill=groups.refill)) as decoded,
+    ):
+        for _, transcripts in decoded:
             yield transcripts
             done |= {*transcripts, *errors}
             if progress is not None:
@@ -237,12 +252,8 @@ def _group_steps(
     options = with_length(request.options, loaded.model)
     if "stop_strings" in options:
         options["tokenizer"] = loaded.tokenizer
-    try:
+    with options_errors(request.options.keys(), loaded.model):
         run = prepare_run(loaded.model, inputs, speculation, options)
-    except PASSED_ON:
-        raise
-    except Exception as error:
-        raise options_error(tuple(request.options), error, generate_option_names(loaded.model)) from error
 
     def add(round_: Round) -> None:
         for row, index in enumerate(round_.rows):

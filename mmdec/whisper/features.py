@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad
-from transformers import WhisperFeatureExtractor
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 from transformers.activations import GELUActivation
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperEncoderLayer
 
+from mmdec.core.steps import Steps, compute_value
 from mmdec.kernels.cpu_features import has_bfloat16_products
-from mmdec.kernels.onednn import attention, linear
+from mmdec.kernels.onednn import attention, is_usable, linear
 from mmdec.nn.int8 import Bfloat16Linear, Int8Linear
-from mmdec.targets.hf_target import has_hooks, plain_linear
+from mmdec.targets.hf_target import has_hooks, plain_linear, shallow_copy
 
-FRAMES_PER_SECOND = 100  # mel frames per second of audio
-# the encoder reads multiples of this number of frames (1 s), so that few shapes occur
-CONTEXT_STEP_FRAMES = FRAMES_PER_SECOND
+FRAMES_PER_SECOND = 100  # mel frames per second of audio, of an extractor with the published Whispers' hop length
 FEED_FORWARD_ROWS = 250  # number of states for which an int8 feed-forward network is computed at a time
 FRAME_BLOCK = 64  # the number of mel frames that are computed is a multiple of this number, so that few shapes occur
 
@@ -61,7 +61,7 @@ def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate
     return {"input_features": torch.cat([features, silence], -1), "attention_mask": real.to(mask.dtype)}
 
 
-def context_frames(features: Tensor, margin: float) -> int:
+def context_frames(features: Tensor, margin: float, frames_per_second: float = FRAMES_PER_SECOND) -> int:
     """Return how many frames of a window to encode: up to `margin` seconds after its last sound, in whole seconds.
 
     Frames at the end that equal the last frame are padding or digital silence.
@@ -69,12 +69,12 @@ def context_frames(features: Tensor, margin: float) -> int:
     Args:
         features: (1, mels, T), the window's log-mel features.
         margin: In seconds.
+        frames_per_second: Mel frames per second of audio.
     """
     sounds = (features != features[..., -1:]).any(1)[0].nonzero()[:, 0]
     last = int(sounds[-1]) + 1 if len(sounds) else 0
-    return min(
-        math.ceil((last + margin * FRAMES_PER_SECOND) / CONTEXT_STEP_FRAMES) * CONTEXT_STEP_FRAMES, features.shape[-1]
-    )
+    step = round(frames_per_second)  # whole seconds, so that few shapes occur
+    return min(math.ceil((last + margin * frames_per_second) / step) * step, features.shape[-1])
 
 
 def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
@@ -149,3 +149,59 @@ def _add(x: Tensor, product: Tensor, module: nn.Module) -> Tensor:
 def can_shorten(encoder: nn.Module) -> bool:
     """Return whether `encode` may replace the encoder's `forward`: no `forward` inside the encoder was replaced."""
     return not any("forward" in vars(module) for module in encoder.modules())
+
+
+@final
+class WindowEncoder:
+    """Runs a Whisper's encoder over windows. The model is not changed; its encoder's hooks are called.
+
+    Args:
+        model: The Whisper.
+        margin: A window is encoded up to this many seconds after its sound; None: to its end.
+        frames_per_second: Mel frames per second of audio.
+    """
+
+    def __init__(
+        self,
+        model: WhisperForConditionalGeneration,
+        margin: float | None = None,
+        frames_per_second: float = FRAMES_PER_SECOND,
+    ) -> None:
+        self._encoder: Any = model.model.encoder
+        self._frames_per_second = frames_per_second
+        self._margin = margin if can_shorten(self._encoder) else None
+        self._fast_encoder: Any = None  # a copy with its own `forward`, so that the encoder's hooks are called
+        if can_shorten(self._encoder):
+            self._fast_encoder = shallow_copy(self._encoder)
+            vars(self._fast_encoder)["forward"] = self._fast_forward
+
+    @torch.no_grad()
+    def __call__(self, features: Tensor, whole: bool = False) -> Tensor:
+        """Return the encoder's states (1, S, H) of a window's features (1, mels, T).
+
+        Args:
+            whole: Encode to the window's end, whatever the margin.
+        """
+        if self._margin is not None and not whole:
+            frames = context_frames(features, self._margin, self._frames_per_second)
+            if frames < features.shape[-1]:
+                return encode(self._encoder, features, frames)
+        is_full = features.shape[-1] == 2 * self._encoder.config.max_source_positions
+        run = self._encoder
+        if self._fast_encoder is not None and is_full and is_usable(features):
+            run = self._fast_encoder
+        return run(features, return_dict=True).last_hidden_state
+
+    def steps(self, features: Tensor, whole: bool = False) -> Steps[Tensor]:
+        """Encode a window as a pass of the encoder, which a scheduler may run beside others."""
+        return compute_value(features.device, partial(self, features, whole), "encoder", runs_aside=True)
+
+    def encoded_seconds(self, states: Tensor) -> float | None:
+        """Return how many seconds of a window have the states (1, S, H); None for a whole window."""
+        if states.shape[1] >= self._encoder.config.max_source_positions:
+            return None
+        return 2 * states.shape[1] / self._frames_per_second
+
+    def _fast_forward(self, input_features: Tensor, **_: Any) -> BaseModelOutput:
+        states: Any = encode(self._encoder, input_features, input_features.shape[-1])
+        return BaseModelOutput(last_hidden_state=states)

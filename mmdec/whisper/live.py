@@ -34,7 +34,7 @@ from mmdec.io.audio.structure import AudioLoss
 from mmdec.io.audio.voice_activity import SpeechWindow, SpeechWindows, StreamResampler
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.inputs import integer_rate, split_channels, with_note
-from mmdec.tasks.loading import as_loaded, load_speculation
+from mmdec.tasks.loading import as_loaded
 from mmdec.tasks.options import option_names
 from mmdec.tasks.queue import collect_in_order
 from mmdec.tasks.threads import with_threads
@@ -190,9 +190,9 @@ class LiveTranscriber:
                 f"{type(chosen.model.model).__name__}. Transcribe whole recordings with it."
             )
         whisper = as_loaded(WHISPER, chosen)
-        first = load_speculation(chosen, chosen.drafter, whisper, sound=True)
-        self._drafts = first.drafter_for(whisper.model) is not None
-        self._request = request = TranscriptionRequest.of(whisper, first, chosen, 1)
+        with suggesting_options(STREAM_NAMES):
+            self._request = request = TranscriptionRequest.of(whisper, chosen, 1)
+        self._drafts = request.speculation.drafter_for(whisper.model) is not None
         # options for provisional text: no word times, and less silence after the audio than up to 30 s; the shorter
         # silence hardly ever changes a token
         self._provisional_request = replace(
@@ -340,10 +340,7 @@ class LiveTranscriber:
             options = request.speculation.options
             drafting = replace(options, drafter=drafter, num_speculative_tokens=MAX_DRAFT_CHAIN)
             request = replace(request, speculation=Speculation(drafting))
-        with (
-            with_threads(self._threads, request.whisper.model),
-            suggesting_options(STREAM_NAMES),
-        ):
+        with with_threads(self._threads, request.whisper.model):
             transcripts = transcribe_recordings(request, {0: request.check(window.samples)}, 1)
             transcript = collect_in_order(transcripts, [0], None)[0]
         self._texts = [transcript.tokens, *(text for text in self._texts if text != transcript.tokens)][

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import final
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, WhisperForConditionalGeneration
 
 from mmdec.core.scheduler import decode_together
 from mmdec.core.steps import Steps
@@ -29,16 +27,14 @@ from mmdec.tasks.inputs import describe_silence
 from mmdec.tasks.usage import Usage
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import can_use_eager_copy
+from mmdec.whisper.long_form import DecodedRecording, decode_recording
 from mmdec.whisper.options import Progress
-from mmdec.whisper.recording_decoder import DecodedRecording, decode_recording
+from mmdec.whisper.progress import PartProgress, ProgressReport
 from mmdec.whisper.repetition import compression_ratio
 from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.special_tokens import first_timestamp_token
 from mmdec.whisper.target import hide_generate_warnings, restore_attention
-from mmdec.whisper.transcript import (
-    Transcript,
-    shift_segment,
-)
+from mmdec.whisper.transcript import Transcript, shift_segment
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
 # below this confidence, the note on an English-only model's transcript recommends `MULTILINGUAL_MODEL`
@@ -78,45 +74,31 @@ def transcribe_recordings(
         if not windows
     }
     yield transcripts
-    report = _ProgressReport(progress, sum(map(len, samples.values())) / SAMPLE_RATE)
-    decodings = [
-        (
-            (index, window.start),
-            decode_recording(
-                request,
-                index,
-                window.samples,
-                report.of(index, window),
-                start=window.start / SAMPLE_RATE,
-                total=len(samples[index]) / SAMPLE_RATE,
-            ),
-            1,
-        )
-        for index, windows in pieces.items()
-        for window in windows
-    ]
+    report = ProgressReport(progress, sum(map(len, samples.values())) / SAMPLE_RATE)
+    decodings = list[tuple[tuple[int, int, PartProgress], Steps[DecodedRecording], int]]()
+    for index, windows in pieces.items():
+        for window in windows:
+            done = report.part(len(window.samples) / SAMPLE_RATE)
+            start, total = window.start / SAMPLE_RATE, len(samples[index]) / SAMPLE_RATE
+            steps = decode_recording(request, index, window.samples, done, start, total)
+            decodings.append(((index, window.start, done), steps, 1))
     width = 1 if keeps_state(request.options) else batch_size
     unfinished = {index: list[tuple[int, DecodedRecording]]() for index in pieces}  # recording -> its finished pieces
     with _decoding_context(request), _encoder_thread(request, len(decodings)) as side_thread:
-        for (index, start), decoded in decode_together(decodings, width, side_thread):
+        for (index, start, done), decoded in decode_together(decodings, width, side_thread):
             finished = unfinished[index]
             finished.append((start, decoded))
-            report.finish(index, start, decoded.samples)
+            done.end()
             if len(finished) == len(pieces[index]):
                 parts = sorted(unfinished.pop(index), key=lambda part: part[0])
                 yield {index: _transcript(request, _join_pieces(parts, len(samples[index])))}
     report.end()
 
 
-def transcription_steps(
-    request: TranscriptionRequest, samples: Tensor, on_window: Callable[[float], None] | None = None
-) -> Steps[Transcript]:
+def transcription_steps(request: TranscriptionRequest, samples: Tensor) -> Steps[Transcript]:
     """Transcribe one recording (T,) as a generator of passes, for a scheduler that decodes other requests, too.
 
     The caller holds the locks of the model and of the drafter's networks.
-
-    Args:
-        on_window: Called before each window with the number of seconds before it.
 
     Returns:
         The `Transcript`.
@@ -125,7 +107,7 @@ def transcription_steps(
     if level:
         return _empty_transcript(request.languages, 0, samples, level)
     with hide_generate_warnings():
-        decoded = yield from decode_recording(request, 0, samples, on_window)
+        decoded = yield from decode_recording(request, 0, samples)
     return _transcript(request, decoded)
 
 
@@ -155,45 +137,6 @@ def _encoder_thread(request: TranscriptionRequest, count: int) -> Iterator[Execu
     half = threads // 2
     with ThreadPoolExecutor(1, initializer=set_own_threads, initargs=(half,)) as executor, own_threads(threads - half):
         yield executor
-
-
-@final
-class _ProgressReport:
-    """Adds up the seconds of audio that are done, and passes the sum to the caller's `progress`.
-
-    Args:
-        progress: Called with the seconds done and in total; None: nothing is called.
-        total: Seconds of audio in all recordings.
-    """
-
-    def __init__(self, progress: Progress | None, total: float) -> None:
-        self._progress, self._total = progress, total
-        self._done = dict[tuple[int, int], float]()  # (recording, first sample of the piece) -> seconds done
-
-    def of(self, index: int, window: SpeechWindow) -> Callable[[float], None] | None:
-        """Return a function that is called with the seconds done of a recording's piece."""
-        if self._progress is None:
-            return None
-
-        def report(seconds: float) -> None:
-            self._done[index, window.start] = seconds
-            self._report()
-
-        return report
-
-    def finish(self, index: int, start: int, samples: int) -> None:
-        """Count a piece as done."""
-        self._done[index, start] = samples / SAMPLE_RATE
-        self._report()
-
-    def end(self) -> None:
-        """Report that all is done."""
-        if self._progress is not None:
-            self._progress(self._total, self._total)
-
-    def _report(self) -> None:
-        if self._progress is not None:
-            self._progress(min(sum(self._done.values()), self._total), self._total)
 
 
 def _join_pieces(parts: Sequence[tuple[int, DecodedRecording]], samples: int) -> DecodedRecording:
@@ -332,33 +275,17 @@ def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
 
 @contextmanager
 def _decoding_context(request: TranscriptionRequest) -> Iterator[None]:
-    """Hold the locks of the model and of the drafter's networks, and hide transformers' warnings."""
-    model, words = request.whisper.model, request.timestamps == "word"
-    with _model_locks(model, words, request.speculation.networks), hide_generate_warnings():
-        yield
-
-
-@contextmanager
-def _model_locks(
-    model: WhisperForConditionalGeneration, words: bool, others: Sequence[PreTrainedModel]
-) -> Iterator[None]:
-    """Hold the locks of the model and of the drafter's networks while recordings are decoded.
+    """Hold the locks of the model and of the drafter's networks, and hide transformers' warnings.
 
     With word timestamps a warning of NumPy 2 is silenced. Words need attention maps: if a module's `forward` was
     replaced, the model itself is switched to "eager" attention meanwhile. Then the lock is exclusive, because an
     attention mask made for one implementation of attention must not be used by another.
-
-    Args:
-        words: Whether word timestamps were requested.
-        others: The drafter's networks.
     """
-    if not words:
-        with reading(model, *others):
-            yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
-        if can_use_eager_copy(model):
+    model, others, words = request.whisper.model, request.speculation.networks, request.timestamps == "word"
+    with hide_generate_warnings(), warnings.catch_warnings() if words else nullcontext():
+        if words:
+            warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
+        if not words or can_use_eager_copy(model):
             with reading(model, *others):
                 yield
             return

@@ -18,12 +18,13 @@ from mmdec.generation.speculation import Speculation
 from mmdec.hub.find import model_folders
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.confidence import Calibration, read_calibrations
-from mmdec.tasks.generate_options import LENGTH_OPTIONS, RESERVED, check_reserved, sets_length
+from mmdec.tasks.generate_options import LENGTH_OPTIONS, RESERVED, check_generate_options, sets_length
+from mmdec.tasks.loading import load_speculation
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.features import recording_features
-from mmdec.whisper.long_form import check_no_speech
 from mmdec.whisper.options import Timestamps, TranscribeOptions
 from mmdec.whisper.special_tokens import ENGLISH_TOKEN, first_timestamp_token, is_multilingual, language_code
+from mmdec.whisper.window_options import CONDITION_TYPES, check_condition, check_no_speech
 from mmdec.whisper.words import check_alignment
 
 TIMESTAMPS = (None, "segment", "word")
@@ -78,15 +79,15 @@ class TranscriptionRequest:
     def of(
         cls,
         whisper: LoadedWhisper,
-        speculation: Speculation,
         options: TranscribeOptions,
         recordings: int,
+        speculation: Speculation | None = None,
     ) -> TranscriptionRequest:
-        """Check the options of a call of `transcribe`.
+        """Check the options of a call of `transcribe`, and load its drafter.
 
         Args:
-            speculation: The decoding loop, with a drafter that fits the model.
             recordings: Number of recordings.
+            speculation: The decoding loop, with a drafter that fits the model; None: that of the options.
 
         Raises:
             InputError: For an option that this model does not support.
@@ -102,7 +103,7 @@ class TranscriptionRequest:
             )
         if timestamps == "word":
             check_alignment(whisper.model)
-        chosen = _options(settings, options.generate)
+        chosen = _options(whisper, options.generate)
         if all(chosen.get(name) is None and getattr(settings, name, None) is None for name in LENGTH_OPTIONS):
             # transformers would cut at 20 tokens; stock Whispers name this number in their generation settings
             chosen["max_length"] = whisper.model.config.max_target_positions
@@ -112,6 +113,8 @@ class TranscriptionRequest:
         if prompt is not None and prompt.strip():
             chosen["prompt_ids"] = _prompt(whisper, prompt)
         languages = _languages(settings, options.language, recordings)
+        if speculation is None:
+            speculation = load_speculation(options, options.drafter, whisper, recordings, sound=True)
         calibrations = read_calibrations(whisper.directory) or read_calibrations(shipped_folder(whisper.model))
         fallback = {} if calibrations else read_calibrations(_shipped_model(FALLBACK_CALIBRATION_MODEL))
         return cls(
@@ -165,8 +168,8 @@ class TranscriptionRequest:
             "attention_mask": padded["attention_mask"].to(model.device),
         }
 
-    def window_options(self, index: int, long: bool) -> dict[str, Any]:
-        """Return the options of `model.generate` for one recording, which `LongFormOptions.of` takes, too.
+    def generate_options(self, index: int, long: bool) -> dict[str, Any]:
+        """Return the options of `model.generate` for one recording.
 
         Args:
             index: Index of the recording in the call.
@@ -178,9 +181,9 @@ class TranscriptionRequest:
         return options
 
 
-def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = {name: value for name, value in options.items() if value is not None}
-    check_reserved(chosen, RESERVED_HERE, "model.generate")
+def _options(whisper: LoadedWhisper, options: Mapping[str, Any]) -> dict[str, Any]:
+    settings: Any = whisper.model.generation_config
+    chosen = check_generate_options(options, whisper.model, RESERVED_HERE, "model.generate")
     for name in ("logits_processor", "stopping_criteria"):
         listed = chosen.get(name, [])
         if not isinstance(listed, list) or not all(callable(item) for item in listed):
@@ -196,6 +199,8 @@ def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         if default is not None:
             chosen.setdefault(name, default)
     check_no_speech(chosen.get("no_speech_threshold"), chosen.get("logprob_threshold"))
+    condition = chosen.get("condition_on_prev_tokens", getattr(settings, "condition_on_prev_tokens", None))
+    check_condition(chosen.get("prompt_condition_type") or CONDITION_TYPES[0], bool(condition))
     if "logprob_threshold" in chosen:
         chosen.setdefault("temperature", 0.0)
     if "max_new_tokens" in chosen:

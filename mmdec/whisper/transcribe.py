@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -29,7 +28,7 @@ from mmdec.io.audio import Recording
 from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES, LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES as AUDIO_FILES
 from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_recording, with_notes
-from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded, load_speculation
+from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.queue import collect_in_order
 from mmdec.tasks.threads import with_threads
@@ -159,17 +158,13 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
     batch = as_batch(audio, chosen.sample_rate)
     loaded: LoadedTranscriber = as_loaded(_loader(chosen.model), chosen)
     request = transcription_request(loaded, chosen, len(batch))
-
-    def read(given: Audio) -> Recording:
-        recording = read_recording(given, chosen.sample_rate, silence=True, strict=chosen.strict)
-        return replace(recording, samples=request.check(recording.samples))
-
-    with (
-        pass_stop_iteration(),
-        with_threads(chosen.threads, loaded.model),
-        suggesting_options(option_names(TranscribeOptions)),
-    ):
-        recordings = batch.read(read)
+    with pass_stop_iteration(), with_threads(chosen.threads, loaded.model):
+        recordings = dict[int, Recording]()
+        for index, source in enumerate(batch.inputs):
+            with batch.collecting_error(index):
+                recording = read_recording(source, chosen.sample_rate, silence=True, strict=chosen.strict)
+                request.check(recording.samples)
+                recordings[index] = recording
         samples = {index: recording.samples for index, recording in recordings.items()}
         if isinstance(request, AudioLmRequest):
             finished = transcribe_with_audio_lm(request, samples, chosen.batch_size, chosen.progress, batch.errors)
@@ -194,8 +189,7 @@ def transcription_request(
     """
     with suggesting_options(option_names(TranscribeOptions)):
         if isinstance(loaded, LoadedWhisper):
-            speculation = load_speculation(options, options.drafter, loaded, recordings, sound=True)
-            return TranscriptionRequest.of(loaded, speculation, options, recordings)
+            return TranscriptionRequest.of(loaded, options, recordings)
         return AudioLmRequest.of(loaded, options, recordings)
 
 

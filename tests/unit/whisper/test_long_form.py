@@ -17,14 +17,8 @@ from transformers import WhisperForConditionalGeneration
 from mmdec.core.steps import Compute, run_pass
 from mmdec.errors import InputError
 from mmdec.generation.speculation import DecodingOptions, Speculation, default_statistics
-from mmdec.whisper.long_form import (
-    LongFormOptions,
-    LongFormResult,
-    TimeTokens,
-    align_tokens,
-    transcribe_windows,
-)
-from mmdec.whisper.window_decoder import WindowDecoder
+from mmdec.whisper.long_form import LongFormResult, TimeTokens, align_tokens, transcribe_windows
+from mmdec.whisper.window_options import WindowOptions
 from mmdec.whisper.words import TokenAligner
 from tests.support.grid import slow_but
 from tests.support.tiny_whisper import (
@@ -133,15 +127,22 @@ def start(
     options: dict[str, Any],
 ) -> Generator[Any, Any, LongFormResult]:
     options = dict(options)
-    words = options.pop("return_token_timestamps", None)
+    words = bool(options.pop("return_token_timestamps", None))
     return transcribe_windows(
         model,
+        Speculation(DecodingOptions(drafter)),
         inputs["input_features"],
-        WindowDecoder(model, Speculation(DecodingOptions(drafter))),
-        LongFormOptions.of(options),
+        window_options(model, inputs, options, words),
         attention_mask=inputs["attention_mask"],
         time_tokens=stock_times(model) if words else None,
     )
+
+
+def window_options(
+    model: WhisperForConditionalGeneration, inputs: dict[str, Tensor], options: dict[str, Any], words: bool
+) -> WindowOptions:
+    is_long = inputs["input_features"].shape[-1] > 2 * model.config.max_source_positions
+    return WindowOptions.of(model, options, is_long, words)
 
 
 def wanted(model: WhisperForConditionalGeneration, inputs: dict[str, Tensor], options: dict[str, Any]) -> Any:
@@ -259,9 +260,9 @@ def test_words_are_timed_as_in_generate(monkeypatch: pytest.MonkeyPatch) -> None
     result = run(
         transcribe_windows(
             model,
+            speculation,
             inputs["input_features"],
-            WindowDecoder(model, speculation),
-            LongFormOptions.of(options),
+            window_options(model, inputs, options, True),
             attention_mask=inputs["attention_mask"],
             time_tokens=align_tokens(model, begins),
         )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from transformers import WhisperFeatureExtractor, WhisperProcessor
 
 import mmdec
 from mmdec.core.loop import Round
@@ -55,6 +56,26 @@ def test_progress_is_reported(whisper: LoadedWhisper) -> None:
     assert seen == sorted(seen)
     assert len({done for done, _ in seen}) >= 3
     assert seen[-1] == (pytest.approx(2.9), pytest.approx(2.9))
+
+
+def test_progress_never_goes_back(whisper: LoadedWhisper) -> None:
+    """A window may begin in the padding after a short recording, or a piece between pauses."""
+    sounds = [buzz(seconds, seed) for seed, seconds in enumerate((0.3, 0.4, 0.5))]
+    pauses = np.concatenate([part for sound in sounds for part in (sound, np.zeros(RATE // 2, np.float32))])
+    for audio, options in ((sounds, {"timestamps": "segment"}), ([pauses, pauses], {"cut_at_pauses": True})):
+        done = list[float]()
+        options |= {"max_new_tokens": None, "batch_size": 2}
+        transcribe(audio, model=whisper, progress=lambda one, _, done=done: done.append(one), **options)
+        assert done == sorted(done)
+        assert len(done) > len(audio) + 1
+
+
+def test_progress_is_counted_in_the_extractors_frames(loose: LoadedWhisper) -> None:
+    extractor = WhisperFeatureExtractor(feature_size=80, chunk_length=2, hop_length=320)  # 50 frames a second
+    whisper = LoadedWhisper(loose.model, WhisperProcessor(extractor, loose.tokenizer))  # type: ignore[attr-defined]
+    done = list[float]()
+    transcribe(buzz(5.0), model=whisper, max_new_tokens=None, progress=lambda one, _: done.append(one))
+    assert max(one for one in done if one < 5.0) >= 3.0  # where the last window of 2 s begins
 
 
 def test_rounds_are_reported(whisper: LoadedWhisper) -> None:

@@ -13,8 +13,8 @@ from mmdec.core.scheduler import Scheduler
 from mmdec.tasks.usage import Usage
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import FastDecoder
+from mmdec.whisper.long_form import decode_recording
 from mmdec.whisper.options import TranscribeOptions
-from mmdec.whisper.recording_decoder import decode_recording
 from mmdec.whisper.request import TranscriptionRequest
 from tests.conftest import buzz
 from tests.unit.whisper.short_transcripts import transcribe
@@ -81,7 +81,7 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
     assert hooks
     assert set(hooks) == {0}
     speculation = mmdec.speculate("lookup", num_speculative_tokens=3)
-    call = TranscriptionRequest.of(whisper, speculation, TranscribeOptions(language="en"), 2)
+    call = TranscriptionRequest.of(whisper, TranscribeOptions(language="en"), 2, speculation)
     usages = list[Usage]()
     for index, seconds in enumerate((1.7, 2.9)):
         scheduler = Scheduler()

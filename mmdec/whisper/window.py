@@ -1,0 +1,343 @@
+"""Decodes one window of a recording, at several temperatures if need be, and counts what this costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    GenerationMixin,
+    WhisperForConditionalGeneration,
+)
+from transformers.generation.logits_process import (
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperNoSpeechDetection,
+    WhisperTimeStampLogitsProcessor,
+)
+from transformers.modeling_outputs import BaseModelOutput
+
+from mmdec.compat import CACHE_ARGUMENT
+from mmdec.core.steps import PassResult, Round, Steps, compute_value, resume
+from mmdec.errors import InputError
+from mmdec.generation.speculation import Speculation
+from mmdec.targets.registry import target_of
+from mmdec.tasks.usage import Usage
+from mmdec.whisper.features import WindowEncoder
+from mmdec.whisper.progress import PartProgress
+from mmdec.whisper.repetition import has_end_token, is_runaway, token_compression_ratio
+from mmdec.whisper.window_options import WindowOptions
+
+RUNAWAY_CHECK_TOKENS = 16  # number of new tokens between two checks whether the text repeats itself
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window to decode."""
+
+    features: Tensor  # (1, mels, F), what the encoder read
+    encoded: Any  # the encoder's output for it
+    seek: int  # the frame of the recording at which it begins
+    seconds: float  # of the recording before it
+    frames: int  # number of its frames that belong to the recording
+    ids: Tensor  # (1, P), what its text continues
+    mask: Tensor | None  # (1, P), False where `ids` is padding; None: nowhere
+
+
+@dataclass(frozen=True)
+class DecodedWindow:
+    """The text of one window, and how it was decoded."""
+
+    seek: int  # the frame of the recording at which it begins
+    frames: int
+    prompt: list[int]  # the tokens that the text continues
+    tokens: list[int]  # the text, without the end token
+    temperature: float | None  # the one of the text; lower ones were tried before it
+    attempts: int  # number of temperatures tried
+    skipped: bool  # whether the window counts as silence, so that its text was dropped
+    compression_ratio: float | None  # None without `compression_ratio_threshold`
+    avg_logprob: float | None  # mean over the tokens, the end token included; None without `logprob_threshold`
+    no_speech_prob: float | None  # None if nothing depended on it
+
+
+@final
+class UsageMeter:
+    """Counts the rounds of one recording.
+
+    A window may be decoded again, at a higher temperature or with more of its sound encoded. Rounds and seconds of all
+    its decodings count; log-probabilities and cuts are those of the last.
+
+    Args:
+        first_timestamp: Id of the first timestamp token; the confidence ignores timestamp tokens.
+        drafts: Whether there is a drafter.
+    """
+
+    def __init__(self, first_timestamp: int, drafts: bool) -> None:
+        self.usage, self.first_timestamp = Usage(), first_timestamp
+        self.loop_seconds = 0.0  # seconds in the loop of `mmdec.core` and in the drafter
+        self._drafts = drafts
+        self._room = 0  # tokens that the model can write after the prompt of this window
+        self._tokens = 0  # in this decoding of the window
+        self._earlier = 0  # number of log-probabilities of earlier windows
+        self._cut_before = 0, True  # `Usage.cut` and `Usage.raisable` after earlier windows
+
+    def begin_window(self, room: int, again: bool) -> None:
+        """Begin to decode a window.
+
+        Args:
+            room: Number of tokens that the model can write after the prompt.
+            again: Whether the window was decoded before.
+        """
+        self._room = room
+        if not again:
+            self._earlier = len(self.usage.logprobs)
+            self._cut_before = self.usage.cut, self.usage.raisable
+        self.restart()
+
+    def restart(self) -> None:
+        """Drop the log-probabilities and cuts of this window's text, because it is decoded again."""
+        del self.usage.logprobs[self._earlier :]
+        self.usage.cut, self.usage.raisable = self._cut_before
+        self._tokens = 0
+
+    def count(self, round_: Round) -> None:
+        """Add a round of the recording."""
+        tokens, usage = round_.tokens[0], self.usage
+        usage.count(round_, 0, self._drafts)
+        self._tokens += len(tokens)
+        if any(round_.cut):
+            usage.note_cut(self._tokens, self._tokens < self._room)
+        logprobs = [0.0] * len(tokens) if round_.logprobs is None else round_.logprobs[0].tolist()
+        usage.logprobs += [
+            logprob for token, logprob in zip(tokens, logprobs, strict=False) if token < self.first_timestamp
+        ]
+        self.loop_seconds += round_.core + round_.drafter
+        usage.seconds["decoder"] += round_.target + round_.core + (0.0 if self._drafts else round_.drafter)
+
+
+@final
+class WindowDecoder:
+    """Decodes the windows of one recording.
+
+    Args:
+        model: The Whisper.
+        speculation: The decoding loop.
+        options: Those of the recording.
+        initial: The tokens that each text begins with.
+        encoder: Encodes a window again if the text of a part of it does not end.
+        meter: Counts the rounds.
+        attention_mask: (1, T), of the recording's features.
+        index: The recording's index in the call, for `speculation.options.on_round`.
+        progress: Gets the seconds before each window.
+    """
+
+    def __init__(
+        self,
+        model: WhisperForConditionalGeneration,
+        speculation: Speculation,
+        options: WindowOptions,
+        initial: Sequence[int],
+        encoder: WindowEncoder,
+        meter: UsageMeter,
+        attention_mask: Tensor | None = None,
+        index: int = 0,
+        progress: PartProgress | None = None,
+    ) -> None:
+        self._model, self._speculation, self._options, self._initial = model, speculation, options, initial
+        self._encoder, self._meter, self._attention_mask = encoder, meter, attention_mask
+        self._index, self._progress = index, progress
+        self._target = target_of(model)
+        with options.errors(model):
+            self._processors, self._silence = _processors(model, options, len(initial))
+
+    def decode(self, window: Window) -> Steps[tuple[DecodedWindow, Any]]:
+        """Decode a window at one temperature after another, until its text is not refused.
+
+        Returns:
+            The text, and what `generate` returns for it: token ids (1, L), or transformers' output object.
+
+        Raises:
+            InputError: For an option that the model rejects.
+        """
+        model, options, meter = self._model, self._options, self._meter
+        settings, prompt, room = options.settings, window.ids.shape[1], model.config.max_target_positions
+        if settings.max_new_tokens is None:
+            # The prompt of each window is added, and stays in it for the next window, as in transformers.
+            settings.max_length = min(settings.max_length + min(room // 2 - 1, prompt), room)
+        elif settings.max_new_tokens + prompt > room:
+            raise InputError(
+                f"`max_new_tokens` must be at most {room - prompt} after {prompt} tokens of prompt and previous text, "
+                f"but is {settings.max_new_tokens}. Lower it, or shorten the prompt."
+            )
+        for processor in self._processors:
+            if hasattr(processor, "set_begin_index"):
+                processor.set_begin_index(prompt)
+        for attempt, temperature in enumerate(options.temperatures):
+            settings.do_sample = temperature is not None and temperature > 0
+            settings.temperature = temperature if settings.do_sample else 1.0
+            ids, inputs, config = self._prepare(window)
+            meter.begin_window(room - prompt, again=attempt > 0)
+            if self._progress is not None and not attempt:
+                self._progress.reach(window.seconds)
+            output: Any = None
+            while output is None:
+                # None: the encoder read the whole window, so that the text is accepted as it is
+                seconds = self._encoder.encoded_seconds(window.encoded.last_hidden_state)
+                run = self._speculation.begin(self._target, model, ids, config, **inputs)
+                new, checked, runs_away = list[int](), 0, False
+                result: PassResult | None = None
+                while not runs_away and (step := resume(run.steps, result)) is not None:
+                    if not isinstance(step, Round):
+                        result = yield step
+                        continue
+                    result = None
+                    meter.count(step)
+                    if (on_round := self._speculation.options.on_round) is not None:
+                        on_round(replace(step, rows=[self._index]))
+                    new += [token for token in step.tokens[0] if token < meter.first_timestamp]
+                    if seconds is not None and len(new) >= checked + RUNAWAY_CHECK_TOKENS:
+                        checked = len(new)
+                        runs_away = is_runaway(new, seconds, model.config.vocab_size)
+                if seconds is None or (not runs_away and has_end_token(new, config)):
+                    output = run.output(config)
+                else:
+                    run.steps.close()
+                    # also for this window's other temperatures
+                    window.encoded.last_hidden_state = yield from self._encoder.steps(window.features, whole=True)
+                    meter.restart()
+                    inputs[CACHE_ARGUMENT] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+            tokens = _new_tokens(output, prompt, settings)
+            ratio = logprob = no_speech = None
+            if options.compression_ratio_threshold is not None:
+                ratio = token_compression_ratio(tokens, model.config.vocab_size)
+            if options.logprob_threshold is not None:
+                logprob = _mean_logprob(output.scores, tokens, temperature or 0.0)
+                if options.no_speech_threshold is not None and logprob < options.logprob_threshold:
+                    no_speech = yield from self._no_speech_prob(window)
+            skipped = no_speech is not None and no_speech > cast(float, options.no_speech_threshold)
+            if skipped or attempt == len(options.temperatures) - 1 or not options.refuses(ratio, logprob):
+                decoded = DecodedWindow(
+                    seek=window.seek,
+                    frames=window.frames,
+                    prompt=window.ids[0].tolist(),
+                    tokens=tokens[:-1] if tokens[-1] == settings.eos_token_id else tokens,
+                    temperature=temperature,
+                    attempts=attempt + 1,
+                    skipped=skipped,
+                    compression_ratio=ratio,
+                    avg_logprob=logprob,
+                    no_speech_prob=no_speech,
+                )
+                return decoded, output
+        raise AssertionError("there is a last temperature")
+
+    def _prepare(self, window: Window) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
+        """Let the `generate` of all models, not Whisper's own, prepare the decoding of a window."""
+        arguments = {
+            "inputs": window.features,
+            "encoder_outputs": window.encoded,
+            "attention_mask": self._attention_mask,
+            "decoder_input_ids": window.ids,
+            "logits_processor": self._processors,
+            # otherwise `generate` would add the model's own processors to those above
+            "suppress_tokens": None,
+            "begin_suppress_tokens": None,
+            **({} if window.mask is None else {"decoder_attention_mask": window.mask}),
+            **self._options.others,
+        }
+        generate, settings = cast(Any, GenerationMixin).generate, self._options.settings
+        with self._options.errors(self._model):
+            return generate(self._model, **arguments, generation_config=settings, custom_generate=_prepared)
+
+    def _no_speech_prob(self, window: Window) -> Steps[float]:
+        """Return the probability that a window is silent: of its token after the start token."""
+        if self._silence is not None:
+            return float(self._silence.no_speech_prob[0])
+        logits = yield from known_logits(self._model, window.ids, window.mask, window.encoded)
+        at_start = logits[0, window.ids.shape[1] - len(self._initial)]
+        return float(at_start.float().softmax(-1)[self._options.settings.no_timestamps_token_id - 1])
+
+
+def _prepared(
+    model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
+) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
+    """Return what `generate` has prepared: a custom loop that decodes nothing."""
+    return input_ids, inputs, generation_config
+
+
+def _processors(
+    model: WhisperForConditionalGeneration, options: WindowOptions, begin: int
+) -> tuple[list[Any], WhisperNoSpeechDetection | None]:
+    """Make the logits processors of all windows, in transformers' order, the caller's last, and clear the settings that
+    they replace.
+
+    Args:
+        begin: Number of tokens that each text begins with.
+
+    Returns:
+        The processors; and the one that notes the probability of silence, if the first logits hold it, else None.
+    """
+    device: Any = model.device  # typed as `Any`, because transformers' type is str
+    settings, processors, silence = options.settings, list[Any](), None
+    if options.no_speech_threshold is not None and begin == 1:
+        # the probability is that after the start token, whose logits are those of the first new token
+        silence = WhisperNoSpeechDetection(settings.no_timestamps_token_id - 1, begin)
+        processors.append(silence)
+    if settings.begin_suppress_tokens is not None:
+        processors.append(SuppressTokensAtBeginLogitsProcessor(settings.begin_suppress_tokens, begin, device=device))
+    if settings.suppress_tokens is not None:
+        processors.append(SuppressTokensLogitsProcessor(settings.suppress_tokens, device=device))
+    if settings.return_timestamps:
+        processors.append(WhisperTimeStampLogitsProcessor(settings, begin_index=begin))
+    settings.begin_suppress_tokens = settings.suppress_tokens = None
+    return [*processors, *options.logits_processor], silence
+
+
+def known_logits(
+    model: WhisperForConditionalGeneration, ids: Tensor, mask: Tensor | None, encoded: BaseModelOutput
+) -> Steps[Tensor]:
+    """Compute the decoder's logits (1, P, V) after each of the P tokens of a known text.
+
+    Args:
+        ids: (1, P).
+        mask: (1, P), False where a token is padding; None: nowhere.
+        encoded: The encoder's states.
+    """
+    options: dict[str, Tensor] = {}
+    if mask is not None:
+        positions = (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
+        options = {"decoder_attention_mask": mask, "decoder_position_ids": positions}
+    run = partial(cast(Any, model), encoder_outputs=encoded, decoder_input_ids=ids, use_cache=False, **options)
+    output = yield from compute_value(ids.device, run, "decoder")
+    return output.logits
+
+
+def _new_tokens(output: Any, prompt: int, settings: Any) -> list[int]:
+    """Return the new tokens of an output of `generate`, with their end token, but without padding."""
+    ids: Tensor = output if isinstance(output, Tensor) else output.sequences
+    tokens: list[int] = ids[0, prompt:].tolist()
+    if tokens[-1] == settings.pad_token_id:
+        padding = tokens.count(settings.pad_token_id) - (settings.pad_token_id == settings.eos_token_id)
+        tokens = tokens[: len(tokens) - padding]
+    return tokens
+
+
+def _mean_logprob(scores: Sequence[Tensor], tokens: Sequence[int], temperature: float) -> float:
+    """Return the mean log-probability of the tokens, the end token included.
+
+    Args:
+        scores: (1, V) for each new token, the logits after all processors, which divide by the temperature.
+    """
+    logits = torch.stack(list(scores))[: len(tokens), 0]
+    chosen = torch.tensor(tokens[-len(logits) :], device=logits.device)
+    scaled = (logits * (temperature or 1)).float()
+    logprobs = scaled.log_softmax(-1).to(logits.dtype).gather(1, chosen[:, None])[:, 0].cpu()
+    return float(sum(logprobs) / len(chosen))  # summed in order, as in transformers: the last bit may decide
