@@ -37,7 +37,7 @@ from mmdec.tasks.inputs import describe_silence
 from mmdec.tasks.options import option_names
 from mmdec.tasks.scheduler_thread import DecodingStopped, Priority
 from mmdec.tasks.usage import Usage
-from mmdec.vision.answer import ANSWER, AnswerDecoder, DescriptionRequest
+from mmdec.vision.answer import ANSWER, DescriptionRequest, answer_steps
 from mmdec.vision.options import DescribeOptions
 from mmdec.whisper.audio_language_model import AudioLmRequest, recording_steps
 from mmdec.whisper.decoder import can_use_eager_copy
@@ -295,9 +295,10 @@ class AnswerEngine:
     def _steps(self, job: Job, dialogue: Dialogue, options: DescribeOptions, stops: Sequence[str]) -> Steps[Any]:
         with suggesting_options(option_names(DescribeOptions)):
             request = DescriptionRequest.of(self.vlm, options)
-            decoder = AnswerDecoder(request, dialogue.inputs, [dialogue.question.pictures], dialogue.seconds)
-        text = AnswerText(job, decoder.usage[0], self.tokenizer, stops, strips=True)
-        (description,) = yield from decoder.steps(lambda _: text.send())
+        usage, pictures = Usage(), [dialogue.question.pictures]
+        text = AnswerText(job, usage, self.tokenizer, stops, strips=True)
+        steps = answer_steps(request, dialogue.inputs, pictures, dialogue.seconds, usage=[usage])
+        (description,) = yield from watch(steps, lambda _: text.send())
         return text.finish(description.timings, confidence=description.confidence)
 
 

@@ -34,23 +34,9 @@ LENGTH_OPTIONS = ("max_new_tokens", "max_length")  # options of `generate` that 
 MAX_NEW_TOKENS = 512
 
 
-def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], otherwise: str) -> None:
-    """Raise InputError if the caller passed options of `generate` that the task sets itself.
-
-    Args:
-        options: The caller's options.
-        reserved: Option -> the task's argument that sets it, or "" if there is none.
-        otherwise: Name of a call that accepts the option, for the message.
-    """
-    for name in options:
-        if name in reserved:
-            remedy = f"Use `{reserved[name]}`." if reserved[name] else f"Call `{otherwise}` for it."
-            raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
-
-
 def check_generate_options(
     options: Mapping[str, Any], model: PreTrainedModel, reserved: Mapping[str, str], otherwise: str
-) -> dict[str, Any]:
+) -> None:
     """Check the names of the options of `generate` that the caller passed.
 
     Args:
@@ -58,21 +44,16 @@ def check_generate_options(
         reserved: Option that the task sets itself -> the task's argument for it, or "" if there is none.
         otherwise: Name of a call that accepts a reserved option, for the message.
 
-    Returns:
-        The options that are not None.
-
     Raises:
-        InputError: For a reserved option, and for one that `generate` does not have.
+        InputError: For a reserved option, and for one that is not None and that `generate` does not have.
     """
-    chosen = {name: value for name, value in options.items() if value is not None}
-    for name in chosen:
+    known = generate_option_names(model) | vars(model.generation_config).keys()
+    for name, value in options.items():
         if name in reserved:
             remedy = f"Use `{reserved[name]}`." if reserved[name] else f"Call `{otherwise}` for it."
-            raise InputError(f"`{name}` must be left out, but is {show(chosen[name])}. {remedy}")
-    known = generate_option_names(model) | vars(model.generation_config).keys()
-    for name in sorted(chosen.keys() - known):
-        raise UnknownOption(name, known)
-    return chosen
+            raise InputError(f"`{name}` must be left out, but is {show(value)}. {remedy}")
+        if value is not None and name not in known:
+            raise UnknownOption(name, known)
 
 
 @contextmanager

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 from transformers import PreTrainedModel
 
-from mmdec.core.scheduler import decode_together
-from mmdec.core.steps import Steps
 from mmdec.generation.generate import first_seed
 from mmdec.generation.hf_bridge import keeps_state
-from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import Speculation
 
 Result = TypeVar("Result")
@@ -73,27 +69,6 @@ class InputGroups:
         starts = range(0, len(waiting), rows)
         together = [InputGroup(waiting[start : start + rows], speculation) for start in starts]
         return cls(model, speculation, together, rows, refill=rows)
-
-    def __iter__(self) -> Iterator[InputGroup]:
-        return iter(self.groups)
-
-    def decode(self, steps: Iterable[Steps[Mapping[int, Result]]]) -> Generator[Mapping[int, Result]]:
-        """Decode the groups.
-
-        Args:
-            steps: The decoding of each group.
-
-        Yields:
-            What each decoding returned, index -> result, as groups end. Meanwhile this thread holds the locks of the
-            model and of the drafter's networks.
-        """
-        decodings = ((None, one, len(group.indices)) for group, one in zip(self.groups, steps, strict=True))
-        with (
-            reading(self.model, *self.speculation.networks),
-            closing(decode_together(decodings, self.rows, refill=self.refill)) as ended,
-        ):
-            for _, results in ended:
-                yield results
 
 
 def collect_in_order(

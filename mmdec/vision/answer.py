@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
@@ -10,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.core.loop import Round
-from mmdec.core.steps import Steps, timed, watch
+from mmdec.core.steps import Round, Steps, resume
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.wrapper import ForwardingDrafter
@@ -19,7 +19,7 @@ from mmdec.generation.generate import RoundText, prepare_run
 from mmdec.generation.speculation import Speculation
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, read_calibrations, token_evidence
-from mmdec.tasks.generate_options import RESERVED, check_reserved, sets_length, with_length
+from mmdec.tasks.generate_options import RESERVED, check_generate_options, sets_length, with_length
 from mmdec.tasks.loading import load_speculation
 from mmdec.tasks.usage import Usage
 from mmdec.types import Draft, Drafter, Plan
@@ -106,8 +106,8 @@ class DescriptionRequest:
         Raises:
             InputError: If the drafter does not fit the model, or for options of `generate` that `describe` sets itself.
         """
+        check_generate_options(options.generate, vlm.model, RESERVED_HERE, "mmdec.generate")
         speculation = load_speculation(options, options.drafter, vlm, questions, checked=vlm.checked)
-        check_reserved(options.generate, RESERVED_HERE, "mmdec.generate")
         return cls(vlm, speculation, options.generate, options.on_text, read_calibrations(vlm.directory))
 
     def generate_options(self) -> dict[str, Any]:
@@ -116,26 +116,6 @@ class DescriptionRequest:
         if "stop_strings" in options:
             options["tokenizer"] = self.vlm.tokenizer
         return options
-
-    def listener(self, indices: Sequence[int] = (0,)) -> Callable[[Round], None]:
-        """Return a function that passes the rounds of questions to the caller's `on_round` and `on_text`.
-
-        Args:
-            indices: Index in the call of each question.
-        """
-        on_round, add_text = self.speculation.options.on_round, RoundText(self.vlm.tokenizer, len(indices))
-        writer = None if self.on_text is None else _TextWriter(self.on_text)
-
-        def report(round_: Round) -> None:
-            if writer is None and on_round is None:
-                return
-            round_ = add_text(round_)
-            if writer is not None:
-                writer.add(round_.text[0])
-            if on_round is not None:
-                on_round(replace(round_, rows=[indices[row] for row in round_.rows]))
-
-        return report
 
 
 @final
@@ -162,126 +142,99 @@ class CompressionRecorder(ForwardingDrafter):
         self._rows = [self._rows[index] for index in live.tolist()]
 
 
-@final
-class AnswerDecoder:
-    """Decodes the answer to one question, or to several whose prompts are read in one pass.
+def answer_steps(
+    request: DescriptionRequest,
+    inputs: Mapping[str, Any],
+    pictures: Sequence[Sequence[np.ndarray]],
+    read_seconds: float,
+    indices: Sequence[int] = (0,),
+    earlier: Evidence | None = None,
+    earlier_count: int = 0,
+    usage: Sequence[Usage] | None = None,
+) -> Steps[list[Description]]:
+    """Answer one question, or several whose prompts are read in one pass, as a generator of passes.
+
+    The caller holds the locks of the model and of the drafter's networks.
 
     Args:
         request: What all questions of the call share.
         inputs: The questions, as inputs of `generate`.
         pictures: The pictures of each question, (H, W, 3) uint8.
         read_seconds: Seconds that it took to make the inputs.
+        indices: Index in the call of each question.
         earlier: For a chat: the evidence from the pictures of earlier turns.
-        count: Number of these pictures.
+        earlier_count: Number of these pictures.
+        usage: One for each question, which counts its rounds; None: new ones.
+
+    Returns:
+        A list with the `Description` of each question.
 
     Raises:
         InputError: For an option that the model rejects.
     """
-
-    def __init__(
-        self,
-        request: DescriptionRequest,
-        inputs: Mapping[str, Any],
-        pictures: Sequence[Sequence[np.ndarray]],
-        read_seconds: float,
-        earlier: Evidence | None = None,
-        count: int = 0,
-    ) -> None:
-        self.usage = [Usage() for _ in pictures]  # one for each question
-        self._request, self._pictures, self._read_seconds = request, pictures, read_seconds
-        self._earlier, self._count = earlier, count
-        self._counts = [len(group) for group in pictures]
-        self._distances: list[list[float]] = [[] for _ in pictures]
-        model, speculation = request.vlm.model, request.speculation
-        stopwatch = Stopwatch(model.device)
-        drafter, self._recorder = speculation.drafter_for(model), None
-        self._drafts = drafter is not None
-        if drafter is not None and not speculation.networks:
-            self._recorder = CompressionRecorder(drafter, len(pictures))
-            speculation = Speculation(replace(speculation.options, drafter=self._recorder))
-        self._run = prepare_run(model, inputs, speculation, request.generate_options())
-        self._preparation_seconds = stopwatch.lap()
-
-    def steps(self, on_round: Callable[[Round], None]) -> Steps[list[Description]]:
-        """Decode the answers as a generator of passes.
-
-        The caller holds the locks of the model and of the drafter's networks.
-
-        Args:
-            on_round: Called with each round.
-
-        Returns:
-            A list with the `Description` of each question.
-        """
-
-        def add(round_: Round) -> None:
-            self._add(round_)
-            on_round(round_)
-
-        _, seconds = yield from timed(watch(self._run.steps, add), self._request.vlm.model.device)
-        return self._descriptions(seconds)
-
-    def _add(self, round_: Round) -> None:
-        for index, row in enumerate(round_.rows):
-            self.usage[row].clock(round_, index, self._drafts)
-            pictures = sum(self._counts)
-            share = self._counts[row] / pictures if pictures else 1 / len(self.usage)
-            self.usage[row].seconds["vision"] += round_.vision * share
-        familiar = self._request.vlm.familiar
-        if round_.summaries is not None and familiar is not None:
-            self._distances = distances_of(familiar, round_.summaries, self._counts)
-
-    def _descriptions(self, own_seconds: float) -> list[Description]:
-        """Make the `Description` of each question, once all rounds were added.
-
-        Args:
-            own_seconds: Seconds that decoding has taken outside the model's passes.
-        """
-        request, recorder, count = self._request, self._recorder, len(self.usage)
-        parts = [{stage: entry.seconds[stage] for stage in STAGES} for entry in self.usage]
-        timed_seconds = sum(part["drafter"] + part["core"] for part in parts)
-        rest = (self._preparation_seconds + max(own_seconds - timed_seconds, 0.0)) / count
-        descriptions = list[Description]()
-        for row, (entry, part) in enumerate(zip(self.usage, parts, strict=True)):
-            seconds = {"read": self._read_seconds / count, **part}
-            evidence = token_evidence(entry.logprobs) | picture_evidence(
-                self._pictures[row], self._distances[row], self._earlier, self._count
+    vlm, speculation = request.vlm, request.speculation
+    on_round, on_text, familiar = speculation.options.on_round, request.on_text, vlm.familiar
+    usage = [Usage() for _ in pictures] if usage is None else usage
+    counts = [len(group) for group in pictures]
+    distances = list[list[float]]([[] for _ in pictures])
+    stopwatch = Stopwatch(vlm.model.device)
+    drafter, recorder = speculation.drafter_for(vlm.model), None
+    if drafter is not None and not speculation.networks:
+        recorder = CompressionRecorder(drafter, len(pictures))
+        speculation = Speculation(replace(speculation.options, drafter=recorder))
+    run = prepare_run(vlm.model, inputs, speculation, request.generate_options())
+    add_text = RoundText(vlm.tokenizer, len(pictures))
+    preparation, seconds_outside = stopwatch.lap(), 0.0  # outside the passes
+    result, has_text = None, False
+    with closing(run.steps):
+        while (step := resume(run.steps, result)) is not None:
+            if isinstance(step, Round):
+                for at, row in enumerate(step.rows):
+                    usage[row].clock(step, at, drafter is not None)
+                    share = counts[row] / sum(counts) if any(counts) else 1 / len(usage)
+                    usage[row].seconds["vision"] += step.vision * share
+                if step.summaries is not None and familiar is not None:
+                    distances = distances_of(familiar, step.summaries, counts)
+                if on_text is not None or on_round is not None:
+                    step = add_text(step)
+                if on_text is not None and (text := step.text[0] if has_text else step.text[0].lstrip()):
+                    has_text = True
+                    on_text(text)
+                if on_round is not None:
+                    on_round(replace(step, rows=[indices[row] for row in step.rows]))
+            seconds_outside += stopwatch.lap()
+            result = yield step
+            stopwatch.lap()
+    seconds_outside += stopwatch.lap()
+    measured = sum(one.seconds["drafter"] + one.seconds["core"] for one in usage)
+    rest = (preparation + max(seconds_outside - measured, 0.0)) / len(usage)
+    descriptions = list[Description]()
+    for row, entry in enumerate(usage):
+        seconds = {"read": read_seconds / len(usage), **{stage: entry.seconds[stage] for stage in STAGES}}
+        evidence = token_evidence(entry.logprobs) | picture_evidence(
+            pictures[row], distances[row], earlier, earlier_count
+        )
+        confidence = estimate_confidence(evidence, request.calibrations, ANSWER)
+        descriptions.append(
+            Description(
+                text=vlm.tokenizer.decode(entry.tokens, skip_special_tokens=True).strip(),
+                tokens=entry.tokens,
+                rounds=entry.rounds,
+                tokens_per_round=entry.tokens_per_round,
+                timings={**seconds, "total": sum(seconds.values()) + rest},
+                drafted=entry.drafted,
+                accepted=entry.accepted,
+                lossless=request.speculation.options.lossless,
+                confidence=entry.limit_confidence(confidence, sets_length(request.options)),
+                finish_reason=entry.finish_reason,
+                note=entry.note,
+                evidence=evidence,
+                compressor=None if recorder is None else recorder.compressor[row],
+                visual_weights=None if recorder is None else _as_list(recorder.visual_weights[row]),
             )
-            confidence = estimate_confidence(evidence, request.calibrations, ANSWER)
-            descriptions.append(
-                Description(
-                    text=request.vlm.tokenizer.decode(entry.tokens, skip_special_tokens=True).strip(),
-                    tokens=entry.tokens,
-                    rounds=entry.rounds,
-                    tokens_per_round=entry.tokens_per_round,
-                    timings={**seconds, "total": sum(seconds.values()) + rest},
-                    drafted=entry.drafted,
-                    accepted=entry.accepted,
-                    lossless=request.speculation.options.lossless,
-                    confidence=entry.limit_confidence(confidence, sets_length(request.options)),
-                    finish_reason=entry.finish_reason,
-                    note=entry.note,
-                    evidence=evidence,
-                    compressor=None if recorder is None else recorder.compressor[row],
-                    visual_weights=None if recorder is None else _as_list(recorder.visual_weights[row]),
-                )
-            )
-        return descriptions
+        )
+    return descriptions
 
 
 def _as_list(weights: Tensor | None) -> list[float] | None:
     return None if weights is None else [float(value) for value in weights.to(torch.float32).flatten().tolist()]
-
-
-@final
-class _TextWriter:
-    """Passes text to the callback `on_text` as it arrives, without leading spaces."""
-
-    def __init__(self, on_text: OnText) -> None:
-        self.on_text, self.begun = on_text, False
-
-    def add(self, text: str) -> None:
-        text = text if self.begun else text.lstrip()
-        if text:
-            self.begun = True
-            self.on_text(text)

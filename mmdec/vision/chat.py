@@ -26,7 +26,7 @@ from mmdec.tasks.confidence import Evidence, confidence_error
 from mmdec.tasks.loading import as_loaded
 from mmdec.tasks.options import option_names
 from mmdec.tasks.threads import with_threads
-from mmdec.vision.answer import AnswerDecoder, Description, DescriptionRequest
+from mmdec.vision.answer import Description, DescriptionRequest, answer_steps
 from mmdec.vision.describe import (
     VLM,
     Pictures,
@@ -70,7 +70,8 @@ class Chat:
         chosen = DescribeOptions.of(options)
         self._threads, self._min_confidence = chosen.threads, chosen.min_confidence
         vlm = as_loaded(VLM, chosen)
-        self._request = DescriptionRequest.of(vlm, chosen)
+        with suggesting_options(option_names(DescribeOptions) - {*UNSUPPORTED_OPTIONS}):
+            self._request = DescriptionRequest.of(vlm, chosen)
         self._messages: list[VlmMessage] = []  # all questions and answers so far
         self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
         self._evidence: Evidence = {}  # evidence of the last answer, which covers all pictures so far
@@ -120,14 +121,17 @@ class Chat:
             for error in prompt_errors(self._request.vlm, inputs, remedy).values():
                 raise error
             self._cache = None  # no cache while an answer is computed: after an interruption it would be incomplete
-            request, count = replace(self._request, on_text=on_text), len(self._pictures)
-            with suggesting_options(option_names(DescribeOptions) - {*UNSUPPORTED_OPTIONS}):
-                seconds = stopwatch.lap()
-
-                with reading(request.vlm.model, *request.speculation.networks):
-                    decoder = AnswerDecoder(request, inputs, [question.pictures], seconds, self._evidence, count)
-                    decodings = [(None, decoder.steps(request.listener()), 1)]
-                    ((_, (answer,)),) = decode_together(decodings, rows=1)
+            request, seconds = replace(self._request, on_text=on_text), stopwatch.lap()
+            steps = answer_steps(
+                request,
+                inputs,
+                [question.pictures],
+                seconds,
+                earlier=self._evidence,
+                earlier_count=len(self._pictures),
+            )
+            with reading(request.vlm.model, *request.speculation.networks):
+                ((_, (answer,)),) = decode_together([(None, steps, 1)], rows=1)
             refusal = confidence_error(answer.confidence, self._min_confidence, question.argument)
             if refusal is not None:
                 raise refusal

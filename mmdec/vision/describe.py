@@ -20,6 +20,7 @@ from mmdec.checks.arguments import show, suggesting_options
 from mmdec.checks.devices import PASSED_ON
 from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
+from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Steps, pass_stop_iteration
 from mmdec.core.timing import Stopwatch
@@ -28,6 +29,7 @@ from mmdec.drafters.built_in import AUTO
 from mmdec.drafters.registry import auto_names, drafter_entry
 from mmdec.errors import InputError, without_frames
 from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
+from mmdec.generation.model_lock import reading
 from mmdec.hub.find import drafter_folder
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
@@ -37,7 +39,7 @@ from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.queue import InputGroup, InputGroups, collect_in_order
 from mmdec.tasks.threads import with_threads
-from mmdec.vision.answer import AnswerDecoder, Description, DescriptionRequest
+from mmdec.vision.answer import Description, DescriptionRequest, answer_steps
 from mmdec.vision.options import DescribeOptions, Model, OnDescription, OnText
 
 __all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]
@@ -279,16 +281,18 @@ def describe(
         "on_text", chosen.on_text, "a function of a piece of text", "Call `describe` for each of them."
     )
     vlm = as_loaded(VLM, chosen)
-    request = DescriptionRequest.of(vlm, chosen, len(batch))
+    with suggesting_options(option_names(DescribeOptions)):
+        request = DescriptionRequest.of(vlm, chosen, len(batch))
 
-    with (
-        pass_stop_iteration(),
-        with_threads(chosen.threads, vlm.model),
-        suggesting_options(option_names(DescribeOptions)),
-    ):
-        names, indices = dict[int, str](), range(len(batch))
-        groups = InputGroups.of(vlm.model, request.speculation, request.generate_options(), indices, chosen.batch_size)
-        with closing(groups.decode(_answer_steps(request, batch, group, names) for group in groups)) as answers:
+    with pass_stop_iteration(), with_threads(chosen.threads, vlm.model):
+        names, indices, rows = dict[int, str](), range(len(batch)), chosen.batch_size
+        groups = InputGroups.of(vlm.model, request.speculation, request.generate_options(), indices, rows)
+        decodings = ((group, _group_steps(request, batch, group, names), len(group.indices)) for group in groups.groups)
+        with (
+            reading(vlm.model, *request.speculation.networks),
+            closing(decode_together(decodings, groups.rows, refill=groups.refill)) as ended,
+        ):
+            answers = (some for _, some in ended)
             descriptions = collect_in_order(answers, indices, chosen.on_description, batch.errors)
         return batch.finish(descriptions, chosen.min_confidence, names)
 
@@ -337,7 +341,7 @@ def _questions(image: Any, prompt: Any) -> list[tuple[Any, object]]:
     return list(zip(image, prompt, strict=True))
 
 
-def _answer_steps(
+def _group_steps(
     request: DescriptionRequest, batch: InputBatch[tuple[Any, object]], group: InputGroup, names: dict[int, str]
 ) -> Steps[dict[int, Description]]:
     """Read some questions, not before there is room for them, and answer them.
@@ -353,11 +357,9 @@ def _answer_steps(
     """
     questions = dict[int, Question]()
     for index in group.indices:
-        try:
+        with batch.collecting_error(index):
             question = read_question(*batch.inputs[index])
             questions[index] = replace(question, text=render_chat(request.vlm, [user_message(question)]))
-        except InputError as error:
-            batch.errors[index] = without_frames(error)
     stopwatch = Stopwatch(request.vlm.model.device)
     inputs, accepted = _tensors(request, questions, [*questions], batch.errors) if questions else ({}, [])
     if not accepted:
@@ -366,8 +368,7 @@ def _answer_steps(
     pictures = [questions[index].pictures for index in accepted]
     speculation = group.speculation.for_inputs([DraftInput(index) for index in accepted])
     request = replace(request, speculation=speculation)
-    decoder = AnswerDecoder(request, inputs, pictures, stopwatch.lap())
-    descriptions = yield from decoder.steps(request.listener(accepted))
+    descriptions = yield from answer_steps(request, inputs, pictures, stopwatch.lap(), accepted)
     return dict(zip(accepted, descriptions, strict=True))
 
 

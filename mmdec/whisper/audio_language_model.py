@@ -115,7 +115,8 @@ class AudioLmRequest:
         prompt = options.prompt
         if prompt is not None and not isinstance(prompt, str):
             raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
-        check_generate_options(generate, loaded.model, RESERVED_HERE, "mmdec.generate")
+        chosen = {key: value for key, value in generate.items() if value is not None}
+        check_generate_options(chosen, loaded.model, RESERVED_HERE, "mmdec.generate")
         speculation = load_speculation(options, options.drafter, loaded, recordings, True, loaded.checked)
         languages = _languages(loaded, options.language, recordings)
         calibrations = read_calibrations(loaded.directory)

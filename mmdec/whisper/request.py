@@ -183,7 +183,8 @@ class TranscriptionRequest:
 
 def _options(whisper: LoadedWhisper, options: Mapping[str, Any]) -> dict[str, Any]:
     settings: Any = whisper.model.generation_config
-    chosen = check_generate_options(options, whisper.model, RESERVED_HERE, "model.generate")
+    chosen = {name: value for name, value in options.items() if value is not None}
+    check_generate_options(chosen, whisper.model, RESERVED_HERE, "model.generate")
     for name in ("logits_processor", "stopping_criteria"):
         listed = chosen.get(name, [])
         if not isinstance(listed, list) or not all(callable(item) for item in listed):

@@ -20,8 +20,10 @@ from mmdec.checks.arguments import MAX_NODES, MAX_THREADS, UnknownOption, did_yo
 from mmdec.cli import app
 from mmdec.drafters.lookup import Lookup
 from mmdec.hub.cache import LoadedModels
+from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
+from tests.support import tiny_vlm_folder
 from tests.support.tiny_text import language_model
 from tests.support.tiny_whisper import write
 
@@ -37,6 +39,11 @@ def model() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
     return load_whisper(write(tmp_path_factory.mktemp("models") / "tiny"), "cpu")
+
+
+@pytest.fixture(scope="module")
+def vlm(tmp_path_factory: pytest.TempPathFactory) -> LoadedVlm:
+    return load_vlm(tiny_vlm_folder.write(tmp_path_factory.mktemp("models") / "tiny"), "cpu")
 
 
 def refused(call: Callable[[], Any], start: str, *parts: str) -> str:
@@ -218,6 +225,34 @@ def test_a_misspelt_option_is_refused_in_one_sentence(
 def test_a_misspelt_option_suggests_one_of_the_call(whisper: LoadedWhisper) -> None:
     heard = {"sample_rate": RATE, "model": whisper, "drafter": None}
     refused(lambda: mmdec.transcribe(buzz(0.3), **heard, min_confidense=0.5), "`min_confidense`", "'min_confidence'?")
+
+
+def test_an_unknown_option_is_refused_before_anything_is_read(
+    model: PreTrainedModel, whisper: LoadedWhisper, vlm: LoadedVlm
+) -> None:
+    """No network runs, and the missing files are not even looked for."""
+    networks = (model, whisper.model.get_encoder(), whisper.model.get_decoder(), vlm.model)
+    passes = list[object]()
+    hooks = [network.register_forward_pre_hook(lambda one, _: passes.append(one)) for network in networks]
+    try:
+        for call in (
+            lambda **options: mmdec.transcribe("missing.wav", model=whisper, drafter=None, **options),
+            lambda **options: mmdec.transcribe(["missing.wav"] * 2, model=whisper, drafter=None, **options),
+            lambda **options: mmdec.transcribe_stream([], model=whisper, drafter=None, **options),
+            lambda **options: mmdec.describe("missing.png", model=vlm, drafter=None, **options),
+            lambda **options: mmdec.describe(["missing.png"] * 2, model=vlm, drafter=None, **options),
+            lambda **options: mmdec.Chat(model=vlm, drafter=None, **options),
+            lambda **options: mmdec.generate(model, IDS, drafter=None, **options),
+            lambda **options: mmdec.generate(model, [IDS, IDS], drafter=None, **options),
+            lambda **options: mmdec.stream(model, IDS, drafter=None, **options),
+        ):
+            refused(lambda call=call: call(nonsense=1), "`nonsense` must be an option of this call")
+        with pytest.raises(TypeError, match="nonsense"):  # there are no further options
+            mmdec.translate_speech("missing.wav", nonsense=1)  # type: ignore[call-overload]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert not passes
 
 
 def test_errors_of_the_callers_functions_are_raised_unchanged(whisper: LoadedWhisper) -> None:

@@ -14,6 +14,7 @@ import torch
 
 import mmdec
 from mmdec.errors import InputError
+from mmdec.tasks.batch import InputBatch
 from mmdec.tasks.inputs import as_batch, read_audio
 from tests.conftest import RATE, buzz
 
@@ -161,6 +162,16 @@ def test_wrong_sample_types_are_refused(dtype: object) -> None:
     assert_refused("floats or integers of at most 32 bit", np.ones(RATE).astype(dtype), RATE)  # type: ignore[call-overload]
 
 
+def read_all(batch: InputBatch[Any]) -> list[int]:
+    """Read each input, and return the indices of those that were not refused."""
+    accepted = list[int]()
+    for index, item in enumerate(batch.inputs):
+        with batch.collecting_error(index):
+            read_audio(item, RATE)
+            accepted.append(index)
+    return accepted
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")  # deprecated since torch 2.13
 @pytest.mark.parametrize("kind", ["float8", "sparse", "meta", "quantised"])
 def test_a_tensor_that_numpy_cannot_hold_fails_alone(kind: str) -> None:
@@ -172,7 +183,7 @@ def test_a_tensor_that_numpy_cannot_hold_fails_alone(kind: str) -> None:
         "quantised": torch.quantize_per_tensor(sound.float(), 0.1, 0, torch.qint8),
     }[kind]
     batch = as_batch([sound, odd, sound], RATE)
-    assert [*batch.read(lambda given: read_audio(given, RATE))] == [0, 2]
+    assert read_all(batch) == [0, 2]
     assert "dense tensor" in str(batch.errors[1])
 
 
@@ -191,7 +202,7 @@ def test_a_failing_object_fails_alone() -> None:
     sound = torch.from_numpy(buzz(0.5))
     items: list[Any] = [sound, Pathless(), Readless(), sound]
     batch = as_batch(items, RATE)
-    assert [*batch.read(lambda given: read_audio(given, RATE))] == [0, 3]
+    assert read_all(batch) == [0, 3]
     assert all("RuntimeError: no" in str(error) for error in batch.errors.values())
 
 
