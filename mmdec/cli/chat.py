@@ -16,8 +16,8 @@ from mmdec.core.summary import pluralise, rounds_line
 from mmdec.drafters.built_in import AUTO, FALLBACK_DRAFTER, built_in_names
 
 if TYPE_CHECKING:
+    from mmdec.cli.text_chat import TextChat
     from mmdec.generation.drafter_choice import DrafterSource
-    from mmdec.tasks.text_chat import TextChat
 
 EXIT = "/exit"
 PROMPT = "> "
@@ -61,10 +61,10 @@ def chat(
     """
     with loading(model):
         import mmdec
+        from mmdec.cli.text_chat import TextChat
         from mmdec.generation.speculation import DecodingOptions, Speculation
         from mmdec.pretrained.language_model import LoadedLanguageModel
         from mmdec.targets.registry import target_of
-        from mmdec.tasks.text_chat import TextChat
         from mmdec.tasks.threads import with_threads
 
         silence_transformers()

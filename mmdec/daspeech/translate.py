@@ -23,8 +23,8 @@ from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import path_text
 from mmdec.io import audio as sound
+from mmdec.tasks.audio import INAUDIBLE, SILENCE, Audio, AudioList, as_batch, peak, read_recording
 from mmdec.tasks.confidence import read_calibrations
-from mmdec.tasks.inputs import INAUDIBLE, SILENCE, Audio, AudioList, as_batch, peak, read_recording
 from mmdec.tasks.loading import check_placement
 from mmdec.tasks.options import with_options_of
 from mmdec.tasks.threads import with_threads

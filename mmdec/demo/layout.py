@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmdec.demo.background import DECODERS, updates
 from mmdec.demo.html import require, status
-from mmdec.tasks.inputs import read_audio
+from mmdec.tasks.audio import read_audio
 
 RATE = 16_000  # sample rate in Hz of what `recording` returns
 MAX_SECONDS = 60.0  # seconds of the longest recording

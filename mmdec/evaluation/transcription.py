@@ -41,8 +41,8 @@ from mmdec.evaluation.harness import (
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
+from mmdec.tasks.audio import Audio, read_audio
 from mmdec.tasks.generate_options import MAX_NEW_TOKENS
-from mmdec.tasks.inputs import Audio, read_audio
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_utterances

@@ -30,12 +30,12 @@ from mmdec.pretrained.language_model import LoadedLanguageModel
 from mmdec.serving.answers import AnswerText, TextDeltas
 from mmdec.serving.dialogue import Dialogue
 from mmdec.serving.job import Job
+from mmdec.serving.scheduler_thread import DecodingStopped, Priority
 from mmdec.targets.ropes import max_positions
+from mmdec.tasks.audio import describe_silence
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.tasks.generate_options import length_errors, with_length
-from mmdec.tasks.inputs import describe_silence
 from mmdec.tasks.options import option_names
-from mmdec.tasks.scheduler_thread import DecodingStopped, Priority
 from mmdec.tasks.usage import Usage
 from mmdec.vision.answer import ANSWER, DescriptionRequest, answer_steps
 from mmdec.vision.options import DescribeOptions

@@ -11,7 +11,7 @@ from typing import Any, Protocol, final
 from torch import nn
 
 from mmdec.core.steps import Steps
-from mmdec.tasks.scheduler_thread import Decoding, Priority
+from mmdec.serving.scheduler_thread import Decoding, Priority
 
 
 class Engine(Protocol):

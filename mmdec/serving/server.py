@@ -25,8 +25,8 @@ from mmdec.core.summary import RAISE_LENGTH
 from mmdec.serving.engines import AnyEngine
 from mmdec.serving.job import Job
 from mmdec.serving.metrics import Metrics
+from mmdec.serving.scheduler_thread import DecodingStopped, Load, SchedulerThread
 from mmdec.tasks.confidence import LIKELY_WRONG
-from mmdec.tasks.scheduler_thread import DecodingStopped, Load, SchedulerThread
 
 log = logging.getLogger(__name__)
 UNCACHED = {"Cache-Control": "no-store"}

@@ -20,7 +20,7 @@ from mmdec.io import audio
 from mmdec.serving.engines import TranscriptionEngine, TranslationEngine
 from mmdec.serving.job import Job
 from mmdec.serving.server import ApiError, EventStream, Server, api_note, confidence_warning, server_of
-from mmdec.tasks.inputs import read_recording, with_note
+from mmdec.tasks.audio import read_recording, with_note
 from mmdec.tasks.options import option_help
 from mmdec.whisper.options import TranscribeOptions
 

@@ -1,20 +1,28 @@
 """The inputs of one public call, a single one or a list, and its results and errors.
 
-A call puts its inputs into an `InputBatch`, reads each (`collecting_error`), decodes those that were read, and returns
-the results (`finish`). One bad input does not cost the others: its error is raised after they are done.
+A call puts its inputs into an `InputBatch`, reads each (`collecting_error`), decodes those that were read, alone or in
+groups that share the passes of the model (`InputGroups`), collects their results as they end (`collect_in_order`), and
+returns them (`finish`). One bad input does not cost the others: its error is raised after they are done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar, final
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, final
+
+from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_callable
 from mmdec.errors import BatchError, InputError, without_frames
+from mmdec.generation.generate import first_seed
+from mmdec.generation.hf_bridge import keeps_state
+from mmdec.generation.speculation import Speculation
 from mmdec.tasks.confidence import Confident, confidence_error
 
 Input = TypeVar("Input")  # type of one input as the caller gives it
+Result = TypeVar("Result")
 
 
 @final
@@ -90,3 +98,85 @@ class InputBatch(Generic[Input]):
             accepted = [None if index in errors else results[index] for index in range(len(self))]
             raise BatchError(accepted, errors, self.what)
         return results[0] if self.single else [results[index] for index in range(len(self))]
+
+
+@final
+@dataclass(frozen=True)
+class InputGroup:
+    """Inputs of a call whose prompts are read in one pass."""
+
+    indices: list[int]  # in the call
+    speculation: Speculation  # their decoding loop
+
+
+@final
+@dataclass(frozen=True)
+class InputGroups:
+    """All inputs of a call. The text of an input does not depend on its group.
+
+    A group fills all rows and is read in one pass over its prompts, and the next begins when it has ended: each group
+    has a pass, a call of the processor and a preparation of its own, which cost a small model more than rows that are
+    free. Inputs that are sampled are groups of one, because each has a seed of its own: the call's plus its index. They
+    begin as soon as there is room.
+    """
+
+    model: PreTrainedModel
+    speculation: Speculation  # the decoding loop of the call
+    groups: list[InputGroup]
+    rows: int  # number of inputs that may be decoded at the same time
+    refill: int  # number of free rows from which the next group begins
+
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        speculation: Speculation,
+        options: Mapping[str, Any],
+        indices: Collection[int],
+        rows: int,
+    ) -> InputGroups:
+        """Divide the inputs of a call.
+
+        Args:
+            model: The model.
+            speculation: The decoding loop of the call.
+            options: Arguments of `model.generate`.
+            indices: The inputs' indices in the call.
+            rows: Number of inputs that may be decoded at the same time.
+        """
+        waiting = list(indices)
+        seed = first_seed(model, speculation, options, draw=len(waiting) > 1)
+        if keeps_state(options):
+            rows = 1  # one after another, in their order
+        if seed is not None:
+            single = [InputGroup([index], speculation.with_seed(seed + index)) for index in waiting]
+            return cls(model, speculation, single, rows, refill=1)
+        starts = range(0, len(waiting), rows)
+        together = [InputGroup(waiting[start : start + rows], speculation) for start in starts]
+        return cls(model, speculation, together, rows, refill=rows)
+
+
+def collect_in_order(
+    finished: Iterable[Mapping[int, Result]],
+    indices: Iterable[int],
+    on_result: Callable[[int, Result], None] | None,
+    errors: Collection[int] = (),
+) -> dict[int, Result]:
+    """Collect results as they end, and pass each to `on_result`, in the order of the inputs.
+
+    Args:
+        finished: Yields index -> result of some inputs, as they end.
+        indices: The inputs' indices in the call, in their order.
+        errors: Indices of the inputs that get no result; the decoding adds indices to it.
+
+    Returns:
+        Index -> result.
+    """
+    results, remaining = dict[int, Result](), list(indices)
+    for some in finished:
+        results |= some
+        while on_result is not None and remaining and (remaining[0] in results or remaining[0] in errors):
+            index = remaining.pop(0)
+            if index in results:
+                on_result(index, results[index])
+    return results

@@ -33,11 +33,10 @@ from mmdec.generation.model_lock import reading
 from mmdec.hub.find import drafter_folder
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.tasks.batch import InputBatch
+from mmdec.tasks.batch import InputBatch, InputGroup, InputGroups, collect_in_order
 from mmdec.tasks.generate_options import length_errors
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
-from mmdec.tasks.queue import InputGroup, InputGroups, collect_in_order
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import Description, DescriptionRequest, answer_steps
 from mmdec.vision.options import DescribeOptions, Model, OnDescription, OnText

@@ -26,6 +26,7 @@ from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
+from mmdec.tasks.batch import InputGroups
 from mmdec.tasks.confidence import Calibration, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import (
     RESERVED,
@@ -36,7 +37,6 @@ from mmdec.tasks.generate_options import (
     with_length,
 )
 from mmdec.tasks.loading import load_speculation
-from mmdec.tasks.queue import InputGroups
 from mmdec.tasks.usage import Usage, renumber_rounds
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import TRANSCRIPT, silent_transcripts, timings

@@ -31,7 +31,7 @@ from mmdec.nn.int8 import Int8Linear, Int8Weights
 from mmdec.targets.attention import tree_of
 from mmdec.targets.hf_target import HOOK_TABLES, has_hooks, plain_linear, shallow_copy
 from mmdec.targets.tokenwise import is_half_on_cpu
-from mmdec.whisper.vocabulary import half_precision_copies
+from mmdec.whisper.output_layer import half_precision_copies
 
 # minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which the next two constants hold
 MIN_ONEDNN_ELEMENTS = 2**17

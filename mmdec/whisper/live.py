@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, BinaryIO, final
 
@@ -18,6 +18,8 @@ import numpy as np
 from torch import Tensor
 
 from mmdec.checks.arguments import check_choice, show, suggesting_options
+from mmdec.core.tree import merge_chains, trees_from_lists
+from mmdec.drafters.earlier_text import EarlierText
 from mmdec.errors import InputError
 from mmdec.generation.speculation import Speculation
 from mmdec.io.audio import SAMPLE_RATE, Mixer, check_rate
@@ -33,12 +35,12 @@ from mmdec.io.audio.pipe import (
 from mmdec.io.audio.structure import AudioLoss
 from mmdec.io.audio.voice_activity import SpeechWindow, SpeechWindows, StreamResampler
 from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.tasks.inputs import integer_rate, split_channels, with_note
+from mmdec.tasks.audio import integer_rate, split_channels, with_note
+from mmdec.tasks.batch import collect_in_order
 from mmdec.tasks.loading import as_loaded
 from mmdec.tasks.options import option_names
-from mmdec.tasks.queue import collect_in_order
 from mmdec.tasks.threads import with_threads
-from mmdec.whisper.last_hypothesis import LastHypothesis
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import transcribe_recordings
 from mmdec.whisper.request import TranscriptionRequest
@@ -50,6 +52,7 @@ from mmdec.whisper.transcript import Segment, Transcript, shift_segment
 HEADER_BYTES = 12
 # for provisional text: seconds of silence that the encoder reads after the audio, see docs/log/whisper.md
 PROVISIONAL_MARGIN = 5.0
+MAX_OLDER_TOKENS = 4  # maximum tokens of a branch that is copied from an older text
 MAX_DRAFT_CHAIN = 31  # maximum number of drafted tokens in a round, from the window's previous text
 MAX_PREVIOUS_TEXTS = 3  # number of the window's previous texts that are kept for drafts
 TIMESTAMPS_PER_SECOND = 50  # number of timestamp tokens per second of audio
@@ -366,6 +369,51 @@ class LiveTranscriber:
             first + TIMESTAMPS_PER_SECOND * math.ceil(len(window.samples) / SAMPLE_RATE) if short else last,
             *ends[:1],
         ]
+
+
+@final
+class LastHypothesis:
+    """A drafter that copies from earlier texts of the same audio window. It has no weights and takes microseconds.
+
+    The previous text is drafted as one long chain, which one pass of the target can confirm. If the new text differs,
+    the drafter searches the previous text for the newest tokens, and continues from there. Short branches are added for
+    older texts, to which the new text often returns, and for the expected end. Make one object for each window.
+
+    Args:
+        tokens: Token ids of the window's previous text, without prompt and end token.
+        older: Earlier texts of the window.
+        ending: Tokens expected at the end of the text; they are drafted in every round as a branch.
+    """
+
+    needs = Needs()
+    name = "last-hypothesis"
+
+    def __init__(self, tokens: Sequence[int], older: Sequence[Sequence[int]] = (), ending: Sequence[int] = ()) -> None:
+        self._texts = [list(text) for text in (tokens, *older)]
+        self._ending = list(ending)
+
+    def check(self, target: Target) -> None:  # it fits every target
+        pass
+
+    def start(self, context: Context) -> list[list[EarlierText]]:
+        return [[EarlierText(text) for text in self._texts] for _ in context.tokens]
+
+    def propose(self, state: list[list[EarlierText]], roots: Tensor, plan: Plan) -> Draft:
+        """Draft the rest of the previous text, and short branches of the older texts and of the expected end."""
+        trees = list[tuple[list[int], list[int]]]()
+        for last, *older in state:
+            branches = [text.rest(min(MAX_OLDER_TOKENS, plan.depth)) for text in older if text.is_match]
+            trees.append(merge_chains([last.rest(plan.depth), *branches, self._ending[: plan.depth]], plan.nodes))
+        return trees_from_lists(roots, trees)
+
+    def update(self, state: list[list[EarlierText]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        for row, tokens, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+            for token in tokens[:length]:
+                for text in row:
+                    text.add(token)
+
+    def select(self, state: list[list[EarlierText]], live: Tensor) -> None:
+        state[:] = [state[index] for index in live.tolist()]
 
 
 def read_pipe(

@@ -22,8 +22,8 @@ from mmdec.generation.model_lock import reading
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.io.audio.voice_activity import SpeechWindow, cut_at_pauses
 from mmdec.kernels.threads import own_threads, set_own_threads
+from mmdec.tasks.audio import describe_silence
 from mmdec.tasks.confidence import estimate_confidence, token_evidence
-from mmdec.tasks.inputs import describe_silence
 from mmdec.tasks.usage import Usage
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import can_use_eager_copy

@@ -38,7 +38,7 @@ from mmdec.targets.hf_target import has_hooks, model_name
 from mmdec.targets.tokenwise import is_half_on_cpu
 from mmdec.types import Context, Draft, Needs, Scores
 from mmdec.whisper.decoder import FastDecoder, PassShare, can_use_eager_copy, eager_copy
-from mmdec.whisper.vocabulary import vocabulary_scores
+from mmdec.whisper.output_layer import vocabulary_scores
 
 GENERATE_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
 LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"

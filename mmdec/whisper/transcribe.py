@@ -27,10 +27,10 @@ from mmdec.hub.find import find_model
 from mmdec.io.audio import Recording
 from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES, LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES as AUDIO_FILES
-from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_recording, with_notes
+from mmdec.tasks.audio import Audio, AudioList, as_batch, read_recording, with_notes
+from mmdec.tasks.batch import collect_in_order
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
-from mmdec.tasks.queue import collect_in_order
 from mmdec.tasks.threads import with_threads
 from mmdec.whisper.audio_language_model import AudioLmRequest, transcribe_with_audio_lm
 from mmdec.whisper.checkpoint import DEFAULT_MODEL, WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper

@@ -31,7 +31,7 @@ OWN_PASSES: Mapping[str, Callable[..., Any]] = {  # replaces what makes passes i
     "mmdec.targets.decoder.tokenwise_copy": lambda model: None,
     "mmdec.whisper.decoder.is_half_on_cpu": lambda module: False,
     "mmdec.whisper.target.is_half_on_cpu": lambda module: False,
-    "mmdec.whisper.vocabulary.is_half_on_cpu": lambda module: False,
+    "mmdec.whisper.output_layer.is_half_on_cpu": lambda module: False,
 }
 Decode = Callable[..., list[list[int]]]  # drafter, options -> tokens of each row
 

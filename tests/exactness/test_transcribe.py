@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 import mmdec
 from mmdec.drafters.medusa.checkpoint import load_heads
-from mmdec.whisper import vocabulary as whisper_vocabulary
+from mmdec.whisper import output_layer
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
 from tests.support.grid import sample, slow_but
@@ -312,7 +312,7 @@ HALVED = [(name, DRAFTERS[(place + 1) % 3]) for place, name in enumerate(WAYS)]
 def test_equals_stock_by_half_precision_copies(
     whisper: LoadedWhisper, name: str, drafter: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whisper_vocabulary, "MIN_COPIED_VOCABULARY", 1)
-    monkeypatch.setattr(whisper_vocabulary, "MIN_PASSES_BEFORE_COPY", 1)
+    monkeypatch.setattr(output_layer, "MIN_COPIED_VOCABULARY", 1)
+    monkeypatch.setattr(output_layer, "MIN_PASSES_BEFORE_COPY", 1)
     test_equals_stock(whisper, name, drafter)
-    assert any(copy._made is not None for copy in whisper_vocabulary._copies.values())
+    assert any(copy._made is not None for copy in output_layer._copies.values())

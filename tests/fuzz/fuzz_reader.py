@@ -21,7 +21,7 @@ from mmdec.daspeech.translate import load, translate_speech
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError
 from mmdec.io import audio
-from mmdec.tasks.inputs import read_audio
+from mmdec.tasks.audio import read_audio
 from tests.conftest import buzz
 from tests.support.odd_files import Odd, write_odd
 

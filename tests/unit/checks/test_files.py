@@ -27,7 +27,7 @@ from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.errors import InputError
 from mmdec.hub.publish import atomic_folder
 from mmdec.io import audio
-from mmdec.tasks.inputs import read_audio
+from mmdec.tasks.audio import read_audio
 from tests.conftest import RATE, buzz
 from tests.support.bad_list import encoded
 from tests.support.tiny_whisper import write

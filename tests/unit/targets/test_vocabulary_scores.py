@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mmdec.kernels.tokenwise import MAX_PRODUCT_ROWS
-from mmdec.whisper.vocabulary import (
+from mmdec.whisper.output_layer import (
     MIN_COPIED_VOCABULARY,
     MIN_PASSES_BEFORE_COPY,
     half_precision_copies,

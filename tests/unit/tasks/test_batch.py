@@ -1,8 +1,12 @@
-"""Tests lists with bad files: the others are translated or transcribed, and only the bad ones are reported."""
+"""Tests lists with bad files: the others are translated or transcribed, and only the bad ones are reported.
+
+Also the order in which results of a list are reported.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.checks.files import printable
+from mmdec.tasks.batch import collect_in_order
 from tests.conftest import RATE, buzz
 from tests.support.bad_list import encoded, write_list
 from tests.support.grid import slow_but
@@ -190,3 +195,19 @@ def test_a_recording_without_units_is_refused(tiny_model: Path) -> None:
     assert [result is None for result in caught.value.results] == [False, True, True]
     assert list(caught.value.errors) == [1, 2]
     assert "found none" in str(caught.value.errors[1])
+
+
+@pytest.mark.parametrize("rejected", [(), (0,), (1,), (0, 1)])
+def test_results_are_reported_in_order_past_rejected_inputs(rejected: tuple[int, ...]) -> None:
+    errors, reported = dict[int, Exception](), list[int]()
+    accepted = [index for index in range(3) if index not in rejected]
+
+    def finished() -> Generator[dict[int, str]]:
+        for index in (2, 0, 1):
+            if index in rejected:
+                errors[index] = ValueError()
+            yield {} if index in rejected else {index: "text"}
+
+    results = collect_in_order(finished(), range(3), lambda index, _: reported.append(index), errors)
+    assert reported == accepted
+    assert results == dict.fromkeys(accepted, "text")

@@ -12,7 +12,7 @@ from mmdec.kernels.float16_linear import HalfWeights
 from mmdec.targets.kv_cache import KVPool
 from mmdec.whisper import decoder as whisper_decoder
 from mmdec.whisper.decoder import FastDecoder
-from mmdec.whisper.vocabulary import MIN_PASSES_BEFORE_COPY, half_precision_copies
+from mmdec.whisper.output_layer import MIN_PASSES_BEFORE_COPY, half_precision_copies
 from tests.support.tiny_whisper import FRAMES, whisper
 
 

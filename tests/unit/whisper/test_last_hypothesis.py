@@ -14,7 +14,7 @@ from mmdec.core.tree import chain_drafts
 from mmdec.drafters.earlier_text import MAX_GUESSED_TOKENS
 from mmdec.types import Context, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from mmdec.whisper.last_hypothesis import MAX_OLDER_TOKENS, LastHypothesis
+from mmdec.whisper.live import MAX_OLDER_TOKENS, LastHypothesis
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 

@@ -12,7 +12,7 @@ from mmdec.io import audio
 from mmdec.io.audio.mixing import Mixer, mix
 from mmdec.io.audio.pipe import PipedSound, stream_pieces
 from mmdec.io.audio.samples import SAMPLE_RATE as RATE
-from mmdec.tasks.inputs import read_audio, read_recording
+from mmdec.tasks.audio import read_audio, read_recording
 from tests.conftest import buzz
 
 VOICE, OTHER = buzz(3.0).astype(np.float64), buzz(3.0, 7).astype(np.float64)

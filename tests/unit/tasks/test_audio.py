@@ -14,8 +14,8 @@ import torch
 
 import mmdec
 from mmdec.errors import InputError
+from mmdec.tasks.audio import as_batch, read_audio
 from mmdec.tasks.batch import InputBatch
-from mmdec.tasks.inputs import as_batch, read_audio
 from tests.conftest import RATE, buzz
 
 

@@ -18,7 +18,7 @@ from mmdec.core.scheduler import SchedulerLimits
 from mmdec.core.steps import Compute, Round, Steps
 from mmdec.generation.generate import prepare_run
 from mmdec.generation.speculation import DecodingOptions, Speculation
-from mmdec.tasks.scheduler_thread import DecodingStopped, Priority, SchedulerThread
+from mmdec.serving.scheduler_thread import DecodingStopped, Priority, SchedulerThread
 from tests.support.families import model_of
 from tests.support.running_servers import until
 
