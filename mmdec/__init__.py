@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mmdec.io import audio
     from mmdec.loading import load
     from mmdec.pretrained.drafters import load_drafter
+    from mmdec.types import Round
     from mmdec.vision.answer import Description
     from mmdec.vision.chat import Chat
     from mmdec.vision.describe import describe
@@ -42,6 +43,7 @@ __all__ = [
     "InputError",
     "MmdecError",
     "Relaxation",
+    "Round",
     "Segment",
     "StreamUpdate",
     "TokenGroups",
@@ -77,6 +79,7 @@ _LAZY = {
     **dict.fromkeys(("CanvasGeneration", "CanvasOptions", "diffusion_generate"), "mmdec.generation.canvas"),
     "Chat": "mmdec.vision.chat",
     "Relaxation": "mmdec.core.verify",
+    "Round": "mmdec.types",
     "TokenGroups": "mmdec.core.token_groups",
     "Description": "mmdec.vision.answer",
     "corpus": "mmdec.generation.corpus",

@@ -60,6 +60,31 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Round:
+    """The result of one round: one draft and one target pass.
+
+    Its lists have one entry for each batch row that had not ended before.
+    """
+
+    index: int  # number of the round in this `generate` call; 0 is the pass over the prompt
+    rows: list[int]  # indices in the batch of the rows that had not ended before
+    tokens: list[list[int]]  # new tokens of each row, bonus or correction included
+    drafted: list[int]  # number of each row's drafted nodes, root excluded
+    accepted: list[int]  # number of each row's drafted nodes that were accepted
+    done: list[bool]  # for each row, whether it has ended
+    target: float = 0.0  # seconds in the target's pass
+    drafter: float = 0.0  # seconds in the drafter
+    core: float = 0.0  # seconds in everything else
+    vision: float = 0.0  # seconds in the vision tower, which `target` includes
+    text: list[str] = field(default_factory=lambda: [])  # each row's new text, if the tokens were decoded; else empty
+    logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T), log-probability of each token
+    # `MediaContext.summaries`; only in round 0
+    summaries: Tensor | None = field(default=None, repr=False, compare=False)
+    # for each row, whether it ended by the maximum length, without an end token
+    cut: list[bool] = field(default_factory=lambda: [], repr=False, compare=False)
+
+
+@dataclass(frozen=True)
 class Prior:
     """A drafter's expected acceptance rates, used until the rates of actual generation have been measured."""
 

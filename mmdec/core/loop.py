@@ -16,11 +16,11 @@ from torch import Tensor
 
 from mmdec.core.drafter_runner import DrafterRunner
 from mmdec.core.sampling import Sequences
-from mmdec.core.steps import Prefill, Round, Score, Steps, run_alone
+from mmdec.core.steps import Prefill, Score, Steps, run_alone
 from mmdec.core.timing import RoundTimer
 from mmdec.core.tree import bool_list, height, int_list, int_rows, soft_nodes
 from mmdec.core.verify import Rule, verify
-from mmdec.types import Drafter, Needs, Plan, SharedPassTarget, Target, TreeShape, Verdict
+from mmdec.types import Drafter, Needs, Plan, Round, SharedPassTarget, Target, TreeShape, Verdict
 
 
 class Planner(Protocol):

@@ -22,9 +22,9 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
-from mmdec.core.steps import Compute, PassRequest, PassResult, Prefill, Round, Score, Steps, run_pass, time_pass
+from mmdec.core.steps import Compute, PassRequest, PassResult, Prefill, Score, Steps, run_pass, time_pass
 from mmdec.errors import InputError
-from mmdec.types import SharedPassTarget
+from mmdec.types import Round, SharedPassTarget
 
 Key = TypeVar("Key")  # type of the names of decodings
 

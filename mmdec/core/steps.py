@@ -8,39 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, final
 
 import torch
-from torch import Tensor
 
 from mmdec.core.timing import Stopwatch
-from mmdec.types import Draft, Needs, Target
-
-
-@dataclass(frozen=True)
-class Round:
-    """The result of one round: one draft and one target pass.
-
-    Its lists have one entry for each batch row that had not ended before.
-    """
-
-    index: int  # number of the round in this `generate` call; 0 is the pass over the prompt
-    rows: list[int]  # indices in the batch of the rows that had not ended before
-    tokens: list[list[int]]  # new tokens of each row, bonus or correction included
-    drafted: list[int]  # number of each row's drafted nodes, root excluded
-    accepted: list[int]  # number of each row's drafted nodes that were accepted
-    done: list[bool]  # for each row, whether it has ended
-    target: float = 0.0  # seconds in the target's pass
-    drafter: float = 0.0  # seconds in the drafter
-    core: float = 0.0  # seconds in everything else
-    vision: float = 0.0  # seconds in the vision tower, which `target` includes
-    text: list[str] = field(default_factory=lambda: [])  # each row's new text, if the tokens were decoded; else empty
-    logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T), log-probability of each token
-    # `MediaContext.summaries`; only in round 0
-    summaries: Tensor | None = field(default=None, repr=False, compare=False)
-    # for each row, whether it ended by the maximum length, without an end token
-    cut: list[bool] = field(default_factory=lambda: [], repr=False, compare=False)
+from mmdec.types import Draft, Needs, Round, Target
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,6 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
-from mmdec.core.loop import Round
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.html import confidence_html, output_html, require, status
@@ -24,6 +23,7 @@ from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, samp
 from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
 from mmdec.io.images import read_image, to_pil
 from mmdec.tasks.confidence import read_calibrations
+from mmdec.types import Round
 from mmdec.vision.answer import Description
 from mmdec.vision.describe import DEFAULT_MODEL, available_drafters, describe, load_vlm
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, TypeVar
 
-from mmdec.core.loop import Round
 from mmdec.demo.background import Tell
 from mmdec.demo.html import status
 from mmdec.tasks.comparison import speedup_words
+from mmdec.types import Round
 from mmdec.vision.answer import Description
 from mmdec.whisper.transcript import Transcript
 

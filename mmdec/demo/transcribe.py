@@ -14,7 +14,6 @@ import numpy as np
 from torch import Tensor
 
 from mmdec import InputError
-from mmdec.core.loop import Round
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import DECODERS, Tell
 from mmdec.demo.html import UNSURE_CONFIDENCE, confidence_html, error_sentence, output_html, status
@@ -33,6 +32,7 @@ from mmdec.demo.layout import (
 )
 from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
 from mmdec.tasks.confidence import read_calibrations
+from mmdec.types import Round
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 from mmdec.whisper.transcribe import AUTO, load_transcriber, transcribe
 from mmdec.whisper.transcript import Transcript

@@ -10,12 +10,12 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.timing import Stopwatch
 from mmdec.evaluation.harness import Harness, Measurement, Method, count_passes, transformers_errors_only
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.pretrained.language_model import LoadedLanguageModel
+from mmdec.types import Round
 
 
 @final

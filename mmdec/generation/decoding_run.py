@@ -11,9 +11,10 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from mmdec.core.sampling import Sequences
-from mmdec.core.steps import Round, Steps, run_alone
+from mmdec.core.steps import Steps, run_alone
 from mmdec.generation.hf_bridge import OutputRecorder, setting
 from mmdec.targets.hf_target import GenerateOutput, HfTarget
+from mmdec.types import Round
 
 
 class DecodingRun(ABC):

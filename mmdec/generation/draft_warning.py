@@ -8,9 +8,8 @@ from typing import final
 import torch
 from transformers import PreTrainedModel
 
-from mmdec.core.steps import Round
 from mmdec.generation.auto_drafter import warn_once
-from mmdec.types import Drafter
+from mmdec.types import Drafter, Round
 
 MIN_WARNING_ROUNDS = 20  # a call of at least this many rounds warns if its drafts brought nothing
 # a drafter that may find nothing causes a warning only after this many rounds with drafts

@@ -26,7 +26,6 @@ from mmdec.checks.arguments import (
 )
 from mmdec.checks.devices import PASSED_ON, check_same_dtype
 from mmdec.core.budget import Nodes
-from mmdec.core.loop import Round
 from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Steps, pass_stop_iteration, watch
@@ -49,6 +48,7 @@ from mmdec.generation.model_lock import read_while, reading
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
+from mmdec.types import Round
 
 BATCH_SIZE = 8  # rows of a list of prompts that are decoded at the same time, unless the caller says
 

@@ -28,7 +28,7 @@ from mmdec.core.budget import Nodes, make_budget
 from mmdec.core.loop import decode_steps
 from mmdec.core.sampling import DraftWarp, KeyedSample, Sequences, most_probable, transformers_sample
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.steps import Round, watch
+from mmdec.core.steps import watch
 from mmdec.core.verify import (
     LOSSY_RULES,
     MatchRule,
@@ -61,7 +61,7 @@ from mmdec.generation.stock_run import StockRun
 from mmdec.targets.hf_target import GenerateOutput, HfTarget
 from mmdec.targets.quantization_check import siblings_change_logits
 from mmdec.targets.registry import target_of
-from mmdec.types import Drafter
+from mmdec.types import Drafter, Round
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "traversal", "typical")
 RULE_REMEDIES = {

@@ -16,11 +16,12 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.steps import Round, Steps, compute_value
+from mmdec.core.steps import Steps, compute_value
 from mmdec.core.timing import Stopwatch
 from mmdec.core.tree import bool_list
 from mmdec.generation.decoding_run import DecodingRun
 from mmdec.generation.hf_bridge import setting
+from mmdec.types import Round
 
 
 @final

@@ -19,7 +19,6 @@ from torch import Tensor
 
 import mmdec
 from mmdec.checks.arguments import suggesting_options
-from mmdec.core.loop import Round
 from mmdec.core.steps import Compute, Steps, watch
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError
@@ -37,6 +36,7 @@ from mmdec.tasks.confidence import read_calibrations
 from mmdec.tasks.generate_options import length_errors, with_length
 from mmdec.tasks.options import option_names
 from mmdec.tasks.usage import Usage
+from mmdec.types import Round
 from mmdec.vision.answer import ANSWER, DescriptionRequest, answer_steps
 from mmdec.vision.options import DescribeOptions
 from mmdec.whisper.audio_language_model import AudioLmRequest, recording_steps

@@ -22,10 +22,11 @@ import torch
 from torch import nn
 
 from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
-from mmdec.core.steps import Round, Steps
+from mmdec.core.steps import Steps
 from mmdec.errors import MmdecError
 from mmdec.generation.model_lock import try_reading
 from mmdec.tasks.threads import with_threads
+from mmdec.types import Round
 
 LOCK_RETRY_SECONDS = 0.01  # seconds after which the lock of a model that is being changed is tried again
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
     from mmdec.core.budget import Nodes
-    from mmdec.core.loop import Round
     from mmdec.core.statistics import DecodingStatistics
     from mmdec.core.verify import Relaxation, RuleName
+    from mmdec.types import Round
 
 MAX_BATCH = 4096  # maximum batch size
 STRICT_HELP = "Refuse damaged or cut-off files. Default: read the rest, and note what is missing."

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from mmdec.core.loop import Round
 from mmdec.core.summary import cut_note
 from mmdec.tasks.confidence import CUT_CONFIDENCE
+from mmdec.types import Round
 
 
 def renumber_rounds(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -> Callable[[Round], None] | None:

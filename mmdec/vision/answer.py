@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.core.steps import Round, Steps, resume
+from mmdec.core.steps import Steps, resume
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.wrapper import ForwardingDrafter
@@ -22,7 +22,7 @@ from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, r
 from mmdec.tasks.generate_options import RESERVED, check_generate_options, sets_length, with_length
 from mmdec.tasks.loading import load_speculation
 from mmdec.tasks.usage import Usage
-from mmdec.types import Draft, Drafter, Plan
+from mmdec.types import Draft, Drafter, Plan, Round
 from mmdec.vision.options import DescribeOptions, OnText
 from mmdec.vision.picture_evidence import distances_of, picture_evidence
 

@@ -19,7 +19,6 @@ from transformers import PreTrainedModel, ProcessorMixin
 from mmdec.checks.arguments import show, suggesting_options
 from mmdec.checks.devices import PASSED_ON
 from mmdec.core.budget import Nodes
-from mmdec.core.loop import Round
 from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Steps, pass_stop_iteration
@@ -38,6 +37,7 @@ from mmdec.tasks.generate_options import length_errors
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
+from mmdec.types import Round
 from mmdec.vision.answer import Description, DescriptionRequest, answer_steps
 from mmdec.vision.options import DescribeOptions, Model, OnDescription, OnText
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from mmdec.checks.arguments import show
-from mmdec.core.loop import Round
 from mmdec.core.scheduler import decode_together
 from mmdec.core.steps import Steps, timed, watch
 from mmdec.core.timing import Stopwatch
@@ -38,6 +37,7 @@ from mmdec.tasks.generate_options import (
 )
 from mmdec.tasks.loading import load_speculation
 from mmdec.tasks.usage import Usage, renumber_rounds
+from mmdec.types import Round
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import TRANSCRIPT, silent_transcripts, timings
 from mmdec.whisper.target import LANGUAGE_CODES

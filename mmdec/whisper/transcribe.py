@@ -17,7 +17,6 @@ from transformers import PreTrainedModel, ProcessorMixin, WhisperForConditionalG
 from mmdec.checks.arguments import suggesting_options
 from mmdec.checks.devices import check_dtype
 from mmdec.core.budget import Nodes
-from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import pass_stop_iteration
 from mmdec.core.verify import Relaxation, RuleName
@@ -32,6 +31,7 @@ from mmdec.tasks.batch import collect_in_order
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
+from mmdec.types import Round
 from mmdec.whisper.audio_language_model import AudioLmRequest, transcribe_with_audio_lm
 from mmdec.whisper.checkpoint import DEFAULT_MODEL, WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper
 from mmdec.whisper.options import Model, OnTranscript, Progress, Timestamps, TranscribeOptions

@@ -25,11 +25,12 @@ from transformers.generation.logits_process import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.steps import PassResult, Round, Steps, compute_value, resume
+from mmdec.core.steps import PassResult, Steps, compute_value, resume
 from mmdec.errors import InputError
 from mmdec.generation.speculation import Speculation
 from mmdec.targets.registry import target_of
 from mmdec.tasks.usage import Usage
+from mmdec.types import Round
 from mmdec.whisper.features import WindowEncoder
 from mmdec.whisper.progress import PartProgress
 from mmdec.whisper.repetition import has_end_token, is_runaway, token_compression_ratio

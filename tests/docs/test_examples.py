@@ -13,10 +13,10 @@ from docs.examples.toy_drafter import ToyDrafter
 from docs.examples.toy_rule import AmongBest
 from docs.examples.toy_target import PairTarget
 from mmdec.core.budget import Budget
-from mmdec.core.loop import Round, decode
+from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule, Rule
-from mmdec.types import Drafter, Target
+from mmdec.types import Drafter, Round, Target
 from tests.support.toy_target import Scripted, Toy, forest
 
 ROOT = Path(__file__).parents[2]

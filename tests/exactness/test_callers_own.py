@@ -28,8 +28,8 @@ from transformers import (
 from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 import mmdec
-from mmdec.core.loop import Round
 from mmdec.generation.hf_bridge import fallback_reasons
+from mmdec.types import Round
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz
 from tests.exactness.user_processors import (

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
-from mmdec.core.loop import Round
 from mmdec.errors import InputError
 from mmdec.io.audio.files import save_audio
 from mmdec.pretrained.audio_lm import LoadedAudioLm, load_audio_lm
 from mmdec.serving.engines import EngineOptions, TranscriptionEngine
 from mmdec.serving.server import ServerLimits
+from mmdec.types import Round
 from tests.support.audio_lm_folders import FAMILIES, RATE, voxtral, write
 from tests.support.running_servers import served, until
 from tests.support.vision_drafters import DRAFTERS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import mmdec
-from mmdec.core.loop import Round
 from mmdec.targets.decoder import DecoderTarget
+from mmdec.types import Round
 from tests.support.grid import slow_but
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import llava, qwen

@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 import mmdec
-from mmdec.core.loop import Round
 from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
 from mmdec.drafters.corpus import CorpusDrafter, TokenIndex
 from mmdec.errors import InputError
@@ -22,6 +21,7 @@ from mmdec.generation.generate import prepare_run
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.families import FAMILIES
+from mmdec.types import Round
 from tests.exactness.enumeration import chi_square
 from tests.support.draft_networks import FORMS_OF, tree_growing
 from tests.support.families import model_of

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.core.loop import Round, decode
+from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import root_only
 from mmdec.core.verify import MatchRule, Rule
 from mmdec.drafters.small_model.drafter import SmallModel
-from mmdec.types import Context, Draft, Needs, Plan, Scores, Verdict
+from mmdec.types import Context, Draft, Needs, Plan, Round, Scores, Verdict
 
 
 @dataclass

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmdec.core.loop import Round, decode
+from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.targets.registry import target_of
+from mmdec.types import Round
 from tests.support.tiny_vlm import Picture
 
 SYSTEMS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdec.core.loop import Round, decode
+from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.drafters.dflash.network import DFlash
@@ -23,7 +23,7 @@ from mmdec.drafters.networks.training.unroll import unroll_inputs, unroll_steps
 from mmdec.drafters.registry import network_class
 from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.targets.text import TextTarget
-from mmdec.types import Context, Draft, Plan, Scores, Verdict
+from mmdec.types import Context, Draft, Plan, Round, Scores, Verdict
 from tests.support.naive_dflash import naive_block, naive_head
 from tests.support.naive_heads import naive_heads
 from tests.support.toy_target import padded

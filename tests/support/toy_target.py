@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mmdec.core.budget import Budget
-from mmdec.core.loop import Planner, Round, decode
+from mmdec.core.loop import Planner, decode
 from mmdec.core.sampling import Criterion, Processor, Sequences, Stop
 from mmdec.core.tree import trees_from_lists
 from mmdec.core.verify import MatchRule, RowTree, Rule
-from mmdec.types import Context, Draft, Drafter, Needs, Plan, Scores, Target, Verdict
+from mmdec.types import Context, Draft, Drafter, Needs, Plan, Round, Scores, Target, Verdict
 
 ROWS = 1009  # rows of the table; a prime number, for the hash
 Tree = tuple[list[int], list[int]]  # tokens of nodes 1, 2, ..., and their parents

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.core.loop import Round
 from mmdec.core.summary import format_result
+from mmdec.types import Round
 
 ROUNDS = [
     Round(0, [0, 1], [[5], [6]], [0, 0], [0, 0], [False, False], 0.5, 0.0, 0.25),

@@ -11,11 +11,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from mmdec.core.loop import Round
 from mmdec.demo import samples
 from mmdec.demo.html import UNEXPECTED, confidence_html, error_sentence, status
 from mmdec.demo.race import compare_with_plain, pieces, round_listener, steps
 from mmdec.errors import InputError, MmdecError
+from mmdec.types import Round
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,11 @@ def test_odd_options_are_refused(name: str, value: Any) -> None:
         mmdec.generate(model_of("LlamaForCausalLM"), {"input_ids": torch.tensor([[5, 6, 7, 8]])}, **{name: value})
 
 
+def test_rounds_have_a_public_name() -> None:
+    rounds = list(mmdec.stream(model_of("LlamaForCausalLM"), torch.tensor([[5, 6, 7, 8]]), max_new_tokens=3))
+    assert {type(round_) for round_ in rounds} == {mmdec.Round}
+
+
 def test_fractional_max_new_tokens_round_as_in_generate() -> None:
     model, ids = model_of("LlamaForCausalLM"), torch.tensor([[5, 6, 7, 8]])
     options: dict[str, Any] = {"max_new_tokens": 2.5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}

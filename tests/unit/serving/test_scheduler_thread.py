@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 
 import mmdec
 from mmdec.core.scheduler import SchedulerLimits
-from mmdec.core.steps import Compute, Round, Steps
+from mmdec.core.steps import Compute, Steps
 from mmdec.generation.generate import prepare_run
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.serving.scheduler_thread import DecodingStopped, Priority, SchedulerThread
+from mmdec.types import Round
 from tests.support.families import model_of
 from tests.support.running_servers import until
 

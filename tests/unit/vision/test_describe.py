@@ -17,11 +17,11 @@ from PIL import Image
 
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.loop import Round
 from mmdec.drafters.lookup import Lookup
 from mmdec.errors import InputError
 from mmdec.pretrained.language_model import load_language_model
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
+from mmdec.types import Round
 from mmdec.vision import describe as module
 from tests.support import tiny_text_folder
 from tests.support.grid import slow_but

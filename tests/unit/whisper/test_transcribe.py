@@ -13,10 +13,10 @@ import torch
 from transformers import WhisperFeatureExtractor, WhisperProcessor
 
 import mmdec
-from mmdec.core.loop import Round
 from mmdec.errors import InputError
 from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.tasks.confidence import estimate_confidence, read_calibrations
+from mmdec.types import Round
 from mmdec.whisper.checkpoint import LoadedWhisper
 from tests.conftest import RATE, buzz
 from tests.support import audio_lm_folders as hearing_folders

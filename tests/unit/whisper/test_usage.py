@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.core.loop import Round
 from mmdec.core.scheduler import Scheduler
 from mmdec.tasks.usage import Usage
+from mmdec.types import Round
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import FastDecoder
 from mmdec.whisper.long_form import decode_recording

@@ -12,14 +12,13 @@ from torch import Tensor
 
 import mmdec
 from mmdec.core.budget import Budget
-from mmdec.core.loop import Round
 from mmdec.core.tree import chain_drafts
 from mmdec.core.verify import ResidualRule, SamplingState
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.recycling import Recycling
 from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.errors import InputError
-from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
+from mmdec.types import Context, Draft, Needs, Plan, Round, Scores, Target, Verdict
 from tests.support.blended_toy import PROMPTS, Changing, Toy, run, start
 from tests.support.draft_networks import texts
 from tests.support.draft_warps import at_temperature
