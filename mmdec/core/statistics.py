@@ -22,7 +22,7 @@ from typing import Any, final
 from mmdec.core.tree_shape import HeadAccuracy
 from mmdec.types import Plan, Prior
 
-MAX_CHAIN_NODES = 31  # maximum nodes of a chain; statistics are kept for so many depths
+MAX_CHAIN_NODES = 31  # maximum nodes of a chain that are observed
 ROUND_DECAY = 0.95  # each new round multiplies the weight of all earlier rounds by this factor
 # the same factor for chains that end early: their shares change slowly, so old rounds are still valid
 ENDING_CHAIN_DECAY = 0.98
@@ -33,6 +33,22 @@ MAX_BUCKET_TIMINGS = 15  # maximum timings that are stored for each bucket of a 
 # minimum timings of a bucket of the target's cost curve; buckets with fewer are ignored as too noisy
 MIN_BUCKET_TIMINGS = 3
 MAX_STORED_PAIRS = 256  # maximum pairs of target and drafter that are stored; the least recently used ones are dropped
+
+
+@dataclass
+class ChainNode:
+    """What was observed of node i of chains.
+
+    Each field is a sum over rounds, in which older rounds weigh less, of the share of rows in which this happened.
+    """
+
+    tried: float = 0.0  # the node was drafted, and node i - 1 was accepted
+    accepted: float = 0.0
+    # the same for chains that may end early, in rounds whose plan included the node
+    planned: float = 0.0  # all of these rounds
+    begun: float = 0.0  # those with at least one drafted node
+    drafted: float = 0.0  # those in which the node was drafted
+    accepted_if_planned: float = 0.0
 
 
 @final
@@ -50,13 +66,7 @@ class Acceptance:
 
     def __init__(self, prior: Sequence[float] = ()) -> None:
         self.prior = list(prior)[:MAX_CHAIN_NODES]
-        # sums over rounds of the share of rows in which this happened; older rounds weigh less; [i]: node i of a chain
-        self.hits = [0.0] * (MAX_CHAIN_NODES + 1)  # [i]: node i was accepted
-        self.trials = [0.0] * (MAX_CHAIN_NODES + 1)  # [i]: node i was drafted and node i - 1 was accepted
-        # Four such lists for chains that may end early. List 0 counts the rounds whose plan included node i. Of these
-        # rounds, list 1 counts those in which node i was accepted, list 2 those with at least one drafted node, list 3
-        # those in which node i was drafted.
-        self.ending = [[0.0] * (MAX_CHAIN_NODES + 1) for _ in range(4)]
+        self.nodes = [ChainNode() for _ in range(MAX_CHAIN_NODES)]  # [i]: node i + 1 of chains
         # tree size (nodes, depth) -> (sum of the rounds' weights, weighted sum of accepted nodes per row)
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}
         # for all trees: number of accepted nodes, and the number that was predicted from the chances of chains
@@ -74,10 +84,10 @@ class Acceptance:
         """
         chances: list[float] = []
         before = DEFAULT_ACCEPTANCE
-        for i in range(1, deepest + 1):
+        for i, node in enumerate(self.nodes[:deepest], 1):
             if self.prior:
                 before = self.prior[i - 1] if i <= len(self.prior) else 0.0
-            chance = (self.hits[i] + PRIOR_WEIGHT * before) / (self.trials[i] + PRIOR_WEIGHT)
+            chance = (node.accepted + PRIOR_WEIGHT * before) / (node.tried + PRIOR_WEIGHT)
             chances.append(chance)
             # An empty draft counts as a rejected node 1. So node 1 may have too low a chance to predict node 2.
             before = chance if i > 1 else max(chance, DEFAULT_ACCEPTANCE)
@@ -95,14 +105,13 @@ class Acceptance:
         """
         drafted: list[float] = []
         accepted: list[float] = []
-        nodes = gain = 0.0
+        length = gain = 0.0
         share = hit = 1.0
-        for i, chance in enumerate(chances, 1):
-            rounds, hits, drafts, reached = (row[i] for row in self.ending)
-            share = (reached + PRIOR_WEIGHT * share) / (drafts + PRIOR_WEIGHT)
-            hit = (hits + PRIOR_WEIGHT * hit * chance) / (rounds + PRIOR_WEIGHT)
-            nodes, gain = nodes + share, gain + hit
-            drafted.append(nodes)
+        for node, chance in zip(self.nodes, chances, strict=False):
+            share = (node.drafted + PRIOR_WEIGHT * share) / (node.begun + PRIOR_WEIGHT)
+            hit = (node.accepted_if_planned + PRIOR_WEIGHT * hit * chance) / (node.planned + PRIOR_WEIGHT)
+            length, gain = length + share, gain + hit
+            drafted.append(length)
             accepted.append(gain)
         return drafted, accepted
 
@@ -145,12 +154,15 @@ class Acceptance:
             self.of_trees = (ROUND_DECAY * accepted_in_all + mean, ROUND_DECAY * expected_in_all + expected)
         self.since_chain = 0 if is_chain else self.since_chain + 1
         if ends and plan.nodes == plan.depth:
-            for i in range(1, min(plan.depth, MAX_CHAIN_NODES) + 1):
-                values = 1.0, sum(n >= i for n in accepted) / rows, float(longest > 1), float(longest > i)
-                for row, value in zip(self.ending, values, strict=True):
-                    row[i] = ENDING_CHAIN_DECAY * row[i] + value
+            for i, node in enumerate(self.nodes[: plan.depth], 1):
+                node.planned = ENDING_CHAIN_DECAY * node.planned + 1.0
+                node.begun = ENDING_CHAIN_DECAY * node.begun + (longest > 1)
+                node.drafted = ENDING_CHAIN_DECAY * node.drafted + (longest > i)
+                node.accepted_if_planned = (
+                    ENDING_CHAIN_DECAY * node.accepted_if_planned + sum(n >= i for n in accepted) / rows
+                )
         if is_chain:
-            for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
+            for i, node in enumerate(self.nodes[: plan.depth], 1):
                 # Count the rows that tried node i: they drafted it and accepted node i - 1. An empty draft counts as a
                 # rejected node 1.
                 tried = sum(
@@ -158,8 +170,8 @@ class Acceptance:
                 )
                 if not tried:
                     break
-                self.hits[i] = ROUND_DECAY * self.hits[i] + sum(n >= i for n in accepted) / rows
-                self.trials[i] = ROUND_DECAY * self.trials[i] + tried / rows
+                node.accepted = ROUND_DECAY * node.accepted + sum(n >= i for n in accepted) / rows
+                node.tried = ROUND_DECAY * node.tried + tried / rows
 
 
 def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:

@@ -50,8 +50,8 @@ def test_old_rounds_decay() -> None:
     known = Acceptance()
     known.learn(Plan(1, 1), [2], 1, [1])
     known.learn(Plan(1, 1), [2], 1, [0])
-    assert known.hits[1] == pytest.approx(ROUND_DECAY)
-    assert known.trials[1] == pytest.approx(ROUND_DECAY + 1)
+    assert known.nodes[0].accepted == pytest.approx(ROUND_DECAY)
+    assert known.nodes[0].tried == pytest.approx(ROUND_DECAY + 1)
 
 
 @pytest.mark.parametrize(("nodes", "depth", "expected"), [(2, 2, 0.5 + 0.25), (4, 1, 0.75), (8, 2, 0.75 + 0.75**2)])
