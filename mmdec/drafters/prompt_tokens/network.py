@@ -102,13 +102,13 @@ class PromptTokens(DraftNetwork):
         Args:
             node: Index of the node.
             first: Index that the first soft node will have.
-            places: Length of the chains.
+            places: Length of the chains; 0: there are none.
 
         Returns:
             The parents of the soft nodes, and the indices of their embeddings.
         """
         parents, indices = list[int](), list[int]()
-        for copy in range(self.copies):
+        for copy in range(self.copies if places else 0):
             start = first + copy * places
             parents += [node, *range(start, start + places - 1)]
             indices += range(copy * self.max_depth, copy * self.max_depth + places)

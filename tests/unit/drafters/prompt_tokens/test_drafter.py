@@ -53,6 +53,24 @@ def test_a_plan_is_not_exceeded(nodes: int, copies: int) -> None:
         assert max(map(len, places)) <= guessed
 
 
+@pytest.mark.parametrize("nodes", range(1, 20))
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_draft_has_the_planned_soft_nodes_with_the_inputs_of_their_places(nodes: int, copies: int) -> None:
+    drafter = PromptTokensDrafter(network(tokens=2, copies=copies, ranks=CHANCES))
+    state: Any = drafter.start(_Context())  # type: ignore[arg-type] # only what is read
+    state.guesses = [[[11, 12, 13], [14, 15, 16]]]
+    places = divide_nodes(state.shape.chances(), 2, Plan(nodes, 2), copies)
+    draft = drafter.propose(state, torch.tensor([7]), Plan(nodes, 2))
+    soft_nodes = copies * sum(places.values())
+    assert draft.soft is not None
+    assert draft.soft.any(-1).tolist() == [[False] * len(places) + [True] * soft_nodes]
+    place = [-1] * len(places)  # of each node's input, counted from the token above
+    embeddings = drafter.network.embeddings.tolist()
+    for node in range(len(places), len(places) + soft_nodes):
+        place.append(place[int(draft.parents[0, node])] + 1)
+        assert embeddings.index(draft.soft[0, node].tolist()) % 2 == place[node]
+
+
 def test_the_soft_nodes_below_the_last_accepted_node_are_read() -> None:
     drafter = PromptTokensDrafter(network(tokens=2, copies=2))
     draft = trees_from_lists(torch.tensor([7]), [([8, 7, 7, 7, 7, 7], [0, 0, 1, 3, 1, 5])])
