@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -34,6 +35,15 @@ class Draft:
     probs: Tensor | None = None  # (B, N, V), distribution that a node's children were sampled from; None: not sampled
     # (B, N, H), embeddings to read at soft nodes, whose tokens may be any; 0 at other nodes
     soft: Tensor | None = None
+
+    @cached_property
+    def soft_nodes(self) -> list[list[bool]]:
+        """Whether each node of each row is soft. It is read from the device once."""
+        if self.soft is None:
+            rows, nodes = self.tokens.shape
+            return [[False] * nodes] * rows
+        is_soft: Any = self.soft.any(-1)
+        return is_soft.tolist()
 
 
 @dataclass(frozen=True)

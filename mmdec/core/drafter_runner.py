@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from mmdec.core.tree import depths, int_list, int_rows, root_only, soft_nodes
+from mmdec.core.tree import depths, int_list, int_rows, root_only
 from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
 
 R = TypeVar("R")
@@ -136,7 +136,7 @@ def _prune(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft
     `chains`, each tree becomes the chain that follows the first child of each node.
     """
     parents, sizes = int_rows(draft.parents), int_list(draft.size)
-    soft = soft_nodes(draft)
+    soft = draft.soft_nodes
     nodes_of_rows: list[list[int]] = []
     for row, limit in enumerate(room):
         nodes, last = {0: None}, 0  # nodes that stay (a dict, because sets have no order), and the last of them

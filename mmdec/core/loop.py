@@ -18,7 +18,7 @@ from mmdec.core.drafter_runner import DrafterRunner
 from mmdec.core.sampling import Sequences
 from mmdec.core.steps import Prefill, Score, Steps, run_alone
 from mmdec.core.timing import RoundTimer
-from mmdec.core.tree import bool_list, height, int_list, int_rows, soft_nodes
+from mmdec.core.tree import bool_list, height, int_list, int_rows
 from mmdec.core.verify import Rule, verify
 from mmdec.types import Drafter, Needs, Plan, Round, SharedPassTarget, Target, TreeShape, Verdict
 
@@ -134,7 +134,7 @@ def decode_steps(
                     row[:length]
                     for row, length in zip(int_rows(verdict.tokens), int_list(verdict.lengths), strict=True)
                 ],
-                drafted=[size - 1 - sum(soft) for size, soft in zip(sizes, soft_nodes(draft), strict=True)],
+                drafted=[size - 1 - sum(soft) for size, soft in zip(sizes, draft.soft_nodes, strict=True)],
                 accepted=[sum(node > 0 for node in path) for path in int_rows(verdict.path)],
                 done=done,
                 logprobs=chosen_logprobs(scores.logits, verdict),

@@ -67,19 +67,11 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 def height(draft: Draft) -> int:
     """Return the depth of the deepest token of all rows, soft nodes left out; the root has depth 0."""
-    rows = zip(int_rows(draft.parents), int_list(draft.size), soft_nodes(draft), strict=True)
+    rows = zip(int_rows(draft.parents), int_list(draft.size), draft.soft_nodes, strict=True)
     return max(
         max(depth for depth, is_soft in zip(depths(parents[:size]), soft, strict=False) if not is_soft)
         for parents, size, soft in rows
     )
-
-
-def soft_nodes(draft: Draft) -> list[list[bool]]:
-    """Return for each node of each row whether it is soft."""
-    if draft.soft is None:
-        rows, nodes = draft.tokens.shape
-        return [[False] * nodes] * rows
-    return cast(Any, draft.soft.any(-1)).tolist()
 
 
 def chain_drafts(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:

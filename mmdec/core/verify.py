@@ -39,7 +39,7 @@ from mmdec.core.sampling import (
     most_probable_each,
 )
 from mmdec.core.token_groups import TokenGroups
-from mmdec.core.tree import int_list, int_rows, soft_nodes
+from mmdec.core.tree import int_list, int_rows
 from mmdec.errors import InputError
 from mmdec.types import Draft, Plan, Scores, Verdict
 
@@ -118,7 +118,6 @@ def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict
         text: The texts of the batch; its `live` rows are those of the draft.
     """
     tokens, parents, sizes = int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size)
-    soft = soft_nodes(draft)
     # the most probable token of every node, computed at once and only when a rule first asks for it
     likeliest = cache(lambda: most_probable_each(text.suppress(scores.logits)))
     paths: list[list[int]] = []
@@ -128,7 +127,7 @@ def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict
         before = len(text.tokens[row])
         children: list[list[int]] = [[] for _ in range(sizes[index])]
         for node in range(1, sizes[index]):
-            if not soft[index][node]:
+            if not draft.soft_nodes[index][node]:
                 children[parents[index][node]].append(node)
         probs = None if draft.probs is None else draft.probs[index]
         branch = RowTree(row, tokens[index], children, scores.logits[index], probs, partial(_row, likeliest, index))

@@ -70,6 +70,29 @@ def test_texts_of_batches_equal_stock(family: str) -> None:
             assert torch.equal(result.sequences, expected)
 
 
+def test_soft_nodes_are_read_from_the_device_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = model_of("LlamaForCausalLM")
+    soft_nodes: Any = vars(Draft)["soft_nodes"]
+    read, reads = soft_nodes.func, list[Draft]()
+
+    def count(draft: Draft) -> Any:
+        reads.append(draft)
+        return read(draft)
+
+    monkeypatch.setattr(soft_nodes, "func", count)
+    ends = [lambda ids, scores: torch.tensor([ids.shape[1] >= 40])]  # before the maximum length cuts any draft
+    ids = torch.tensor([[3, 4, 5, 3, 4, 5]])
+    options: dict[str, Any] = {
+        "max_new_tokens": 90,
+        "do_sample": False,
+        "eos_token_id": None,
+        "stopping_criteria": ends,
+    }
+    result = mmdec.generate(model, ids, drafter_for(model), num_speculative_tokens=(9, 3), **options)
+    assert len(reads) == len(result.rounds)
+    assert any(draft.soft is not None for draft in reads)
+
+
 def test_rows_that_join_and_leave_keep_their_texts() -> None:
     model: Any = model_of("LlamaForCausalLM")
     rng = random.Random(4)

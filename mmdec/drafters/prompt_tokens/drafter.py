@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mmdec.checks.fingerprint import fingerprint
-from mmdec.core.tree import int_list, int_rows, soft_nodes, top_indices, trees_from_lists
+from mmdec.core.tree import int_list, int_rows, top_indices, trees_from_lists
 from mmdec.core.tree_shape import HeadAccuracy, Path
 from mmdec.drafters.medusa.drafter import count_ranks, default_chances
 from mmdec.drafters.prompt_tokens.network import PromptTokens
@@ -110,7 +110,7 @@ class PromptTokensDrafter:
         """Count which guesses were right, and read those of the soft nodes below the last accepted node."""
         count_ranks(state.shape, state.guesses, verdict)
         logits, counts = list[Tensor](), list[int]()
-        rows = zip(int_rows(draft.parents), soft_nodes(draft), int_rows(verdict.path), strict=True)
+        rows = zip(int_rows(draft.parents), draft.soft_nodes, int_rows(verdict.path), strict=True)
         for row, (parents, soft, path) in enumerate(rows):
             place, above = 0, {max(path)}  # a parent's index is lower than its children's
             while place < self.network.max_depth:
