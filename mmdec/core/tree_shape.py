@@ -8,12 +8,18 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any, final
 
+from mmdec.core.tree import int_list, int_rows
 from mmdec.errors import InputError
+from mmdec.types import TreeShape, Verdict
 
 OBSERVATION_DECAY = 0.995  # each observation multiplies the weight of all earlier ones by this factor
 INITIAL_WEIGHT = 20.0  # the initial chances have the weight of this many observations
 # a computed tree is used again until this many further observations were made; the chances change slowly
 TREE_REUSE_OBSERVATIONS = 32
+MAX_RANKS = 8  # number of best tokens (ranks) at each depth that a tree may use
+# assumed chance that the best token at the first depth is right, and the factor on it for each further depth
+FIRST_CHANCE, CHANCE_DECAY = 0.75, 0.85
+RANK_DECAY = 2.0  # the assumed chance that the k-th best token at a depth is right falls as 1 / k^2
 Node = tuple[int, int, int]  # a node of a tree: index of its parent, depth (0 below the root), rank (k-th best token)
 Path = tuple[int, ...]  # ranks along the path from the root to a node
 
@@ -99,6 +105,27 @@ class HeadAccuracy:
         paths = likeliest_paths(self.chances()[:depth], nodes)
         index = {(): 0} | {path: node for node, path in enumerate(sorted(paths), 1)}
         return [(index[path[:-1]], len(path) - 1, path[-1]) for path in index if path]
+
+
+def default_chances(depths: int) -> list[list[float]]:
+    """Return the assumed chances [depth][rank] that the k-th best token (rank k) is right, before any is measured."""
+    rows: list[list[float]] = []
+    for depth in range(depths):
+        first = FIRST_CHANCE * CHANCE_DECAY**depth
+        rows.append([first, *(first * (1 - first) * k**-RANK_DECAY for k in range(2, MAX_RANKS + 1))])
+    return rows
+
+
+def count_ranks(shape: TreeShape, ranked: Sequence[Sequence[Sequence[int]]], verdict: Verdict) -> None:
+    """Compare a drafter's proposals with the new tokens, and count in `shape` which rank was right at each depth.
+
+    Args:
+        ranked: [row][depth][rank], the proposed tokens.
+        verdict: The new tokens.
+    """
+    for levels, tokens, length in zip(ranked, int_rows(verdict.tokens), int_list(verdict.lengths), strict=True):
+        for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
+            shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
 
 
 def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path]:

@@ -17,16 +17,11 @@ from torch.nn.functional import linear, silu
 
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import int_rows, top_indices, trees_from_lists
-from mmdec.core.tree_shape import HeadAccuracy
+from mmdec.core.tree_shape import HeadAccuracy, count_ranks, default_chances
 from mmdec.drafters.medusa.network import HeadLayer, KeyValues, MedusaHeads
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
-
-MAX_RANKS = 8  # number of best tokens (ranks) of each head that a tree may use
-# assumed chance that the first head's best token is right, and the factor on it for each further head
-FIRST, LATER = 0.75, 0.85
-RANK_DECAY = 2.0  # the assumed chance that the k-th best token of a head is right falls as 1 / k^2
 
 
 @dataclass
@@ -218,27 +213,6 @@ class Medusa:
         out = layer(last, (block.keys[:, :, :width], block.values[:, :, :width]), block.memory, mask)
         block.lengths, block.pending = ends, [[] for _ in counts]
         return out[:, 0]
-
-
-def count_ranks(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) -> None:
-    """Compare the heads' proposals with the accepted tokens, and count in `shape` which rank was right at each depth.
-
-    Args:
-        ranked: [row][head][rank], the tokens that the heads proposed.
-        verdict: The accepted tokens.
-    """
-    for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
-        for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
-            shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
-
-
-def default_chances(heads: int) -> list[list[float]]:
-    """Return the assumed chances [head][rank] that a head's k-th best token (rank k) is right, for unmeasured heads."""
-    rows = []
-    for head in range(heads):
-        first = FIRST * LATER**head
-        rows.append([first, *(first * (1 - first) * k**-RANK_DECAY for k in range(2, MAX_RANKS + 1))])
-    return rows
 
 
 def _wider(cells: Tensor, width: int) -> Tensor:

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import int_list, int_rows, top_indices, trees_from_lists
-from mmdec.core.tree_shape import HeadAccuracy, Path
-from mmdec.drafters.medusa.drafter import count_ranks, default_chances
+from mmdec.core.tree_shape import HeadAccuracy, Path, count_ranks, default_chances
 from mmdec.drafters.prompt_tokens.network import PromptTokens
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict

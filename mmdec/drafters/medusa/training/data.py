@@ -29,9 +29,9 @@ from transformers import WhisperForConditionalGeneration
 from mmdec.core.budget import Budget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
-from mmdec.core.tree_shape import HeadAccuracy
+from mmdec.core.tree_shape import HeadAccuracy, default_chances
 from mmdec.core.verify import MatchRule
-from mmdec.drafters.medusa.drafter import Medusa, default_chances
+from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE, split_at_pauses
 from mmdec.training.checkpoints import check_counts, token_list

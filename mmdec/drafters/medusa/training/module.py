@@ -23,8 +23,9 @@ from torch.optim import Optimizer
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
+from mmdec.core.tree_shape import MAX_RANKS
 from mmdec.drafters.medusa.checkpoint import load_heads, save_heads
-from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa
+from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import HeadKind, MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import LANGUAGE_PLACEHOLDER, HeadBatch, HeadData, decode_greedily, fingerprint
 from mmdec.drafters.medusa.training.simulation import measure, spread

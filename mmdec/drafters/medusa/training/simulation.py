@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmdec.core.tree_shape import HeadAccuracy, Node
-from mmdec.drafters.medusa.drafter import MAX_RANKS, default_chances
+from mmdec.core.tree_shape import MAX_RANKS, HeadAccuracy, Node, default_chances
 
 SIMULATIONS = 3  # number of simulations with a tree; each measures the accuracies that shape the next tree
 

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.drafters.medusa.drafter import MAX_RANKS
+from mmdec.core.tree_shape import MAX_RANKS
 from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.drafters.networks.draft_network import DraftConfig, DraftNetwork
 from mmdec.drafters.networks.training.data import DraftBatch, DraftData

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmdec.core.tree import trees_from_lists
-from mmdec.drafters.medusa.drafter import MAX_RANKS
+from mmdec.core.tree_shape import MAX_RANKS
 from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.training.data import DraftBatch
 from mmdec.drafters.networks.training.module import LOSSES, DraftModule, LossWeights

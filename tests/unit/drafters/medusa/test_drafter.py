@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec.cli import app
 from mmdec.compat import CACHE_ARGUMENT
+from mmdec.core.tree_shape import MAX_RANKS, default_chances
 from mmdec.drafters.medusa.checkpoint import convert, load_heads, save_heads
-from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa, default_chances
+from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, EncoderContext, Plan, Prior, Scores, Verdict

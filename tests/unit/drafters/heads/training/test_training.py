@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmdec.core.tree_shape import MAX_RANKS
 from mmdec.drafters.heads.network import Heads
 from mmdec.drafters.heads.training.module import HeadsModule, start_from_target
-from mmdec.drafters.medusa.drafter import MAX_RANKS
 from mmdec.drafters.networks.training.module import target_states
 from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher
 from mmdec.errors import InputError

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import WhisperFeatureExtractor
 
 from mmdec import speculate
-from mmdec.core.tree_shape import HeadAccuracy
-from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa, default_chances
+from mmdec.core.tree_shape import MAX_RANKS, HeadAccuracy, default_chances
+from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import LANGUAGE_PLACEHOLDER, WindowTokenizer, decode_greedily, fingerprint
 from mmdec.drafters.medusa.training.module import first_heads, head_loss

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmdec.drafters.medusa.drafter import MAX_RANKS
+from mmdec.core.tree_shape import MAX_RANKS
 from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.drafters.networks.training.module import rank_texts
