@@ -22,17 +22,12 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.encoded import SOURCE, EncodedPrompt, EncodedSession, EncodedTarget, encoder_output
+from mmdec.targets.families import ENCODER_DECODER_CLASSES
 from mmdec.targets.hf_target import recording, shallow_copy
 from mmdec.targets.kv_cache import RowLayout
+from mmdec.targets.registry import built_in_target
 from mmdec.types import Scores
 
-# supported models, as beginnings of class names; tests/exactness/test_encoder_decoders.py tests each
-FAMILIES = """
-    Bart BigBirdPegasus Blenderbot BlenderbotSmall M2M100 MBart MT5 Marian Moonshine Mvp PLBart Pegasus SeamlessM4T
-    SeamlessM4Tv2 Speech2Text T5 UMT5
-"""
-CLASS_SUFFIXES = ("ForConditionalGeneration", "MTModel", "ForTextToText", "ForSpeechToText")
-CLASSES = frozenset(name + end for name in FAMILIES.split() for end in CLASS_SUFFIXES)
 # position embeddings are computed and stored for multiples of this number of positions, to save calls
 POSITIONS_PER_STEP = 64
 
@@ -163,6 +158,7 @@ class PositionedCopy:
         return table[behind].permute(0, 3, 1, 2)
 
 
+@built_in_target("encoder_decoder")
 @final
 class EncoderDecoderTarget(EncodedTarget):
     """Scores token trees with the decoder of an encoder-decoder model. The model is not changed.
@@ -174,7 +170,10 @@ class EncoderDecoderTarget(EncodedTarget):
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
         """Return whether the model is an encoder-decoder of a family that tests cover."""
-        return any(kind.__name__ in CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__)
+        return any(
+            kind.__name__ in ENCODER_DECODER_CLASSES and "transformers." in kind.__module__
+            for kind in type(model).__mro__
+        )
 
     def __init__(self, model: PreTrainedModel) -> None:
         config: Any = model.config.get_text_config(decoder=True)
@@ -264,8 +263,3 @@ class EncoderDecoderTarget(EncodedTarget):
             **{CACHE_ARGUMENT: cache},
             **more,
         )
-
-
-def encoder_decoders() -> str:
-    """Return the names of the supported families, for error messages."""
-    return ", ".join(FAMILIES.split())

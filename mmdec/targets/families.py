@@ -73,6 +73,11 @@ VISION_FAMILIES = """
 """
 AUDIO_FAMILIES = "AudioFlamingo3 GlmAsr GraniteSpeech MusicFlamingo Qwen2Audio Qwen3ASR Voxtral"
 MEDIA_FAMILIES = f"{VISION_FAMILIES} {AUDIO_FAMILIES}"
+# encoder-decoders; tests/exactness/test_encoder_decoders.py tests each
+ENCODER_DECODER_FAMILIES = """
+    Bart BigBirdPegasus Blenderbot BlenderbotSmall M2M100 MBart MT5 Marian Moonshine Mvp PLBart Pegasus SeamlessM4T
+    SeamlessM4Tv2 Speech2Text T5 UMT5
+"""
 UNSUPPORTED_CLASSES = {  # class that is not supported -> the reason, for the error message
     "Blip2ForConditionalGeneration": "its `generate` takes the language model's part",
     "MllamaForConditionalGeneration": "it reads pictures by cross attention, whose columns no draft may touch",
@@ -84,6 +89,11 @@ FAMILIES = frozenset(
     [*(f"{name}ForCausalLM" for name in (ATTENTION_FAMILIES + RECURRENT_FAMILIES).split()), *OTHER_CLASSES]
 )
 MEDIA_CLASSES = frozenset(f"{name}ForConditionalGeneration" for name in MEDIA_FAMILIES.split())
+ENCODER_DECODER_CLASSES = frozenset(
+    name + end
+    for name in ENCODER_DECODER_FAMILIES.split()
+    for end in ("ForConditionalGeneration", "MTModel", "ForTextToText", "ForSpeechToText")
+)
 _probing = Lock()
 
 

@@ -1,15 +1,20 @@
-"""Chooses the `Target` class for a model of transformers: the first class in a list that accepts the model."""
+"""The registry of targets, and the choice of one for a model of transformers.
+
+A target's class registers itself by the decorator `built_in_target`. `BUILT_IN` lists names and modules: a module is
+imported only when its target is asked whether it supports a model.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from transformers import PreTrainedModel
 
 from mmdec.errors import InputError
-from mmdec.targets.encoder_decoder import EncoderDecoderTarget, encoder_decoders
 from mmdec.targets.families import (
+    ENCODER_DECODER_FAMILIES,
     UNSUPPORTED_CLASSES,
     check_forward,
     lacking_arguments,
@@ -17,19 +22,33 @@ from mmdec.targets.families import (
     list_media_families,
 )
 from mmdec.targets.hf_target import HfTarget
-from mmdec.targets.media import MediaTarget
-from mmdec.targets.text import TextTarget
 
-WHISPER = "mmdec.whisper.target"  # imported by name, because targets may not depend on a system
+Class = TypeVar("Class", bound=HfTarget)
+BUILT_IN = {  # name -> module of the class; the first that supports a model scores its drafts
+    "whisper": "mmdec.whisper.target",
+    "encoder_decoder": "mmdec.targets.encoder_decoder",
+    "media": "mmdec.targets.media",
+    "text": "mmdec.targets.text",
+}
+_decorated: dict[str, type[HfTarget]] = {}  # classes of the modules imported so far
 
 
-def target_classes() -> tuple[type[HfTarget], ...]:
-    """List the `Target` classes in the order in which they are asked."""
-    return import_module(WHISPER).WhisperTarget, EncoderDecoderTarget, MediaTarget, TextTarget
+def built_in_target(name: str) -> Callable[[type[Class]], type[Class]]:
+    """Register the decorated class as a built-in target.
+
+    Args:
+        name: The name in `BUILT_IN`.
+    """
+
+    def register(kind: type[Class]) -> type[Class]:
+        _decorated[name] = kind
+        return kind
+
+    return register
 
 
 def target_of(model: PreTrainedModel) -> HfTarget:
-    """Make the target for this model.
+    """Make the target for a model: of the first class in `BUILT_IN` that supports it.
 
     Raises:
         InputError: If no target supports the model.
@@ -41,13 +60,15 @@ def target_of(model: PreTrainedModel) -> HfTarget:
         )
     if why := UNSUPPORTED_CLASSES.get(type(model).__name__):
         raise InputError(f"`model` must be of a supported class, but is {type(model).__name__}: {why}. Use another.")
-    for target in target_classes():
+    for name, module in BUILT_IN.items():
+        import_module(module)
+        target = _decorated[name]
         if target.supports(model):
             return cast(Any, target)(model)
     if model.config.is_encoder_decoder:
         raise InputError(
             f"`model` must be an encoder-decoder of a tested family, but is {type(model).__name__}. These work: "
-            f"Whisper, {encoder_decoders()}."
+            f"Whisper, {', '.join(ENCODER_DECODER_FAMILIES.split())}."
         )
     check_forward(model)
     lacking = lacking_arguments(model)
