@@ -22,7 +22,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
-from mmdec.core.steps import Compute, PassRequest, PassResult, Prefill, Score, Steps, run_pass, time_pass
+from mmdec.core.steps import Compute, PassRequest, PassResult, Prefill, Score, Steps, time_pass
 from mmdec.errors import InputError
 from mmdec.types import Round, SharedPassTarget
 
@@ -171,7 +171,7 @@ class Scheduler:
         computing = [task for task in tasks if isinstance(task.pending, Compute) and task.pending.runs_aside]
         if self._aside is None and computing and self._side_thread is not None:
             request: Any = computing[0].pending
-            self._aside = computing[0], self._side_thread.submit(run_pass, request)
+            self._aside = computing[0], self._side_thread.submit(time_pass, request.device, request.compute)
         aside = None if self._aside is None else self._aside[0]
         return [task for task in tasks if task is not aside and not (busy and task in computing)]
 
@@ -365,7 +365,7 @@ def _shared_passes(tasks: Sequence[Task]) -> list[list[Task]]:
 def _results(tasks: Sequence[Task]) -> list[PassResult]:
     requests: list[Any] = [task.pending for task in tasks]
     if len(requests) == 1:
-        return [run_pass(requests[0])]
+        return [time_pass(requests[0].device, requests[0].compute)]
     parts = [(request.session, request.draft) for request in requests]
     shared = time_pass(requests[0].device, partial(requests[0].target.score_together, parts))
     rows = sum(len(draft.tokens) for _, draft in parts)

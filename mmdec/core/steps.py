@@ -92,16 +92,14 @@ def run_alone(steps: Steps[Any]) -> Iterator[Round]:
     Yields:
         Its rounds.
     """
-    try:
+    with closing(steps):
         step = resume(steps)
         while step is not None:
             if isinstance(step, Round):
                 yield step
                 step = resume(steps)
             else:
-                step = resume(steps, run_pass(step))
-    finally:
-        steps.close()
+                step = resume(steps, time_pass(step.device, step.compute))
 
 
 def resume(steps: Steps[Any], result: PassResult | None = None) -> PassRequest | Round | None:
@@ -170,11 +168,6 @@ class pass_stop_iteration(AbstractContextManager[None]):  # used as a function
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
             raise error.__cause__
-
-
-def run_pass(request: PassRequest) -> PassResult:
-    """Run one pass for one decoding."""
-    return time_pass(request.device, request.compute)
 
 
 def time_pass(device: torch.device, compute: Callable[[], Any]) -> PassResult:

@@ -1,9 +1,9 @@
-"""A prepared call of `model.generate`, which decodes when it is iterated."""
+"""A prepared call of `model.generate`: the steps of its decoding, and its output."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -11,27 +11,18 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from mmdec.core.sampling import Sequences
-from mmdec.core.steps import Steps, run_alone
+from mmdec.core.steps import Steps
 from mmdec.generation.hf_bridge import OutputRecorder, setting
 from mmdec.targets.hf_target import GenerateOutput, HfTarget
-from mmdec.types import Round
 
 
 class DecodingRun(ABC):
-    """A checked and prepared call. `decode` runs it; a scheduler runs its `steps` instead."""
+    """A checked and prepared call. `run_alone` or a scheduler runs its steps."""
 
     # whether `model.generate` must get the media of a prompt, too, which else go to the target directly
     needs_all_inputs: ClassVar[bool] = False
-
-    @property
-    @abstractmethod
-    def steps(self) -> Steps[Any]:
-        """The steps of decoding, always the same generator, which runs once."""
-
-    @property
-    @abstractmethod
-    def rows(self) -> int:
-        """The number of rows of the batch."""
+    steps: Steps[Any]  # the decoding, not yet started
+    rows: int  # number of rows of the batch
 
     @property
     @abstractmethod
@@ -45,30 +36,19 @@ class DecodingRun(ABC):
         Call it once all rounds were iterated.
         """
 
-    def decode(self) -> Iterator[Round]:
-        """Decode, and yield each round."""
-        return run_alone(self.steps)
-
 
 @final
 @dataclass(frozen=True)
 class SpeculativeRun(DecodingRun):
     """Decodes with mmdec's loop."""
 
+    steps: Steps[Any]
+    rows: int
     text: Sequences  # the rows' prompts, new tokens and stopping criteria
-    loop: Steps[Any]  # mmdec's loop, not yet started
     pad: int  # id of the token that pads shorter rows
     target: HfTarget
     inputs: Mapping[str, Any]  # the model's inputs by name
     results: OutputRecorder
-
-    @property
-    def steps(self) -> Steps[Any]:
-        return self.loop
-
-    @property
-    def rows(self) -> int:
-        return len(self.text.tokens)
 
     @property
     def sequences(self) -> Tensor:

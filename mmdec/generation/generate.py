@@ -28,7 +28,7 @@ from mmdec.checks.devices import PASSED_ON, check_same_dtype
 from mmdec.core.budget import Nodes
 from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.steps import Steps, pass_stop_iteration, watch
+from mmdec.core.steps import Steps, pass_stop_iteration, run_alone, watch
 from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import Relaxation, RuleName
 from mmdec.errors import BatchError, InputError, without_frames
@@ -182,7 +182,7 @@ def generate(
             return _generate_many(model, inputs, speculation, batch_size, options)
     with pass_stop_iteration(), _reading(model, speculation):
         run = prepare_run(model, cast(Any, inputs), speculation, options)
-        rounds = list(run.decode())
+        rounds = list(run_alone(run.steps))
     return Generation(run.sequences, rounds, decoding.lossless)
 
 
@@ -337,7 +337,7 @@ def rounds_of(
     """
     with _reading(model, speculation):
         run = prepare_run(model, inputs, speculation, options)
-    rounds, tokenizer = read_while((model, *speculation.networks), run.decode()), options.get("tokenizer")
+    rounds, tokenizer = read_while((model, *speculation.networks), run_alone(run.steps)), options.get("tokenizer")
     return rounds if tokenizer is None else _with_text(rounds, tokenizer, run.rows)
 
 

@@ -28,7 +28,7 @@ from mmdec.core.budget import Nodes, make_budget
 from mmdec.core.loop import decode_steps
 from mmdec.core.sampling import DraftWarp, KeyedSample, Sequences, most_probable, transformers_sample
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.steps import watch
+from mmdec.core.steps import run_alone, watch
 from mmdec.core.verify import (
     LOSSY_RULES,
     MatchRule,
@@ -212,7 +212,7 @@ class Speculation:
             on_round, streamer = self.options.on_round, self.options.streamer
             if streamer is not None:
                 streamer.put(input_ids.cpu())
-            for round_ in run.decode():
+            for round_ in run_alone(run.steps):
                 if on_round is not None:
                     on_round(round_)
                 if streamer is not None:
@@ -286,7 +286,7 @@ class Speculation:
             steps = watch(steps, counts.add, counts.warn)
         if fills_cache:
             steps = watch(steps, partial(_extend_cache, target, inputs, text, pad))
-        return SpeculativeRun(text, steps, pad, target, inputs, results)
+        return SpeculativeRun(steps, batch, text, pad, target, inputs, results)
 
     def _check_call(self, target: HfTarget, config: GenerationConfig, batch: int, synced_gpus: bool | None) -> None:
         """Raise InputError if the options or the configuration are not supported for a batch of this size."""

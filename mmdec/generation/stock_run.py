@@ -59,15 +59,7 @@ class StockRun(DecodingRun):
         self._model, self._ids, self._config, self._seed = model, input_ids, config, seed
         self._processors, self._criteria, self._inputs = processors, criteria, inputs
         self._result: Any = None
-        self._steps = self._run()
-
-    @property
-    def steps(self) -> Steps[Any]:
-        return self._steps
-
-    @property
-    def rows(self) -> int:
-        return len(self._ids)
+        self.steps, self.rows = self._run(), len(input_ids)
 
     @property
     def sequences(self) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
-from mmdec.core.steps import Compute, run_pass
+from mmdec.core.steps import Compute, time_pass
 from mmdec.errors import InputError
 from mmdec.generation.speculation import DecodingOptions, Speculation, default_statistics
 from mmdec.whisper.long_form import LongFormResult, TimeTokens, align_tokens, transcribe_windows
@@ -117,7 +117,7 @@ def run(recording: Generator[Any, Any, LongFormResult], stages: list[str] | None
             return end.value
         if stages is not None and isinstance(step, Compute):
             stages.append(step.stage)
-        result = run_pass(step)
+        result = time_pass(step.device, step.compute)
 
 
 def start(
@@ -227,7 +227,7 @@ def test_recordings_that_take_turns_equal_those_alone() -> None:
                 results[number] = end.value
                 del live[number]
             else:
-                replies[number] = run_pass(request)
+                replies[number] = time_pass(request.device, request.compute)
     for number, inputs in enumerate(recordings):
         assert_same(results[number], wanted(model, inputs, options))
 
