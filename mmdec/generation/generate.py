@@ -7,16 +7,16 @@ pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from inspect import signature
 from typing import Any, TypeGuard, cast, final, overload
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
+from transformers import PreTrainedModel, StopStringCriteria
 
 from mmdec.checks.arguments import (
     check_instance,
@@ -38,6 +38,7 @@ from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
 from mmdec.generation.hf_bridge import keeps_state
 from mmdec.generation.inputs import (
     MAX_SEQUENCES,
+    check_named_inputs,
     check_options,
     generate_option_names,
     heal_tokens,
@@ -50,6 +51,7 @@ from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
 from mmdec.types import Round
 
+UNNAMED_ARGUMENTS = ("past_key_values", "trust_remote_code")  # what `model.generate` takes as keywords only
 BATCH_SIZE = 8  # rows of a list of prompts that are decoded at the same time, unless the caller says
 
 register_attention()
@@ -174,16 +176,16 @@ def generate(
         Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding; for the rules' papers see
         `mmdec.core.verify`.
     """
-    decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
-    speculation = Speculation(decoding)
+    speculation = Speculation(DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics))
     check_whole("batch_size", batch_size, 1, MAX_SEQUENCES, "It is the number of rows that are decoded at a time.")
-    if _are_prompts(inputs):
-        with pass_stop_iteration(), _reading(model, speculation):
-            return _generate_many(model, inputs, speculation, batch_size, options)
-    with pass_stop_iteration(), _reading(model, speculation):
-        run = prepare_run(model, cast(Any, inputs), speculation, options)
+    check_model(model)
+    with pass_stop_iteration(), reading(model, *speculation.networks):
+        call = GenerateCall.of(model, speculation, options)
+        if _are_prompts(inputs):
+            return _generate_many(call, inputs, batch_size)
+        run = call.prepare(cast(Any, inputs))
         rounds = list(run_alone(run.steps))
-    return Generation(run.sequences, rounds, decoding.lossless)
+    return Generation(run.sequences, rounds, speculation.options.lossless)
 
 
 def _are_prompts(inputs: object) -> TypeGuard[Sequence[Tensor | Mapping[str, Any]]]:
@@ -195,59 +197,37 @@ def _are_prompts(inputs: object) -> TypeGuard[Sequence[Tensor | Mapping[str, Any
 
 
 def _generate_many(
-    model: PreTrainedModel,
-    prompts: Sequence[Tensor | Mapping[str, Any]],
-    speculation: Speculation,
-    batch_size: int,
-    options: Mapping[str, Any],
+    call: GenerateCall, prompts: Sequence[Tensor | Mapping[str, Any]], batch_size: int
 ) -> list[Generation]:
     """Decode prompts side by side. Each begins as soon as there is room for its rows."""
+    speculation = call.speculation
     speculation.check_inputs(len(prompts))
-    if prompts:  # a mistake in the call concerns no single prompt
-        target = _checked_target(model)
-        check_options(options, {})
-        check_same_dtype(options.get("dtype"), model.dtype)
-        speculation.checked_drafter(target, model)
-    seed = first_seed(model, speculation, options, draw=len(prompts) > 1)
+    call.check_settings()
+    seed = first_seed(call.model, speculation, call.given, draw=len(prompts) > 1)
     results, errors = dict[int, Generation](), dict[int, InputError]()
 
     def refuse(index: int, error: InputError) -> None:
         errors[index] = without_frames(error)
-
-    @cache
-    def call_error() -> str | None:
-        """Return the message with which any prompt is refused, even one of one token; None: there is none."""
-        try:
-            prepare_run(model, torch.zeros((1, 1), dtype=torch.long, device=model.device), speculation, options)
-        except InputError as error:
-            return str(error)
-        return None
 
     def prepared(queue: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Steps[Generation], int]]:
         for index, prompt in queue:
             own = speculation.for_inputs([DraftInput(index)])
             own = own if seed is None else own.with_seed(seed + index)
             try:
-                run = prepare_run(model, prompt, own, options)
+                run = call.prepare(prompt, own)
+                if run.rows > batch_size:
+                    raise InputError(
+                        f"`batch_size` must be at least {run.rows}, the rows of `inputs[{index}]`, but is "
+                        f"{batch_size}. Raise it, or give fewer rows in one prompt."
+                    )
             except InputError as error:
-                if str(error) == call_error():
-                    raise
                 refuse(index, error)
-                continue
-            if run.rows <= batch_size:
+            else:
                 yield index, _generation_steps(run, speculation), run.rows
-                continue
-            refuse(
-                index,
-                InputError(
-                    f"`batch_size` must be at least {run.rows}, the rows of `inputs[{index}]`, but is {batch_size}. "
-                    "Raise it, or give fewer rows in one prompt."
-                ),
-            )
 
     numbered = list(enumerate(prompts))
     # a function that keeps a state reads one prompt after another
-    for queue in ([one] for one in numbered) if keeps_state(options) else [numbered]:
+    for queue in ([one] for one in numbered) if keeps_state(call.given) else [numbered]:
         results |= decode_together(prepared(queue), batch_size, on_refusal=refuse)
     if errors:
         errors = dict(sorted(errors.items()))
@@ -335,10 +315,15 @@ def rounds_of(
         speculation: The decoding loop.
         options: Arguments of `model.generate`; if a `tokenizer` is among them, each round has its text.
     """
-    with _reading(model, speculation):
-        run = prepare_run(model, inputs, speculation, options)
-    rounds, tokenizer = read_while((model, *speculation.networks), run_alone(run.steps)), options.get("tokenizer")
-    return rounds if tokenizer is None else _with_text(rounds, tokenizer, run.rows)
+    check_model(model)
+    with reading(model, *speculation.networks):
+        call = GenerateCall.of(model, speculation, options)
+        run = call.prepare(inputs)
+    rounds = read_while((model, *speculation.networks), run_alone(run.steps))
+    if call.tokenizer is None:
+        return rounds
+    add_text = RoundText(call.tokenizer, run.rows)
+    return (add_text(round_) for round_ in rounds)
 
 
 def speculate(
@@ -377,93 +362,114 @@ def speculate(
     return Speculation(options)
 
 
+@final
 @dataclass(frozen=True)
-class _Preparation:
-    """A custom loop for `model.generate` that prepares decoding and returns the prepared call instead of decoding.
+class GenerateCall:
+    """A call of `generate`, `stream` or a task. Its options are checked once; then it prepares prompts."""
 
-    So rounds can be iterated outside of `model.generate`.
-    """
-
-    speculation: Speculation
+    model: PreTrainedModel
     target: HfTarget
-    prefill_inputs: Mapping[str, Any]  # model inputs that go to `Target.prefill` directly, not through `model.generate`
+    speculation: Speculation  # the decoding loop
+    given: Mapping[str, Any]  # the caller's options of `model.generate`
+    options: Mapping[str, Any]  # those that `model.generate` gets
+    tokenizer: Any  # of the options; None: there is none
+    heals: bool  # whether prompts are prepared by `token_healing`
 
-    def __call__(
-        self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-    ) -> DecodingRun:
-        inputs = {**inputs, **self.prefill_inputs}
-        return self.speculation.begin(self.target, model, input_ids, generation_config, **inputs)
+    @classmethod
+    def of(cls, model: PreTrainedModel, speculation: Speculation, options: Mapping[str, Any]) -> GenerateCall:
+        """Check a call as far as mmdec knows its options. What only transformers refuses shows in `prepare`.
+
+        Args:
+            model: A loaded model of transformers.
+            speculation: The decoding loop.
+            options: Arguments of `model.generate`, and `dtype`.
+
+        Raises:
+            InputError: If an argument is wrong.
+        """
+        target = target_of(model)
+        if not target.decodes_once:
+            raise InputError(
+                f"`model` must be a language model, but is {type(model).__name__}, whose `generate` may run the "
+                "decoding loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
+            )
+        check_options(options)
+        own = dict(options)
+        check_same_dtype(own.pop("dtype", None), model.dtype)
+        if speculation.options.samples is not None:
+            own.setdefault("do_sample", speculation.options.samples)
+        with _refusals(model, options):
+            strings, heals = tokenizer_options(own, model)
+            tokenizer = own.pop("tokenizer", None)
+            if strings is not None:
+                ends = StopStringCriteria(tokenizer, strings)
+                own["stopping_criteria"] = [*(own.get("stopping_criteria") or ()), ends]
+        return cls(model, target, speculation, options, own, tokenizer, heals)
+
+    def check_settings(self) -> None:
+        """Raise InputError for what would be refused with every prompt: unknown options, wrong values, a wrong drafter.
+
+        Preparing a prompt finds these, too. Before a list of prompts, they must not be taken for faults of one prompt.
+        """
+        model: Any = self.model
+        arguments = {*signature(model.generate).parameters, *UNNAMED_ARGUMENTS} - {"generation_config"}
+        settings = {name: value for name, value in self.options.items() if name not in arguments}
+        with _refusals(model, self.given):
+            config, inputs = model._prepare_generation_config(settings.pop("generation_config", None), **settings)
+            model._validate_model_kwargs(inputs)
+            model._prepare_special_tokens(config, device=model.device)
+            prompt = torch.ones((1, 1), dtype=torch.long, device=model.device)
+            model._get_logits_processor(config, 1, prompt, device=model.device)
+        self.speculation.check_call(self.target, model, config)
+
+    def prepare(self, inputs: Tensor | Mapping[str, Any], speculation: Speculation | None = None) -> DecodingRun:
+        """Let transformers prepare a prompt. The model is not run yet.
+
+        Args:
+            inputs: Token ids (B, P), or a tokenizer's or processor's output.
+            speculation: The decoding loop of this prompt; None: that of the call.
+
+        Raises:
+            InputError: If the prompt is wrong, or an option that only transformers knows.
+        """
+        model: Any = self.model
+        named = prompt_inputs(model, inputs)
+        check_named_inputs(named, self.given)
+        # In error messages, name the options if there are any: model inputs are rarely the cause.
+        with _refusals(model, {*self.given} - {"tokenizer"} or {*named} - {"input_ids"}):
+            if self.heals:
+                ids, mask = named["input_ids"], named.get("attention_mask")
+                named["input_ids"] = heal_tokens(ids, mask, model, self.tokenizer)
+            everything = {**self.options, **named}
+            prepared, held_back = self.target.split_inputs(everything)
+            # transformers prepares masks, processors and criteria, and calls `begin` with them instead of its own loop
+            begin = partial((speculation or self.speculation).begin, self.target)
+            run: DecodingRun = model.generate(**prepared, custom_generate=partial(begin, held_back=held_back))
+            if held_back and run.needs_all_inputs:
+                run = model.generate(**everything, custom_generate=begin)
+        return run
 
 
-def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:
-    """Return a context manager that holds the read locks of the model and of the smaller models that draft for it.
-
-    If `model` is not a model, it gets no lock; a later check raises the error.
-    """
-    return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
-
-
-def prepare_run(
-    model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
-) -> DecodingRun:
-    """Check a call of `generate`, and let transformers prepare it. The model is not run yet.
-
-    Args:
-        model: A loaded model of transformers.
-        inputs: Token ids (B, P), or a tokenizer's or processor's output.
-        speculation: The decoding loop.
-        options: Arguments of `model.generate`.
-
-    Raises:
-        InputError: If an argument is wrong.
-    """
-    target = _checked_target(model)
-    named = prompt_inputs(model, inputs)
-    # In error messages, name the options if there are any: model inputs are rarely the cause.
-    names = {*options} - {"tokenizer"} or {*named} - {"input_ids"}
-    check_options(options, named)
-    options = dict(options)
-    check_same_dtype(options.pop("dtype", None), model.dtype)
-    samples = speculation.options.samples
-    if samples is not None:
-        options.setdefault("do_sample", samples)
-    try:
-        strings, heals = tokenizer_options(options, model)
-        tokenizer = options.pop("tokenizer", None)
-        if strings is not None:
-            ends = StopStringCriteria(tokenizer, strings)
-            options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), ends]
-        if heals:
-            named["input_ids"] = heal_tokens(named["input_ids"], named.get("attention_mask"), model, tokenizer)
-        prepare: Any = model.generate  # typed as `Any`, because type checkers take attributes of modules for tensors
-        prepared, held_back = target.split_inputs({**options, **named})
-        run = prepare(**prepared, custom_generate=_Preparation(speculation, target, held_back))
-        if held_back and run.needs_all_inputs:
-            run = prepare(**options, **named, custom_generate=_Preparation(speculation, target, {}))
-    except PASSED_ON:
-        raise
-    except Exception as error:  # from transformers' preparation, which may raise anything
-        raise options_error(names, error, {*generate_option_names(model), *signature(generate).parameters}) from error
-    return cast(DecodingRun, run)
-
-
-def _checked_target(model: PreTrainedModel) -> HfTarget:
-    """Return the adapter of the argument `model`; raise InputError if it is no language model."""
+def check_model(model: object) -> None:
+    """Raise InputError unless the argument `model` is a loaded model of transformers."""
     remedy = "Load it first; of a PeftModel give `get_base_model()`."
     check_instance("model", model, PreTrainedModel, "a loaded model of transformers", remedy)
-    target = target_of(model)
-    if not target.decodes_once:
-        raise InputError(
-            f"`model` must be a language model, but is {type(model).__name__}, whose `generate` may run the decoding "
-            "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
-        )
-    return target
 
 
-def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
-    add_text = RoundText(tokenizer, rows)
-    for round_ in rounds:
-        yield add_text(round_)
+@contextmanager
+def _refusals(model: PreTrainedModel, names: Collection[str]) -> Generator[None]:
+    """Turn errors of transformers' preparation, which may raise anything, into InputErrors.
+
+    Args:
+        names: Names of the options that may be the cause.
+    """
+    try:
+        yield
+    except PASSED_ON:
+        raise
+    except Exception as error:
+        known = {*generate_option_names(model), *signature(generate).parameters}
+        raise options_error({*names} - {"tokenizer"}, error, known) from error
 
 
 @final

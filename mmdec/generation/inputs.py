@@ -86,12 +86,9 @@ def _check_ids(model: PreTrainedModel, name: str, ids: object) -> None:
         )
 
 
-def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
-    """Raise InputError for options of `model.generate` that would fail or exhaust the memory before decoding begins.
-
-    Args:
-        named: The model's inputs by name.
-    """
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise InputError for options of `model.generate` that would fail or exhaust the memory before decoding begins."""
+    _check_values(options)
     if "custom_generate" in options:
         raise InputError(
             f"`custom_generate` must be left out, but is {show(options['custom_generate'])}. Call `model.generate` "
@@ -116,22 +113,11 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     for name, remedy in REPLACED_OPTIONS.items():
         if options.get(name) is not None:
             raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
-    if twice := sorted(options.keys() & named.keys()):
-        raise InputError(f"`{twice[0]}` must be given once, but is both in `inputs` and among the options. Drop one.")
     for name in ("num_beams", "num_return_sequences"):  # options that multiply the number of rows
         if options.get(name) is not None:
             most = 1 if name == "num_beams" else MAX_SEQUENCES
             check_whole(name, options[name], 1, most, "Beams need `model.generate`'s own loop.")
-    for name in ("attention_mask", "position_ids"):
-        value = {**named, **options}.get(name)
-        if value is not None and not isinstance(value, Tensor):
-            raise InputError(f"`{name}` must be a tensor, but is {show(value)}. Pass the tokenizer's own.")
-        if name == "attention_mask" and value is not None and not bool(((value == 0) | (value == 1)).all()):
-            raise InputError("`attention_mask` must hold 0 and 1, but holds other numbers. Pass the tokenizer's own.")
     check_callable("prefix_allowed_tokens_fn", options.get("prefix_allowed_tokens_fn"), "a function of a row and ids")
-    cache = {**named, **options}.get(CACHE_ARGUMENT)
-    if cache is not None and not isinstance(cache, Cache):
-        raise InputError(f"`{CACHE_ARGUMENT}` must be a DynamicCache, but is {show(cache)}. Leave it out.")
     for name in ("logits_processor", "stopping_criteria"):
         functions: object = options.get(name)
         if functions is not None and not (
@@ -140,6 +126,30 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
             raise InputError(
                 f"`{name}` must be a list of functions, but is {show(cast(object, functions))}. Put it into a list."
             )
+
+
+def check_named_inputs(named: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise InputError for a mask, positions or a cache that the model cannot read.
+
+    Args:
+        named: The model's inputs by name.
+        options: The options of the call, which may hold inputs, too.
+    """
+    if twice := sorted(options.keys() & named.keys()):
+        raise InputError(f"`{twice[0]}` must be given once, but is both in `inputs` and among the options. Drop one.")
+    _check_values(named)
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    for name in ("attention_mask", "position_ids"):
+        value = values.get(name)
+        if value is not None and not isinstance(value, Tensor):
+            raise InputError(f"`{name}` must be a tensor, but is {show(value)}. Pass the tokenizer's own.")
+        if name == "attention_mask" and value is not None and not bool(((value == 0) | (value == 1)).all()):
+            raise InputError("`attention_mask` must hold 0 and 1, but holds other numbers. Pass the tokenizer's own.")
+    cache = values.get(CACHE_ARGUMENT)
+    if cache is not None and not isinstance(cache, Cache):
+        raise InputError(f"`{CACHE_ARGUMENT}` must be a DynamicCache, but is {show(cache)}. Leave it out.")
 
 
 def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[Any, bool]:

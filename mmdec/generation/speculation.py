@@ -231,6 +231,7 @@ class Speculation:
         logits_processor: Any = (),
         stopping_criteria: Any = (),
         synced_gpus: bool | None = None,
+        held_back: Mapping[str, Any] | None = None,
         **inputs: Any,
     ) -> DecodingRun:
         """Check the arguments and prepare decoding.
@@ -240,6 +241,7 @@ class Speculation:
         Args:
             target: The adapter of `model`.
             input_ids: (B, P) int64. The other arguments are those that transformers passes to a custom loop.
+            held_back: Inputs that go to `Target.prefill` directly, not through `model.generate`.
 
         Returns:
             The prepared call: a `StockRun` if only transformers' own loop gives the right result, else a
@@ -248,10 +250,11 @@ class Speculation:
         Raises:
             InputError: If the model, the drafter, the rule or an option is not supported.
         """
-        batch = len(input_ids)
-        self._check_call(target, generation_config, batch, synced_gpus)
-        drafter = self.checked_drafter(target, model)
-        name = self._rule_name(generation_config)
+        batch, inputs = len(input_ids), {**inputs, **(held_back or {})}
+        if self.options.streamer is not None and batch > 1:
+            raise InputError(f"`streamer` must serve one row, but the batch has {batch}. Use `mmdec.stream`.")
+        self.check_inputs(batch // (setting(generation_config, "num_return_sequences") or 1))
+        drafter, name = self.check_call(target, model, generation_config, synced_gpus)
         if self.options.num_speculative_tokens == 0:
             drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
 
@@ -288,13 +291,36 @@ class Speculation:
             steps = watch(steps, partial(_extend_cache, target, inputs, text, pad))
         return SpeculativeRun(steps, batch, text, pad, target, inputs, results)
 
-    def _check_call(self, target: HfTarget, config: GenerationConfig, batch: int, synced_gpus: bool | None) -> None:
-        """Raise InputError if the options or the configuration are not supported for a batch of this size."""
-        if self.options.streamer is not None and batch > 1:
-            raise InputError(f"`streamer` must serve one row, but the batch has {batch}. Use `mmdec.stream`.")
+    def check_call(
+        self, target: HfTarget, model: PreTrainedModel, config: GenerationConfig, synced_gpus: bool | None = None
+    ) -> tuple[Drafter | None, str]:
+        """Check what holds for all prompts of a call.
+
+        Args:
+            target: The adapter of `model`.
+            config: The model's configuration, changed by the call's options.
+            synced_gpus: The argument of `generate`.
+
+        Returns:
+            The drafter, and the name of the rule.
+
+        Raises:
+            InputError: If the drafter, the rule or an option is not supported.
+        """
         check_config(target, config, synced_gpus)
-        self._check_groups(target)
-        self.check_inputs(batch // (setting(config, "num_return_sequences") or 1))
+        groups = None if self.options.relaxation is None else self.options.relaxation.groups
+        if groups is not None and groups.vocab_size != target.vocab_size:
+            raise InputError(
+                f"`groups` must cover the model's {target.vocab_size} tokens, but cover {groups.vocab_size}. Make them "
+                "for this model."
+            )
+        sampled = bool(setting(config, "do_sample"))
+        name: str = self.options.rule_name or ("sampled" if sampled else "greedy")
+        if self.options.samples not in (None, sampled):
+            raise InputError(
+                f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."
+            )
+        return self.checked_drafter(target, model), name
 
     def _warn(self, faults: list[str]) -> None:
         """Warn about each of `faults`, the reasons why decoding is without drafts, once for this object."""
@@ -306,24 +332,6 @@ class Speculation:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-
-    def _check_groups(self, target: HfTarget) -> None:
-        """Raise InputError if the rule's groups are not those of the target's tokens."""
-        groups = None if self.options.relaxation is None else self.options.relaxation.groups
-        if groups is not None and groups.vocab_size != target.vocab_size:
-            raise InputError(
-                f"`groups` must cover the model's {target.vocab_size} tokens, but cover {groups.vocab_size}. Make them "
-                "for this model."
-            )
-
-    def _rule_name(self, config: GenerationConfig) -> str:
-        sampled = bool(setting(config, "do_sample"))
-        name: str = self.options.rule_name or ("sampled" if sampled else "greedy")
-        if self.options.samples not in (None, sampled):
-            raise InputError(
-                f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."
-            )
-        return name
 
     def _rule(self, name: str, config: GenerationConfig, batch: int, warp: DraftWarp, device: torch.device) -> Rule:
         sampled, seed = bool(setting(config, "do_sample")), self.options.seed

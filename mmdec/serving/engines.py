@@ -22,7 +22,7 @@ from mmdec.checks.arguments import suggesting_options
 from mmdec.core.steps import Compute, Steps, watch
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError
-from mmdec.generation.generate import prepare_run
+from mmdec.generation.generate import GenerateCall
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.pretrained.language_model import LoadedLanguageModel
@@ -367,7 +367,7 @@ class TextEngine:
         options: Mapping[str, Any],
         stops: Sequence[str],
     ) -> Steps[Any]:
-        run = prepare_run(self.loaded.model, prompt.inputs, speculation, options)
+        run = GenerateCall.of(self.loaded.model, speculation, options).prepare(prompt.inputs)
         usage = Usage()
         text = AnswerText(job, usage, self.tokenizer, stops, prompt.strips)
 

@@ -15,7 +15,7 @@ from mmdec.core.steps import Steps, resume
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.wrapper import ForwardingDrafter
-from mmdec.generation.generate import RoundText, prepare_run
+from mmdec.generation.generate import GenerateCall, RoundText
 from mmdec.generation.speculation import Speculation
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, read_calibrations, token_evidence
@@ -182,7 +182,7 @@ def answer_steps(
     if drafter is not None and not speculation.networks:
         recorder = CompressionRecorder(drafter, len(pictures))
         speculation = Speculation(replace(speculation.options, drafter=recorder))
-    run = prepare_run(vlm.model, inputs, speculation, request.generate_options())
+    run = GenerateCall.of(vlm.model, speculation, request.generate_options()).prepare(inputs)
     add_text = RoundText(vlm.tokenizer, len(pictures))
     preparation, seconds_outside = stopwatch.lap(), 0.0  # outside the passes
     result, has_text = None, False

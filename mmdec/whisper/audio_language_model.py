@@ -20,7 +20,7 @@ from mmdec.core.steps import Steps, timed, watch
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DraftInput
-from mmdec.generation.generate import prepare_run
+from mmdec.generation.generate import GenerateCall
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import Speculation
 from mmdec.io.audio import SAMPLE_RATE
@@ -31,7 +31,6 @@ from mmdec.tasks.generate_options import (
     RESERVED,
     check_generate_options,
     length_errors,
-    options_errors,
     sets_length,
     with_length,
 )
@@ -253,8 +252,7 @@ def _group_steps(
     options = with_length(request.options, loaded.model)
     if "stop_strings" in options:
         options["tokenizer"] = loaded.tokenizer
-    with options_errors(request.options.keys(), loaded.model):
-        run = prepare_run(loaded.model, inputs, speculation, options)
+    run = GenerateCall.of(loaded.model, speculation, options).prepare(inputs)
 
     def add(round_: Round) -> None:
         for row, index in enumerate(round_.rows):

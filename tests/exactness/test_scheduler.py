@@ -17,7 +17,7 @@ import mmdec
 from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
 from mmdec.drafters.corpus import CorpusDrafter, TokenIndex
 from mmdec.errors import InputError
-from mmdec.generation.generate import prepare_run
+from mmdec.generation.generate import GenerateCall
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.families import FAMILIES
@@ -59,7 +59,7 @@ class Request:
         return mmdec.generate(self.model, self.ids, **options).sequences.tolist()
 
     def prepare(self) -> Any:
-        return prepare_run(self.model, self.ids, Speculation(self.decoding), self.options)
+        return GenerateCall.of(self.model, Speculation(self.decoding), self.options).prepare(self.ids)
 
 
 def requests(model: PreTrainedModel, rng: random.Random, count: int) -> list[Request]:
@@ -192,7 +192,7 @@ def test_rows_of_a_shared_batch_are_samples_of_the_model(drafter: str, rule: Any
         while len(runs) < count and len(scheduler.running) < 16 and rng.random() < 0.8:
             source: Any = {"small": small, "heads": heads}.get(drafter, drafter)
             decoding = DecodingOptions(source, rule, 2, seed=len(runs))
-            runs.append(prepare_run(model, ids, Speculation(decoding), options))
+            runs.append(GenerateCall.of(model, Speculation(decoding), options).prepare(ids))
             scheduler.add(runs[-1].steps)
         scheduler.step()
     counts = Counter(tuple(run.sequences[0, ids.shape[1] :].tolist()) for run in runs)
@@ -396,6 +396,9 @@ def test_a_callback_may_cancel_another_request() -> None:
         ({"stop_strings": "a"}, "`tokenizer` must be given with `stop_strings`"),
         ({"rule": "residual", "do_sample": False}, "`rule` must fit `do_sample`"),
         ({"generation_config": 3}, "`generation_config` must be a GenerationConfig"),
+        ({"generation_config": GenerationConfig(num_beams=3)}, "`num_beams` must be 1, but is 3"),
+        ({"temperature": 0.0, "do_sample": True}, "has to be a strictly positive float"),
+        ({"attention_mask": 3}, "`attention_mask` must be a tensor, but is 3"),
     ],
 )
 def test_a_mistake_in_the_options_is_no_prompts_own(options: dict[str, Any], message: str) -> None:
@@ -404,6 +407,17 @@ def test_a_mistake_in_the_options_is_no_prompts_own(options: dict[str, Any], mes
     with pytest.raises(InputError, match=message) as refused:
         mmdec.generate(model_of("LlamaForCausalLM"), prompts, drafter="lookup", **{"max_new_tokens": 4, **options})
     assert not isinstance(refused.value, mmdec.BatchError)
+
+
+def test_options_that_are_inputs_or_only_keywords_serve_every_prompt_of_a_list() -> None:
+    """They are not among the settings that are checked before the first prompt."""
+    model, prompts = model_of("LlamaForCausalLM"), [torch.tensor([[5, 6, 7, 8]]), torch.tensor([[9, 7, 9, 7]])]
+    mask = torch.tensor([[0, 1, 1, 1]])
+    options: dict[str, Any] = {"attention_mask": mask, "trust_remote_code": True}
+    together = mmdec.generate(model, prompts, max_new_tokens=6, **options)
+    for prompt, generation in zip(prompts, together, strict=True):
+        single = mmdec.generate(model, {"input_ids": prompt, "attention_mask": mask}, drafter=None, max_new_tokens=6)
+        assert generation.sequences.tolist() == single.sequences.tolist()
 
 
 def test_batch_size_holds_the_rows_of_each_prompt() -> None:

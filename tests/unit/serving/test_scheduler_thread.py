@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 import mmdec
 from mmdec.core.scheduler import SchedulerLimits
 from mmdec.core.steps import Compute, Steps
-from mmdec.generation.generate import prepare_run
+from mmdec.generation.generate import GenerateCall
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.serving.scheduler_thread import DecodingStopped, Priority, SchedulerThread
 from mmdec.types import Round
@@ -49,7 +49,7 @@ def prompt(seed: int) -> torch.Tensor:
 def steps_of(ids: torch.Tensor, new: int = 24) -> Steps[Any]:
     """Decode, and return the sequences. The call is prepared in the scheduler's thread."""
     speculation = Speculation(DecodingOptions("lookup"))
-    run = prepare_run(llama(), ids, speculation, {"max_new_tokens": new, "do_sample": False})
+    run = GenerateCall.of(llama(), speculation, {"max_new_tokens": new, "do_sample": False}).prepare(ids)
     yield from run.steps
     return run.sequences.tolist()
 
