@@ -20,10 +20,10 @@ from mmdec.errors import InputError
 from mmdec.types import Drafter, Needs
 
 if TYPE_CHECKING:
-    from mmdec.drafters.networks.draft_network import DraftNetwork
+    from mmdec.drafters.networks.weights import DrafterWeights
 
 Class = TypeVar("Class")
-Network = TypeVar("Network", bound="DraftNetwork")
+Network = TypeVar("Network", bound="DrafterWeights[Any]")
 Factory = Callable[[], Drafter]
 Loader = Callable[[Path, Any], Drafter]  # called with the drafter's folder and the loaded target model
 DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -41,7 +41,7 @@ class DrafterEntry:
     factory: Factory | str | None = None  # makes the drafter without arguments; a callable or its dotted path
     of_model: Callable[[Any], Drafter] | None = None  # makes the drafter from the loaded target model
     loader: Loader | str | None = None  # makes the drafter from a folder with weights
-    network: type[DraftNetwork] | None = None  # a network that `mmdec.pretrained.drafters` loads from a folder
+    network: type[DrafterWeights[Any]] | None = None  # weights that `mmdec.pretrained.drafters` loads from a folder
     published: str | None = None  # module that reads published folders; see `mmdec.pretrained.published`
     auto: bool = False  # of a registered drafter: whether drafter="auto" looks for it; it does for those built in
     speech: bool = False  # True: it drafts for speech models; False: for language models, with or without images
@@ -199,8 +199,8 @@ def published_entries() -> list[DrafterEntry]:
     return list({entry.published: entry for entry in entries if entry.published is not None}.values())
 
 
-def network_class(system: str) -> type[DraftNetwork]:
-    """Return the network class of a built-in drafter. The attribute `config_class` is the class of its configuration.
+def network_class(system: str) -> type[DrafterWeights[Any]]:
+    """Return the class of a built-in drafter's weights. The attribute `config_class` is the class of its configuration.
 
     Args:
         system: Name of a drafter with weights, such as "eagle"; not "medusa" or "ctc".

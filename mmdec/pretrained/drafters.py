@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 from mmdec.checks.arguments import check_instance, check_path, check_whole
 from mmdec.checks.weights import WEIGHTS_FILE, build_with_weights, read_settings, read_weights, weight_file
 from mmdec.drafters.eagle.checkpoint import SYSTEMS, System
-from mmdec.drafters.networks.draft_network import MAX_CONFIG_SIZE, DraftConfig, DraftNetwork
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.weights import MAX_CONFIG_SIZE, DrafterWeights, WeightsConfig
 from mmdec.drafters.registry import (
     DrafterEntry,
     Loader,
@@ -152,7 +153,7 @@ def _entry_loader(entry: DrafterEntry, argument: str) -> Loader:
     return import_dotted(entry.loader, argument) if isinstance(entry.loader, str) else entry.loader
 
 
-def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, card: str | None = None) -> Path:
+def save_network(network: DrafterWeights[Any], directory: str | os.PathLike[str], *, card: str | None = None) -> Path:
     """Write the folder of a draft network: config.json, model.safetensors and the model card.
 
     If writing fails, no folder is left.
@@ -206,7 +207,7 @@ def convert(
     return save_network(network, target, card=published_card(network, folder))
 
 
-def read_network(directory: str | os.PathLike[str], target_tokens: int | None = None) -> DraftNetwork:
+def read_network(directory: str | os.PathLike[str], target_tokens: int | None = None) -> DrafterWeights[Any]:
     """Load a draft network on the CPU, without its target.
 
     A network in mmdec's format is loaded in float32, a published network in the file's precision.
@@ -239,7 +240,7 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
     return build_with_weights(lambda: kind(config), state, "directory", folder)
 
 
-def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> DraftNetwork:
+def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> DrafterWeights[Any]:
     """Load a draft network for a target model, on the target's device and in the target's precision.
 
     Raises:
@@ -252,7 +253,7 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
     return network.to(model.device, model.dtype)
 
 
-def _check_fit(network: DraftNetwork, shape: Any) -> None:
+def _check_fit(network: DrafterWeights[Any], shape: Any) -> None:
     """Raise InputError if a draft network belongs to another model than that with this text configuration."""
     config = network.config = network.config.for_depth(shape.num_hidden_layers)
     for what, expected, actual in (
@@ -270,11 +271,7 @@ def _check_fit(network: DraftNetwork, shape: Any) -> None:
                 f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
                 f"{config.trained_for or 'another model'}; use a drafter trained for this model.{remedy}"
             )
-    if max(config.layers) >= shape.num_hidden_layers or min(config.layers) < -1:
-        raise InputError(
-            f"`model` must have the layers {config.layers} for this drafter, but has {shape.num_hidden_layers} in all. "
-            f"It was trained for {config.trained_for or 'another model'}; use a drafter trained for this model."
-        )
+    config.check_depth(shape.num_hidden_layers)
 
 
 def load_network_drafter(directory: str | os.PathLike[str], model: PreTrainedModel) -> Drafter:
@@ -298,7 +295,7 @@ def _embedding_and_head(model: PreTrainedModel) -> tuple[nn.Module, nn.Linear]:
     return embedding, output
 
 
-def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> DraftConfig:
+def _config(kind: type[WeightsConfig], settings: dict[str, Any], folder: Path) -> WeightsConfig:
     names = {field.name for field in fields(kind)}
     foreign = sorted(settings.keys() - names)
     try:
@@ -326,7 +323,7 @@ def published_card(network: DraftNetwork, folder: Path) -> str:
     return f"{text}\n\n{network.card_note}".rstrip() + "\n"
 
 
-def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:
+def draft_card(network: DrafterWeights[Any], reads_images: bool = True) -> str:
     """Return the text of a model card, which names the target.
 
     Args:

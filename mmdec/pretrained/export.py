@@ -73,7 +73,7 @@ def export_drafter(
     target = new_folder(directory)
     path = drafter_by_name(source, "source") or check_path("source", source, "Name the drafter's folder.")
     network = read_network(path)
-    if network.engine_name is None:
+    if not isinstance(network, DraftNetwork) or network.engine_name is None:
         raise InputError(
             f"`source` must hold EAGLE-3, P-EAGLE or DFlash, but '{path}' holds {network.system}, which no engine "
             "reads. Train one of these, or serve the model with mmdec."

@@ -43,8 +43,8 @@ def build_network(
         sizes: Fields of the network's configuration.
         state: Tensors by name.
     """
-    kind = network_class(name)
-    network = build_with_weights(
+    kind: Any = network_class(name)
+    network: DraftNetwork = build_with_weights(
         lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder
     )
     return network.to(state["fc.weight"].dtype)

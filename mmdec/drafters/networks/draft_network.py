@@ -22,7 +22,7 @@ size, k target layers whose features are read, h key-value heads, d channels of 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from mmdec.drafters.networks.conventions import Conventions
+from mmdec.drafters.networks.weights import MAX_CONFIG_SIZE, DrafterWeights, WeightsConfig, check_size
 from mmdec.errors import InputError
 from mmdec.types import Context, Drafter
 
@@ -42,28 +43,18 @@ if TYPE_CHECKING:
     from mmdec.drafters.networks.kv_cache import DraftCache, DraftState
     from mmdec.drafters.networks.tree import Levels
 
-MAX_CONFIG_SIZE = 2**20  # maximum of all sizes in a configuration; a larger number means that the file is damaged
-SIZE_FIELDS = (
-    "hidden_size",
-    "vocab_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-)
+SIZE_FIELDS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 KeyValues = tuple[Tensor, Tensor]  # keys and values, each (B, key-value heads, tokens, channels of a head)
 # maximum number of weights in the feed-forward network for which packed copies of weights are made
 MAX_PACKED_WEIGHTS = 2**21
 
 
 @dataclass(frozen=True)
-class DraftConfig:
+class DraftConfig(WeightsConfig):
     """Sizes and options of a draft network, and the target model that it was trained for."""
 
     MIN_LAYERS: ClassVar[int] = 1  # the minimum number of entries in `layers`
 
-    hidden_size: int
-    vocab_size: int
     intermediate_size: int
     num_attention_heads: int
     num_key_value_heads: int
@@ -78,10 +69,9 @@ class DraftConfig:
     fc_norm: bool = False
     attention_bias: bool = False  # whether the projections of queries, keys and values have a bias
     fc_bias: bool = True
-    base: str = ""  # fingerprint of the target's weights, or its name
-    target: str = ""  # name of the target's folder, or its hub id
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "layers", tuple(self.layers))  # a list from a JSON file becomes a tuple
         for name in SIZE_FIELDS:
             check_size(name, getattr(self, name), MAX_CONFIG_SIZE, "Take the model's.")
@@ -99,21 +89,13 @@ class DraftConfig:
         for name in (field.name for field in fields(self) if field.type == "bool"):
             if type(getattr(self, name)) is not bool:
                 raise InputError(f"`{name}` must be true or false, but is {getattr(self, name)!r:.60}. Choose one.")
-        for name in ("base", "target"):
-            if type(getattr(self, name)) is not str:
-                raise InputError(f"`{name}` must be text, but is {getattr(self, name)!r:.60}. Leave it out.")
 
-    @property
-    def target_size(self) -> int:
-        """The number of channels of the target's hidden states."""
-        return self.hidden_size
-
-    def for_depth(self, layers: int) -> Self:
-        """Return the configuration for a target with `layers` layers.
-
-        Here it is unchanged; the default layers of EAGLE-3 and DFlash depend on this number.
-        """
-        return self
+    def check_depth(self, layers: int) -> None:
+        if max(self.layers) >= layers or min(self.layers) < -1:
+            raise InputError(
+                f"`model` must have the layers {self.layers} for this drafter, but has {layers} in all. It was trained "
+                f"for {self.trained_for or 'another model'}; use a drafter trained for this model."
+            )
 
     @property
     def projected(self) -> bool:
@@ -131,13 +113,6 @@ class DraftConfig:
         """Whether the network uses the target's M-RoPE positions instead of counting tokens."""
         return self.mrope_axes > 0
 
-    @property
-    def trained_for(self) -> str:
-        """Describe the target in a message: name and fingerprint, as in "vlm-scenes (402af2b1ab88)", or what is known
-        of the two."""
-        mark = f"({self.base})" if self.target else self.base
-        return " ".join(part for part in (self.target, mark) if part.strip("()"))
-
     @classmethod
     def like(cls, model: Any, **changes: Any) -> Self:
         """Make a configuration with the layer sizes of a model.
@@ -152,8 +127,6 @@ class DraftConfig:
         heads = model.num_attention_heads
         rope = getattr(model, "rope_parameters", None) or {}
         sizes = {
-            "hidden_size": model.hidden_size,
-            "vocab_size": model.vocab_size,
             "intermediate_size": model.intermediate_size,
             "num_attention_heads": heads,
             "num_key_value_heads": getattr(model, "num_key_value_heads", None) or heads,
@@ -161,13 +134,7 @@ class DraftConfig:
             "rope_theta": float(rope.get("rope_theta", 10000.0)),
             "rms_norm_eps": float(getattr(model, "rms_norm_eps", 1e-6)),
         }
-        return cls(**{**sizes, **changes}).for_depth(model.num_hidden_layers)
-
-
-def check_size(name: str, size: object, most: int, remedy: str = "Choose another.") -> None:
-    """Raise InputError unless a size in a configuration is an integer from 1 to `most`."""
-    if type(size) is not int or not 1 <= size <= most:
-        raise InputError(f"`{name}` must be an integer from 1 to {most}, but is {size!r:.60}. {remedy}")
+        return super().like(model, **{**sizes, **changes}).for_depth(model.num_hidden_layers)
 
 
 @dataclass
@@ -265,25 +232,17 @@ class DraftLayer(nn.Module):
             self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class DraftNetwork(nn.Module, ABC):
+class DraftNetwork(DrafterWeights[DraftConfig]):
     """The abstract base of draft networks."""
 
-    system: ClassVar[str]  # the drafter's name, which `mmdec.drafters.registry.built_in_network` sets
-    config_class: ClassVar[type[DraftConfig]]
     layers: nn.ModuleList  # `build` creates it
     # Whether each position's output continues the target's features, so that the doctor can run the network over a
     # whole text at once, and try its conventions there.
     continues_features: ClassVar[bool] = True
 
     def __init__(self, config: DraftConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self._rope: KeyValues | None = None  # cached cosines and sines of rotary positions, each (positions, d)
-        self.build(config)
-
-    @abstractmethod
-    def build(self, config: DraftConfig) -> None:
-        """Create the weights."""
 
     @abstractmethod
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
@@ -296,12 +255,6 @@ class DraftNetwork(nn.Module, ABC):
         """
 
     def make_drafter(self, embedding: nn.Module, output: nn.Linear) -> Drafter:
-        """Make the drafter that runs this network.
-
-        Args:
-            embedding: The target's embedding.
-            output: The target's LM head.
-        """
         from mmdec.drafters.networks.drafter import NetworkDrafter
 
         return NetworkDrafter(self, embedding, output)
@@ -342,9 +295,6 @@ class DraftNetwork(nn.Module, ABC):
     def conventions(self) -> Conventions:
         """Return the settings that the drafter doctor may try with this network."""
         return Conventions()
-
-    def share_ends(self, embedding: nn.Module, output: nn.Linear) -> None:
-        """Remove the network's own embedding and LM head if they are equal to the target's, which are used instead."""
 
     @property
     def max_depth(self) -> int | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.core.tree_shape import HeadAccuracy
-from mmdec.drafters.networks.draft_network import DraftConfig, DraftNetwork, check_size
+from mmdec.drafters.networks.weights import DrafterWeights, WeightsConfig, check_size
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.types import Drafter
@@ -18,13 +18,9 @@ MAX_TOKENS, MAX_COPIES = 16, 16
 
 
 @dataclass(frozen=True)
-class PromptTokensConfig(DraftConfig):
-    """Number of prompt tokens. They have no layers: the sizes of attention and feed-forward mean nothing."""
+class PromptTokensConfig(WeightsConfig):
+    """Number of prompt tokens, and how often they guess right."""
 
-    intermediate_size: int = 1
-    num_attention_heads: int = 1
-    num_key_value_heads: int = 1
-    head_dim: int = 2
     tokens: int = 3  # number of places ahead that are guessed
     copies: int = 1  # number of embeddings for each place, whose logits are averaged (PPD's ensemble)
     # [place][rank]: measured chance that the target's k-th best token there is right; (): not measured
@@ -45,10 +41,6 @@ class PromptTokensConfig(DraftConfig):
                     "Leave it out."
                 )
 
-    @property
-    def projected(self) -> bool:
-        return False
-
 
 def _are_numbers(row: object) -> bool:
     return isinstance(row, (list, tuple)) and all(type(chance) in (int, float) for chance in cast(list[Any], row))
@@ -56,18 +48,13 @@ def _are_numbers(row: object) -> bool:
 
 @built_in_network("prompt_tokens", note="Prompt tokens: trained inputs of the model's own pass, which guess ahead.")
 @final
-class PromptTokens(DraftNetwork):
+class PromptTokens(DrafterWeights[PromptTokensConfig]):
     """The embeddings of prompt tokens. No network runs beside the target, which reads them as soft nodes."""
 
-    config_class: ClassVar[type[DraftConfig]] = PromptTokensConfig
-    continues_features: ClassVar[bool] = False
+    config_class: ClassVar[type[PromptTokensConfig]] = PromptTokensConfig
 
-    def build(self, config: DraftConfig) -> None:
-        self.layers = nn.ModuleList()
+    def build(self, config: PromptTokensConfig) -> None:
         self.embeddings = nn.Parameter(torch.randn(self.copies * self.max_depth, config.hidden_size))
-
-    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        raise NotImplementedError("the target runs prompt tokens")
 
     def make_drafter(self, embedding: nn.Module, output: nn.Linear) -> Drafter:
         from mmdec.drafters.prompt_tokens.drafter import PromptTokensDrafter
@@ -76,17 +63,18 @@ class PromptTokens(DraftNetwork):
 
     @property
     def max_depth(self) -> int:
-        return cast(PromptTokensConfig, self.config).tokens
+        """The number of places ahead that are guessed."""
+        return self.config.tokens
 
     @property
     def copies(self) -> int:
         """The number of embeddings for each place."""
-        return cast(PromptTokensConfig, self.config).copies
+        return self.config.copies
 
     @property
     def ranks(self) -> tuple[tuple[float, ...], ...]:
         """The measured chance [place][rank] that a guess is right; () if it was not measured."""
-        return cast(PromptTokensConfig, self.config).ranks
+        return self.config.ranks
 
     def inputs_of(self, indices: Tensor) -> Tensor:
         """Return `Draft.soft` (B, N, H).

@@ -29,10 +29,11 @@ from torch.utils.checkpoint import checkpoint
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.tree_shape import MAX_RANKS
 from mmdec.drafters.medusa.training.simulation import measure
-from mmdec.drafters.networks.draft_network import DraftConfig, DraftNetwork
+from mmdec.drafters.networks.draft_network import DraftConfig
 from mmdec.drafters.networks.training.data import DraftBatch, DraftData
 from mmdec.drafters.networks.training.teacher import FeatureStore, TargetFeatures, Teacher
 from mmdec.drafters.networks.training.unroll import UnrollInputs, unroll_inputs, unroll_steps
+from mmdec.drafters.networks.weights import DrafterWeights
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
 from mmdec.generation.generate import generate
@@ -308,14 +309,14 @@ class DraftModule(DrafterModule):
         self.frozen_teacher = (teacher,)
         self.mark = teacher.name
         self.names = {"base": self.mark, "target": data.target_name}  # recorded in the network's configuration
-        self.network = self.first_network()
+        self.network: Any = self.first_network()
         self.needs = self.training_needs(self.network.config)
         self.store: FeatureStore | None = None
         if self.options.keep_features:
             self.store = data.feature_store(self.needs, self.options.half_teacher, self.global_rank)
             data.stored = self.store
 
-    def training_needs(self, config: DraftConfig) -> Needs:
+    def training_needs(self, config: Any) -> Needs:
         """Return which hidden states and embeddings of the target training needs: those that the network reads, and
         those that the loss compares with."""
         return Needs(layers=config.layers, embeds=config.projected)
@@ -324,7 +325,7 @@ class DraftModule(DrafterModule):
         """Return the configuration of a new network: sizes of the target's layers, changed by the option `network`."""
         return network_class(self.system).config_class.like(teacher.config, **self.options.network)
 
-    def first_network(self) -> DraftNetwork:
+    def first_network(self) -> DrafterWeights[Any]:
         """Return the network that training begins with: a new one, or the one in the folder `start`."""
         kind, target = network_class(self.system), self.teacher.model
         if self.options.start is not None:

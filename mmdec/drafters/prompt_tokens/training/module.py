@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
 from mmdec.core.tree import trees_from_lists
 from mmdec.core.tree_shape import MAX_RANKS
-from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.training.data import DraftBatch
 from mmdec.drafters.networks.training.module import LOSSES, DraftModule, LossWeights
 from mmdec.drafters.networks.training.samples import Inputs
+from mmdec.drafters.networks.weights import WeightsConfig
 from mmdec.drafters.prompt_tokens.network import PromptTokens
 from mmdec.errors import InputError
 from mmdec.training.checkpoints import check_counts
 from mmdec.training.optim import token_weight
+from mmdec.types import Needs
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,21 @@ class PromptTokensModule(DraftModule):
         self.chains = chains
         self.hparams.update(chains=chains)
 
-    def first_network(self) -> DraftNetwork:
+    def training_needs(self, config: WeightsConfig) -> Needs:
+        return Needs()
+
+    def first_network(self) -> PromptTokens:
         network = super().first_network()
         assert isinstance(network, PromptTokens)
         if self.options.start is None:
-            ids = torch.randint(network.vocabulary, (len(network.embeddings),))
+            ids = torch.randint(network.config.vocab_size, (len(network.embeddings),))
             with torch.no_grad():
                 network.embeddings.copy_(self.teacher.embed(ids.to(self.teacher.device)))
         return network
 
     @property
     def depth(self) -> int:
-        return cast(PromptTokens, self.network).max_depth
+        return self.network.max_depth
 
     @property
     def chain(self) -> int:
@@ -85,7 +89,7 @@ class PromptTokensModule(DraftModule):
         Returns:
             The guesses of each place.
         """
-        network = cast(PromptTokens, self.network)
+        network: PromptTokens = self.network
         trees, inputs = list[tuple[list[int], list[int]]](), list[list[int]]()
         # [place]: (answer, soft nodes of all copies, node whose logits are expected)
         guessed: list[list[tuple[int, list[int], int]]] = [[] for _ in range(self.depth)]

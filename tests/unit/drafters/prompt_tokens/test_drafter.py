@@ -27,7 +27,7 @@ CHANCES = [[0.6, 0.2, 0.1], [0.4, 0.2, 0.1]]
 
 def network(**options: Any) -> PromptTokens:
     torch.manual_seed(1)
-    return PromptTokens(PromptTokensConfig.like(MODEL.config, **options))  # type: ignore[arg-type] # a DraftConfig
+    return PromptTokens(PromptTokensConfig.like(MODEL.config, **options))
 
 
 def test_without_guesses_all_nodes_are_soft_and_below_the_root() -> None:
