@@ -14,7 +14,7 @@ from mmdec.cli.options import AsJson, Device, Dtype, Threads, dtype_or_quick, lo
 from mmdec.cli.progress import loading
 
 if TYPE_CHECKING:
-    from mmdec.doctor.doctor import Examination, Share, Trial
+    from mmdec.doctor.examine import Examination, Share, Trial
 
 Source = Annotated[
     str,
@@ -59,7 +59,7 @@ def doctor(
     """
     from mmdec.checks.arguments import check_threads
     from mmdec.doctor.answers import built_in_prompts, has_template, load_target, read_prompts
-    from mmdec.doctor.doctor import examine
+    from mmdec.doctor.examine import examine
     from mmdec.tasks.threads import with_threads
     from mmdec.training.corpora.text_files import evenly_spaced
 

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from mmdec.cli import app
-from mmdec.doctor import doctor
 from mmdec.doctor.answers import (
     DoctorPrompt,
     NetworkRun,
@@ -30,10 +29,13 @@ from mmdec.doctor.answers import (
     right_tokens,
 )
 from mmdec.doctor.conventions import CheckpointFolder
-from mmdec.doctor.doctor import (
+from mmdec.doctor.examine import (
+    ASSESSED_OFF,
+    NO_EFFECT,
     ScoredPositions,
     Trial,
     accepted_share,
+    assess_gain,
     find_remedies,
     matched_gain,
     mean_share,
@@ -178,7 +180,7 @@ def test_a_wrong_rope_base_is_named(
     findings, tried, _ = examine_folder(folder, texts)
     assert cost >= COST
     assert [row.remedy.config for row in findings] == [{"rope_theta": trained_with}]
-    assert all(row.assessment != doctor.ASSESSED_OFF for row in tried)
+    assert all(row.assessment != ASSESSED_OFF for row in tried)
 
 
 @pytest.mark.slow
@@ -220,7 +222,7 @@ def test_an_embedding_that_is_scaled_shows_nothing_where_it_is_normed(
 ) -> None:
     _, tried, _ = examine_sound(0)
     assessments = {row.assessment for row in tried if row.convention == "embedding scale"}
-    assert assessments == {doctor.NO_EFFECT}
+    assert assessments == {NO_EFFECT}
 
 
 @pytest.mark.parametrize("seed", sample(range(5), slice(1)))
@@ -341,7 +343,7 @@ def test_easier_texts_do_not_count_as_a_better_fit(skill: float, gains: bool) ->
         ScoredPositions((draw.random(100) < part * (0.6 + skill)).astype(float), part) for part in higher_confidences
     ]
     gain, certain = matched_gain(before, after)
-    assert (doctor.assess_gain(gain.value, certain) == doctor.ASSESSED_OFF) == gains
+    assert (assess_gain(gain.value, certain) == ASSESSED_OFF) == gains
 
 
 def test_a_model_of_text_and_pictures_is_loaded_as_a_vlm(tmp_path: Path) -> None:
