@@ -1,2 +1,1 @@
-"""Neural networks: speech encoders, decoders, FastSpeech 2, vocoders, draft networks. None of them reads files or audio
-formats."""
+"""Layers that several networks share: the speech encoder, Transformer decoder layers, and int8 linear layers."""

@@ -24,11 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
-from mmdec.drafters.networks.draft_network import DraftConfig, PromptInput
-from mmdec.drafters.networks.weights import check_size
-from mmdec.drafters.registry import built_in_network
-from mmdec.errors import InputError
-from mmdec.nn.compressor import (
+from mmdec.drafters.networks.compressors import (
     CompressedImage,
     Convolution,
     Grid,
@@ -40,6 +36,10 @@ from mmdec.nn.compressor import (
     separate,
     spans,
 )
+from mmdec.drafters.networks.draft_network import DraftConfig, PromptInput, check_size
+from mmdec.drafters.networks.weights import check_size
+from mmdec.drafters.registry import built_in_network
+from mmdec.errors import InputError
 
 Fc = Callable[[Tensor], Tensor]
 Variant = Literal["select", "weighted", "concat"]

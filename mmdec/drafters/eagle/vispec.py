@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
+from mmdec.drafters.networks.compressors import Resampler, last_positions, spans
 from mmdec.drafters.networks.draft_network import DraftConfig, PromptInput
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
-from mmdec.nn.compressor import Resampler, last_positions, spans
 
 MAX_QUERIES = 256
 

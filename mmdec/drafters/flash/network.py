@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
+from mmdec.drafters.networks.compressors import LatentAttention, separate, spans
 from mmdec.drafters.networks.draft_network import (
     DraftConfig,
     DraftLayer,
@@ -35,7 +36,6 @@ from mmdec.drafters.networks.draft_network import (
 )
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
-from mmdec.nn.compressor import LatentAttention, separate, spans
 from mmdec.types import Drafter
 
 MAX_SLOTS, MAX_LATENTS = 32, 4096

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmdec.errors import InputError
-from mmdec.nn.compressor import (
+from mmdec.drafters.networks.compressors import (
     Convolution,
     LatentAttention,
     Pool,
@@ -18,6 +17,7 @@ from mmdec.nn.compressor import (
     separate,
     spans,
 )
+from mmdec.errors import InputError
 
 
 def states(length: int, size: int = 4, seed: int = 0) -> torch.Tensor:
