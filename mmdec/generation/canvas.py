@@ -17,7 +17,7 @@ from mmdec.core.tree import int_list
 from mmdec.errors import InputError
 from mmdec.generation.inputs import prompt_inputs
 from mmdec.generation.model_lock import reading
-from mmdec.targets.canvas import CanvasLayout, Visibility, check_canvas_model, open_session
+from mmdec.targets.masked_diffusion import CanvasLayout, Visibility, check_canvas_model, open_session
 
 MAX_BLOCK = 4096  # maximum positions of a block
 MAX_NEW_TOKENS = 1 << 20

@@ -23,7 +23,7 @@ import mmdec
 from mmdec import CanvasOptions
 from mmdec.core.canvas import EntropyBound, LearnedFilter, Policy, ProgressSchedule, Threshold, TopK
 from mmdec.errors import exit_on_error
-from mmdec.targets.canvas import CanvasLayout
+from mmdec.targets.masked_diffusion import CanvasLayout
 from mmdec.targets.training.block_diffusion import LIST_TASKS, SPECIAL_UNITS, ListTasks
 from mmdec.targets.training.reveal_filter import fit_filter
 

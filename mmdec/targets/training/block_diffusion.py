@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 from mmdec.checks.arguments import check_choice
 from mmdec.errors import InputError
 from mmdec.hub.publish import atomic_folder, write_provenance
-from mmdec.targets.canvas import CanvasLayout, Visibility, additive, check_canvas_model
+from mmdec.targets.masked_diffusion import CanvasLayout, Visibility, additive, check_canvas_model
 from mmdec.training.checkpoints import check_counts
 from mmdec.training.module import RecipeModule
 from mmdec.training.optim import groups

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from mmdec.core.canvas import Policy, Predictions, RevealFilter, TopK, reveal_block
 from mmdec.errors import InputError
-from mmdec.targets.canvas import CanvasLayout, open_session
+from mmdec.targets.masked_diffusion import CanvasLayout, open_session
 
 STEPS, LEARNING_RATE = 500, 0.01
 

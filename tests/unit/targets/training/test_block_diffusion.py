@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmdec.errors import InputError
-from mmdec.targets.canvas import open_session
+from mmdec.targets.masked_diffusion import open_session
 from mmdec.targets.training.block_diffusion import (
     LIST_TASKS,
     MASK,

@@ -9,7 +9,7 @@ import torch
 
 from mmdec.core.canvas import LearnedFilter, TopK, reveal_block
 from mmdec.errors import InputError
-from mmdec.targets.canvas import CanvasLayout, open_session
+from mmdec.targets.masked_diffusion import CanvasLayout, open_session
 from mmdec.targets.training.reveal_filter import fit_filter
 from tests.support.tiny_text import VOCABULARY, language_model
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DiffusionGemmaForBlockDiffusion, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from mmdec.errors import InputError
-from mmdec.targets.canvas import CanvasLayout, check_canvas_model, open_session
+from mmdec.targets.masked_diffusion import CanvasLayout, check_canvas_model, open_session
 from tests.support.tiny_text import VOCABULARY, language_model
 
 MASK = VOCABULARY - 1
