@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmdec.daspeech.training.corpus import SpeechTranslationData
+from mmdec.daspeech.training.data import SpeechTranslationData
 from mmdec.daspeech.training.export import save_network
 from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.training.__main__ import main

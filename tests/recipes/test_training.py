@@ -17,7 +17,7 @@ from lightning.pytorch import seed_everything
 
 from mmdec.daspeech.acoustic import FastSpeech2
 from mmdec.daspeech.model import DASpeech
-from mmdec.daspeech.training.corpus import SpeechTranslationData
+from mmdec.daspeech.training.data import SpeechTranslationData
 from mmdec.daspeech.training.export import load_module, save_network
 from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.errors import InputError

@@ -23,7 +23,7 @@ from mmdec.checks.weights import read_weights
 from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, DagDecoder, Lattice
 from mmdec.daspeech.model import DASpeech, DASpeechConfig, SpeechToUnits
 from mmdec.daspeech.training.acoustic import distributed_loss
-from mmdec.daspeech.training.corpus import SpeechBatch, SpeechTranslationData
+from mmdec.daspeech.training.data import SpeechBatch, SpeechTranslationData
 from mmdec.errors import InputError
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.int8 import unpack_rows

@@ -92,7 +92,7 @@ def test_children_and_grandchildren_end_with_a_killed_parent(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("path", "call"),
     [
-        (ROOT, "from mmdec.daspeech.training.corpus import begin_worker as begin"),
+        (ROOT, "from mmdec.daspeech.training.data import begin_worker as begin"),
         (ROOT / "data" / "build", "from parent import end_with_parent as begin"),
     ],
 )

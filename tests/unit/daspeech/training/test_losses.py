@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from mmdec.daspeech.acoustic import AcousticBatch
 from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, DagConfig, DagDecoder, Lattice
 from mmdec.daspeech.model import DASpeech
-from mmdec.daspeech.training.corpus import SpeechBatch
+from mmdec.daspeech.training.data import SpeechBatch
 from mmdec.daspeech.training.module import DASpeechModule, autoregressive_loss, ctc_loss, glance, glat_ratio, graph_loss
 from mmdec.errors import InputError
 from mmdec.kernels.dag import dag_best_alignment

@@ -15,7 +15,7 @@ import soundfile
 from PIL import Image
 
 from mmdec.daspeech.training.acoustic import AcousticData
-from mmdec.daspeech.training.corpus import SpeechTranslationData
+from mmdec.daspeech.training.data import SpeechTranslationData
 from mmdec.drafters.medusa.training.data import HeadData
 from mmdec.drafters.networks.training.data import DraftData
 from mmdec.training.corpora.admission import Admission

@@ -13,8 +13,8 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from mmdec.daspeech.dag_decoder import BOS, UNK
 from mmdec.daspeech.model import DASpeechConfig
-from mmdec.daspeech.training import corpus as corpus_module
-from mmdec.daspeech.training.corpus import (
+from mmdec.daspeech.training import data as data_module
+from mmdec.daspeech.training.data import (
     CHARACTERS,
     EOS,
     PAD,
@@ -71,7 +71,7 @@ def test_features_are_made_once_and_whole(corpus: TinyCorpus, tmp_path: Path, mo
     assert torch.equal(again[5], store[5])
     with pytest.raises(pytest.fail.Exception):
         FilterbankStore(folder, clips[1:], jobs=1)  # another list
-    monkeypatch.setattr(corpus_module, "_FORMAT", 2)
+    monkeypatch.setattr(data_module, "_FORMAT", 2)
     with pytest.raises(pytest.fail.Exception):
         FilterbankStore(folder, clips, jobs=1)  # features made in another way
 
