@@ -90,7 +90,7 @@ class Comparer:
         """Return {"compared": ...}, the comparison for the last input, to add to its JSON; {} without `--compare`."""
         return {"compared": self._last.to_dict()} if self._last is not None else {}
 
-    def tell(self, source: object, several: bool) -> None:
+    def print_comparison(self, source: object, several: bool) -> None:
         """Print on stderr the comparison for the last input, with its name if there are several inputs."""
         if self._last is not None:
             name = f"{printable(str(source))}: " if several else ""

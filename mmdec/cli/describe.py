@@ -15,7 +15,7 @@ from mmdec import InputError, MmdecError
 from mmdec.checks.files import failure_message, json_text, printable
 from mmdec.cli.compare import Compare, Comparer
 from mmdec.cli.inputs import IMAGE_FILES, combine_files, input_files, output_paths, try_write
-from mmdec.cli.jobs import CommandJobs, decode_all, print_note
+from mmdec.cli.job_options import JobOptions, Work
 from mmdec.cli.options import (
     VLM_MODEL,
     Device,
@@ -26,8 +26,8 @@ from mmdec.cli.options import (
     silence_transformers,
     with_option_groups,
 )
+from mmdec.cli.outcomes import Outcomes, decode_all, print_note
 from mmdec.cli.progress import loading, progress_bar
-from mmdec.cli.spread import SpreadOptions, Work
 from mmdec.jobs.many import decode_each
 from mmdec.vision.options import DescribeOptions
 
@@ -66,7 +66,7 @@ def describe(
     dtype: Dtype = None,
     compare: Compare = False,
     options: DescribeOptions = DescribeOptions(),
-    spread: SpreadOptions = SpreadOptions(),
+    job: JobOptions = JobOptions(),
 ) -> None:
     """Ask a vision-language model about pictures. A drafter makes it faster; the text stays the model's own.
 
@@ -83,38 +83,38 @@ def describe(
         batch_size=1 if stream or compare else options.batch_size,
         generate={**generate, "do_sample": False} if compare else generate,
     )
-    if spread.has_many_inputs(images):
+    if job.has_many_inputs(images):
         keywords = options.changed() | {"prompt": prompt}
         work = Work("describe", model, options=keywords, device=device, dtype=dtype)
         refused = {"compare": compare, "stream": stream, "together": together}
-        return spread.run(work, images, output, IMAGE_FILES, refused)
+        return job.run(work, images, output, IMAGE_FILES, refused)
     files = input_files(images, IMAGE_FILES, output)
     questions = [combine_files(files)] if together else files
     targets = output_paths([file.path for file in files], output, (".txt", ".json"), suffix, len(questions))
-    jobs = CommandJobs(questions, targets, model)
+    outcomes = Outcomes(questions, targets, model)
     comparer = Comparer(compare, str(drafter), stream=stream)
     with loading(model, quiet=as_json):
         from mmdec.pretrained.vlm import load_vlm
 
         silence_transformers()
         vlm = load_vlm(model, device, dtype_or_quick(dtype, device))
-    names: list[Any] = [tuple(file.name for file in files)] if together else [file.name for file, _ in jobs.todo]
-    speaker = partial(_speak, jobs.several) if stream else None
+    names: list[Any] = [tuple(file.name for file in files)] if together else [file.name for file, _ in outcomes.todo]
+    speaker = partial(_speak, outcomes.several) if stream else None
 
     def report(index: int, result: Description | str) -> None:
-        file, target = jobs.todo[index]
+        file, target = outcomes.todo[index]
         error = result if isinstance(result, str) else try_write(target, _content(result, suffix))
         if error:
-            jobs.failed(file.name, error)
+            outcomes.add_failure(file.name, error)
         elif not isinstance(result, str):
             if not stream:
-                print(_report(names[index], target, result, as_json, jobs.several, comparer.fields()), flush=True)
+                print(_report(names[index], target, result, as_json, outcomes.several, comparer.fields()), flush=True)
             print_note(file.name, result.note)
-            comparer.tell(file.name, jobs.several)
-            jobs.done(file.name, result.confidence)
+            comparer.print_comparison(file.name, outcomes.several)
+            outcomes.add_output(file.name, result.confidence)
 
     _describe_all(names, prompt, vlm, options, speaker, comparer, report)
-    jobs.end(comparer.code)
+    outcomes.finish(comparer.code)
 
 
 def _speak(several: bool, image: Any) -> Callable[[str], None]:

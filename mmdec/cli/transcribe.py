@@ -16,7 +16,7 @@ from mmdec import InputError
 from mmdec.checks.files import json_text, printable, quote_path
 from mmdec.cli.compare import Compare, Comparer
 from mmdec.cli.inputs import AUDIO_FILES, input_files, output_paths, try_write
-from mmdec.cli.jobs import CommandJobs, decode_all, print_note
+from mmdec.cli.job_options import JobOptions, Work
 from mmdec.cli.options import (
     STDOUT,
     WHISPER_MODEL,
@@ -30,8 +30,8 @@ from mmdec.cli.options import (
     silence_transformers,
     with_option_groups,
 )
+from mmdec.cli.outcomes import Outcomes, decode_all, print_note
 from mmdec.cli.progress import loading, progress_bar
-from mmdec.cli.spread import SpreadOptions, Work
 from mmdec.jobs.many import decode_each, divide_by_bytes
 from mmdec.whisper.options import OnTranscript, Progress, TranscribeOptions
 from mmdec.whisper.transcript import SUBTITLE_FORMATS, TRANSCRIPT_FORMATS, format_clock, srt, vtt
@@ -247,7 +247,7 @@ def transcribe(
     windows: WindowOptions = WindowOptions(),
     drafts: DraftOptions = DraftOptions(),
     live: LiveOptions = LiveOptions(),
-    spread: SpreadOptions = SpreadOptions(),
+    job: JobOptions = JobOptions(),
 ) -> None:
     """Transcribe speech with a Whisper or an audio language model. A drafter makes it faster; the text stays
     the model's own.
@@ -275,35 +275,35 @@ def transcribe(
         "compare": compare,
         **{name: getattr(options, name) for name in FILE_OPTIONS if is_typed(context, name)},
         **vars(drafts),
-        **vars(spread),
+        **vars(job),
     }
     if check_live(inputs, of_files, vars(live)):
         whisper = _load(model, device, dtype, quiet=as_json)
         return _live(whisper, kind, as_json, live, options)
-    if spread.has_many_inputs(inputs):
+    if job.has_many_inputs(inputs):
         files = SUFFIXES[kind] if kind in SUBTITLE_FORMATS else ""
         work = Work("transcribe", model, options=options.changed(), files=files, device=device, dtype=dtype)
-        return spread.run(work, inputs, output, AUDIO_FILES, {"compare": compare, **vars(drafts)})
+        return job.run(work, inputs, output, AUDIO_FILES, {"compare": compare, **vars(drafts)})
     comparer = Comparer(compare, str(drafter), temperature=bool(windows.temperature))
     files = input_files(inputs, AUDIO_FILES, output)
     targets = output_paths([file.path for file in files], output, tuple(SUFFIXES.values()), SUFFIXES[kind])
-    jobs = CommandJobs(files, targets, model)
-    drafters = drafts.drafters([file.path for file, _ in jobs.todo], device) if given else None
+    outcomes = Outcomes(files, targets, model)
+    drafters = drafts.drafters([file.path for file, _ in outcomes.todo], device) if given else None
     whisper = _load(model, device, dtype, quiet=as_json)
 
     def report(index: int, result: Transcript | str) -> None:
-        file, target = jobs.todo[index]
+        file, target = outcomes.todo[index]
         error = result if isinstance(result, str) else try_write(target, result.format(kind))
         if error:
-            jobs.failed(file.name, error)
+            outcomes.add_failure(file.name, error)
         elif not isinstance(result, str):
-            print(_report(file.path, target, result, kind, as_json, jobs.several, comparer.fields()), flush=True)
+            print(_report(file.path, target, result, kind, as_json, outcomes.several, comparer.fields()), flush=True)
             print_note(file.name, result.note)
-            comparer.tell(file.name, jobs.several)
-            jobs.done(file.name, result.confidence, result.calibrated)
+            comparer.print_comparison(file.name, outcomes.several)
+            outcomes.add_output(file.name, result.confidence, result.calibrated)
 
-    _transcribe_all([file.path for file, _ in jobs.todo], whisper, options, comparer, drafters, report)
-    jobs.end(comparer.code)
+    _transcribe_all([file.path for file, _ in outcomes.todo], whisper, options, comparer, drafters, report)
+    outcomes.finish(comparer.code)
 
 
 def _load(model: str, device: str | None, dtype: str | None, quiet: bool) -> LoadedTranscriber:

@@ -14,7 +14,7 @@ import typer
 
 from mmdec.checks.files import failure_message, json_text, printable
 from mmdec.cli.inputs import AUDIO_FILES, InputFile, input_files, output_paths, write_error
-from mmdec.cli.jobs import CommandJobs, print_note
+from mmdec.cli.job_options import JobOptions, Work
 from mmdec.cli.options import (
     SPEECH_MODEL,
     Device,
@@ -25,8 +25,8 @@ from mmdec.cli.options import (
     dtype_or_quick,
     with_option_groups,
 )
+from mmdec.cli.outcomes import Outcomes, print_note
 from mmdec.cli.progress import loading, progress_bar
-from mmdec.cli.spread import SpreadOptions, Work
 from mmdec.daspeech.options import TranslateOptions
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def translate(
     device: Device = None,
     dtype: Dtype = None,
     options: TranslateOptions = TranslateOptions(),
-    spread: SpreadOptions = SpreadOptions(),
+    job: JobOptions = JobOptions(),
 ) -> None:
     """Translate French speech into English speech.
 
@@ -64,7 +64,7 @@ def translate(
 
         resolve_strategy(options.strategy, options.verify)
         keywords = replace(options, vocoder=None).changed()  # the vocoder is loaded with the model
-        if spread.has_many_inputs(inputs):
+        if job.has_many_inputs(inputs):
             work = Work(
                 "translate",
                 model,
@@ -74,32 +74,32 @@ def translate(
                 dtype=dtype,
                 vocoder=None if options.vocoder is None else str(options.vocoder),
             )
-            return spread.run(work, inputs, output, AUDIO_FILES, {})
+            return job.run(work, inputs, output, AUDIO_FILES, {})
         files = input_files(inputs, AUDIO_FILES, output)
         targets = output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav")
-        jobs = CommandJobs(files, targets, model)
+        outcomes = Outcomes(files, targets, model)
         translator = load(model, device, vocoder=options.vocoder, dtype=dtype_or_quick(dtype, device))
     call = partial(mmdec.translate_speech, model=translator, **keywords)
-    _translate_all(jobs, call, as_json)
-    jobs.end()
+    _translate_all(outcomes, call, as_json)
+    outcomes.finish()
 
 
-def _translate_all(jobs: CommandJobs, call: Callable[[Path], Translation], as_json: bool) -> None:
-    """Translate all readable files with a progress bar, print the results, and record failures in `jobs`.
+def _translate_all(outcomes: Outcomes, call: Callable[[Path], Translation], as_json: bool) -> None:
+    """Translate all readable files with a progress bar, print the results, and record failures in `outcomes`.
 
     Args:
         call: Translates one path.
     """
     with progress_bar(count=True) as progress:
-        task = progress.add_task("translating", total=len(jobs.todo))
-        for source, target in jobs.todo:
+        task = progress.add_task("translating", total=len(outcomes.todo))
+        for source, target in outcomes.todo:
             progress.update(task, description=source.path.name)
-            report = _json_line if as_json else partial(_plain_lines, several=jobs.several)
+            report = _json_line if as_json else partial(_plain_lines, several=outcomes.several)
             done = _translate_file(source, target, call, report)
             if isinstance(done, str):
-                jobs.failed(source.name, done)
+                outcomes.add_failure(source.name, done)
             else:
-                jobs.done(source.name, done)
+                outcomes.add_output(source.name, done)
             progress.advance(task)
 
 

@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("torch", "transformers", "mmdec.cli.jobs", "mmdec.cli.progress")  # modules to import for `mmdec` commands
-TRAINING = ("mmdec.training.__main__", "lightning.pytorch.cli")  # and for training
+# modules to import for `mmdec` commands, and for training
+COMMANDS = ("torch", "transformers", "mmdec.cli.outcomes", "mmdec.cli.progress")
+TRAINING = ("mmdec.training.__main__", "lightning.pytorch.cli")
 LARGEST = 1 << 17  # the most bytes of a request
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mmdec import BatchError, InputError
-from mmdec.cli.jobs import decode_all
+from mmdec.cli.outcomes import decode_all
 from mmdec.jobs.many import divide_by_bytes
 
 OnResult = Callable[[int, Any], None]

@@ -26,7 +26,7 @@ from mmdec import cli
 from mmdec.cli import progress
 from mmdec.cli.compare import Comparer
 from mmdec.cli.inputs import InputFile
-from mmdec.cli.jobs import CommandJobs, warn_of_unsure
+from mmdec.cli.outcomes import Outcomes, warn_of_unsure
 from mmdec.cli.progress import PROGRESS_INTERVAL, loading, progress_bar
 from mmdec.tasks.confidence import Calibration, write_calibrations
 from tests.conftest import RATE, buzz
@@ -61,7 +61,7 @@ def test_both_ways_are_run_in_turn_and_the_faster_run_counts(same: bool, capsys:
     assert calls == ["drafted", "plain", "drafted", "plain"]
     found = {"seconds": 1.0, "seconds_plain": 2.9, "times_faster": 2.9, "same_text": same}
     assert comparer.fields() == {"compared": found}
-    comparer.tell("a.wav", several=True)
+    comparer.print_comparison("a.wav", several=True)
     word = "same" if same else "not the same"
     line = f"a.wav: 2.9 times faster, {word} text: 1.000 s with drafts, 2.900 s without\n"
     assert capsys.readouterr() == ("", line)
@@ -69,17 +69,17 @@ def test_both_ways_are_run_in_turn_and_the_faster_run_counts(same: bool, capsys:
 
 
 def test_a_different_text_outweighs_a_failure() -> None:
-    jobs = CommandJobs([InputFile("a.wav")], [None], "model")
-    jobs.failed("a.wav", "`audio` must be loud.")
+    outcomes = Outcomes([InputFile("a.wav")], [None], "model")
+    outcomes.add_failure("a.wav", "`audio` must be loud.")
     with pytest.raises(typer.Exit) as ended:
-        jobs.end(2)
+        outcomes.finish(2)
     assert ended.value.exit_code == 2
 
 
 def test_without_compare_nothing_is_run_twice(capsys: pytest.CaptureFixture[str]) -> None:
     comparer, call = Comparer(False, "none", stream=True), caller({}, {}, [])
     assert comparer.both(call) is call
-    comparer.tell("a.wav", several=False)
+    comparer.print_comparison("a.wav", several=False)
     assert (comparer.fields(), capsys.readouterr()) == ({}, ("", ""))
     assert comparer.code == 0
 
@@ -93,7 +93,7 @@ def test_a_failed_input_is_not_compared(capsys: pytest.CaptureFixture[str]) -> N
 
     with pytest.raises(mmdec.InputError, match="loud"):
         comparer.both(fail)(["b.wav"])
-    comparer.tell("b.wav", several=True)
+    comparer.print_comparison("b.wav", several=True)
     assert (comparer.fields(), capsys.readouterr()) == ({}, ("", ""))
 
 

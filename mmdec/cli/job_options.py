@@ -21,7 +21,7 @@ from mmdec.cli.progress import progress_bar
 from mmdec.jobs.manifest import SUFFIXES, Row, is_manifest, read_manifest
 from mmdec.jobs.many import ARGUMENT_COLUMNS, Work, run_locally
 
-__all__ = ["SpreadOptions", "Work"]
+__all__ = ["JobOptions", "Work"]
 
 PANEL = "Many inputs: a list (.tsv, .jsonl, .parquet) as the only input, --shard or --engine"
 Shard = Annotated[
@@ -45,7 +45,7 @@ TableKind = Annotated[
 
 @final
 @dataclass(frozen=True)
-class SpreadOptions:
+class JobOptions:
     """The options for many inputs: the share of the rows to process, the engine and its workers, and the results'
     format."""
 

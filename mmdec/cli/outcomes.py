@@ -18,7 +18,7 @@ Target = TypeVar("Target")
 
 
 @final
-class CommandJobs(Generic[Target]):
+class Outcomes(Generic[Target]):
     """The readable inputs of a command with their outputs (`todo`).
 
     Collects failed inputs and confidences, and reports them at the end.
@@ -42,13 +42,13 @@ class CommandJobs(Generic[Target]):
             if file.refusal:
                 _say(file.name, file.refusal)
         if not self.todo:
-            self.end()
+            self.finish()
 
-    def failed(self, name: str, message: str) -> None:
+    def add_failure(self, name: str, message: str) -> None:
         """Remember a failed input and its error message; `end` reports it."""
         self._failed.append((name, message))
 
-    def done(self, name: str, confidence: float | None, calibrated: bool | None = None) -> None:
+    def add_output(self, name: str, confidence: float | None, calibrated: bool | None = None) -> None:
         """Remember an output's confidence; `end` warns if it is low.
 
         Args:
@@ -59,7 +59,7 @@ class CommandJobs(Generic[Target]):
         if confidence is not None:
             self._sure.append((name, confidence, calibrated))
 
-    def end(self, code: int = 0) -> None:
+    def finish(self, code: int = 0) -> None:
         """Print which outputs are likely wrong and which inputs failed. Exits with `code`, or with 1 if any failed."""
         warn_of_unsure(self._sure, self._model)
         order = {file.name: number for number, (file, _) in enumerate(self.todo)}
