@@ -27,7 +27,7 @@ class WorkStopped(Exception):
     """Raised in the work when its visitor has stopped the request, or has gone."""
 
 
-class Tell(Protocol):
+class Report(Protocol):
     """The callback by which work reports to the page. Without values, it only checks whether the work was stopped."""
 
     def __call__(self, *, first: bool = False, **values: Any) -> None:
@@ -37,12 +37,12 @@ class Tell(Protocol):
             first: Wait until the page has received the values, before the work goes on.
 
         Raises:
-            Stopped: If the work was stopped.
+            WorkStopped: If the work was stopped.
         """
         ...
 
 
-def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
+def updates(work: Callable[[Report], None]) -> Generator[Update, None, None]:
     """Run `work` in a thread, and yield the updates that it reports. Closing this generator stops the work.
 
     If nothing is reported for `TICK` seconds, an empty update is yielded. An exception in the work becomes a message in
@@ -51,7 +51,7 @@ def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
     update_queue: queue.Queue[Update | None] = queue.Queue()
     stop = threading.Event()
 
-    def tell(*, first: bool = False, **values: Any) -> None:
+    def report(*, first: bool = False, **values: Any) -> None:
         if stop.is_set():
             raise WorkStopped
         if values:
@@ -59,7 +59,7 @@ def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
         while first and update_queue.unfinished_tasks and not stop.wait(LOOK):
             pass
 
-    thread = threading.Thread(target=_run, name=WORK_THREAD, args=(work, tell, update_queue), daemon=True)
+    thread = threading.Thread(target=_run, name=WORK_THREAD, args=(work, report, update_queue), daemon=True)
     thread.start()
     try:
         while True:
@@ -76,11 +76,11 @@ def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
         stop.set()
 
 
-def _run(work: Callable[[Tell], None], tell: Tell, update_queue: queue.Queue[Update | None]) -> None:
+def _run(work: Callable[[Report], None], report: Report, update_queue: queue.Queue[Update | None]) -> None:
     try:
         with _slots:
-            tell()
-            work(tell)
+            report()
+            work(report)
     except WorkStopped:
         pass
     except Exception as error:

@@ -17,7 +17,7 @@ import gradio as gr
 import numpy as np
 
 from mmdec.demo import samples as shipped
-from mmdec.demo.background import Tell
+from mmdec.demo.background import Report
 from mmdec.demo.html import confidence_html, output_html, require, status
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
 from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
@@ -94,12 +94,12 @@ def check_question(question: str | None) -> str:
 
 
 def decode(
-    tell: Tell, pixels: np.ndarray, question: str, drafter: str | None, live: bool = False
+    report: Report, pixels: np.ndarray, question: str, drafter: str | None, live: bool = False
 ) -> tuple[Description, list[Round]]:
     """Answer the question once.
 
     Args:
-        tell: Reports to the page.
+        report: Reports to the page.
         pixels: (H, W, 3) uint8.
         drafter: Name of the drafter; None: plain decoding.
         live: Show the text as it is accepted.
@@ -108,7 +108,7 @@ def decode(
         The answer, and its rounds.
 
     Raises:
-        Stopped: Between rounds, if the visitor stopped the request.
+        WorkStopped: Between rounds, if the visitor stopped the request.
     """
     rounds: list[Round] = []
     tokenizer = load_vlm(DEFAULT_MODEL).tokenizer
@@ -119,7 +119,7 @@ def decode(
         drafter=drafter,
         num_speculative_tokens=nodes,
         max_new_tokens=MAX_NEW_TOKENS,
-        on_round=round_listener(tell, tokenizer, rounds, question_html(question) if live else None),
+        on_round=round_listener(report, tokenizer, rounds, question_html(question) if live else None),
     )
     return result, rounds
 
@@ -144,59 +144,61 @@ def text_html(result: Description, question: str, truth: str = "") -> str:
     )
 
 
-def work(tell: Tell, path: str | None, question: str | None, chosen: list[str]) -> None:
-    """Answer a question about an upload, and report to the page by `tell`.
+def work(report: Report, path: str | None, question: str | None, chosen: list[str]) -> None:
+    """Answer a question about an upload, and report to the page by `report`.
 
     Args:
         path: The uploaded file.
         chosen: Names of the drafters to compare.
     """
-    tell(status=status("Reading the picture …", "busy"), text="", race="")
-    show_answer(tell, picture(path), Path(str(path)).name, check_question(question), chosen)
+    report(status=status("Reading the picture …", "busy"), text="", race="")
+    show_answer(report, picture(path), Path(str(path)).name, check_question(question), chosen)
 
 
-def sample_work(tell: Tell, number: int, chosen: list[str]) -> None:
-    """Answer the question of a shipped sample, and report to the page by `tell`.
+def sample_work(report: Report, number: int, chosen: list[str]) -> None:
+    """Answer the question of a shipped sample, and report to the page by `report`.
 
     Args:
         number: Index of the sample.
         chosen: Names of the drafters to compare.
     """
     sample = shipped.pictures()[number]
-    tell(status=status("Looking …", "busy"), text="", race="", source=str(sample.path), question=sample.question)
-    show_answer(tell, picture(sample.path), f"Drawn picture: {sample.text}", sample.question, chosen, sample.answer)
+    report(status=status("Looking …", "busy"), text="", race="", source=str(sample.path), question=sample.question)
+    show_answer(report, picture(sample.path), f"Drawn picture: {sample.text}", sample.question, chosen, sample.answer)
 
 
-def preview(tell: Tell, path: str | None) -> None:
-    """Show a picture that was just selected: report it to `tell`."""
+def preview(report: Report, path: str | None) -> None:
+    """Show a picture that was just selected: report it to `report`."""
     if path:
-        tell(picture=picture_html(picture(path), Path(path).name), status=status("Now ask a question about it."))
+        report(picture=picture_html(picture(path), Path(path).name), status=status("Now ask a question about it."))
 
 
-def show_answer(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: list[str], truth: str = "") -> None:
+def show_answer(
+    report: Report, pixels: np.ndarray, name: str, question: str, chosen: list[str], truth: str = ""
+) -> None:
     """Answer with the first drafter, showing the text as it is accepted.
 
     Then time all drafters and plain decoding in turn, without showing text, because updates of the page would slow
     decoding down, and compare them (the race).
 
     Args:
-        tell: Reports to the page.
+        report: Reports to the page.
         pixels: (H, W, 3) uint8.
         name: The picture's alternative text.
         chosen: Names of the drafters.
         truth: The right answer; "": not known.
     """
-    tell(picture=picture_html(pixels, name))
-    first, _ = decode(tell, pixels, question, chosen[0] if chosen else None, live=True)
-    tell(text=text_html(first, question, truth))
-    ways = {way: partial(decode, tell, pixels, question, way or None) for way in (*dict.fromkeys(chosen), PLAIN)}
-    *drafted, (_, plain) = run_in_turn(tell, "Answered.", ways).items()
+    report(picture=picture_html(pixels, name))
+    first, _ = decode(report, pixels, question, chosen[0] if chosen else None, live=True)
+    report(text=text_html(first, question, truth))
+    ways = {way: partial(decode, report, pixels, question, way or None) for way in (*dict.fromkeys(chosen), PLAIN)}
+    *drafted, (_, plain) = run_in_turn(report, "Answered.", ways).items()
     notes = drafters()
     named = [(drafter, notes.get(drafter) or "A drafter.", runs) for drafter, runs in drafted]
     lanes = compare_with_plain(load_vlm(DEFAULT_MODEL).tokenizer, named, plain)
     # the texts are equal and the passes nearly so: one drafter is drawn, the others are rows of a table
     lanes = [replace(lane, brief=0 < index < len(drafted)) for index, lane in enumerate(lanes)]
-    tell(
+    report(
         status=status(f"Done. {lanes[0].name}: {lanes[0].verdict}." if drafted else "Done.", "done"),
         picture=picture_html(pixels, name)
         + read_html([(drafter, runs[0][0].compressor, runs[0][0].visual_weights) for drafter, runs in drafted]),
@@ -204,7 +206,7 @@ def show_answer(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen
     )
 
 
-def warm() -> None:
+def warm_up() -> None:
     """Load the model and its drafters, and run each drafter once."""
     for sample in shipped.pictures()[:1]:
         for drafter in (*drafters(), None):

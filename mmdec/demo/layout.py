@@ -24,7 +24,7 @@ SHORT = 0.7  # after a click, the page scrolls to results that begin below this 
 WAITING = status("Waiting for a free place …", "busy")
 FAILED = status("The server did not take this. Please try again.", "error")
 
-Work = Callable[..., None]  # takes `tell`, which reports to the page, and the values of the input components
+Work = Callable[..., None]  # takes `report`, which reports to the page, and the values of the input components
 # fonts of the visitor's system: none is downloaded
 FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]
 COLOURS = {  # Gradio's own teal has too little contrast with white
@@ -79,12 +79,12 @@ def handler(work: Work, outputs: Mapping[str, Any]) -> Callable[..., Iterator[An
     Closing the generator stops the work.
 
     Args:
-        work: Takes `tell` and the values of the inputs.
+        work: Takes `report` and the values of the inputs.
         outputs: The name under which the work reports a value -> component.
     """
 
     def handle(*values: Any) -> Iterator[Any]:
-        reports = updates(lambda tell: work(tell, *values))
+        reports = updates(lambda report: work(report, *values))
         try:
             for update in reports:
                 yield {outputs[name]: value for name, value in update.items()} if update else gr.skip()
@@ -99,7 +99,7 @@ def connect(event: Any, work: Work, inputs: Sequence[Any], outputs: Mapping[str,
 
     Args:
         event: A method such as `button.click`.
-        work: Takes `tell` and the values of the components `inputs`.
+        work: Takes `report` and the values of the components `inputs`.
         outputs: The name under which the work reports a value -> component.
 
     Returns:
@@ -208,8 +208,8 @@ def bind(
     Args:
         tab: Prefix of its elements' ids.
         outputs: The name under which work reports a value -> component.
-        work: Takes `tell`, and the values of `controls.inputs` and `controls.settings`.
-        sample_work: Takes `tell`, the sample's index, and the values of `controls.settings`.
+        work: Takes `report`, and the values of `controls.inputs` and `controls.settings`.
+        sample_work: Takes `report`, the sample's index, and the values of `controls.settings`.
         others: Further events of Gradio that Stop ends.
     """
     # this handler is bound first, because the browser runs a click's handlers in the order of binding
@@ -226,7 +226,7 @@ def bind(
 def bind_sample(sample_work: Work, number: int) -> Work:
     """Return a function that does `sample_work` for one sample: its argument `number` is set, and the other arguments
     are passed on."""
-    return lambda tell, *values: sample_work(tell, number, *values)
+    return lambda report, *values: sample_work(report, number, *values)
 
 
 @cache

@@ -73,13 +73,13 @@ def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, 
     }
 
 
-def warm() -> None:
+def warm_up() -> None:
     """Load and run every model once, and import what Gradio imports late, so that the first visitor does not wait."""
     with suppress(ImportError):
         # imported in advance: otherwise Gradio imports it in the first request, which takes a second
         import_module("matplotlib.pyplot")
     for tab in TABS:
-        tab.warm()
+        tab.warm_up()
 
 
 def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names: Sequence[str] = ()) -> None:
@@ -96,7 +96,7 @@ def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names:
         with ExitStack() as stack:
             for name in dict.fromkeys((host, LOCAL)):
                 stack.enter_context(reserve(name, port))
-            warm()
+            warm_up()
             page = build()
         page.launch(server_port=port, share=share, quiet=False, **options(page, host, names))
 

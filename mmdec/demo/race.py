@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, TypeVar
 
-from mmdec.demo.background import Tell
+from mmdec.demo.background import Report
 from mmdec.demo.html import status
 from mmdec.tasks.comparison import speedup_words
 from mmdec.types import Round
@@ -95,11 +95,11 @@ def duration(steps: Sequence[Step]) -> float:
     return steps[-1].seconds if steps else 0.0
 
 
-def run_in_turn(tell: Tell, head: str, ways: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
+def run_in_turn(report: Report, head: str, ways: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
     """Run each way of decoding once without counting it, then all of them in turn, up to `TURNS` times.
 
     Args:
-        tell: Reports the progress to the page.
+        report: Reports the progress to the page.
         head: Begins the status line.
         ways: Name -> function that decodes once.
 
@@ -107,14 +107,14 @@ def run_in_turn(tell: Tell, head: str, ways: Mapping[str, Callable[[], Run]]) ->
         Name -> results of the counted runs.
     """
     results: dict[str, list[Run]] = {name: [] for name in ways}
-    tell(status=status(f"{head} The race warms up …", "busy"))
+    report(status=status(f"{head} The race warms up …", "busy"))
     for run in ways.values():
         run()
     start = time.monotonic()
     for turn in range(1, TURNS + 1):
         if turn > MIN_TURNS and time.monotonic() - start > ENOUGH_SECONDS:
             break
-        tell(status=status(f"{head} The race, turn {turn} of up to {TURNS} …", "busy"))
+        report(status=status(f"{head} The race, turn {turn} of up to {TURNS} …", "busy"))
         for name, run in ways.items():
             results[name].append(run())
     return results
@@ -366,11 +366,13 @@ def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
     return timeline
 
 
-def round_listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | None = None) -> Callable[[Round], None]:
-    """Make a callback for decoding that stores every round in `rounds`, and raises Stopped if the work was stopped.
+def round_listener(
+    report: Report, tokenizer: Any, rounds: list[Round], head: str | None = None
+) -> Callable[[Round], None]:
+    """Make a callback for decoding that stores every round in `rounds`, and raises WorkStopped if the work was stopped.
 
     Args:
-        tell: Reports to the page.
+        report: Reports to the page.
         head: HTML to show above the text, which is then shown as it is accepted; None: show no text.
     """
     last_update = -REFRESH
@@ -378,11 +380,11 @@ def round_listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | 
     def on_round(round_: Round) -> None:
         nonlocal last_update
         rounds.append(round_)
-        tell()
+        report()
         if head is not None and time.monotonic() - last_update >= REFRESH:
             last_update = time.monotonic()
             coloured = pieces_html(steps(tokenizer, rounds), "tokens", factor=0.0)
-            tell(text=f'<div class="mm-said">{head}<p class="mm-text mm-live" lang="en">{coloured}</p></div>')
+            report(text=f'<div class="mm-said">{head}<p class="mm-text mm-live" lang="en">{coloured}</p></div>')
 
     return on_round
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmdec import InputError
 from mmdec.demo import samples as shipped
-from mmdec.demo.background import DECODERS, Tell
+from mmdec.demo.background import DECODERS, Report
 from mmdec.demo.html import UNSURE_CONFIDENCE, confidence_html, error_sentence, output_html, status
 from mmdec.demo.layout import (
     MAX_SECONDS,
@@ -50,11 +50,11 @@ START = (
 ID = "mm-transcribe"
 
 
-def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False) -> tuple[Transcript, list[Round]]:
+def decode(report: Report, samples: Tensor, drafter: str | None, live: bool = False) -> tuple[Transcript, list[Round]]:
     """Transcribe the recording once.
 
     Args:
-        tell: Reports to the page.
+        report: Reports to the page.
         samples: (T,) of 16 kHz.
         drafter: Name of the drafter; None: plain decoding.
         live: Show the text as it is accepted.
@@ -63,11 +63,11 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False)
         The transcript, and its rounds.
 
     Raises:
-        Stopped: Between rounds, if the visitor stopped the request.
+        WorkStopped: Between rounds, if the visitor stopped the request.
     """
     rounds: list[Round] = []
     tokenizer = load_transcriber().tokenizer
-    on_round = round_listener(tell, tokenizer, rounds, "" if live else None)
+    on_round = round_listener(report, tokenizer, rounds, "" if live else None)
     nodes = None if drafter is None else DRAFT
     result = transcribe(
         samples, sample_rate=RATE, drafter=drafter, num_speculative_tokens=nodes, timestamps="word", on_round=on_round
@@ -99,44 +99,44 @@ def words_html(result: Transcript) -> str:
     )
 
 
-def work(tell: Tell, path: str | None) -> None:
-    """Transcribe the upload at `path`, and report to the page by `tell`."""
-    tell(status=status("Reading the recording …", "busy"), text="", race="")
-    show_transcription(tell, recording(path))
+def work(report: Report, path: str | None) -> None:
+    """Transcribe the upload at `path`, and report to the page by `report`."""
+    report(status=status("Reading the recording …", "busy"), text="", race="")
+    show_transcription(report, recording(path))
 
 
-def sample_work(tell: Tell, number: int) -> None:
-    """Transcribe the shipped sample with this index, and report to the page by `tell`."""
+def sample_work(report: Report, number: int) -> None:
+    """Transcribe the shipped sample with this index, and report to the page by `report`."""
     sample = shipped.english()[number]
     samples = recording(sample.path)
-    tell(status=status("Transcribing …", "busy"), text="", race="", source=(RATE, playable(samples)))
-    show_transcription(tell, samples, sample.text)
+    report(status=status("Transcribing …", "busy"), text="", race="", source=(RATE, playable(samples)))
+    show_transcription(report, samples, sample.text)
 
 
-def show_transcription(tell: Tell, samples: Tensor, reference: str = "") -> None:
+def show_transcription(report: Report, samples: Tensor, reference: str = "") -> None:
     """Show the text as it is accepted.
 
     Then time decoding with drafts and plain decoding in turn, without showing text, because updates of the page would
     slow decoding down, and compare them (the race).
 
     Args:
-        tell: Reports to the page.
+        report: Reports to the page.
         samples: (T,) of 16 kHz.
         reference: The correct text; "": not known.
     """
-    fast, _ = decode(tell, samples, AUTO, live=True)
-    tell(text=text_html(fast, reference))
-    ways = {"drafts": partial(decode, tell, samples, AUTO), "plain": partial(decode, tell, samples, None)}
-    runs = run_in_turn(tell, "Transcribed.", ways)
+    fast, _ = decode(report, samples, AUTO, live=True)
+    report(text=text_html(fast, reference))
+    ways = {"drafts": partial(decode, report, samples, AUTO), "plain": partial(decode, report, samples, None)}
+    runs = run_in_turn(report, "Transcribed.", ways)
     drafts = ("With drafts", "Several tokens in a pass, guessed and checked.", runs["drafts"])
     lanes = compare_with_plain(load_transcriber().tokenizer, [drafts], runs["plain"])
-    tell(
+    report(
         status=status(f"Done. {lanes[0].name}: {lanes[0].verdict}.", "done"),
         race=race_html(lanes, "tokens", start=START),
     )
 
 
-def warm() -> None:
+def warm_up() -> None:
     """Load the model and run it once in each way of decoding."""
     for sample in shipped.english()[:1]:
         for drafter, nodes in ((AUTO, DRAFT), (None, None)):

@@ -17,7 +17,7 @@ from torch import Tensor
 from mmdec.daspeech.passes import Graph, Pass
 from mmdec.daspeech.translate import Translation, load, translate_speech
 from mmdec.demo import samples as shipped
-from mmdec.demo.background import Tell
+from mmdec.demo.background import Report
 from mmdec.demo.html import confidence_html, output_html, status
 from mmdec.demo.layout import (
     RATE,
@@ -67,11 +67,11 @@ READABLE = {"<s>": "start", "</s>": "end", "<unk>": "?", "<pad>": "-"}
 SPACE = "▁"  # SentencePiece's mark for a piece that begins a word
 
 
-def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, list[Pass]]:
+def decode(report: Report, samples: Tensor, strategy: str) -> tuple[Translation, list[Pass]]:
     """Translate samples (T,) of 16 kHz.
 
     Args:
-        tell: Called with the progress after each pass; it raises Stopped if the page's user has stopped the request.
+        report: Called with the progress after each pass; it raises WorkStopped if the visitor has stopped the request.
         strategy: A value of `WAYS`.
 
     Returns:
@@ -81,7 +81,7 @@ def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, lis
 
     def on_pass(pass_: Pass) -> None:
         passes.append(pass_)
-        tell()
+        report()
 
     return translate_speech(samples, sample_rate=RATE, strategy=strategy, on_pass=on_pass), passes
 
@@ -169,43 +169,43 @@ def text_html(result: Translation, french: str = "") -> str:
     )
 
 
-def work(tell: Tell, path: str | None, way: str) -> None:
-    """Translate the upload at `path`, and report to the page by `tell`.
+def work(report: Report, path: str | None, way: str) -> None:
+    """Translate the upload at `path`, and report to the page by `report`.
 
     Args:
         way: A key of `WAYS`, the way of decoding to show first.
     """
-    tell(status=status("Reading the recording …", "busy"), text="", speech=None, race="", graph="")
-    show_translation(tell, recording(path), way)
+    report(status=status("Reading the recording …", "busy"), text="", speech=None, race="", graph="")
+    show_translation(report, recording(path), way)
 
 
-def sample_work(tell: Tell, number: int, way: str) -> None:
-    """Translate the shipped sample with this index, and report to the page by `tell`.
+def sample_work(report: Report, number: int, way: str) -> None:
+    """Translate the shipped sample with this index, and report to the page by `report`.
 
     Args:
         way: A key of `WAYS`.
     """
     sample = shipped.french()[number]
     samples = recording(sample.path)
-    tell(status=status("Translating …", "busy"), text="", speech=None, race="", graph="")
-    show_translation(tell, samples, way, sample.text)
-    tell(source=(RATE, playable(samples)))
+    report(status=status("Translating …", "busy"), text="", speech=None, race="", graph="")
+    show_translation(report, samples, way, sample.text)
+    report(source=(RATE, playable(samples)))
 
 
-def show_translation(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
+def show_translation(report: Report, samples: Tensor, way: str, french: str = "") -> None:
     """Show sound and text of the chosen way first.
 
     Then decode in several ways in turn, to compare their speed (the race), and draw the graph.
 
     Args:
-        tell: Reports to the page.
+        report: Reports to the page.
         samples: (T,) of 16 kHz.
         way: A key of `WAYS`.
         french: The correct French text; "": not known.
     """
     chosen = WAYS[way]
-    result, passes = decode(tell, samples, chosen)
-    tell(
+    result, passes = decode(report, samples, chosen)
+    report(
         first=True,
         status=status("Translated. Now the race …", "busy"),
         speech=(result.sample_rate, playable(result.audio)),
@@ -214,12 +214,12 @@ def show_translation(tell: Tell, samples: Tensor, way: str, french: str = "") ->
     # reranking is the graph and a pass of the other decoder, so it is compared with the graph alone
     alone = GRAPH_ALONE if chosen in ("reranked", "verified", "autoregressive") else chosen
     race = [alone, *(["reranked"] if chosen == "reranked" else []), "verified", "autoregressive"]
-    results = run_in_turn(tell, "Translated.", {way: partial(decode, tell, samples, way) for way in race})
+    results = run_in_turn(report, "Translated.", {way: partial(decode, report, samples, way) for way in race})
     runs = {way: [run for _, run in outcomes] for way, outcomes in results.items()}
     by_graph = passes if chosen == "reranked" else runs[alone][0]
     graph = next(pass_.graph for pass_ in by_graph if pass_.graph is not None)
     several = " The first part of this long recording is drawn." if by_graph[-1].segment else ""
-    tell(
+    report(
         status=status(f"Done. {result.text}", "done"),
         race=race_html(lanes(runs), "pieces", start=START),
         graph=graph_html(graph, GRAPH + several),
@@ -231,7 +231,7 @@ def default_way() -> str:
     return next(way for way, strategy in WAYS.items() if strategy == load().decoding.strategy)
 
 
-def warm() -> None:
+def warm_up() -> None:
     """Load the model and run it once with each strategy that the page compares."""
     for sample in shipped.french()[:1]:
         for strategy in ("lookahead", "reranked", "verified", "autoregressive"):

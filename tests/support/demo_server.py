@@ -99,7 +99,7 @@ def main() -> None:
     from mmdec.demo import page
 
     if "warm" in sys.argv:
-        page.warm()
+        page.warm_up()
     with guard.private_uploads():
         blocks = page.build()
         _, address, _ = blocks.launch(

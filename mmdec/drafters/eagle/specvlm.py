@@ -36,7 +36,7 @@ from mmdec.drafters.networks.compressors import (
     separate,
     spans,
 )
-from mmdec.drafters.networks.draft_network import DraftConfig, PromptInput, check_size
+from mmdec.drafters.networks.draft_network import DraftConfig, PromptInput
 from mmdec.drafters.networks.weights import check_size
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from mmdec.demo.background import DECODERS, Tell, WorkStopped, updates
+from mmdec.demo.background import DECODERS, Report, WorkStopped, updates
 from mmdec.demo.html import UNEXPECTED
 from mmdec.errors import InputError
 from tests.support.demo_server import count_requests
@@ -20,17 +20,17 @@ def messages(work: Any) -> list[dict[str, Any]]:
 
 
 def test_reports_come_in_order() -> None:
-    def work(tell: Tell) -> None:
+    def work(report: Report) -> None:
         for number in range(5):
-            tell(number=number)
-            tell()
+            report(number=number)
+            report()
 
     assert messages(work) == [{"number": number} for number in range(5)]
 
 
 def test_an_error_is_the_last_report() -> None:
-    def refused(tell: Tell) -> None:
-        tell(text="begun")
+    def refused(report: Report) -> None:
+        report(text="begun")
         raise InputError("`audio` must be <loud>. Turn it up.")
 
     begun, last = messages(refused)
@@ -38,7 +38,7 @@ def test_an_error_is_the_last_report() -> None:
     assert "The recording must be &lt;loud&gt;. Turn it up." in last["status"]
     assert 'role="alert"' in last["status"]
 
-    def broken(tell: Tell) -> None:
+    def broken(report: Report) -> None:
         raise ZeroDivisionError
 
     assert UNEXPECTED in messages(broken)[-1]["status"]
@@ -47,10 +47,10 @@ def test_an_error_is_the_last_report() -> None:
 def test_closing_ends_the_work_at_its_next_report() -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def work(tell: Tell) -> None:
+    def work(report: Report) -> None:
         try:
             while True:
-                tell(round=1)
+                report(round=1)
                 begun.set()
         except WorkStopped:
             ended.set()
@@ -67,10 +67,10 @@ def test_closing_ends_the_work_at_its_next_report() -> None:
 def test_the_first_report_is_shown_before_work_continues() -> None:
     went_on = threading.Event()
 
-    def work(tell: Tell) -> None:
-        tell(first=True, sound=1)
+    def work(report: Report) -> None:
+        report(first=True, sound=1)
         went_on.set()
-        tell(race=1)
+        report(race=1)
 
     reports = updates(work)
     assert next(reports) == {"sound": 1}
@@ -82,10 +82,10 @@ def test_the_first_report_is_shown_before_work_continues() -> None:
 def test_closing_ends_work_that_waits_for_the_page() -> None:
     ended = threading.Event()
 
-    def work(tell: Tell) -> None:
+    def work(report: Report) -> None:
         try:
-            tell(first=True, sound=1)
-            tell()
+            report(first=True, sound=1)
+            report()
         except WorkStopped:
             ended.set()
             raise
@@ -100,7 +100,7 @@ def test_no_more_decode_at_once_than_there_are_slots() -> None:
     lock, go = threading.Lock(), threading.Event()
     at_once, most = 0, 0
 
-    def work(tell: Tell) -> None:
+    def work(report: Report) -> None:
         nonlocal at_once, most
         with lock:
             at_once += 1
@@ -110,7 +110,7 @@ def test_no_more_decode_at_once_than_there_are_slots() -> None:
         assert go.wait(LONG)
         with lock:
             at_once -= 1
-        tell(done=True)
+        report(done=True)
 
     def visit() -> None:
         answers.append(messages(work))
@@ -128,11 +128,11 @@ def test_no_more_decode_at_once_than_there_are_slots() -> None:
 def test_a_stopped_request_that_waits_never_begins() -> None:
     holding, release, began = threading.Semaphore(0), threading.Event(), threading.Event()
 
-    def holds(tell: Tell) -> None:
+    def holds(report: Report) -> None:
         holding.release()
         assert release.wait(LONG)
 
-    def late(tell: Tell) -> None:
+    def late(report: Report) -> None:
         began.set()
 
     holders = [updates(holds) for _ in range(DECODERS)]

@@ -40,7 +40,7 @@ from tests.support.tiny_vlm_folder import write
 
 def last(work, *values):
     told, texts = {}, []
-    for update in updates(lambda tell: work(tell, *values)):
+    for update in updates(lambda report: work(report, *values)):
         told |= update
         texts += [update["text"]] if "mm-live" in update.get("text", "") else []
     told |= {"live": texts} if texts else {}
@@ -146,7 +146,7 @@ class Page:
 def fail():
     raise AssertionError("models were loaded")
 
-page.build, page.warm = Page, fail
+page.build, page.warm_up = Page, fail
 with socket.create_server(("127.0.0.1", 0)) as taken:
     port = taken.getsockname()[1]
     for host, number in (("127.0.0.1", port), ("0.0.0.0", port), ("192.0.2.1", port), ("256.1.1.1", port)):
@@ -154,7 +154,7 @@ with socket.create_server(("127.0.0.1", 0)) as taken:
             page.serve(number, host=host)
         except MmdecError as error:
             print(str(error).replace(str(port), "PORT"))
-page.warm = lambda: None
+page.warm_up = lambda: None
 page.serve(port)
 """
 

@@ -183,11 +183,11 @@ def race_of(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Mappi
 
         return run
 
-    def tell(*, first: bool = False, **values: Any) -> None:
+    def report(*, first: bool = False, **values: Any) -> None:
         statuses.append(values["status"])
 
     monkeypatch.setattr(race.time, "monotonic", lambda: clock)
-    results = run_in_turn(tell, "Done.", {"a": way("a"), "b": way("b")})
+    results = run_in_turn(report, "Done.", {"a": way("a"), "b": way("b")})
     return "".join(order), results, statuses
 
 

@@ -133,10 +133,10 @@ def test_text_is_reported_as_it_is_accepted(head: str | None, monkeypatch: pytes
     pages: list[str] = []
     rounds: list[Round] = []
 
-    def tell(*, first: bool = False, **values: str) -> None:
+    def report(*, first: bool = False, **values: str) -> None:
         pages.append(values.get("text", ""))
 
-    hear = round_listener(tell, tokenizer(), rounds, head)
+    hear = round_listener(report, tokenizer(), rounds, head)
     given = [Round(0, [0], [[1]], [0], [0], [False]), Round(1, [0], [[2, 5]], [4], [1], [False])]
     for round_ in given:
         hear(round_)
