@@ -104,7 +104,7 @@ class InputOptions:
 
 @final
 @dataclass(frozen=True)
-class Recording:
+class NamedRecording:
     """A recording to decode."""
 
     path: Path
@@ -112,13 +112,13 @@ class Recording:
 
 
 @final
-class RecordingHarness(Harness[Recording]):
+class RecordingHarness(Harness[NamedRecording]):
     """Transcribes recordings with one loaded model, and measures the calls."""
 
     def __init__(self, harness: TranscriptionHarness | AudioLmHarness) -> None:
         self._harness = harness
 
-    def measure(self, inputs: Sequence[Recording], method: Method) -> Measurement:
+    def measure(self, inputs: Sequence[NamedRecording], method: Method) -> Measurement:
         return self._harness.measure([recording.samples for recording in inputs], method)
 
 
@@ -204,7 +204,7 @@ class PromptWorkload(Workload[TokenPrompt]):
 
 
 @final
-class RecordingWorkload(Workload[Recording]):
+class RecordingWorkload(Workload[NamedRecording]):
     """Recordings for a Whisper or an audio language model."""
 
     bench, what = "drafters-audio", "recordings"
@@ -218,7 +218,7 @@ class RecordingWorkload(Workload[Recording]):
     ) -> None:
         self.home, self.model, self.directory = loaded, loaded.model, directory
         self.harness = RecordingHarness(harness)
-        self.inputs = [Recording(path, harness.read(path)) for path in paths]
+        self.inputs = [NamedRecording(path, harness.read(path)) for path in paths]
 
     def small_network(self, folder: Path) -> tuple[PreTrainedModel, dict[str, Any]] | None:
         if isinstance(self.home, LoadedWhisper):

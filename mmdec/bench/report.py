@@ -214,7 +214,7 @@ TABLE_WIDTH = 80
 MIN_FIRST_COLUMN = 12  # characters: smallest width of a table's first column, the only one that may be wrapped
 
 
-def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
+def format_screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
     """Format benchmark results as tables of at most `TABLE_WIDTH` characters a line: one for each pair of subject and
     baseline.
 
@@ -232,8 +232,8 @@ def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
     return Group(*parts)
 
 
-def markdown(run: BenchRun, changes: Changes | None = None) -> str:
-    """Format benchmark results as Markdown, with the same cells as `screen`; a table may be wider than a screen.
+def format_markdown(run: BenchRun, changes: Changes | None = None) -> str:
+    """Format benchmark results as Markdown, with the same cells as `format_screen`; a table may be wider than a screen.
 
     Args:
         changes: Differences from other results.

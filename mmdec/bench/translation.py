@@ -130,7 +130,7 @@ def _by_length(
     network, device = translator.model, translator.device
     sounds = [audio.load_audio(path) for path in recordings]
     first = _source(translator, sounds[0])
-    gate(translator.baseline, first.states, first.lengths)
+    check_baseline(translator.baseline, first.states, first.lengths)
     rows = []
     for length in seconds:
         source = _source(translator, _join_recordings(sounds, length))
@@ -285,7 +285,7 @@ def _against_baseline(
     return replace(row, inputs=len(pairs)), units / passes
 
 
-def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor) -> None:
+def check_baseline(decoder: ArDecoder, states: Tensor, sizes: Tensor) -> None:
     """Check that the baseline is right before it is timed: its cached decoding must agree with its full pass.
 
     Args:

@@ -38,7 +38,7 @@ from mmdec.cli.options import (
     language_or_none,
     log,
 )
-from mmdec.cli.reports import Against, Destinations, DrafterDestinations, JsonTo, MarkdownTo, PlotsTo, reporting
+from mmdec.cli.reports import Against, Destinations, DrafterDestinations, JsonTo, MarkdownTo, PlotsTo, with_report
 
 COMMANDS: dict[str, list[str]] = {  # the benchmarks of `bench all` and their words
     "kernels": ["kernels"],
@@ -52,8 +52,8 @@ Names = Annotated[
 ]
 
 
-@reporting
-def everything(
+@with_report
+def bench_all(
     only: Names = None,
     minutes: Annotated[float, typer.Option(min=0.01, help="Time limit in minutes of each benchmark.")] = 10.0,
     quick: Annotated[bool, typer.Option("--quick", help="The fewest repeats, sizes and inputs: does it work?")] = False,
@@ -138,14 +138,14 @@ app = typer.Typer(
     no_args_is_help=True,
     epilog="Example: mmdec bench all --quick",
 )
-app.command("all", **as_verb("bench all --quick --json out/bench.json"))(everything)
+app.command("all", **as_verb("bench all --quick --json out/bench.json"))(bench_all)
 app.command("show", **as_verb("bench show out/bench.json --markdown out/bench.md"))(show_saved)
 
 Pairs = Annotated[int, typer.Option("--repeats", min=1, help="Pairs of runs timed for each row of the report.")]
 
 
 @app.command(**as_verb("bench speech --repeats 3"))
-@reporting
+@with_report
 def speech(
     recordings: Annotated[
         list[Path] | None, typer.Argument(metavar="[IN]...", help="French recordings. Default: data/samples/*.wav.")
@@ -168,7 +168,7 @@ def speech(
 
 
 @app.command(**as_verb("bench kernels --device cuda"))
-@reporting
+@with_report
 def kernels(
     repeats: Pairs = 15,
     device: BenchDevice = "cpu",
@@ -182,7 +182,7 @@ def kernels(
 
 
 @app.command(**as_verb("bench drafters --model whisper-tiny.en --draft medusa --draft ctc"))
-@partial(reporting, destinations=DrafterDestinations)
+@partial(with_report, destinations=DrafterDestinations)
 def drafters(
     model: Model,
     draft: Annotated[
@@ -270,7 +270,7 @@ def drafters(
 
 
 @app.command(**as_verb("bench peer data/samples/english --model whisper-tiny.en"))
-@reporting
+@with_report
 def peer(
     recordings: Annotated[list[Path] | None, typer.Argument(metavar="[IN]...", help="Audio files, or folders.")] = None,
     audio: AudioFiles = None,

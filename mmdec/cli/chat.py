@@ -11,7 +11,7 @@ import typer
 
 from mmdec import InputError
 from mmdec.cli.options import Device, Dtype, Threads, dtype_or_quick, in_cli_syntax, log, silence_transformers
-from mmdec.cli.progress import loading
+from mmdec.cli.progress import show_loading
 from mmdec.core.summary import pluralise, rounds_line
 from mmdec.drafters.built_in import AUTO, FALLBACK_DRAFTER, built_in_names
 
@@ -59,7 +59,7 @@ def chat(
     Ctrl-C stops an answer; /exit or the end of the input ends the chat. If the input is a file or a pipe, each line is
     a turn.
     """
-    with loading(model):
+    with show_loading(model):
         import mmdec
         from mmdec.cli.text_chat import TextChat
         from mmdec.generation.speculation import DecodingOptions, Speculation

@@ -27,7 +27,7 @@ from mmdec.cli.options import (
     with_option_groups,
 )
 from mmdec.cli.outcomes import Outcomes, decode_all, print_note
-from mmdec.cli.progress import loading, progress_bar
+from mmdec.cli.progress import progress_bar, show_loading
 from mmdec.jobs.many import decode_each
 from mmdec.vision.options import DescribeOptions
 
@@ -93,7 +93,7 @@ def describe(
     targets = output_paths([file.path for file in files], output, (".txt", ".json"), suffix, len(questions))
     outcomes = Outcomes(questions, targets, model)
     comparer = Comparer(compare, str(drafter), stream=stream)
-    with loading(model, quiet=as_json):
+    with show_loading(model, quiet=as_json):
         from mmdec.pretrained.vlm import load_vlm
 
         silence_transformers()

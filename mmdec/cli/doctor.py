@@ -11,7 +11,7 @@ import typer
 
 from mmdec.checks.files import json_text, printable
 from mmdec.cli.options import AsJson, Device, Dtype, Threads, dtype_or_quick, log
-from mmdec.cli.progress import loading
+from mmdec.cli.progress import show_loading
 
 if TYPE_CHECKING:
     from mmdec.doctor.examine import Examination, Share, Trial
@@ -65,7 +65,7 @@ def doctor(
 
     check_threads(threads)
     prompts = None if data is None else read_prompts(data, limit)
-    with loading(model, quiet=as_json):
+    with show_loading(model, quiet=as_json):
         loaded = load_target(model, device, dtype_or_quick(dtype, device))
     if prompts is None:
         prompts = evenly_spaced(built_in_prompts(template and has_template(loaded)), limit)

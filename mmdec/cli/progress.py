@@ -19,7 +19,7 @@ PROGRESS_INTERVAL = 30.0  # seconds between two lines of progress; shorter work 
 
 
 @contextmanager
-def loading(model: str, quiet: bool = False) -> Iterator[None]:
+def show_loading(model: str, quiet: bool = False) -> Iterator[None]:
     """Print "loading ..." on a terminal if the block takes more than half a second (importing torch, reading weights).
 
     Nothing is printed if stderr is not a terminal.

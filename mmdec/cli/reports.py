@@ -87,7 +87,7 @@ class Destinations:
     """Says where a benchmark's report goes: files, plots, screen, and a saved run to compare with.
 
     Create it before anything is measured: it raises InputError for impossible destinations. For a command that
-    `reporting` decorates, the annotated fields are options.
+    `with_report` decorates, the annotated fields are options.
     """
 
     output: Report = None
@@ -111,7 +111,7 @@ class Destinations:
 
     def deliver(self, run: BenchRun) -> None:
         """Write the results to the named files and plots. Print tables, unless JSON or Markdown is printed."""
-        from mmdec.bench.report import compare_runs, markdown, screen
+        from mmdec.bench.report import compare_runs, format_markdown, format_screen
 
         changes = None if self.against is None else compare_runs(run, load_run(self.against), self.against.name)
         text = to_json(run, **({} if changes is None else {"against": asdict(changes)}))
@@ -122,13 +122,13 @@ class Destinations:
 
             for path in plot_run(run, self.plots, self.metrics):
                 print(path, file=sys.stderr)
-        for target, content in ((self.json, text), (self.markdown, markdown(run, changes))):
+        for target, content in ((self.json, text), (self.markdown, format_markdown(run, changes))):
             if target == STDOUT:
                 sys.stdout.write(content)
             elif target is not None:
                 write_atomically(target, content.encode())
         if STDOUT not in (self.json, self.markdown):
-            print_table(screen(run, changes))
+            print_table(format_screen(run, changes))
 
 
 def _plot_target(target: Path | None) -> Path | None:
@@ -168,7 +168,7 @@ class DrafterDestinations(Destinations):
         super().deliver(run)
 
 
-def reporting(
+def with_report(
     verb: Callable[..., BenchReport | BenchRun], destinations: type[Destinations] = Destinations
 ) -> Callable[..., None]:
     """Decorate a typer command that returns a benchmark's report: add the options of `destinations`, and write the

@@ -31,7 +31,7 @@ from mmdec.cli.options import (
     with_option_groups,
 )
 from mmdec.cli.outcomes import Outcomes, decode_all, print_note
-from mmdec.cli.progress import loading, progress_bar
+from mmdec.cli.progress import progress_bar, show_loading
 from mmdec.jobs.many import decode_each, divide_by_bytes
 from mmdec.whisper.options import OnTranscript, Progress, TranscribeOptions
 from mmdec.whisper.transcript import SUBTITLE_FORMATS, TRANSCRIPT_FORMATS, format_clock, srt, vtt
@@ -307,7 +307,7 @@ def transcribe(
 
 
 def _load(model: str, device: str | None, dtype: str | None, quiet: bool) -> LoadedTranscriber:
-    with loading(model, quiet):
+    with show_loading(model, quiet):
         from mmdec.whisper.transcribe import load_transcriber
 
         silence_transformers()

@@ -26,7 +26,7 @@ from mmdec.cli.options import (
     with_option_groups,
 )
 from mmdec.cli.outcomes import Outcomes, print_note
-from mmdec.cli.progress import loading, progress_bar
+from mmdec.cli.progress import progress_bar, show_loading
 from mmdec.daspeech.options import TranslateOptions
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def translate(
 
     If a file fails, the others are still translated. Failed files are listed, and the exit code is 1.
     """
-    with loading(model, quiet=as_json):
+    with show_loading(model, quiet=as_json):
         import mmdec
         from mmdec.daspeech.translate import load, resolve_strategy
 

@@ -261,7 +261,7 @@ class FastSpeech2(nn.Module):
 
         predicted = (log_durations.detach().exp() - 1).round().clamp(min=0)
         counts = (predicted if durations is None else durations).long() * valid.long()  # shape (B, K)
-        frames, mel_lengths = regulate(x, counts, max_frames)  # shape (B, F, d)
+        frames, mel_lengths = regulate_lengths(x, counts, max_frames)  # shape (B, F, d)
         keep, bias = _masks(mel_lengths, frames.shape[1], frames.dtype)
         y = frames + self.decoder_scale * self._positions(frames)
         for block in self.decoder:
@@ -277,7 +277,7 @@ class FastSpeech2(nn.Module):
         return (raw.float() * stats[1] + stats[0]) * valid
 
 
-def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
+def regulate_lengths(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
     """Repeat each phone's vector for the number of its frames.
 
     Args:

@@ -129,7 +129,7 @@ class PieceTranslator(PiecesToUnits):
         """
         return sound_features(sounds, self.sizes.encoder, tail=STATES_TAIL)
 
-    def hear(self, features: Tensor, frames: Tensor, counts: Tensor) -> tuple[CtcTranscripts, Tensor]:
+    def recognise(self, features: Tensor, frames: Tensor, counts: Tensor) -> tuple[CtcTranscripts, Tensor]:
         """Transcribe recordings with the CTC head.
 
         Args:
@@ -155,7 +155,7 @@ class PieceTranslator(PiecesToUnits):
             frames: (B,), numbers of frames.
             counts: (B,), numbers of encoder states that the CTC head reads.
         """
-        transcripts, states = self.hear(features, frames, counts)
+        transcripts, states = self.recognise(features, frames, counts)
         piece_states = None
         if self.reader.project is not None:
             indices = (transcripts.frames * self.sizes.head.stride).clamp(max=states.shape[1] - 1)

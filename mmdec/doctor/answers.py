@@ -48,7 +48,7 @@ MIN_ANSWER_TOKENS = 2  # a prompt is left out if its answer has fewer tokens
 
 
 @dataclass(frozen=True)
-class OwnText:
+class TargetAnswer:
     """A prompt, the target's answer, and what the target's pass over both recorded."""
 
     answer: list[int]  # N + 1 tokens
@@ -68,7 +68,7 @@ class OwnText:
 
 def answer_prompt(
     target: DecoderTarget, inputs: Mapping[str, Any], drafter: Drafter | None, tokens: int, needs: Needs
-) -> OwnText | None:
+) -> TargetAnswer | None:
     """Let the target answer a prompt greedily, and run the target over prompt and answer.
 
     Args:
@@ -102,10 +102,10 @@ def answer_prompt(
     }
     whole["input_ids"] = written[:, :-1]
     _, context, _, _ = target.prefill(whole, needs)
-    return OwnText(answer, context, inputs)
+    return TargetAnswer(answer, context, inputs)
 
 
-def decoding_rounds(model: PreTrainedModel, drafter: Drafter, text: OwnText, nodes: int, depth: int) -> int:
+def decoding_rounds(model: PreTrainedModel, drafter: Drafter, text: TargetAnswer, nodes: int, depth: int) -> int:
     """Decode an answer again with drafts of at most `nodes` tokens and `depth`, and return how many rounds it took."""
     options = {"max_new_tokens": len(text.answer), **_greedy(model)}
     again = generate(model, text.inputs, drafter, num_speculative_tokens=(nodes, depth), **options)
@@ -157,7 +157,7 @@ class NetworkRun:
             drafter.embedding = ScaledEmbedding(drafter.embedding, self.scale)
         return drafter
 
-    def rows(self, text: OwnText) -> tuple[Tensor, Tensor, Tensor]:
+    def rows(self, text: TargetAnswer) -> tuple[Tensor, Tensor, Tensor]:
         """Return the network's inputs at all L tokens of a text.
 
         Returns:
@@ -175,7 +175,7 @@ class NetworkRun:
             features = features.roll(1, 0)
         return embeds, features, visual
 
-    def positions(self, text: OwnText, prompted: PromptInput) -> tuple[Tensor, int]:
+    def positions(self, text: TargetAnswer, prompted: PromptInput) -> tuple[Tensor, int]:
         """Return the rotary positions of the M inputs that the network computes for the prompt (M < P), and that of the
         first root.
 
@@ -204,7 +204,7 @@ class ScaledEmbedding(nn.Module):
 
 
 @torch.inference_mode()
-def right_tokens(run: NetworkRun, text: OwnText, depth: int) -> list[Tensor]:
+def right_tokens(run: NetworkRun, text: TargetAnswer, depth: int) -> list[Tensor]:
     """Draft a chain after each root, which is a token of the answer, and compare it with the answer.
 
     Args:
@@ -230,7 +230,7 @@ def right_tokens(run: NetworkRun, text: OwnText, depth: int) -> list[Tensor]:
     return hits
 
 
-def _run_to_roots(run: NetworkRun, text: OwnText) -> tuple[PromptInput, Tensor, Tensor, KeyValues, Tensor]:
+def _run_to_roots(run: NetworkRun, text: TargetAnswer) -> tuple[PromptInput, Tensor, Tensor, KeyValues, Tensor]:
     """Run the network over a text.
 
     Returns:
@@ -252,13 +252,13 @@ def _run_to_roots(run: NetworkRun, text: OwnText) -> tuple[PromptInput, Tensor, 
 
 
 @torch.inference_mode()
-def root_states(run: NetworkRun, text: OwnText) -> Tensor:
+def root_states(run: NetworkRun, text: TargetAnswer) -> Tensor:
     """Compute the network's states (N, H) from which the first token of each draft is predicted."""
     return _run_to_roots(run, text)[2][0]
 
 
 @torch.inference_mode()
-def token_surprisals(run: NetworkRun, text: OwnText) -> Tensor:
+def token_surprisals(run: NetworkRun, text: TargetAnswer) -> Tensor:
     """Compute -log of the probability, in nats, that the drafter gives the text's next token.
 
     Returns:

@@ -29,7 +29,7 @@ from mmdec.doctor.answers import (
     DoctorPrompt,
     ExaminedModel,
     NetworkRun,
-    OwnText,
+    TargetAnswer,
     answer_prompt,
     chain_rounds,
     decoding_rounds,
@@ -169,7 +169,7 @@ def examine(
         layers |= _layers_to_record(run, folder, model.model, columns)
     needs = Needs(layers=tuple(sorted(layers)), embeds=True)
 
-    def answer(prompt: DoctorPrompt, template: bool) -> OwnText | None:
+    def answer(prompt: DoctorPrompt, template: bool) -> TargetAnswer | None:
         return answer_prompt(target, make_inputs(model, prompt, template), loaded, tokens, needs)
 
     log(f"the model answers {len(prompts)} prompts")
@@ -179,7 +179,7 @@ def examine(
         raise InputError(
             "`data` must have prompts that the model answers, but every answer is empty. Use other prompts."
         )
-    pairs: list[tuple[OwnText, OwnText]] = []
+    pairs: list[tuple[TargetAnswer, TargetAnswer]] = []
     if run is not None and has_template(model):
         log("the model answers some of them " + ("without the chat template" if template else "as chats"))
         answered = [pair for pair in zip(prompts, answers, strict=True) if pair[1] is not None]
@@ -255,8 +255,8 @@ def _examine_conventions(
     folder: CheckpointFolder,
     model: ExaminedModel,
     drafter: Drafter,
-    texts: Sequence[OwnText],
-    pairs: Sequence[tuple[OwnText, OwnText]],
+    texts: Sequence[TargetAnswer],
+    pairs: Sequence[tuple[TargetAnswer, TargetAnswer]],
 ) -> _Conventions:
     """Try the settings of a network, and its prompts with and without the chat template.
 
@@ -288,11 +288,11 @@ def _examine_conventions(
     return _Conventions(findings, others, changed, notes)
 
 
-def _has_pictures(text: OwnText) -> bool:
+def _has_pictures(text: TargetAnswer) -> bool:
     return bool(text.context.visual.any())
 
 
-def _try_template(run: NetworkRun, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial:
+def _try_template(run: NetworkRun, pairs: Sequence[tuple[TargetAnswer, TargetAnswer]]) -> Trial:
     """Compare acceptance with and without the chat template.
 
     The texts differ, so positions are compared at which the target gives its token similar probabilities.
@@ -324,7 +324,7 @@ def _try_template(run: NetworkRun, pairs: Sequence[tuple[OwnText, OwnText]]) -> 
 
 
 def _rounds(
-    model: PreTrainedModel, drafter: Drafter, run: NetworkRun | None, texts: Sequence[OwnText]
+    model: PreTrainedModel, drafter: Drafter, run: NetworkRun | None, texts: Sequence[TargetAnswer]
 ) -> tuple[list[TokensPerRound], list[float]]:
     """Measure tokens a round of chains and trees, and acceptance by depth.
 
@@ -349,7 +349,7 @@ def _rounds(
     return [*chains, *trees], acceptance_by_depth(right)
 
 
-def _hits(model: PreTrainedModel, drafter: Drafter, texts: Sequence[OwnText]) -> list[np.ndarray]:
+def _hits(model: PreTrainedModel, drafter: Drafter, texts: Sequence[TargetAnswer]) -> list[np.ndarray]:
     """Return for each text (n,): for each of n rounds that draft one token, 1 if it was accepted, else 0."""
     rounds = [decoding_rounds(model, drafter, text, 1, 1) for text in texts]
     return [
@@ -358,7 +358,7 @@ def _hits(model: PreTrainedModel, drafter: Drafter, texts: Sequence[OwnText]) ->
 
 
 def find_remedies(
-    run: NetworkRun, folder: CheckpointFolder, model: PreTrainedModel, texts: Sequence[OwnText]
+    run: NetworkRun, folder: CheckpointFolder, model: PreTrainedModel, texts: Sequence[TargetAnswer]
 ) -> tuple[list[Trial], list[Trial], NetworkRun]:
     """Find the settings in which a network is run differently from its training, one after another.
 
@@ -390,7 +390,7 @@ def find_remedies(
         run = todo[rows.index(best)].run
 
 
-def _find_wrong_head(run: NetworkRun, texts: Sequence[OwnText]) -> Trial | None:
+def _find_wrong_head(run: NetworkRun, texts: Sequence[TargetAnswer]) -> Trial | None:
     """Return the finding that the network was trained with another LM head; None if its own LM head may be right."""
     fits = searches.fit_head(run, texts)
     if fits is None:
@@ -406,7 +406,7 @@ def _find_wrong_head(run: NetworkRun, texts: Sequence[OwnText]) -> Trial | None:
     )
 
 
-def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Trial:
+def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[TargetAnswer], count: int) -> Trial:
     """Measure a variant.
 
     Args:
@@ -430,7 +430,7 @@ def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText]
     )
 
 
-def _first_token_hits(run: NetworkRun, texts: Sequence[OwnText]) -> list[np.ndarray]:
+def _first_token_hits(run: NetworkRun, texts: Sequence[TargetAnswer]) -> list[np.ndarray]:
     """Return for each text (N,): for each position where a draft can begin, 1 if its first token is right, else 0."""
     return [_hits_at_depth(right_tokens(run, text, 1), 1) for text in texts]
 
@@ -528,7 +528,7 @@ def assess_gain(gain: float, certain: Share) -> str:
 
 
 @torch.inference_mode()
-def confidences(run: NetworkRun, text: OwnText) -> np.ndarray:
+def confidences(run: NetworkRun, text: TargetAnswer) -> np.ndarray:
     """Compute the probabilities (N,) that the target gives to the tokens of its answer from the second on."""
     logits = run.output(text.context.features[-1][0, text.prompt :]).float()
     tokens = torch.tensor(text.answer[1:], device=logits.device)[:, None]
@@ -543,7 +543,7 @@ class ScoredPositions:
     confidences: np.ndarray  # (N,), probabilities that the target gives its own tokens
 
 
-def _score_positions(run: NetworkRun, text: OwnText) -> ScoredPositions:
+def _score_positions(run: NetworkRun, text: TargetAnswer) -> ScoredPositions:
     return ScoredPositions(_hits_at_depth(right_tokens(run, text, 1), 1), confidences(run, text))
 
 

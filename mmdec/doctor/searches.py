@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 from transformers import PreTrainedModel
 
-from mmdec.doctor.answers import NetworkRun, OwnText, right_tokens, root_states, token_surprisals
+from mmdec.doctor.answers import NetworkRun, TargetAnswer, right_tokens, root_states, token_surprisals
 from mmdec.doctor.conventions import (
     DEFAULT_ROPE_BASE,
     CheckpointFolder,
@@ -56,7 +56,7 @@ def searchable_layers(model: PreTrainedModel, columns: int) -> set[int]:
 
 
 def search_variants(
-    run: NetworkRun, folder: CheckpointFolder, model: PreTrainedModel, texts: Sequence[OwnText]
+    run: NetworkRun, folder: CheckpointFolder, model: PreTrainedModel, texts: Sequence[TargetAnswer]
 ) -> Iterator[Variant]:
     """Yield the best base of rotary positions and the best layers that a search finds, unless they are already tried
     variants.
@@ -72,13 +72,13 @@ def search_variants(
     yield from _best_layers(run, folder, config.num_hidden_layers, some)
 
 
-def _surprisals(run: NetworkRun, texts: Sequence[OwnText]) -> np.ndarray:
+def _surprisals(run: NetworkRun, texts: Sequence[TargetAnswer]) -> np.ndarray:
     """Compute the drafter's surprise, -log of the probability (n,), at the n positions whose tokens it can draft."""
     return torch.cat([token_surprisals(run, text) for text in texts]).numpy()
 
 
 def _best_base(
-    run: NetworkRun, folder: CheckpointFolder, target: object, texts: Sequence[OwnText]
+    run: NetworkRun, folder: CheckpointFolder, target: object, texts: Sequence[TargetAnswer]
 ) -> Iterator[Variant]:
     """Yield the variant whose base of rotary positions has the least surprise.
 
@@ -117,7 +117,9 @@ def _best_base(
         yield other_base(run, folder, best, f"the best of {len(costs)} tried", len(costs))
 
 
-def _best_layers(run: NetworkRun, folder: CheckpointFolder, depth: int, texts: Sequence[OwnText]) -> Iterator[Variant]:
+def _best_layers(
+    run: NetworkRun, folder: CheckpointFolder, depth: int, texts: Sequence[TargetAnswer]
+) -> Iterator[Variant]:
     """Yield the variant whose layers have the least surprise.
 
     The search begins at the best known rule, and changes one layer at a time.
@@ -148,7 +150,7 @@ def _best_layers(run: NetworkRun, folder: CheckpointFolder, depth: int, texts: S
         yield other_layers(run, folder, best, f"the best of {len(costs)} tried", tries=len(costs))
 
 
-def fit_head(run: NetworkRun, texts: Sequence[OwnText]) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+def fit_head(run: NetworkRun, texts: Sequence[TargetAnswer]) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
     """Compare the network's own LM head with a head that is fitted to its states on the other half of the texts.
 
     The fitted head is a ridge regression on the tokens in its dual form: one system with as many equations as

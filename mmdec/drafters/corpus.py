@@ -200,7 +200,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 @final
-class OwnText:
+class RowText:
     """A batch row's text, and the newest places of its n-grams."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
@@ -235,7 +235,7 @@ class OwnText:
 class CorpusState:
     """The drafter's state of one `generate` call."""
 
-    rows: list[OwnText]
+    rows: list[RowText]
     # group of matches -> how often the next token was among those behind the match, and how often it was compared
     hits: dict[tuple[int, ...], float] = field(default_factory=dict)
     trials: dict[tuple[int, ...], float] = field(default_factory=dict)
@@ -246,7 +246,7 @@ class CorpusState:
         prior = PRIOR_TRIALS * (length + 1) / (length + 3)
         return (prior + self.hits.get(group, 0.0)) / (PRIOR_TRIALS + self.trials.get(group, 0.0))
 
-    def count(self, row: OwnText, token: int) -> None:
+    def count(self, row: RowText, token: int) -> None:
         """Record the token that followed a row's last query."""
         for group, tokens in row.asked:
             self.hits[group] = COUNT_DECAY * self.hits.get(group, 0.0) + (token in tokens)
@@ -290,7 +290,7 @@ class CorpusDrafter:
         prompts = [[token for token, is_text in zip(row, mask, strict=True) if is_text] for row, mask in texts]
         if context.source is not None:
             prompts = [[*prompt, *source, *prompt] for prompt, source in zip(prompts, context.source, strict=True)]
-        return CorpusState([OwnText(prompt) for prompt in prompts])
+        return CorpusState([RowText(prompt) for prompt in prompts])
 
     def propose(self, state: CorpusState, roots: Tensor, plan: Plan) -> Draft:
         """Draft the likeliest nodes of the trie of continuations; the likeliest chain if `plan.nodes` <=
@@ -307,7 +307,7 @@ class CorpusDrafter:
     def select(self, state: CorpusState, live: Tensor) -> None:
         state.rows = [state.rows[index] for index in live.tolist()]
 
-    def _tree(self, state: CorpusState, row: OwnText, plan: Plan) -> tuple[list[int], list[int]]:
+    def _tree(self, state: CorpusState, row: RowText, plan: Plan) -> tuple[list[int], list[int]]:
         """Draft a tree for one batch row.
 
         Returns:
@@ -345,7 +345,7 @@ class CorpusDrafter:
         numbers = [node - 1 for node in likely]
         return sort_depth_first(numbers, [tokens[node] for node in likely], [parents[node] for node in likely])
 
-    def _weigh(self, state: CorpusState, row: OwnText, length: int) -> list[tuple[list[float], list[list[int]]]]:
+    def _weigh(self, state: CorpusState, row: RowText, length: int) -> list[tuple[list[float], list[list[int]]]]:
         """Find the matches of a row's text.
 
         Returns:

@@ -69,7 +69,7 @@ class JacobiRow:
         if len(self.ngrams) > MAX_STORED:
             del self.ngrams[next(iter(self.ngrams))]
 
-    def stored(self, first: int) -> list[list[int]]:
+    def stored_ngrams(self, first: int) -> list[list[int]]:
         """Return the n-grams stored for a token, the newest first; longer ones before those that they begin with."""
         newest = self.ngrams.get(first, [])[::-1]
         newest.sort(key=len, reverse=True)
@@ -88,7 +88,7 @@ class JacobiRow:
     def follow(self, token: int, length: int) -> list[int]:
         """Return at most `length` tokens that stored n-grams put behind a token."""
         chain = list[int]()
-        while len(chain) < length and (stored := self.stored(chain[-1] if chain else token)):
+        while len(chain) < length and (stored := self.stored_ngrams(chain[-1] if chain else token)):
             chain += stored[0]
         return chain[:length]
 
@@ -194,5 +194,5 @@ class Jacobi:
         row.fit(root, width, levels)
         comb = row.columns()
         room = plan.nodes - (width * len(row.levels) - 1)
-        stored = [ngram[:depth] for ngram in row.stored(root)[: max(1, room // levels)]]
+        stored = [ngram[:depth] for ngram in row.stored_ngrams(root)[: max(1, room // levels)]]
         return merge_chains([*stored, *comb], plan.nodes)

@@ -41,7 +41,7 @@ MIN_MATCH, MAX_MATCH = 2, 3  # shortest and longest n-gram, in tokens, whose ear
 LEAD_BOUNDS = (1.0, 2.5, 5.0)
 PRIOR_TRIALS = 4.0  # the assumed shares in PRIOR_HIT_RATES weigh as much as this many observed predictions
 PRIOR_HIT_RATES = (0.15, 0.25, 0.4, 0.6, 0.25)  # for each group, the assumed share of best successors that are right
-# index of the last group: successors that come from the prompt or from `warm`, without logits
+# index of the last group: successors that come from the prompt or from `initial`, without logits
 PROMPT_GROUP = len(LEAD_BOUNDS) + 1
 
 
@@ -52,8 +52,8 @@ class Successors:
     All rows of the batch share them. `rows` holds each row's text and its n-grams.
     """
 
-    def __init__(self, warm: Tensor | None) -> None:
-        self._warm = warm
+    def __init__(self, initial: Tensor | None) -> None:
+        self._initial = initial
         self._seen: dict[int, list[int]] = {}
         self._groups: dict[int, int] = {}  # token -> number of the group of its best successor
         # for each group: number of predictions, and of correct ones
@@ -81,8 +81,10 @@ class Successors:
     def of(self, token: int) -> list[int]:
         successors = self._seen.get(token)
         if successors is None:
-            warm = self._warm
-            successors = [] if warm is None or token >= len(warm) else [t for t in warm[token].tolist() if t >= 0]
+            initial = self._initial
+            successors = (
+                [] if initial is None or token >= len(initial) else [t for t in initial[token].tolist() if t >= 0]
+            )
             self._seen[token] = successors
         return successors
 
@@ -121,37 +123,39 @@ class Recycling:
     It has no weights; it may hold initial successors.
 
     Args:
-        warm: (V, 8) int64, initial successors (likely next tokens) of each token, the best first, -1 for none. None:
+        initial: (V, 8) int64, initial successors (likely next tokens) of each token, the best first, -1 for none. None:
             tokens begin without successors.
     """
 
     needs = Needs(may_stop_early=True, may_find_nothing=True)
 
-    def __init__(self, warm: Tensor | None = None) -> None:
-        if warm is not None and (warm.ndim != 2 or warm.shape[1] != MAX_SUCCESSORS or warm.is_floating_point()):
+    def __init__(self, initial: Tensor | None = None) -> None:
+        if initial is not None and (
+            initial.ndim != 2 or initial.shape[1] != MAX_SUCCESSORS or initial.is_floating_point()
+        ):
             raise InputError(
-                f"`warm` must be a (V, {MAX_SUCCESSORS}) matrix of token ids, but is {tuple(warm.shape)} {warm.dtype}. "
-                "Give each token's successors, -1 for none."
+                f"`initial` must be a (V, {MAX_SUCCESSORS}) matrix of token ids, but is {tuple(initial.shape)} "
+                f"{initial.dtype}. Give each token's successors, -1 for none."
             )
-        self._warm = None if warm is None else warm.to("cpu", torch.long, copy=True)
+        self._initial = None if initial is None else initial.to("cpu", torch.long, copy=True)
         self.name = "recycling"
-        if self._warm is not None:
-            self.name += "-" + hashlib.blake2b(self._warm.numpy().tobytes(), digest_size=6).hexdigest()
+        if self._initial is not None:
+            self.name += "-" + hashlib.blake2b(self._initial.numpy().tobytes(), digest_size=6).hexdigest()
 
     def check(self, target: Target) -> None:
         """Raise InputError if the initial successors are for another vocabulary size."""
-        if self._warm is None:
+        if self._initial is None:
             return
-        rows, most = len(self._warm), int(self._warm.max()) if len(self._warm) else -1
+        rows, most = len(self._initial), int(self._initial.max()) if len(self._initial) else -1
         if rows != target.vocab_size or most >= target.vocab_size:
             raise InputError(
-                f"`warm` must have a row for each of the target's {target.vocab_size} tokens and only such tokens, but "
-                f"has {rows} rows and tokens up to {most}. Use a matrix of the same tokenizer, or none."
+                f"`initial` must have a row for each of the target's {target.vocab_size} tokens and only such tokens, "
+                f"but has {rows} rows and tokens up to {most}. Use a matrix of the same tokenizer, or none."
             )
 
     def start(self, context: Context) -> Successors:
         """Return the drafter's state: each prompt token's successor is the token after it. No model is run."""
-        state = Successors(self._warm)
+        state = Successors(self._initial)
         for tokens, mask in zip(context.tokens.tolist(), context.mask.tolist(), strict=True):
             text = [token for token, is_text in zip(tokens, mask, strict=True) if is_text]
             for token, successor in pairwise(text):

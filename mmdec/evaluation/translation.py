@@ -268,7 +268,7 @@ def _text_scores(
     rows: Sequence[SourceClip], outputs: Sequence[Output], lexicon: metrics.Lexicon | None
 ) -> dict[str, Any]:
     texts, references = [output.text for output in outputs], [row.references for row in rows]
-    correct = metrics.exact(texts, references)
+    correct = metrics.exact_matches(texts, references)
     several = [len({metrics.normalise(text) for text in accepted}) > 1 for accepted in references]
     scores: dict[str, Any] = {
         "exact": metrics.Rate(sum(correct), len(correct)).summary(),

@@ -36,7 +36,7 @@ class Actor:
         Returns:
             Columns `rows` and `failed`, with each part's number of rows and number of failed rows.
         """
-        done = [self._worker.do(part) for part in zip(map(int, batch["number"]), batch["rows"], strict=True)]
+        done = [self._worker.process(part) for part in zip(map(int, batch["number"]), batch["rows"], strict=True)]
         return {"rows": [rows for rows, _ in done], "failed": [failed for _, failed in done]}
 
 

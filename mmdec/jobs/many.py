@@ -147,7 +147,7 @@ class PartWorker:
         self._work = work
         self._call = _public_call(work) if call is None else call
 
-    def do(self, part: Part) -> tuple[int, int]:
+    def process(self, part: Part) -> tuple[int, int]:
         """Process a part and write its files.
 
         Returns:
@@ -243,7 +243,7 @@ def run_locally(work: Work, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
     Yields for each part the number of its rows, and the number of rows that failed.
     """
     if parts:
-        yield from map(PartWorker(work).do, parts)
+        yield from map(PartWorker(work).process, parts)
 
 
 def decode_each(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:

@@ -70,7 +70,7 @@ class TreeMask:
             self._chain_masks.extend(tokenwise.chain_masks(self.chains, self.additive, self.ends))
         return self._chain_masks
 
-    def within(
+    def within_window(
         self, size: int, *, chunks: bool = False, first: int = 0, positions: tuple[Tensor, Tensor] | None = None
     ) -> TreeMask:
         """Return the mask for layers with a sliding window or with chunked attention.

@@ -112,8 +112,8 @@ class Int8Weights:
         if has_onednn_products():
             self._levels, self._multiply = LEVELS[0], partial(_onednn_product, _onednn_pack(integers, scales))
         else:
-            self._levels = levels()
-            self._multiply = partial(product, packed=pack(integers, scales), most=self._levels)
+            self._levels = max_exact_level()
+            self._multiply = partial(fbgemm_product, packed=fbgemm_pack(integers, scales), most=self._levels)
         self._bias, self._fine = bias, fine
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ def _largest_weights() -> Tensor:
 
 
 @cache
-def levels() -> int:
+def max_exact_level() -> int:
     """Return the largest number in `LEVELS` for which fbgemm sums products exactly on this CPU.
 
     Raises:
@@ -267,7 +267,9 @@ def levels() -> int:
     """
     for most in LEVELS:
         try:
-            products = product(torch.full((1, 64), float(most)), pack(_largest_weights(), torch.ones(16)), most)
+            products = fbgemm_product(
+                torch.full((1, 64), float(most)), fbgemm_pack(_largest_weights(), torch.ones(16)), most
+            )
         except (RuntimeError, NotImplementedError) as error:
             raise InputError(
                 "`dtype` must not be int8 on this CPU: torch has fbgemm's kernels only for x86. Choose float32."
@@ -277,8 +279,8 @@ def levels() -> int:
     raise InputError("`dtype` must not be int8 on this CPU, where sums of integers are not exact. Choose float32.")
 
 
-def pack(integers: Tensor, scales: Tensor) -> Any:
-    """Convert weights to the format that fbgemm reads in `product`.
+def fbgemm_pack(integers: Tensor, scales: Tensor) -> Any:
+    """Convert weights to the format that fbgemm reads in `fbgemm_product`.
 
     Args:
         integers: (O, I) int8.
@@ -292,8 +294,8 @@ def pack(integers: Tensor, scales: Tensor) -> Any:
     return torch.ops.quantized.linear_prepack(weight, None)
 
 
-def product(rows: Tensor, packed: Any, most: int) -> Tensor:
-    """Multiply a matrix (N, I) of whole numbers by weights from `pack`.
+def fbgemm_product(rows: Tensor, packed: Any, most: int) -> Tensor:
+    """Multiply a matrix (N, I) of whole numbers by weights from `fbgemm_pack`.
 
     Args:
         most: The largest absolute value that `rows` may hold.
@@ -308,12 +310,12 @@ def product(rows: Tensor, packed: Any, most: int) -> Tensor:
 
 
 def _onednn_pack(integers: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert weights as for `pack` to what oneDNN reads: packed weights, scales and zeros (O,)."""
+    """Convert weights as for `fbgemm_pack` to what oneDNN reads: packed weights, scales and zeros (O,)."""
     return torch.ops.onednn.qlinear_prepack(integers, None), scales, torch.zeros(len(scales), dtype=torch.int32)
 
 
 def _onednn_product(packed: tuple[Tensor, Tensor, Tensor], rows: Tensor) -> Tensor:
-    """Do the same as `product`, with the same bits, in less time on a CPU with VNNI; `rows` is overwritten."""
+    """Do the same as `fbgemm_product`, with the same bits, in less time on a CPU with VNNI; `rows` is overwritten."""
     unsigned = rows.add_(128).to(torch.uint8)  # oneDNN has no fast kernel for signed input
     kernel = torch.ops.onednn.qlinear_pointwise
     return cast(Tensor, kernel(unsigned, 1.0, 128, *packed, None, 1.0, 0, torch.float32, "none", [], ""))

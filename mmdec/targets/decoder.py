@@ -503,7 +503,7 @@ class DecoderTarget(HfTarget):
     def _tree(self, session: DecoderSession, draft: Draft) -> Scores:
         rows, device, windows = session.rows, draft.tokens.device, self.windows
         tokenwise = session.tokenwise is not None
-        firsts = windows.firsts(rows) if windows is not None and session.gaps is None else {}
+        firsts = windows.first_columns(rows) if windows is not None and session.gaps is None else {}
         if tokenwise:
             firsts = {window: first // KEY_BLOCK * KEY_BLOCK for window, first in firsts.items()}
         plain = session.gaps is None and not any(firsts.values())

@@ -36,7 +36,7 @@ class Window:
     size: int
     chunks: bool = False
 
-    def first(self, rows: RowLayout) -> int:
+    def first_column(self, rows: RowLayout) -> int:
         """Return the index, along the cache's sequence axis, of the first token to which the next draft attends.
 
         Args:
@@ -83,9 +83,9 @@ class Windows:
             )
         return cls(layers, {kind: by_type.get(kind) for kind in named} if named else None)
 
-    def firsts(self, rows: RowLayout) -> dict[Window, int]:
-        """Return for each window what `Window.first` returns for it."""
-        return {window: window.first(rows) for window in set(self.layers) if window}
+    def first_columns(self, rows: RowLayout) -> dict[Window, int]:
+        """Return for each window what `Window.first_column` returns for it."""
+        return {window: window.first_column(rows) for window in set(self.layers) if window}
 
     def masks(
         self, tree: TreeMask, firsts: Mapping[Window, int], positions: tuple[Tensor, Tensor] | None
@@ -102,7 +102,9 @@ class Windows:
             The model's argument `attention_mask`, and the tree masks of all types of layers.
         """
         trees = {
-            window: tree.within(window.size, chunks=window.chunks, first=firsts.get(window, 0), positions=positions)
+            window: tree.within_window(
+                window.size, chunks=window.chunks, first=firsts.get(window, 0), positions=positions
+            )
             for window in set(self.layers)
             if window
         }

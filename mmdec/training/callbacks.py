@@ -84,7 +84,7 @@ class TimeLimit(Timer):
             steps = trainer.global_step - self.first_step
             end = trainer.global_step + round(steps * max(left, 0.0) / max(self.time_elapsed(), 1e-3))
             # all processes must compute with the same rate
-            module.rate = rate.ending(trainer.global_step, trainer.strategy.broadcast(end))  # type: ignore[assignment] # not a submodule
+            module.rate = rate.ending_at(trainer.global_step, trainer.strategy.broadcast(end))  # type: ignore[assignment] # not a submodule
 
     def state_dict(self) -> dict[str, Any]:
         return {}

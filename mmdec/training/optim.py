@@ -210,7 +210,7 @@ class Schedule:
             return rise
         return rise * max(0.0, 1.0 - (step - self.decay_from) / max(self.decay_steps, 1))
 
-    def ending(self, step: int, end: int) -> Schedule:
+    def ending_at(self, step: int, end: int) -> Schedule:
         """Return a schedule that has the same value at `step` and falls linearly to zero at step `end`.
 
         This schedule must be a trapezoid.

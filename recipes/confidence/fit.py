@@ -63,7 +63,7 @@ def noisy(samples: np.ndarray, level: float, draw: np.random.Generator) -> np.nd
     return (mixed / max(1.0, float(np.abs(mixed).max()))).astype(np.float32)
 
 
-def telephone(samples: np.ndarray) -> np.ndarray:
+def limit_to_telephone_band(samples: np.ndarray) -> np.ndarray:
     """Keep 300 to 3,400 Hz."""
     spectrum, frequencies = np.fft.rfft(samples), np.fft.rfftfreq(len(samples), 1 / SAMPLE_RATE)
     spectrum[(frequencies < 300) | (frequencies > 3400)] = 0
@@ -100,7 +100,7 @@ def sounds(manifests: list[Path], part: str, count: int) -> Iterator[tuple[np.nd
         for index, (samples, texts) in enumerate(recordings(manifest, count)):
             total += 1
             level, narrow = DISTORTIONS[index % len(DISTORTIONS)] if part == "fit" else (None, False)
-            heard = telephone(samples) if narrow else samples
+            heard = limit_to_telephone_band(samples) if narrow else samples
             heard = heard if level is None else noisy(heard, level, draw)
             yield heard, texts, "speech" if texts else "nonsense speech"
             if part == "proof" and texts:

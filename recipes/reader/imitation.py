@@ -40,7 +40,7 @@ def _listener(head: Path, encoder: str | None) -> Callable[[Path], CtcTranscript
 
     @torch.inference_mode()
     def listen(path: Path) -> CtcTranscripts:
-        return model.hear(*model.features([load_audio(path)]))[0]
+        return model.recognise(*model.features([load_audio(path)]))[0]
 
     return listen
 

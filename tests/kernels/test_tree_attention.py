@@ -37,6 +37,6 @@ def test_the_mask_of_a_window_is_the_reference_s() -> None:
     starts, ends = torch.tensor([0, 5]), torch.tensor([20, 12])
     q, k = torch.randn(2, 4, 9, 8).double(), torch.randn(2, 2, 29, 8).double()
     for window in (1, 2, 7, 100):
-        mask = tree_mask(starts, ends, above, 20, torch.float64).within(window)
+        mask = tree_mask(starts, ends, above, 20, torch.float64).within_window(window)
         expected = tree_attention_reference(q, k, k, mask, 0.3)
         torch.testing.assert_close(tree_attention(q, k, k, mask, 0.3), expected, rtol=1e-12, atol=1e-12)

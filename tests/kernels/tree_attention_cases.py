@@ -52,7 +52,7 @@ def difference(module: ModuleType, case: Case, seed: int = 0) -> float:
     starts, ends = torch.tensor(bounds).unbind(1)
     above = ancestors(torch.stack([random_tree(nodes, seed + row) for row in range(batch)]))
     mask = tree_mask(starts, ends, above, columns, torch.float64)
-    mask = mask if window is None else mask.within(window)
+    mask = mask if window is None else mask.within_window(window)
     expected = tree_attention_reference(q.double(), k.double(), v.double(), mask, width**-0.5)
     for row, (start, end) in enumerate(bounds):
         for foreign in (slice(0, start), slice(end, columns)):

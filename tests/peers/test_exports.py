@@ -303,7 +303,7 @@ def test_dspark_folders_of_the_peer_give_its_forward_passes_logits(
         network: Any = read_network(folder)
         first = BLOCK - network.config.drafts
         assert first == int(not config.sample_from_anchor)
-        normed = network.normed(our_states(network, peer.embed_tokens, int(tokens[anchor]), features[:anchor]))
+        normed = network.apply_norm(our_states(network, peer.embed_tokens, int(tokens[anchor]), features[:anchor]))
         base, head = network.block_logits(normed, peer.lm_head), network.head
         state = None if head is None else head.begin(tokens[anchor], normed[0], peer.embed_tokens)
         for depth in range(network.config.drafts):

@@ -112,7 +112,7 @@ def test_confusions_come_from_a_whole_translator(tmp_path: Path) -> None:
     main(["--skip=0", *(f"--{name}={value}" for name, value in options.items())])
     model = load_piece_translator(folder).model.eval()
     with torch.inference_mode():
-        row = model.hear(*model.features([load_audio(recording)]))[0]
+        row = model.recognise(*model.features([load_audio(recording)]))[0]
     assert Confusions.read(out).pieces.tolist() == row.pieces[0, : int(row.lengths[0])].tolist()
 
 

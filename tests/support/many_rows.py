@@ -47,7 +47,7 @@ def finish(work: Work, rows: Sequence[Row], shard: tuple[int, int] = (1, 1), cal
     """Process the rows of a shard that have no result yet."""
     work.begin(rows)
     for part in work.unfinished_parts(rows, shard):
-        PartWorker(work, call).do(part)
+        PartWorker(work, call).process(part)
 
 
 def dies_after(writes: int, function: Callable[[], None]) -> bool:

@@ -41,7 +41,7 @@ from mmdec.training.corpora.admission import MAX_BAD_SHARE, STRICT, Admission, B
 from mmdec.training.corpora.cvss import (
     SPECIALS,
     holds_samples,
-    no_rows,
+    no_rows_error,
     parse_alignment,
     phone_names,
     read_alignments,
@@ -157,7 +157,7 @@ class EnglishSpeech:
         self.rows = [self.rows[number] for number in index["kept"]]
         self.units: list[list[str]] = [line.split() for line in index["units"]]
         if not self.rows:
-            raise no_rows(split, self.bad)
+            raise no_rows_error(split, self.bad)
         self._phones = np.load(folder / "phones.npy")  # (phones of all recordings, 3): duration, pitch, energy
         self._mel = np.load(folder / "mel.npy", mmap_mode="r")  # (frames of all recordings, 80) fp16
         self.frames = np.asarray(index["frames"], dtype=np.int64)

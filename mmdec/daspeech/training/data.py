@@ -34,7 +34,7 @@ from mmdec.phonetics.lexicon import PAUSE_PHONE
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
 from mmdec.training.corpora.cvss import (
     SpeechPair,
-    no_rows,
+    no_rows_error,
     normalise,
     read_pairs,
     read_translations,
@@ -362,7 +362,7 @@ class SpeechTranslationData(LightningDataModule):
             if frames == 0:
                 reason = store.reasons.get(row.clip.name, "").partition(", but ")[0]
                 unread.add(f"source recording unusable: {reason}", row.name)
-            elif reason := self.misfit(row, frames):
+            elif reason := self.exclusion_reason(row, frames):
                 bad.add(reason, row.name)
             elif english_clips is not None and (row.translation, tuple(row.units)) not in english_clips:
                 unread.add("no acoustic targets", row.name)
@@ -371,12 +371,12 @@ class SpeechTranslationData(LightningDataModule):
         for reason, name in (*bad_rows, *unread):
             bad.add(reason, name)
         if not usable:
-            raise no_rows(split, bad)
+            raise no_rows_error(split, bad)
         self.admission.check(unread, len(rows), table)
         usable = usable[:limit]
         return SpeechDataset(usable, store, [indices[row.name] for row in usable], self.units, english)
 
-    def misfit(self, row: SpeechPair, frames: int) -> str | None:
+    def exclusion_reason(self, row: SpeechPair, frames: int) -> str | None:
         """Return the reason why a row is left out of training; None if it is used.
 
         Args:

@@ -218,8 +218,9 @@ class VocoderData(LightningDataModule):
         rank_zero_info(
             f"English speech: {len(train)} distinct recordings, {train.bad.count} left out {train.bad.report()}"
         )
-        self.train_set = [record(train, item, teacher, self.crop_frames) for item in range(len(train))]
-        self.validation_set = [record(validation, item, None, self.crop_frames) for item in range(len(validation))]
+        least = self.crop_frames
+        self.train_set = [read_recording(train, item, teacher, least) for item in range(len(train))]
+        self.validation_set = [read_recording(validation, item, None, least) for item in range(len(validation))]
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Compute mean and standard deviation, (80,) each, of the log mels of the first 500 training recordings."""
@@ -275,7 +276,7 @@ def _continuous(contour: Tensor) -> Tensor:
     return interpolate_pitch(contour) if bool((contour > 0).any()) else torch.full_like(contour, 150.0)
 
 
-def record(
+def read_recording(
     speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, least: int
 ) -> VocoderRecording:
     """Read a recording into memory, padded with silence to at least `least` frames.

@@ -215,7 +215,7 @@ class Ctc:
         if weight.device != target.device:
             raise InputError(f"`drafter` must be on {target.device}, but is on {weight.device}. Move it there.")
 
-    def knows(self, prompt: Sequence[int]) -> bool:
+    def drafts_for(self, prompt: Sequence[int]) -> bool:
         """Return whether the head drafts for a row with this prompt: it knows the language, and refuses no token."""
         return self.refused.isdisjoint(prompt) and (not self.languages or not self.languages.isdisjoint(prompt))
 
@@ -225,7 +225,8 @@ class Ctc:
         Returns:
             The drafter's state.
         """
-        return CtcState(self.begin(context, [at for at, row in enumerate(context.tokens.tolist()) if self.knows(row)]))
+        rows = [index for index, prompt in enumerate(context.tokens.tolist()) if self.drafts_for(prompt)]
+        return CtcState(self.begin(context, rows))
 
     def begin(self, context: Context, row_indices: Sequence[int]) -> list[CtcRow]:
         """Return the state of each batch row. The head is run over the rows with the indices `row_indices` only."""
@@ -413,7 +414,7 @@ class CtcByLanguage:
             The drafter's state.
         """
         prompts = context.tokens.tolist()
-        chosen = [next((head for head in self.heads if head.knows(row)), None) for row in prompts]
+        chosen = [next((head for head in self.heads if head.drafts_for(row)), None) for row in prompts]
         rows_of_heads = [
             head.begin(context, [at for at, one in enumerate(chosen) if one is head]) for head in self.heads
         ]

@@ -53,10 +53,10 @@ class CtcHead(nn.Module):
         self.output = nn.Linear(config.d_model, config.pieces)
 
     def forward(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        hidden, lengths = self.hidden(states, lengths)
+        hidden, lengths = self.hidden_states(states, lengths)
         return self.output(hidden), lengths
 
-    def hidden(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def hidden_states(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Apply all layers except the output layer.
 
         Args:

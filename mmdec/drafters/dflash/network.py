@@ -291,7 +291,7 @@ class DFlash(LayeredNetwork):
         drafted = states[:, first : first + depth]
         if head is None:
             return drafted[:, :1], BlockLevels(drafter, state, drafted)
-        normed = self.normed(states)
+        normed = self.apply_norm(states)
         hidden = normed[:, first : first + depth]
         base = self.block_logits(hidden, drafter.output)
         root = head.begin(roots[:, None], normed[:, :1], drafter.embedding)
@@ -338,9 +338,9 @@ class DFlash(LayeredNetwork):
         Args:
             output: The target's LM head, which is used if the network has no LM head.
         """
-        return self.block_logits(self.normed(hidden), output)
+        return self.block_logits(self.apply_norm(hidden), output)
 
-    def normed(self, hidden: Tensor) -> Tensor:
+    def apply_norm(self, hidden: Tensor) -> Tensor:
         """Apply the final norm to a block's hidden states (..., H)."""
         return apply_rms_norm(hidden, self.norm.weight, self.config.rms_norm_eps)
 
@@ -356,7 +356,7 @@ class DFlash(LayeredNetwork):
     def chances(self, logits: Tensor, hidden: Tensor) -> Tensor:
         if not self.config.confidence:
             return super().chances(logits, hidden)
-        return self.confidence_head(self.normed(hidden), None).sigmoid()
+        return self.confidence_head(self.apply_norm(hidden), None).sigmoid()
 
 
 @final

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from mmdec.drafters.networks.cpu_step import ColumnStep, LayerStep, Vector, buffer, owner, plain
+from mmdec.drafters.networks.cpu_step import ColumnStep, LayerStep, Vector, buffer, is_plain_lookup, owner
 from mmdec.drafters.networks.draft_network import DraftNetwork, PackedWeights
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class DraftStep(ColumnStep):
         Returns:
             None if it would be slower or give other results.
         """
-        if packed is None or not plain(embedding, packed.attention, output.weight):
+        if packed is None or not is_plain_lookup(embedding, packed.attention, output.weight):
             return None
         overrides = any(owner(network, name) is not DraftNetwork for name in ("feature", "project", "attend"))
         if overrides or owner(network, "fuse") is not owner(network, "fused_weights"):
@@ -112,7 +112,7 @@ class Eagle3Step(ColumnStep):
         config = network.config
         if config.qk_norm or config.output_bias or config.mask_token is not None:
             return None
-        if packed is None or not plain(embedding, packed.attention, network.lm_head.weight):
+        if packed is None or not is_plain_lookup(embedding, packed.attention, network.lm_head.weight):
             return None
         return cls(network, packed, cast(nn.Embedding, embedding).weight)
 

@@ -367,12 +367,12 @@ class Eagle3(LayeredNetwork):
     ) -> ColumnStep | None:
         return Eagle3Step.of(self, packed, embedding)
 
-    def packed(self) -> PackedWeights | None:
+    def pack_weights(self) -> PackedWeights | None:
         """Return the weights of the network's single layer, concatenated, and its two input norms.
 
         The result is None if the network is large or has several layers.
         """
-        packed = super().packed()
+        packed = super().pack_weights()
         return None if packed is None else PackedWeights(*packed[:3], norms=self._norms())
 
     def _norms(self) -> Tensor:

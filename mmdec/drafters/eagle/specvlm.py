@@ -33,8 +33,8 @@ from mmdec.drafters.networks.compressors import (
     Pruning,
     Resampler,
     TextOnly,
-    separate,
-    spans,
+    image_spans,
+    separate_positions,
 )
 from mmdec.drafters.networks.draft_network import DraftConfig, PromptInput
 from mmdec.drafters.networks.weights import check_size
@@ -190,7 +190,7 @@ class ElasticCompressor(nn.Module):
             positions = torch.arange(length, device=inputs.device)
             return CompressedImage(fc(inputs), positions, torch.ones(length, device=inputs.device, dtype=inputs.dtype))
         order = compressed.positions.argsort(stable=True)
-        positions = separate(compressed.positions[order], length)
+        positions = separate_positions(compressed.positions[order], length)
         return CompressedImage(compressed.states[order], positions, compressed.visual_weights)
 
     def _part(self, name: str, inputs: Tensor, fc: Fc, matrix: Tensor | None) -> CompressedImage:
@@ -308,7 +308,7 @@ class SpecVLM(EagleInputNetwork):
         """
         config = cast(SpecVLMConfig, self.config)
         inputs = torch.cat([embeds[1:], features[:-1]], -1)  # shape (L - 1, J)
-        images = spans(visual[1:], config.grid)
+        images = image_spans(visual[1:], config.grid)
         if not images:
             return PromptInput(self._fc(inputs), torch.arange(len(inputs), device=inputs.device))
         choice, factor, weights = 0, None, None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
-from mmdec.drafters.networks.compressors import Resampler, last_positions, spans
+from mmdec.drafters.networks.compressors import Resampler, image_spans, last_positions
 from mmdec.drafters.networks.draft_network import DraftConfig, PromptInput
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
@@ -114,7 +114,7 @@ class ViSpec(EagleInputNetwork):
             visual: (L,) bool, True at visual tokens.
             carry: The global vector (H,) of the last image in earlier turns of the chat; None: there is none.
         """
-        following, images = embeds[1:], spans(visual[1:])
+        following, images = embeds[1:], image_spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
         if not images:
             return PromptInput(self.fuse(following, features[:-1], carry), text, carry)

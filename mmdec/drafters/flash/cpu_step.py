@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmdec.drafters.flash.network import FlashNetwork
-from mmdec.drafters.networks.cpu_step import TokenStep, Vector, buffer, plain, rotations
+from mmdec.drafters.networks.cpu_step import TokenStep, Vector, buffer, is_plain_lookup, rotations
 from mmdec.drafters.networks.draft_network import PackedWeights
 
 SPARE_MASK_ENTRIES = 512  # number of further entries that a new mask gets, so that it is not made again for each token
@@ -74,7 +74,7 @@ class SlotStep(TokenStep):
             None if it would be slower or give other results: for a large network, a GPU, another precision than
             float32, or an embedding that does more than look up rows.
         """
-        if packed is None or not plain(embedding, packed.attention, output.weight):
+        if packed is None or not is_plain_lookup(embedding, packed.attention, output.weight):
             return None
         return cls(network, packed, cast(nn.Embedding, embedding).weight, output)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mmdec.core.tree import root_only
 from mmdec.drafters.flash.cpu_step import SlotStep
 from mmdec.drafters.flash.network import FlashConfig, FlashNetwork
-from mmdec.drafters.networks.cpu_step import Vector, quiet
+from mmdec.drafters.networks.cpu_step import Vector, ignore_overflow
 from mmdec.drafters.networks.drafter import DEFAULT_TREE_WIDTH, NetworkDrafter
 from mmdec.drafters.networks.kv_cache import DraftState, PendingTokens, RootState
 from mmdec.drafters.networks.tree import Levels, draft_chain
@@ -98,8 +98,8 @@ class Flash:
                 state.asked = True
                 state.step = SlotStep.of(self.network, state.packed, self.embedding, self._columns.output)
             step = state.step
-            if isinstance(step, SlotStep) and step.reads(waiting.features):
-                with quiet():
+            if isinstance(step, SlotStep) and step.can_read(waiting.features):
+                with ignore_overflow():
                     blocks = SlotChain(step, state, waiting, depth)
                     return draft_chain(step, roots, blocks.first, depth, plan.threshold, blocks.follow)
             last = self._columns.root_state(state, waiting)
@@ -268,7 +268,7 @@ class SlotChain:
             The slots (k', H) after the last token.
         """
         count = min(self.step.slots, self.depth - self.done)
-        keys, values = self.state.cache.room(self.offset + len(tokens) + count - 1, self.step.column)
+        keys, values = self.state.cache.reserve(self.offset + len(tokens) + count - 1, self.step.column)
         position = self.state.positions[0] + self.offset
         self.offset += len(tokens)
         self.path: list[tuple[int, Vector]] = []  # tokens and features (H,) since the block began

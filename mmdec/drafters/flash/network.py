@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
-from mmdec.drafters.networks.compressors import LatentAttention, separate, spans
+from mmdec.drafters.networks.compressors import LatentAttention, image_spans, separate_positions
 from mmdec.drafters.networks.draft_network import (
     DraftConfig,
     DraftLayer,
@@ -145,7 +145,7 @@ class FlashNetwork(DraftNetwork):
             visual: (L,) bool, True at visual tokens.
             carry: Only for ViSpec, not used.
         """
-        images = spans(visual[1:])
+        images = image_spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
         fused = self.fuse(embeds[1:][text], features[:-1][text])
         if not images:
@@ -158,7 +158,7 @@ class FlashNetwork(DraftNetwork):
         for begin, end in images:
             compressed = self.compressor(features[1:][begin:end])
             states.append(compressed.states)
-            columns.append(separate(compressed.positions, end - begin) + begin)
+            columns.append(separate_positions(compressed.positions, end - begin) + begin)
             weights.append(compressed.visual_weights)
         order = torch.cat(columns).argsort()
         return PromptInput(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(weights), "latents")

@@ -305,8 +305,8 @@ class Heads(DraftNetwork):
         """Return the target's features (..., H), the input of `prefix_layer`. Other arguments are not read."""
         return features
 
-    def packed(self) -> PackedWeights | None:
-        return super().packed() if self.layers else None
+    def pack_weights(self) -> PackedWeights | None:
+        return super().pack_weights() if self.layers else None
 
     def extend_cache(
         self,
@@ -326,7 +326,7 @@ class Heads(DraftNetwork):
         """Compute the roots' states from the target's hidden states before them; deeper levels follow one by one."""
         part = drafter.catch_up(state)
         if self.layers:
-            hidden = self.norm(drafter.root_state(state, part).hidden(self, state.cache, state.packed))
+            hidden = self.norm(drafter.root_state(state, part).hidden_state(self, state.cache, state.packed))
         else:
             last = torch.tensor(part.counts, device=roots.device) - 1
             hidden = part.features[torch.arange(len(last), device=roots.device), last][:, None]

@@ -221,7 +221,7 @@ class TextOnly(nn.Module):
         return CompressedImage(states[:0], none, states.new_zeros(len(states)))
 
 
-def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
+def image_spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
     """Find the images in a prompt.
 
     Args:
@@ -244,7 +244,7 @@ def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
     return parts
 
 
-def separate(positions: Tensor, length: int) -> Tensor:
+def separate_positions(positions: Tensor, length: int) -> Tensor:
     """Make positions distinct by moving them as little as possible, because two states cannot have the same position.
 
     Args:

@@ -41,7 +41,7 @@ class TokenStep:
         self.output_bias = None if output.bias is None else output.bias.detach()
         self.scores = buffer(len(output.weight))
 
-    def reads(self, hidden: Tensor) -> bool:
+    def can_read(self, hidden: Tensor) -> bool:
         """Return whether the fast path can process `hidden`: it must be float32, without gradients and autocast."""
         return hidden.dtype == torch.float32 and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
 
@@ -176,7 +176,7 @@ class LayerStep:
         turned += plain * self.cosines[position]
 
 
-def quiet() -> np.errstate:
+def ignore_overflow() -> np.errstate:
     """Return a context manager that silences NumPy's overflow warnings. torch gives none either, and a diverging draft
     network does no harm beyond bad drafts."""
     return np.errstate(over="ignore", invalid="ignore")
@@ -188,7 +188,7 @@ def rotations(network: DraftNetwork, length: int) -> tuple[Vector, Vector]:
     return cosines.numpy(), sines.numpy()
 
 
-def plain(embedding: nn.Module, *weights: Tensor) -> bool:
+def is_plain_lookup(embedding: nn.Module, *weights: Tensor) -> bool:
     """Return whether all weights are float32 on a CPU, and the embedding module does nothing but look up rows."""
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
         return False

@@ -517,7 +517,7 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         layers = len(self.config.layers)
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
 
-    def packed(self) -> PackedWeights | None:
+    def pack_weights(self) -> PackedWeights | None:
         """Return the weights of the network's single layer, copied and concatenated.
 
         The result is None if the network has several layers, or is so large that copying takes longer than it saves.

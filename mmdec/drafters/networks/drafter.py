@@ -142,7 +142,7 @@ class NetworkDrafter:
             return root_only(roots)
         block = network.draft_at_once(self, state, roots, depth)
         if block is None:
-            hidden = self.process_pending(state).hidden(network, state.cache, state.packed)
+            hidden = self.process_pending(state).hidden_state(network, state.cache, state.packed)
             levels = Levels(self, state)
         else:
             hidden, levels = block
@@ -192,7 +192,7 @@ class NetworkDrafter:
             The tokens accepted after this prompt, which are not processed yet.
         """
         if state.packed is None:
-            state.packed = self.network.packed()
+            state.packed = self.network.pack_weights()
         groups = [list(parts) for _, parts in groupby(state.queue, lambda part: isinstance(part, PendingPrompt))]
         state.queue = []
         for group in groups[:-1]:

@@ -106,7 +106,7 @@ class DraftCache:
         own_values[:, :, begin:end] = values
         return own_keys[:, :, :end], own_values[:, :, :end]
 
-    def room(self, columns: int, like: Tensor | None = None) -> KeyValues:
+    def reserve(self, columns: int, like: Tensor | None = None) -> KeyValues:
         """Reserve space for `columns` positions of a draft, whose keys and values the caller writes into the result.
 
         Args:
@@ -289,7 +289,7 @@ class RootState:
     queries: Tensor  # (B, heads, 1, head size), queries of the last layer's attention
     features: Tensor  # (B, 1, k * H), hidden states of k target layers at the token before
 
-    def hidden(self, network: DraftNetwork, cache: DraftCache, packed: PackedWeights | None = None) -> Tensor:
+    def hidden_state(self, network: DraftNetwork, cache: DraftCache, packed: PackedWeights | None = None) -> Tensor:
         """Return the draft network's hidden state (B, 1, H) at this token.
 
         Args:

@@ -25,7 +25,7 @@ from mmdec.core.tree import (
 )
 from mmdec.core.tree_shape import likeliest_paths
 from mmdec.drafters.growing_tree import SampledTrees
-from mmdec.drafters.networks.cpu_step import ColumnStep, TokenStep, Vector, quiet
+from mmdec.drafters.networks.cpu_step import ColumnStep, TokenStep, Vector, ignore_overflow
 from mmdec.drafters.networks.draft_network import DraftNetwork, positions_from
 from mmdec.drafters.networks.kv_cache import DraftState
 from mmdec.types import Draft, Plan
@@ -126,8 +126,8 @@ class Levels:
                 tokens before it, averaged over the rows, is below this; 0: it never ends early.
         """
         step = self.state.step
-        if isinstance(step, ColumnStep) and len(roots) == 1 and step.reads(hidden):
-            with quiet():
+        if isinstance(step, ColumnStep) and len(roots) == 1 and step.can_read(hidden):
+            with ignore_overflow():
                 return draft_chain(step, roots, hidden[0, 0].numpy(), depth, threshold, self.follow)
         tokens: list[Tensor] = []
         chances = torch.ones(len(roots), 1, device=roots.device)
@@ -156,7 +156,7 @@ class Levels:
         step = self.state.step
         assert isinstance(step, ColumnStep)
         self.level += 1
-        keys, values = self.state.cache.room(self.level)
+        keys, values = self.state.cache.reserve(self.level)
         return step(token, feature, self.state.positions[0] + self.level - 1, keys, values)
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:

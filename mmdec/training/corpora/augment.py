@@ -156,7 +156,7 @@ def reverberate(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     return np.fft.irfft(np.fft.rfft(sound, size) * np.fft.rfft(response, size), size)[: len(sound)].astype(np.float32)
 
 
-def telephone(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+def limit_to_telephone_band(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """Limit a sound to a telephone's frequency band, with soft edges. (T,) -> (T,).
 
     The lower edge is drawn from 200 to 350 Hz, the upper edge from 3,000 to 3,800 Hz.

@@ -128,11 +128,11 @@ def read_pairs(
             else:
                 bad.add("alignment of pauses alone", name)
     if not pairs:
-        raise no_rows(split, bad)
+        raise no_rows_error(split, bad)
     return pairs, bad
 
 
-def no_rows(split: str, bad: BadRows) -> InputError:
+def no_rows_error(split: str, bad: BadRows) -> InputError:
     """Build the InputError for a split in which every row is bad."""
     reasons = bad.report(between="; ") or "its table is empty"
     return InputError(f"`split` must hold usable rows, but '{split}' has none ({reasons}). Check the paths.")

@@ -87,7 +87,7 @@ def normalise(text: str) -> str:
     return " ".join(re.sub(r"[^\w]|_", " ", text).split())
 
 
-def exact(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[bool]:
+def exact_matches(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[bool]:
     """Return for each hypothesis whether it equals one of its references, apart from case and punctuation."""
     _check_aligned(hypotheses, references)
     return [
@@ -110,7 +110,7 @@ def phone_error_rate(hypotheses: Sequence[Sequence[str]], references: Sequence[S
 
 def phone_distance(phones: Sequence[object], reference: Sequence[object]) -> int:
     """Return the edit distance (Levenshtein) between two sequences of phones, given as names or ids."""
-    return int(extra("rapidfuzz.distance").Levenshtein.distance(phones, reference))
+    return int(import_extra("rapidfuzz.distance").Levenshtein.distance(phones, reference))
 
 
 def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexicon: Lexicon) -> int | None:
@@ -201,12 +201,12 @@ def number_accuracy(hypotheses: Sequence[str], references: Sequence[Sequence[str
 
 def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> CorpusScore:
     """Compute corpus BLEU. Each sentence may have any number of references. Texts are not normalised."""
-    return _corpus_score(extra("sacrebleu").BLEU(), hypotheses, references)
+    return _corpus_score(import_extra("sacrebleu").BLEU(), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> CorpusScore:
     """Compute corpus chrF. Each sentence may have any number of references. Texts are not normalised."""
-    return _corpus_score(extra("sacrebleu").CHRF(), hypotheses, references)
+    return _corpus_score(import_extra("sacrebleu").CHRF(), hypotheses, references)
 
 
 def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> CorpusScore:
@@ -252,12 +252,12 @@ def paired_scores(
         sentences), p (p value of a paired bootstrap; None for the first system), signature (sacrebleu's settings).
         Source: Koehn, "Statistical significance tests for machine translation evaluation", 2004; computed by sacrebleu.
     """
-    package = extra("sacrebleu")
+    package = import_extra("sacrebleu")
     columns: list[list[str | None]] = []
     for hypotheses in texts.values():
         columns = _columns(hypotheses, references)
     named = {"bleu": package.BLEU(), "chrf": package.CHRF()}
-    test = extra("sacrebleu.significance").PairedTest(
+    test = import_extra("sacrebleu.significance").PairedTest(
         [(name, list(hypotheses)) for name, hypotheses in texts.items()], named, columns, "bs", BOOTSTRAP_SAMPLES
     )
     signatures, scores = test()
@@ -290,7 +290,7 @@ def _chance(result: Any, first: Any) -> float | None:
 
 def sentence_chrf(text: str, references: Sequence[str]) -> float:
     """Compute chrF of one sentence against the nearest of its references, from 0 to 100."""
-    return float(extra("sacrebleu").CHRF().sentence_score(text, list(references)).score)
+    return float(import_extra("sacrebleu").CHRF().sentence_score(text, list(references)).score)
 
 
 def real_time_factor(seconds_taken: Sequence[float], seconds_audio: Sequence[float]) -> float:
@@ -348,7 +348,7 @@ def _pronunciations(word: str, lexicon: Lexicon) -> Sequence[Sequence[str]]:
 def _error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     if any(not text for text in references) or not references:
         raise InputError("`references` must all hold words, but one or all are empty. Leave those sentences out.")
-    return float(extra("jiwer").wer(list(references), list(hypotheses)))
+    return float(import_extra("jiwer").wer(list(references), list(hypotheses)))
 
 
 def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> CorpusScore:
@@ -373,7 +373,7 @@ def _check_aligned(hypotheses: Sequence[Any], references: Sequence[Any]) -> None
         )
 
 
-def extra(name: str) -> Any:
+def import_extra(name: str) -> Any:
     """Import and return a package of the extra `mmdec[eval]`.
 
     Raises:
@@ -491,5 +491,5 @@ def _edits(process: str, reference: str, hypothesis: str, parts: Any) -> Edits:
     reference, hypothesis = " ".join(reference.split()), " ".join(hypothesis.split())
     if not reference:  # jiwer refuses an empty reference
         return Edits(0, 0, len(parts(hypothesis)), 0)
-    alignment = getattr(extra("jiwer"), process)(reference, hypothesis)
+    alignment = getattr(import_extra("jiwer"), process)(reference, hypothesis)
     return Edits(alignment.substitutions, alignment.deletions, alignment.insertions, len(parts(reference)))

@@ -16,7 +16,7 @@ from PIL import Image
 from mmdec.bench import drafters
 from mmdec.bench.drafters import bench_drafters
 from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, ChatPrompt
-from mmdec.bench.report import BenchReport, BenchRun, markdown
+from mmdec.bench.report import BenchReport, BenchRun, format_markdown
 from mmdec.errors import InputError
 from mmdec.evaluation.language_model import LanguageHarness
 from mmdec.pretrained.drafters import save_network
@@ -112,7 +112,7 @@ def test_a_smaller_model_is_compared_with_assisted_generation(home: Path, prompt
         drafts_tokens = row.method not in ("greedy", "plain", *stock)
         assert (row.tokens_per_round is not None) == drafts_tokens
         assert row.passes >= 1
-    assert f"| {small} | 2 of 2 |" in markdown(BenchRun((report,)))
+    assert f"| {small} | 2 of 2 |" in format_markdown(BenchRun((report,)))
 
 
 def test_recordings_are_drafted_by_heads_and_by_texts(home: Path, recordings: list[Path], tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from mmdec.bench.report import (
     BenchRun,
     Quantity,
     compare_runs,
+    format_markdown,
+    format_screen,
     hardware_line,
     load_run,
-    markdown,
     merge_runs,
-    screen,
     sections,
     to_json,
 )
@@ -41,7 +41,7 @@ def shown(what: Any, width: int = 80) -> str:
 @pytest.mark.parametrize("bench", findings.ALL)
 def test_a_table_fits_80_columns_and_no_figure_is_cut(bench: str) -> None:
     run = findings.run(bench)
-    text = shown(screen(run))
+    text = shown(format_screen(run))
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     for _, head, rows in sections(run):
@@ -52,11 +52,11 @@ def test_a_table_fits_80_columns_and_no_figure_is_cut(bench: str) -> None:
 
 def test_wide_terminals_show_the_same() -> None:
     run = findings.run("asr")
-    assert "…" not in shown(screen(run), 200)
+    assert "…" not in shown(format_screen(run), 200)
 
 
 def test_a_comparison_is_read_in_one_line() -> None:
-    lines = shown(screen(findings.run("asr"))).splitlines()
+    lines = shown(format_screen(findings.run("asr"))).splitlines()
     assert "medusa against greedy" in lines
     (line,) = [line for line in lines if line.lstrip().startswith("40+ words") and "wall clock" in line]
     assert line.split() == ["40+", "words", "wall", "clock", "4", "2.18", "(1.96-2.40)", "250,", "545", "4.19"]
@@ -68,7 +68,7 @@ def test_a_comparison_is_read_in_one_line() -> None:
 
 def test_markdown_says_what_the_screen_says() -> None:
     run = BenchRun(findings.run("asr").reports, {"vlm": "a | b"})
-    text = markdown(run)
+    text = format_markdown(run)
     assert "| 40+ words | wall clock | 4 | 2.18 (1.96-2.40) | 250, 545 | 4.19 |" in text
     assert "| --- | ---: |" in text
     assert "- vlm: a \\| b" in text
@@ -82,7 +82,7 @@ def test_a_comparison_with_a_saved_run_is_shown() -> None:
     other = findings.run("asr", "core")
     other.reports[0].hardware.update()
     changes = compare_runs(run, other, "old.json")
-    text = shown(screen(run, changes))
+    text = shown(format_screen(run, changes))
     assert "Against old.json" in text
     assert "only saved: core" in text
     assert max(map(len, text.splitlines())) <= 80

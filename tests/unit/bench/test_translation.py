@@ -25,14 +25,14 @@ def decoder() -> ArDecoder:
 
 def test_the_gate_lets_a_right_decoder_pass() -> None:
     with torch.inference_mode():
-        bench.gate(decoder(), torch.randn(1, 12, 16), torch.tensor([12]))
+        bench.check_baseline(decoder(), torch.randn(1, 12, 16), torch.tensor([12]))
 
 
 def test_the_gate_stops_a_wrong_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong, step = decoder(), ArDecoder.step
     monkeypatch.setattr(wrong, "step", lambda tokens, cache: -step(wrong, tokens, cache))
     with torch.inference_mode(), pytest.raises(MmdecError, match="disagrees with its full pass"):
-        bench.gate(wrong, torch.randn(1, 12, 16), torch.tensor([12]))
+        bench.check_baseline(wrong, torch.randn(1, 12, 16), torch.tensor([12]))
 
 
 def test_speech_is_timed_through_the_public_call(

@@ -27,7 +27,7 @@ from mmdec.cli import progress
 from mmdec.cli.compare import Comparer
 from mmdec.cli.inputs import InputFile
 from mmdec.cli.outcomes import Outcomes, warn_of_unsure
-from mmdec.cli.progress import PROGRESS_INTERVAL, loading, progress_bar
+from mmdec.cli.progress import PROGRESS_INTERVAL, progress_bar, show_loading
 from mmdec.tasks.confidence import Calibration, write_calibrations
 from tests.conftest import RATE, buzz
 from tests.support import tiny_piece_translator as tiny_heard
@@ -259,7 +259,7 @@ def _own_timers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("terminal", "quiet"), [(False, False), (False, True), (True, True)])
 def test_loading_is_announced_only_on_a_terminal(terminal: bool, quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    with loading("whisper-tiny.en", quiet):
+    with show_loading("whisper-tiny.en", quiet):
         assert timers == []
 
 
@@ -267,7 +267,7 @@ def test_loading_is_announced_after_a_while(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with loading("a\nb"):
+    with show_loading("a\nb"):
         (timer,) = timers
         assert (timer.seconds, timer.started, timer.daemon, timer.cancelled) == (0.5, True, True, False)
         assert capsys.readouterr() == ("", "")
@@ -278,7 +278,7 @@ def test_loading_is_announced_after_a_while(
 
 def test_a_failed_load_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with pytest.raises(RuntimeError), loading("nowhere"):
+    with pytest.raises(RuntimeError), show_loading("nowhere"):
         raise RuntimeError
     assert timers[0].cancelled
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmdec.daspeech.acoustic import AcousticBatch, FastSpeech2, FastSpeech2Config, acoustic_loss, regulate
+from mmdec.daspeech.acoustic import AcousticBatch, FastSpeech2, FastSpeech2Config, acoustic_loss, regulate_lengths
 from mmdec.daspeech.training.acoustic import acoustic_targets, interpolate_pitch
 from mmdec.errors import InputError
 from mmdec.training.corpora.cvss import parse_alignment
@@ -34,7 +34,7 @@ def test_sizes_equal_the_paper_and_the_small_one_is_small():
 @given(st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=4), st.integers(1, 12))
 def test_regulate_repeats_each_phone_for_its_frames(rows: list[list[int]], limit: int):
     x = torch.randn(len(rows), 4, 3)
-    frames, lengths = regulate(x, torch.tensor(rows), limit)
+    frames, lengths = regulate_lengths(x, torch.tensor(rows), limit)
     for row, (durations, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
         naive = [x[row, place] for place, count in enumerate(durations) for _ in range(count)][:limit]
         assert length == len(naive)

@@ -65,7 +65,7 @@ def test_a_row_alone_equals_a_row_in_a_batch(d_states: int) -> None:
 def test_the_states_at_each_piece_are_added_where_the_reader_takes_them() -> None:
     model = network(3, d_states=32)
     features = model.features(sounds()[:1])
-    heard, states = model.hear(*features)
+    heard, states = model.recognise(*features)
     expected = model.reader(heard.pieces, heard.weights, heard.lengths, states[:, 2 * heard.frames[0]])
     assert torch.equal(model.source(*features).states, expected)
     assert not torch.equal(expected, model.reader(heard.pieces, heard.weights, heard.lengths))

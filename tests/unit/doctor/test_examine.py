@@ -19,7 +19,7 @@ from mmdec.cli import app
 from mmdec.doctor.answers import (
     DoctorPrompt,
     NetworkRun,
-    OwnText,
+    TargetAnswer,
     answer_prompt,
     chain_rounds,
     decoding_rounds,
@@ -59,7 +59,7 @@ COST = 0.02
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[OwnText]:
+def texts() -> list[TargetAnswer]:
     """Return the target's answers, all its layers recorded."""
     own = TextTarget(target())
     needs = Needs(layers=(-1, *range(own.layers)), embeds=True)
@@ -80,18 +80,18 @@ def read(folder: Path) -> NetworkRun:
     return NetworkRun(drafter.network, model.get_input_embeddings(), drafter.output)
 
 
-def examine_folder(folder: Path, texts: list[OwnText]) -> Examined:
+def examine_folder(folder: Path, texts: list[TargetAnswer]) -> Examined:
     return find_remedies(read(folder), CheckpointFolder.of(folder), target(), texts)
 
 
 @pytest.fixture(scope="module")
-def examine_sound(texts: list[OwnText], tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Examined]:
+def examine_sound(texts: list[TargetAnswer], tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Examined]:
     """Examines the sound network of a seed, once."""
     made = lambda seed: published_eagle3(trained(seed), tmp_path_factory.mktemp("sound") / "eagle3")  # noqa: E731
     return cache(lambda seed: examine_folder(made(seed), texts))
 
 
-def share(run: NetworkRun, texts: list[OwnText], depth: int = 1) -> float:
+def share(run: NetworkRun, texts: list[TargetAnswer], depth: int = 1) -> float:
     """Return the share of tokens `depth` behind the root that are right."""
     return accepted_share([right_tokens(run, text, depth)[depth - 1].numpy().astype(float) for text in texts]).value
 
@@ -148,7 +148,7 @@ LITTLE = {"layer ids left out": 0.01}  # what a fault costs, where it is less th
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sample(FAULTS, ("layer ids one lower", "state after the norm", "tokens in d2t")))
 def test_a_planted_fault_is_named_and_its_remedy_repairs_the_folder(
-    name: str, sound: Path, texts: list[OwnText], tmp_path: Path
+    name: str, sound: Path, texts: list[TargetAnswer], tmp_path: Path
 ) -> None:
     convention, change = FAULTS[name]
     folder = write_changed_checkpoint(sound, change, tmp_path / "faulty")
@@ -171,7 +171,7 @@ BASES = [(10000.0, 500.0), (2000.0, 500.0), (500.0, 2000.0)]  # of training, in 
 @pytest.mark.skipif(not WHOLE, reason="the test below looks for a base that is harder to find: MMDEC_ALL")
 @pytest.mark.parametrize(("trained_with", "config_says"), BASES)
 def test_a_wrong_rope_base_is_named(
-    trained_with: float, config_says: float, texts: list[OwnText], tmp_path: Path
+    trained_with: float, config_says: float, texts: list[TargetAnswer], tmp_path: Path
 ) -> None:
     """The usual base, the target's, and an arbitrary one."""
     folder = published_eagle3(trained(rope_theta=trained_with), tmp_path / "faulty", rope_theta=config_says)
@@ -184,7 +184,7 @@ def test_a_wrong_rope_base_is_named(
 
 
 @pytest.mark.slow
-def test_a_rope_base_between_those_of_the_grid_is_found(texts: list[OwnText], tmp_path: Path) -> None:
+def test_a_rope_base_between_those_of_the_grid_is_found(texts: list[TargetAnswer], tmp_path: Path) -> None:
     network = trained(rope_theta=30000.0)
     best = share(read(published_eagle3(network, tmp_path / "right")), texts)
     folder = published_eagle3(network, tmp_path / "faulty", rope_theta=500.0)
@@ -194,7 +194,7 @@ def test_a_rope_base_between_those_of_the_grid_is_found(texts: list[OwnText], tm
     assert share(run, texts) == pytest.approx(best, abs=0.005)
 
 
-def test_a_lost_head_is_named_alone(sound: Path, texts: list[OwnText], tmp_path: Path) -> None:
+def test_a_lost_head_is_named_alone(sound: Path, texts: list[TargetAnswer], tmp_path: Path) -> None:
     """The model's rows replace the drafter's, together with a second fault."""
 
     def change(described: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
@@ -210,7 +210,7 @@ def test_a_lost_head_is_named_alone(sound: Path, texts: list[OwnText], tmp_path:
     assert share(run, texts) == pytest.approx(findings[0].before.value)
 
 
-def test_a_head_is_not_lost_where_a_fitted_one_is_little_better(sound: Path, texts: list[OwnText]) -> None:
+def test_a_head_is_not_lost_where_a_fitted_one_is_little_better(sound: Path, texts: list[TargetAnswer]) -> None:
     fits = fit_head(read(sound), texts)
     assert fits is not None
     own, fitted = (accepted_share(hits).value for hits in fits)
@@ -233,7 +233,7 @@ def test_a_sound_network_has_no_findings(seed: int, examine_sound: Callable[[int
 
 
 @pytest.mark.slow
-def test_remedies_name_the_keys_of_mmdecs_own_folders(texts: list[OwnText], tmp_path: Path) -> None:
+def test_remedies_name_the_keys_of_mmdecs_own_folders(texts: list[TargetAnswer], tmp_path: Path) -> None:
     folder = save_network(trained(0), tmp_path / "own")
     described = json.loads((folder / "config.json").read_text())
     described["layers"] = [layer + 1 for layer in described["layers"]]
@@ -243,7 +243,7 @@ def test_remedies_name_the_keys_of_mmdecs_own_folders(texts: list[OwnText], tmp_
 
 
 @pytest.mark.slow
-def test_two_faults_are_repaired_one_after_the_other(sound: Path, texts: list[OwnText], tmp_path: Path) -> None:
+def test_two_faults_are_repaired_one_after_the_other(sound: Path, texts: list[TargetAnswer], tmp_path: Path) -> None:
     def check_both(described: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
         outputs(described, state)
         described["norm_before_residual"] = True
@@ -254,13 +254,13 @@ def test_two_faults_are_repaired_one_after_the_other(sound: Path, texts: list[Ow
 
 
 @pytest.mark.parametrize("length", [1, 3])
-def test_rounds_of_chains_are_those_of_decoding(length: int, sound: Path, texts: list[OwnText]) -> None:
+def test_rounds_of_chains_are_those_of_decoding(length: int, sound: Path, texts: list[TargetAnswer]) -> None:
     drafter, run, few = load_drafter(sound, target()), read(sound), texts[:6]
     counted = [chain_rounds(right_tokens(run, text, length), length) for text in few]
     assert counted == [decoding_rounds(target(), drafter, text, length, length) for text in few]
 
 
-def test_a_tree_takes_fewer_rounds_than_a_chain(sound: Path, texts: list[OwnText]) -> None:
+def test_a_tree_takes_fewer_rounds_than_a_chain(sound: Path, texts: list[TargetAnswer]) -> None:
     drafter, few = load_drafter(sound, target()), texts[:6]
     single, tree = (sum(decoding_rounds(target(), drafter, text, *size) for text in few) for size in ((1, 1), (8, 4)))
     assert sum(text.positions for text in few) / 5 <= tree < single

@@ -67,9 +67,9 @@ def test_predictions_that_were_confirmed_behind_a_mismatch_are_stored() -> None:
     draft = trees_from_lists(torch.tensor([5]), [([6, 7, 8, 9], [0, 1, 2, 3])])
     state[0].levels, state[0].capacity = [[5, 6, 7, 8, 9]], 1
     round_of(drafter, state, draft, [1, 2, 8, 9, 3], [1])
-    assert state[0].stored(7) == [[8, 9, 3]]
-    assert state[0].stored(8) == [[9, 3]]
-    assert state[0].stored(6) == []
+    assert state[0].stored_ngrams(7) == [[8, 9, 3]]
+    assert state[0].stored_ngrams(8) == [[9, 3]]
+    assert state[0].stored_ngrams(6) == []
 
 
 def test_the_comb_gains_a_level_each_round_and_stores_its_columns() -> None:
@@ -87,7 +87,7 @@ def test_the_comb_gains_a_level_each_round_and_stores_its_columns() -> None:
         tooth = [level[column] for level in levels[1:]]
         assert tooth == list(range(tooth[0], tooth[0] + 3))
     assert len(state[0].levels) == 4
-    assert state[0].stored(5)[0] == [6, 7, 8, 9]
+    assert state[0].stored_ngrams(5)[0] == [6, 7, 8, 9]
     # the newest n-gram of the root comes first, and the teeth are branches
     tree = paths(drafter.propose(state, torch.tensor([5]), Plan(24, 8)))
     assert [6, 7, 8, 9] in tree

@@ -112,7 +112,7 @@ def test_two_processes_write_a_shared_part_once(tmp_path: Path) -> None:
     work, rows = work_in(tmp_path), rows_of(COUNT)
     work.begin(rows)
     for part in [*work.unfinished_parts(rows), *work.unfinished_parts(rows)]:
-        PartWorker(work, named).do(part)
+        PartWorker(work, named).process(part)
     check_once(work.output, COUNT)
 
 

@@ -113,11 +113,11 @@ def test_no_warm_up(kind: str):
 
 
 def test_a_trapezoid_ends_at_a_given_time():
-    rate = Schedule("trapezoid", warmup=10).ending(40, 60)
+    rate = Schedule("trapezoid", warmup=10).ending_at(40, 60)
     assert [rate(step) for step in (39, 40, 50, 60)] == pytest.approx([1.0, 1.0, 0.5, 0.0])
-    later = rate.ending(50, 90)  # there is more time than was thought
+    later = rate.ending_at(50, 90)  # there is more time than was thought
     assert [later(step) for step in (50, 70, 90)] == pytest.approx([0.5, 0.25, 0.0])
-    sooner = rate.ending(50, 55)
+    sooner = rate.ending_at(50, 55)
     assert [sooner(step) for step in (50, 55)] == pytest.approx([0.5, 0.0])
-    assert rate.ending(60, 100) == rate
-    assert rate.ending(45, 45) == rate
+    assert rate.ending_at(60, 100) == rate
+    assert rate.ending_at(45, 45) == rate

@@ -19,7 +19,7 @@ from torch import Tensor
 from mmdec.checks.weights import read_weights
 from mmdec.drafters.ctc.network import CtcTranscripts
 from mmdec.errors import InputError
-from mmdec.training.metrics.text import extra
+from mmdec.training.metrics.text import import_extra
 
 START = 0  # piece id for the start of a sentence: a head may output something before the first piece
 MIN_OUTCOMES = 4  # with fewer occurrences of a piece, outputs for other pieces are imitated, to have variety
@@ -123,7 +123,7 @@ def collect_confusions(sentences: Iterable[tuple[Sequence[int], CtcTranscripts]]
         first = row.pieces[0, :count, 0].tolist()
         # output positions of the start and of each piece
         positions: list[list[int]] = [[] for _ in range(len(text) + 1)]
-        for tag, a, b, c, d in extra("rapidfuzz.distance").Levenshtein.opcodes(list(text), first):
+        for tag, a, b, c, d in import_extra("rapidfuzz.distance").Levenshtein.opcodes(list(text), first):
             if tag == "insert":
                 positions[a] += range(c, d)
             elif tag != "delete":

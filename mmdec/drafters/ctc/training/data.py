@@ -30,9 +30,9 @@ from mmdec.training.corpora.augment import (
     FRAME,
     add_babble,
     add_coloured_noise,
+    limit_to_telephone_band,
     perturb_vocal_tract,
     reverberate,
-    telephone,
 )
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
 from mmdec.training.corpora.text_files import held_out_sources, read_training_pairs, sentence_key
@@ -192,7 +192,7 @@ def distort(sound: np.ndarray, distortion: Distortion, draw: np.random.Generator
         add = add_coloured_noise if draw.random() < 0.75 else add_babble
         sound = add(sound, draw.uniform(5, 30), draw)
     if draw.random() < distortion.telephone:
-        sound = telephone(sound, draw)
+        sound = limit_to_telephone_band(sound, draw)
     peak = distortion.quietest * (0.95 / distortion.quietest) ** draw.random()
     return (sound * (peak / max(float(np.abs(sound).max()), 1e-4))).astype(np.float32)
 

@@ -116,7 +116,7 @@ class CtcModule(RecipeModule):
         """
         states, lengths = batch.states, batch.lengths
         if self.training:
-            states = states.masked_fill(self.spans(batch)[..., None].to(states.device), 0.0)
+            states = states.masked_fill(self.draw_spans(batch)[..., None].to(states.device), 0.0)
         # The layers in `top` read all silence after a recording. The head reads only the beginning of this silence, so
         # the states of the rest are cut off.
         if self.top is not None:
@@ -130,7 +130,7 @@ class CtcModule(RecipeModule):
             states = states.masked_fill(lost.to(states.device), 0.0)
         return self.head(states, lengths)
 
-    def spans(self, batch: CtcBatch) -> Tensor:
+    def draw_spans(self, batch: CtcBatch) -> Tensor:
         """Draw the random spans of states to mask.
 
         Returns:

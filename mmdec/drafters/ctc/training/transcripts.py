@@ -27,7 +27,7 @@ from mmdec.core.tree import chain_drafts
 from mmdec.drafters.ctc.checkpoint import token_merges
 from mmdec.drafters.ctc.tokens import SEGMENT_END, TokenPieces, frequent_tokens
 from mmdec.drafters.ctc.training.data import Distortion, StoredBatches, distort
-from mmdec.drafters.medusa.training.data import decode_greedily, ends
+from mmdec.drafters.medusa.training.data import decode_greedily, end_tokens
 from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE, load_audio, sound_seconds
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
@@ -182,7 +182,7 @@ class WindowTranscriber:
     @property
     def end(self) -> int:
         """The id of the token that ends a text."""
-        return ends(self.whisper.model)[0]
+        return end_tokens(self.whisper.model)[0]
 
     def prompt(self, language: str) -> list[int]:
         """Return the token ids of the decoder's prompt for a transcript with timestamps.

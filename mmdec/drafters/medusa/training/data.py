@@ -84,7 +84,7 @@ def decode_greedily(
             continue
         ids, mask = _pad_left([prompts[row] for row in rows], int(model.config.pad_token_id or 0), states.device)
         longest = min(ids.shape[1] + limit, model.config.max_target_positions)
-        stop = Stop(longest, frozenset(ends(model)))
+        stop = Stop(longest, frozenset(end_tokens(model)))
         text = Sequences(ids, stop, generate_processors(model, ids.shape[1], under_rules))
         inputs: dict[str, Any] = {"input_ids": ids, "encoder_outputs": (states[rows],)}
         if not bool(mask.all()):
@@ -98,7 +98,7 @@ def decode_greedily(
     return texts
 
 
-def ends(model: WhisperForConditionalGeneration) -> list[int]:
+def end_tokens(model: WhisperForConditionalGeneration) -> list[int]:
     """Return the ids of the tokens that end a text, from the model's generation settings."""
     end = model.generation_config.eos_token_id
     return list(end) if isinstance(end, list) else [int(end)]

@@ -157,7 +157,7 @@ def losses(
 
 
 @dataclass(frozen=True)
-class DraftOptions:
+class DraftTrainingOptions:
     """Options of `DraftModule` that a recipe sets.
 
     Args:
@@ -276,7 +276,7 @@ class DraftModule(DrafterModule):
 
     Args:
         units: Not used.
-        options: Fields of `DraftOptions`.
+        options: Fields of `DraftTrainingOptions`.
     """
 
     system: ClassVar[str]
@@ -287,7 +287,7 @@ class DraftModule(DrafterModule):
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["units"])
-        self.use_options(DraftOptions(**options))
+        self.use_options(DraftTrainingOptions(**options))
         self.loss_weights = self.chosen_weights(self.weights)
 
     def chosen_weights(self, defaults: LossWeights) -> LossWeights:

@@ -218,7 +218,7 @@ def test_a_network_with_its_own_fusion_has_no_fast_step() -> None:
 
     model = language_model()
     drafter = tree_growing("eagle", model)
-    parts = drafter.network.packed(), None, drafter.embedding, drafter.output
+    parts = drafter.network.pack_weights(), None, drafter.embedding, drafter.output
     assert DraftStep.of(drafter.network, *parts) is not None
     drafter.network.__class__ = Squashed
     assert DraftStep.of(drafter.network, *parts) is None

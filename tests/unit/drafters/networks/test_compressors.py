@@ -13,9 +13,9 @@ from mmdec.drafters.networks.compressors import (
     Prune,
     Resampler,
     TextOnly,
+    image_spans,
     last_positions,
-    separate,
-    spans,
+    separate_positions,
 )
 from mmdec.errors import InputError
 
@@ -135,15 +135,15 @@ def test_text_only_returns_no_columns() -> None:
 
 def test_adjacent_images_are_separated_by_length() -> None:
     visual = torch.tensor([0, 1, 1, 0, 1, 1, 1, 1], dtype=torch.bool)
-    assert spans(visual) == [(1, 3), (4, 8)]
-    assert spans(visual, (1, 2)) == [(1, 3), (4, 6), (6, 8)]
-    assert spans(visual, (3, 1)) == [(1, 3), (4, 8)]  # lengths that are no whole images stay together
-    assert spans(visual[:1]) == []
+    assert image_spans(visual) == [(1, 3), (4, 8)]
+    assert image_spans(visual, (1, 2)) == [(1, 3), (4, 6), (6, 8)]
+    assert image_spans(visual, (3, 1)) == [(1, 3), (4, 8)]  # lengths that are no whole images stay together
+    assert image_spans(visual[:1]) == []
 
 
 def test_duplicate_positions_become_distinct() -> None:
-    assert separate(torch.tensor([2, 2, 2, 5]), 8).tolist() == [2, 3, 4, 5]
-    assert separate(torch.tensor([7, 7, 7]), 8).tolist() == [5, 6, 7]
+    assert separate_positions(torch.tensor([2, 2, 2, 5]), 8).tolist() == [2, 3, 4, 5]
+    assert separate_positions(torch.tensor([7, 7, 7]), 8).tolist() == [5, 6, 7]
     assert last_positions(5, 2, torch.device("cpu")).tolist() == [3, 4]
 
 

@@ -18,7 +18,7 @@ from tests.unit.drafters.networks.small_networks import WIDTH, network
 def step_of(net: DraftNetwork, carry: Tensor | None = None, bias: bool = True) -> tuple[Any, nn.Embedding, nn.Linear]:
     torch.manual_seed(1)
     embedding, output = nn.Embedding(31, 24), nn.Linear(24, 31, bias=bias)
-    return net.column_step(net.packed(), carry, embedding, output), embedding, output
+    return net.column_step(net.pack_weights(), carry, embedding, output), embedding, output
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def odd_layers(case: str, net: DraftNetwork, monkeypatch: pytest.MonkeyPatch) ->
 def test_unsupported_networks_have_no_cpu_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network("flash" if case == "flash" else "eagle", fc_norm=case == "fc_norm")
     embedding, output = odd_layers(case, net, monkeypatch)
-    assert net.column_step(net.packed(), None, embedding, output) is None
+    assert net.column_step(net.pack_weights(), None, embedding, output) is None
 
 
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-4}
@@ -108,7 +108,7 @@ CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-4}
 def slots_of(net: FlashNetwork, bias: bool = True) -> tuple[SlotStep | None, nn.Embedding, nn.Linear]:
     torch.manual_seed(1)
     embedding, output = nn.Embedding(31, 24), nn.Linear(24, 31, bias=bias)
-    return SlotStep.of(net, net.packed(), embedding, output), embedding, output
+    return SlotStep.of(net, net.pack_weights(), embedding, output), embedding, output
 
 
 def flash(**changes: Any) -> FlashNetwork:
@@ -196,16 +196,16 @@ def test_huge_numbers_in_slots_do_not_warn() -> None:
 def test_unsupported_slots_have_no_cpu_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = flash()
     embedding, output = odd_layers(case, net, monkeypatch)
-    assert SlotStep.of(net, net.packed(), embedding, output) is None
+    assert SlotStep.of(net, net.pack_weights(), embedding, output) is None
 
 
 def test_gradients_and_autocast_are_left_to_torch() -> None:
     step, _, _ = slots_of(flash())
     assert step is not None
     features = torch.randn(1, 1, 24)
-    assert not step.reads(features)
+    assert not step.can_read(features)
     with torch.no_grad():
-        assert step.reads(features)
-        assert not step.reads(features.double())
+        assert step.can_read(features)
+        assert not step.can_read(features.double())
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert not step.reads(features)
+            assert not step.can_read(features)

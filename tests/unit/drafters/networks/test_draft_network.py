@@ -54,7 +54,7 @@ def test_the_layer_equals_llamas(bias: bool, packed: bool) -> None:
     mask = torch.full((9, 9), -torch.inf, dtype=torch.float64).triu(1)[None, None]
     with torch.no_grad():
         expected: Any = theirs(states, attention_mask=mask, position_embeddings=wave)
-        weights = net.packed() if packed else None
+        weights = net.pack_weights() if packed else None
         queries, keys, values = net.project(states, positions, weights)
         result = net.attend(states, queries, keys, values, None, weights)
     torch.testing.assert_close(result, expected[0] if isinstance(expected, tuple) else expected)

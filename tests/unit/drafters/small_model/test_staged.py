@@ -218,5 +218,5 @@ def test_wrong_inner_drafters_are_refused(inner: Any, message: str) -> None:
 
 def test_an_inner_drafter_for_another_vocabulary_is_refused() -> None:
     drafter = SmallModel(Toy(8), inner=Recycling(torch.full((9, 8), -1)))
-    with pytest.raises(InputError, match="`warm` must have a row for each of the target's 8 tokens"):
+    with pytest.raises(InputError, match="`initial` must have a row for each of the target's 8 tokens"):
         drafter.check(Toy(9))

@@ -34,7 +34,7 @@ def test_normalise(text: str, plain: str) -> None:
 
 def test_exact_matches_ignore_punctuation_and_take_any_rendering() -> None:
     hypotheses = ["where is the station please", "Where's the station, please?", "Where is the hotel?"]
-    assert metrics.exact(hypotheses, [STATION] * 3) == [True, True, False]
+    assert metrics.exact_matches(hypotheses, [STATION] * 3) == [True, True, False]
 
 
 def test_word_errors_are_counted_over_the_corpus() -> None:
@@ -198,7 +198,7 @@ def test_real_time_factor_and_percentiles_equal_values_by_hand() -> None:
 
 def test_misaligned_and_empty_input_is_named() -> None:
     with pytest.raises(InputError, match="as many as the hypotheses, 1"):
-        metrics.exact(["a"], [])
+        metrics.exact_matches(["a"], [])
     with pytest.raises(InputError, match="at least one text"):
         metrics.bleu(["a"], [[]])
     with pytest.raises(InputError, match="must all hold words"):
