@@ -77,7 +77,11 @@ def fairseq2(
 @app.command(**as_verb("convert drafter EAGLE-Vicuna-7B-v1.3 eagle"))
 def drafter(
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="Folder with a published EAGLE-1/2/3, P-EAGLE, MSD or ViSpec network.")
+        Path,
+        typer.Argument(
+            metavar="IN",
+            help="Folder with a published draft network: EAGLE-1/2/3, P-EAGLE, MSD, ViSpec, DFlash, Hydra, ...",
+        ),
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory; pass it to --drafter.")],
     system: Annotated[

@@ -50,12 +50,11 @@ def doctor(
     dtype: Dtype = None,
     threads: Threads = None,
 ) -> None:
-    """Measure how many of a drafter's tokens are accepted, first as its checkpoint is read now, then with one
-    convention changed at a time (a convention is a choice that the checkpoint may leave open). Report which conventions
-    are wrong, and how to correct them.
+    """Find out why a drafter's tokens are accepted less often than published, and how to correct it.
 
-    The model answers the prompts; the drafter is measured on these answers. The report ends with the tokens a round for
-    chains and trees of several sizes.
+    The model answers the prompts, and the drafter is measured on these answers: first as its checkpoint is read now,
+    then with one convention changed at a time (a choice that a checkpoint may leave open). The report says which
+    conventions are wrong, and ends with the tokens per round for chains and trees of several sizes.
     """
     from mmdec.checks.arguments import check_threads
     from mmdec.doctor.answers import built_in_prompts, has_template, load_target, read_prompts

@@ -95,7 +95,9 @@ Pictures = Annotated[
         "--images", help="Folder of the pictures, or one picture. Default: next to the questions, or in images/ there."
     ),
 ]
-OwnPrompt = Annotated[str, typer.Option("--prompt", "-p", help="What is asked about --images without --questions.")]
+OwnPrompt = Annotated[
+    str, typer.Option("--prompt", "-p", help="What is asked about --images without a file of questions.")
+]
 AudioFiles = Annotated[
     list[Path] | None,
     typer.Option("--audio", metavar="FILE", help="A recording of your own, as the arguments are. Repeat it."),

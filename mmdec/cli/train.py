@@ -41,7 +41,7 @@ def drafter(
     ],
     output: Annotated[Path, typer.Option(help="Folder of the run; the drafter is in drafter/ there.")],
     system: Annotated[
-        str, typer.Option(help="eagle3, dflash, eagle, msd, specvlm, vispec, flash or heads.")
+        str, typer.Option(help="eagle3, dflash, eagle, msd, specvlm, vispec, flash, heads or prompt_tokens.")
     ] = "eagle3",
     minutes: Annotated[float, typer.Option(min=0.1, max=100_000, help="Time limit in minutes.")] = 30.0,
     images: Annotated[
