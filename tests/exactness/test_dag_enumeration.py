@@ -73,7 +73,7 @@ def posterior_agrees(posterior: Callable[[Tensor, Tensor], Tensor]) -> bool:
     return True
 
 
-def test_posterior() -> None:
+def test_posterior_equals_enumerated_paths() -> None:
     assert posterior_agrees(lambda match, links: dag_posterior(match, links, TARGETS, GRAPHS))
 
 
@@ -101,7 +101,7 @@ def test_released_posterior_is_the_posterior_times_the_emission() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_best_alignment(seed: int) -> None:
+def test_best_alignment_is_the_likeliest_enumerated_path(seed: int) -> None:
     match, links = batch(seed, holes=0.2)
     alignment = dag_best_alignment(match, links, TARGETS, GRAPHS)
     for b, (tokens, size) in enumerate(zip(TARGETS.tolist(), GRAPHS.tolist(), strict=True)):
@@ -124,7 +124,7 @@ def test_expected_states_are_the_mean_over_paths() -> None:
         torch.testing.assert_close(states[0, t], mean)
 
 
-def test_the_enumeration_itself() -> None:
+def test_enumeration_lists_every_path_once() -> None:
     assert all_paths(1, 1) == [(0,)]
     assert all_paths(1, 2) == all_paths(2, 1) == all_paths(3, 2) == []
     assert all_paths(2, 5) == [(0, 4)]

@@ -119,7 +119,7 @@ def test_codes_are_the_nearest_means() -> None:
     assert apart.mean() < 0.5  # of points that lie 36 and more from those of other kinds
 
 
-def test_distances_of_speech() -> None:
+def test_distances_count_edits_and_ignore_tempo() -> None:
     one = torch.tensor([[0.0], [1.0], [5.0]])
     slow: Tensor = one.repeat_interleave(3, 0)
     assert warped_distance(one, slow) == 0.0

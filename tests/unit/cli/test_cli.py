@@ -246,7 +246,7 @@ def test_help_keeps_its_brackets(verb: str) -> None:
             assert word in output, text
 
 
-def test_version() -> None:
+def test_version_is_the_packages() -> None:
     import mmdec
 
     assert run("--version").stdout.strip() == mmdec.__version__
@@ -268,7 +268,7 @@ def names(folder: Path, output: Path | None = None) -> list[str]:
     return [file.path.relative_to(folder).as_posix() for file in files]
 
 
-def test_a_folders_files(folder: Path) -> None:
+def test_a_folder_gives_the_sound_files_below_it(folder: Path) -> None:
     assert names(folder) == ["a.FLAC", "b.wav", "x/a.wav", "y/a.mp3", "y/z/c.webm"]
 
 

@@ -75,7 +75,9 @@ def test_json_has_one_object_a_line(call, model: Path, pictures: list[Path]) -> 
     assert together["input"] == [str(path) for path in pictures]
 
 
-def test_files(call, model: Path, pictures: list[Path], tmp_path: Path) -> None:
+def test_answers_are_written_into_a_folder_or_a_named_file(
+    call, model: Path, pictures: list[Path], tmp_path: Path
+) -> None:
     expected = answers(model, *pictures)
     result = call(*pictures, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output

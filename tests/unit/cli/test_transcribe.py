@@ -53,7 +53,7 @@ def test_text_to_stdout(call, model: Path, recordings: list[Path]) -> None:
     assert " --> " in timed[0]
 
 
-def test_pieces_at_pauses(call, model: Path, recordings: list[Path]) -> None:
+def test_cutting_at_pauses_equals_the_call(call, model: Path, recordings: list[Path]) -> None:
     """The second one is longer than this model's window of one second."""
     options: dict[str, Any] = {
         "model": model,
@@ -135,7 +135,9 @@ def test_json_has_one_object_a_line(call, recordings: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "json", "srt", "vtt"])
-def test_files(call, recordings: list[Path], tmp_path: Path, kind: str) -> None:
+def test_transcripts_are_written_into_a_folder_or_a_named_file(
+    call, recordings: list[Path], tmp_path: Path, kind: str
+) -> None:
     suffix = {"text": "txt"}.get(kind, kind)
     result = call(*recordings, "-o", tmp_path / "out", "--format", kind)
     assert result.exit_code == 0, result.output

@@ -53,7 +53,7 @@ def test_no_pattern_dominates(sentences: list[splits.Sentence]) -> None:
     assert max(drawn.values()) < 0.06 * 6000
 
 
-def test_lengths(sentences: list[splits.Sentence]) -> None:
+def test_most_sentences_have_three_to_twelve_words(sentences: list[splits.Sentence]) -> None:
     lengths = [len(sentence.key.split()) for sentence in sentences]
     assert sum(3 <= length <= 12 for length in lengths) > 0.97 * len(lengths)
 
@@ -67,7 +67,7 @@ def test_split_is_a_property_of_the_sentence(sentences: list[splits.Sentence]) -
         assert all(again[sentence.key] == "test" for sentence in chosen)
 
 
-def test_split_shares(sentences: list[splits.Sentence]) -> None:
+def test_splits_have_their_shares_of_the_sentences(sentences: list[splits.Sentence]) -> None:
     count = Counter(sentence.split for sentence in sentences)
     assert 0.02 < count["dev"] / len(sentences) < 0.04
     assert 0.06 < count["test"] / len(sentences) < 0.12
@@ -89,7 +89,7 @@ def test_every_word_can_be_learned(sentences: list[splits.Sentence]) -> None:
     assert not (forms("test") | forms("dev")) - forms("train")
 
 
-def test_training_sample(sentences: list[splits.Sentence]) -> None:
+def test_a_training_sample_is_distinct_and_follows_its_seed(sentences: list[splits.Sentence]) -> None:
     train = [sentence for sentence in sentences if sentence.split == "train"][::8]
     chosen = splits.sample_train(train, 1200, 0)
     assert len({sentence.key for sentence in chosen}) == 1200
@@ -116,7 +116,7 @@ def test_training_sample(sentences: list[splits.Sentence]) -> None:
         r"[{}|~#@&*/0-9_]",
     ],
 )
-def test_french_spelling(french: str, fault: str) -> None:
+def test_no_sentence_has_a_known_french_fault(french: str, fault: str) -> None:
     result = re.search(fault, french.replace("\n", "\n "))
     assert result is None, french[max(result.start() - 40, 0) : result.end() + 40]
 
@@ -188,7 +188,7 @@ def test_canonical_is_deterministic(some: list[splits.Sentence]) -> None:
         (3_400, "trois mille quatre cents", "three thousand four hundred"),
     ],
 )  # fmt: skip
-def test_numbers(value: int, french_text: str, english_text: str) -> None:
+def test_numbers_are_spelled_in_both_languages(value: int, french_text: str, english_text: str) -> None:
     assert numerals.french_number(value) == french_text
     assert numerals.english_number(value)[0] == english_text
 
@@ -203,7 +203,7 @@ def test_numbers(value: int, french_text: str, english_text: str) -> None:
         (2012, "deux mille douze", ("twenty twelve",)),
     ],
 )
-def test_years(year: int, french_text: str, english_texts: tuple[str, ...]) -> None:
+def test_years_are_spelled_in_both_languages(year: int, french_text: str, english_texts: tuple[str, ...]) -> None:
     assert next((item.french, item.english) for item in numerals.years(year, year)) == (french_text, english_texts)
 
 
@@ -246,13 +246,13 @@ def test_pairs_that_a_table_holds_are_left_out(tmp_path: Path) -> None:
         ("cinq heures vingt", "twenty past five", "five twenty"),
     ],
 )
-def test_clock(french_text: str, canonical: str, another: str) -> None:
+def test_times_have_every_english_reading(french_text: str, canonical: str, another: str) -> None:
     known = {item.french: item.english for item in numerals.times()}
     assert known[french_text][0] == canonical
     assert another in known[french_text]
 
 
-def test_prices_dates_timetable() -> None:
+def test_prices_dates_and_timetables_are_spelled() -> None:
     prices = {item.french: item.english for item in numerals.prices()}
     assert prices["douze euros cinquante"][:1] == ("twelve euros fifty",)
     assert prices["un euro vingt"][0] == "one euro twenty"
@@ -275,11 +275,11 @@ def test_prices_dates_timetable() -> None:
         ("le onze, les clés de les huit chambres", "Le onze, les clés des huit chambres"),
     ],
 )
-def test_finish_french(raw: str, finished: str) -> None:
+def test_french_is_elided_and_punctuated(raw: str, finished: str) -> None:
     assert agreement.finish_french(raw) == finished
 
 
-def test_finish_english() -> None:
+def test_english_gets_its_articles_and_capitals() -> None:
     assert (
         agreement.finish_english("a umbrella , a university and a hour ?") == "An umbrella, a university and an hour?"
     )

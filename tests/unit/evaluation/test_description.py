@@ -169,7 +169,7 @@ def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
         assert min(one.features, one.encoder, one.decoder) > 0
 
 
-def test_wrong_arguments(vlm: LoadedVlm, questions_file: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused_by_name(vlm: LoadedVlm, questions_file: Path, tmp_path: Path) -> None:
     for wrong in ({"batch_size": 0}, {"limit": 0}, {"drafter": "eagel"}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             evaluate_vlm(questions_file, questions_file.parent, vlm, **{"threads": 1, **wrong})

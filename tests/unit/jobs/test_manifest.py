@@ -28,7 +28,7 @@ def test_a_table_with_names(tmp_path: Path) -> None:
     ]
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_lines_become_rows(tmp_path: Path) -> None:
     lines = [{"path": "é.wav", "id": 7, "other": [1]}, {"image": "b.png", "prompt": "What?", "id": None}]
     path = write_manifest(tmp_path, "a.JSONL", "".join(json.dumps(line) + "\n" for line in lines))
     assert read_manifest(path, ["prompt"]) == [Row(0, "é.wav", "7"), Row(1, "b.png", "", (("prompt", "What?"),))]
@@ -80,7 +80,7 @@ def test_different_lists_have_different_digests() -> None:
     assert len({digest(each) for each in different}) == 4
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet_becomes_rows(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
 

@@ -7,7 +7,7 @@ from mmdec.nn.transformer import PooledDropout, RowsLinear
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_rate_and_mean(p: float):
+def test_dropout_keeps_its_rate_and_the_mean(p: float):
     torch.manual_seed(0)
     layer = PooledDropout(p)
     made = torch.stack([layer(torch.ones(500, 400)) for _ in range(3)])
@@ -41,7 +41,7 @@ def test_gradients_are_those_of_the_mask():
     torch.testing.assert_close(x.grad * x, made)
 
 
-def test_the_dtype_stays():
+def test_dropout_keeps_the_dtype():
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         assert PooledDropout(0.2)(torch.ones(10, dtype=dtype)).dtype == dtype
 

@@ -124,7 +124,7 @@ def test_settings_are_checked(folder: Path, change: dict[str, Any], message: str
         read_network(folder)
 
 
-def test_damaged_weights(folder: Path) -> None:
+def test_damaged_weights_are_refused(folder: Path) -> None:
     file = folder / "model.safetensors"
     state = load_file(file)
     save_file({**state, "fc.bias": torch.full_like(state["fc.bias"], torch.nan)}, file)

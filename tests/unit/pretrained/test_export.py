@@ -194,7 +194,7 @@ def test_missing_and_wrong_folders_are_refused(tmp_path: Path, target: Path) -> 
         export_drafter(tmp_path / "projected", tmp_path / "out", "speculators", model=target)
 
 
-def test_the_verb(tmp_path: Path, target: Path) -> None:
+def test_the_command_exports_a_drafter(tmp_path: Path, target: Path) -> None:
     save_network(network("plain"), tmp_path / "own")
     paths = [str(tmp_path / "own"), str(tmp_path / "out")]
     call = ["export", "drafter", *paths, "--to", "flat", "--model", str(target), "--json"]

@@ -74,7 +74,7 @@ def test_a_restored_optimizer_continues_identically():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_inverse_square_root():
+def test_the_rate_falls_by_the_inverse_square_root():
     rate = Schedule("inverse-sqrt", warmup=100)
     assert rate(0) == pytest.approx(0.01)
     assert rate(49) == pytest.approx(0.5)
@@ -108,7 +108,7 @@ def test_cosine_falls_from_the_end_of_the_warm_up():
 
 
 @pytest.mark.parametrize("kind", ["inverse-sqrt", "trapezoid", "cosine"])
-def test_no_warm_up(kind: str):
+def test_without_warm_up_the_rate_begins_at_one(kind: str):
     assert Schedule(kind, warmup=0)(0) == 1.0  # type: ignore[arg-type]
 
 

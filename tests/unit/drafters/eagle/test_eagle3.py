@@ -159,6 +159,6 @@ def test_unnamed_layers_have_defaults() -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
     ],
 )
-def test_odd_settings(changes: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Eagle3Config(**{**SHAPE, **changes})

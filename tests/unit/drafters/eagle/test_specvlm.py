@@ -217,6 +217,6 @@ def test_the_expected_token_share_averages_the_choices() -> None:
         {"depthwise": 1},
     ],
 )
-def test_wrong_settings(wrong: dict[str, Any]) -> None:
+def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"`{next(iter(wrong))}` must be"):
         SpecVLMConfig(**{**SIZES, **wrong})

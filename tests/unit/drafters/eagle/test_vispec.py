@@ -125,6 +125,6 @@ def test_the_small_models_network_is_small() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"queries": 0}, {"num_attention_heads": 3, "num_key_value_heads": 3}, {"layers": (0, -1)}]
 )
-def test_wrong_settings(wrong: dict[str, Any]) -> None:
+def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"`{next(iter(wrong))}` must"):
         ViSpecConfig(**{**SIZES, **wrong})

@@ -129,6 +129,6 @@ def test_the_small_models_network_is_small() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"slots": 0}, {"slots": 33}, {"latents": 0}, {"bottleneck": 17}, {"tree": 1}, {"layers": (0, -1)}]
 )
-def test_wrong_settings(wrong: dict[str, Any]) -> None:
+def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"`{next(iter(wrong))}` must"):
         FlashConfig(**{**SIZES, **wrong})

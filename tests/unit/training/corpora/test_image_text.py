@@ -159,7 +159,7 @@ def test_llava_bench_in_the_wild(tmp_path: Path) -> None:
     assert beside[0].images == (tmp_path / "001.jpg",)
 
 
-def test_mmspec(tmp_path: Path) -> None:
+def test_questions_of_mmspec_are_read(tmp_path: Path) -> None:
     """Several turns have one picture; the first is asked. Topics group them, for categories are their sources' own."""
     rows = [
         {"id": "mmspec_001", "image": "mmspec_001.jpg", "turns": ["Is it red?"], "category": "default", "topic": "vqa"},
@@ -186,7 +186,7 @@ def test_a_users_own_list(tmp_path: Path) -> None:
     assert read_questions(tmp_path / "marked.jsonl", tmp_path) == [own, quiet]  # as some editors write it
 
 
-def test_textvqa(tmp_path: Path) -> None:
+def test_questions_of_textvqa_are_read(tmp_path: Path) -> None:
     rows = {
         "dataset_type": "val",
         "dataset_name": "textvqa",
@@ -212,7 +212,7 @@ def test_textvqa(tmp_path: Path) -> None:
     assert (one.id, one.scoring, len(one.answers)) == ("34602", "", 10)
 
 
-def test_vqav2(tmp_path: Path) -> None:
+def test_questions_of_vqav2_are_read(tmp_path: Path) -> None:
     questions = {
         "info": {},
         "task_type": "Open-Ended",

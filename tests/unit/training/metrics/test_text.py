@@ -27,7 +27,7 @@ STATION = ["Where is the station, please?", "Where's the station, please?"]
         ("?!", ""),
     ],
 )
-def test_normalise(text: str, plain: str) -> None:
+def test_normalising_twice_changes_nothing(text: str, plain: str) -> None:
     assert metrics.normalise(text) == plain
     assert metrics.normalise(plain) == plain
 
@@ -87,7 +87,7 @@ def test_a_rendering_with_an_unknown_word_is_passed_over() -> None:
         ("Nothing to count and to see.", []),
     ],
 )
-def test_number_spans(text: str, spans: list[str]) -> None:
+def test_numbers_are_found_in_a_text(text: str, spans: list[str]) -> None:
     assert metrics.number_spans(text) == spans
 
 
@@ -95,7 +95,7 @@ def test_number_spans(text: str, spans: list[str]) -> None:
     ("span", "kind"),
     [("ten euros", "prices"), ("ten past two", "times"), ("midnight", "times"), ("twenty one", "numbers")],
 )
-def test_span_kind(span: str, kind: str) -> None:
+def test_a_number_is_a_cardinal_time_or_price(span: str, kind: str) -> None:
     assert metrics.span_kind(span) == kind
 
 
