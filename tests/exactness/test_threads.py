@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,14 +16,7 @@ from tests.support.tiny_text import prompts
 from tests.support.tiny_whisper import sound
 from tests.support.whisper_calls import MODELS, heads
 
-
-@pytest.fixture(autouse=True)
-def switching() -> Iterator[None]:
-    """Threads that take turns after every few operations."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
+pytestmark = pytest.mark.usefixtures("switching")
 
 
 def text(drafter: Any, nodes: Any, batch: int) -> Work:

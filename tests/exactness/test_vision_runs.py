@@ -4,8 +4,6 @@ another."""
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -42,15 +40,6 @@ GREEDY: dict[str, Any] = {**OPTIONS, "do_sample": False}
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     mmdec.default_statistics().clear()
-
-
-@pytest.fixture
-def switching() -> Iterator[None]:
-    """Threads that take turns after every few operations."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 def batches(kind: str) -> list[dict[str, Tensor]]:

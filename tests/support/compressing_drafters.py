@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
@@ -27,3 +30,12 @@ ROWS: list[list[Any]] = [
 def rounds_of(model: Any, drafter: Any, budget: Any, inputs: dict[str, Any], length: int) -> list[Round]:
     text = Sequences(inputs["input_ids"], Stop(inputs["input_ids"].shape[1] + length, frozenset({45})))
     return list(decode(target_of(model), inputs, text, MatchRule(), drafter, budget))
+
+
+def random_prompt(images: tuple[tuple[int, int], ...], length: int = 24) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw a prompt's embeddings and features (length, 16), and mark the tokens of its images: [begin, end)."""
+    drawn = torch.Generator().manual_seed(1)
+    visual = torch.zeros(length, dtype=torch.bool)
+    for begin, end in images:
+        visual[begin:end] = True
+    return torch.randn(length, 16, generator=drawn), torch.randn(length, 16, generator=drawn), visual

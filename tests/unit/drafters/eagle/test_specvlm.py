@@ -17,6 +17,7 @@ from mmdec.drafters.eagle.specvlm import (
     question_mask,
 )
 from mmdec.errors import InputError
+from tests.support.compressing_drafters import random_prompt
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
@@ -32,14 +33,6 @@ LENGTH, IMAGES = 90, ((2, 66), (70, 82))  # two images, of 64 and of 12 tokens
 def network(**changes: Any) -> SpecVLM:
     torch.manual_seed(0)
     return SpecVLM(SpecVLMConfig(**{**SIZES, **changes})).eval()
-
-
-def row(images: tuple[tuple[int, int], ...] = IMAGES, length: int = LENGTH, seed: int = 1) -> tuple[torch.Tensor, ...]:
-    drawn = torch.Generator().manual_seed(seed)
-    visual = torch.zeros(length, dtype=torch.bool)
-    for begin, end in images:
-        visual[begin:end] = True
-    return torch.randn(length, 16, generator=drawn), torch.randn(length, 16, generator=drawn), visual
 
 
 def test_the_gates_gradient_equals_a_hand_computation() -> None:
@@ -73,7 +66,7 @@ def test_gumbel_samples_follow_the_softmax() -> None:
 
 def test_the_gate_learns_through_the_states() -> None:
     model = network(compressors=("prune", "pool", "conv")).train()
-    embeds, features, visual = row()
+    embeds, features, visual = random_prompt(IMAGES, LENGTH)
     model.prompt(embeds, features, visual).states.square().sum().backward()
     assert model.gate is not None
     assert float(model.gate.out.weight.grad.abs().sum()) > 0  # type: ignore[union-attr] # backward has made it
@@ -85,7 +78,7 @@ def test_one_compressor_equals_a_naive_prompt(name: str, fc_norm: bool) -> None:
     """All columns fused and then compressed; dropping, averaging and the depthwise convolution before."""
     model = network(compressors=(name,), grid=(8, 8), fc_norm=fc_norm)
     assert model.gate is None
-    embeds, features, visual = row()
+    embeds, features, visual = random_prompt(IMAGES, LENGTH)
     result = model.prompt(embeds, features, visual)
     joined = torch.cat([embeds[1:], features[:-1]], -1)
     fused = model.fuse(embeds[1:], features[:-1])
@@ -118,7 +111,7 @@ def test_text_keeps_its_columns_and_images_their_places(
     changes: dict[str, Any], images: tuple[tuple[int, int], ...]
 ) -> None:
     model = network(**changes)
-    embeds, features, visual = row(images)
+    embeds, features, visual = random_prompt(images, LENGTH)
     result = model.prompt(embeds, features, visual)
     columns = result.positions.tolist()
     assert columns == sorted(set(columns))  # each its own
@@ -134,7 +127,7 @@ def test_text_keeps_its_columns_and_images_their_places(
 
 def test_a_full_convolution_reads_the_output_of_fc() -> None:
     model = network(compressors=("conv",), depthwise=False)
-    embeds, features, visual = row(((2, 66),))
+    embeds, features, visual = random_prompt(((2, 66),), LENGTH)
     fused = model.fuse(embeds[1:], features[:-1])
     expected = model.compressor.parts["conv"](fused[1:65]).states
     torch.testing.assert_close(model.prompt(embeds, features, visual).states[1:23], expected)
@@ -142,7 +135,7 @@ def test_a_full_convolution_reads_the_output_of_fc() -> None:
 
 def test_the_gate_reads_the_question_alone() -> None:
     model = network()
-    embeds, features, visual = row(((2, 66),))
+    embeds, features, visual = random_prompt(((2, 66),), LENGTH)
     asked = torch.zeros(LENGTH, dtype=torch.bool)
     asked[66:70] = True
     logits = model.gate_logits(embeds, features, asked)
@@ -169,7 +162,7 @@ def test_the_weighted_variant_mixes_by_the_gate() -> None:
 
 def test_the_concatenated_variant_holds_all_four() -> None:
     model = network(variant="concat")
-    embeds, features, visual = row(((2, 66),))
+    embeds, features, visual = random_prompt(((2, 66),), LENGTH)
     result = model.prompt(embeds, features, visual)
     text = LENGTH - 1 - 64
     assert len(result.states) == text + 4 + 4 + 22 + 2
@@ -180,7 +173,7 @@ def test_the_concatenated_variant_holds_all_four() -> None:
 def test_without_an_image_it_is_eagle_with_an_input_norm() -> None:
     model, eagle = network(), Eagle(SpecVLMConfig(**SIZES)).eval()
     eagle.load_state_dict({k: v for k, v in model.state_dict().items() if k in eagle.state_dict()})
-    one, other = model.prompt(*row(())), eagle.prompt(*row(()))
+    one, other = model.prompt(*random_prompt((), LENGTH)), eagle.prompt(*random_prompt((), LENGTH))
     torch.testing.assert_close(one.states, other.states)
     assert torch.equal(one.positions, other.positions)
     hidden, _ = model.layer(one.states[None], one.positions[None])

@@ -11,6 +11,7 @@ from mmdec.drafters.eagle.eagle import Eagle
 from mmdec.drafters.eagle.vispec import ViSpec, ViSpecConfig
 from mmdec.drafters.networks.draft_network import DraftConfig
 from mmdec.errors import InputError
+from tests.support.compressing_drafters import random_prompt
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
@@ -27,14 +28,6 @@ def network(**changes: Any) -> ViSpec:
     model = ViSpec(ViSpecConfig(**{**SIZES, **changes})).eval()
     torch.nn.init.normal_(model.img_fc.weight, std=0.2)
     return model
-
-
-def row(images: tuple[tuple[int, int], ...], length: int = 24, seed: int = 1) -> tuple[torch.Tensor, ...]:
-    drawn = torch.Generator().manual_seed(seed)
-    visual = torch.zeros(length, dtype=torch.bool)
-    for begin, end in images:
-        visual[begin:end] = True
-    return torch.randn(length, 16, generator=drawn), torch.randn(length, 16, generator=drawn), visual
 
 
 def naive(model: ViSpec, embeds: torch.Tensor, features: torch.Tensor, visual: torch.Tensor) -> tuple[Any, ...]:
@@ -64,7 +57,7 @@ def naive(model: ViSpec, embeds: torch.Tensor, features: torch.Tensor, visual: t
 @pytest.mark.parametrize("images", [(), ((2, 12),), ((0, 9), (12, 20)), ((5, 24),)])
 def test_prompts_equal_a_naive_reading(queries: int, images: tuple[tuple[int, int], ...]) -> None:
     model = network(queries=queries)
-    embeds, features, visual = row(images)
+    embeds, features, visual = random_prompt(images)
     result = model.prompt(embeds, features, visual)
     states, positions, latest = naive(model, embeds, features, visual)
     torch.testing.assert_close(result.states, states)
@@ -96,7 +89,7 @@ def test_mixing_equals_a_hand_computation() -> None:
 
 def test_an_image_smaller_than_the_outputs() -> None:
     model = network(queries=4)
-    embeds, features, visual = row(((3, 5),))
+    embeds, features, visual = random_prompt(((3, 5),))
     result = model.prompt(embeds, features, visual)
     assert result.positions.tolist() == list(range(23))
     out = model.imadpt(embeds[3:5]).states
@@ -107,11 +100,11 @@ def test_an_image_smaller_than_the_outputs() -> None:
 def test_the_global_vector_goes_on_to_the_next_turn() -> None:
     model = network()
     earlier = torch.randn(16)
-    embeds, features, visual = row(())
+    embeds, features, visual = random_prompt(())
     result = model.prompt(embeds, features, visual, earlier)
     assert result.carry is earlier
     torch.testing.assert_close(result.states, model.fuse(embeds[1:], features[:-1], earlier))
-    embeds, features, visual = row(((6, 12),))
+    embeds, features, visual = random_prompt(((6, 12),))
     result = model.prompt(embeds, features, visual, earlier)
     torch.testing.assert_close(result.states[:5], model.fuse(embeds[1:6], features[:5], earlier))
     torch.testing.assert_close(result.states[6:], model.fuse(embeds[12:], features[11:-1], result.carry))

@@ -12,6 +12,7 @@ from torch.nn.functional import silu
 
 from mmdec.drafters.flash.network import FlashConfig, FlashNetwork
 from mmdec.errors import InputError
+from tests.support.compressing_drafters import random_prompt
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
@@ -33,14 +34,6 @@ def network(**changes: Any) -> FlashNetwork:
     return model
 
 
-def row(images: tuple[tuple[int, int], ...], length: int = 24, seed: int = 1) -> tuple[torch.Tensor, ...]:
-    drawn = torch.Generator().manual_seed(seed)
-    visual = torch.zeros(length, dtype=torch.bool)
-    for begin, end in images:
-        visual[begin:end] = True
-    return torch.randn(length, 16, generator=drawn), torch.randn(length, 16, generator=drawn), visual
-
-
 def test_fusion_equals_a_hand_computation() -> None:
     model = network()
     embeds, features = torch.randn(16), torch.randn(16)
@@ -54,7 +47,7 @@ def test_fusion_equals_a_hand_computation() -> None:
 @pytest.mark.parametrize("images", [(), ((3, 13),), ((0, 9), (12, 20)), ((5, 7),)])
 def test_prompts_equal_a_naive_reading(images: tuple[tuple[int, int], ...], plain_prefix: bool) -> None:
     model = network(plain_prefix=plain_prefix)
-    embeds, features, visual = row(images)
+    embeds, features, visual = random_prompt(images)
     result = model.prompt(embeds, features, visual)
     states: dict[int, torch.Tensor] = {}
     first = min((begin for begin, _ in images), default=0)
