@@ -7,13 +7,17 @@ depend on which rows share its passes.
 
 Prompts are read between two rounds, in pieces, so that running rows wait for a limited number of tokens. What does not
 fit into the limits (rows, tokens in caches) waits; requests of higher priority go first.
+
+Encoders' windows need no company, but the drafts that follow them do. So windows go before drafts of the same priority,
+and with several CPU threads a second Python thread computes windows with half of them, beside the passes of this one.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -24,9 +28,11 @@ from torch import Tensor
 
 from mmdec.core.steps import Compute, PassRequest, PassResult, Prefill, Score, Steps, time_pass
 from mmdec.errors import InputError
+from mmdec.kernels.threads import own_threads, set_own_threads
 from mmdec.types import Round, SharedPassTarget
 
 Key = TypeVar("Key")  # type of the names of decodings
+SIDE_WAIT_SECONDS = 0.005  # seconds that a step waits for the side thread if there is nothing else to do
 
 
 @dataclass(frozen=True)
@@ -76,16 +82,15 @@ class Task:
 
 @final
 class Scheduler:
-    """Drives decodings in the thread that calls `step` or `run`.
+    """Drives decodings in the thread that calls `step` or `run`. Call `close` at the end.
 
     Args:
         limits: What may run at the same time.
-        side_thread: Has one thread, which runs `Compute` steps while other passes run; None: there is none.
     """
 
-    def __init__(self, limits: SchedulerLimits = SchedulerLimits(), side_thread: Executor | None = None) -> None:
+    def __init__(self, limits: SchedulerLimits = SchedulerLimits()) -> None:
         self.limits = limits
-        self._side_thread = side_thread
+        self._side_thread = ThreadPoolExecutor(1, "mmdec-side")  # starts its thread when it is needed
         self._aside: tuple[Task, Future[PassResult]] | None = None  # what the side thread computes now
         self.waiting: list[Task] = []
         self.running: list[Task] = []
@@ -135,53 +140,64 @@ class Scheduler:
         while self.step():
             pass
 
+    def close(self) -> None:
+        """Cancel all decodings, and end the side thread."""
+        for task in (*self.waiting, *self.running):
+            self.cancel(task)
+        self._side_thread.shutdown()
+
     def step(self) -> bool:
-        """Run one round: start what fits, read prompts, score all drafts that wait.
+        """Run one round: start what fits, read prompts, score the drafts that wait.
 
         Of prompts, as many tokens are read as the limits allow: a piece of a long one, or several short ones. Instead
-        of a prompt, one other computation may run, such as that of an encoder. A side thread takes such computations
-        over, one at a time.
+        of a prompt, one other computation may run, such as that of an encoder.
 
         Returns:
             Whether there is more to do.
         """
         self._admit()
-        scored = [task for task in self.running if isinstance(task.pending, Score)]
-        others = sorted((task for task in self.running if not isinstance(task.pending, Score)), key=_precedence)
-        if self._side_thread is not None:
-            others = self._send_aside(others, busy=bool(scored))
-        if not (others or scored):
-            self._take_back(wait=True)
-        self._run_unshared(others)
-        for group in _shared_passes([task for task in scored if not task.done]):  # a callback may have cancelled some
-            self._run(group)
+        drafts = [task for task in self.running if isinstance(task.pending, Score)]
+        windows = sorted(filter(_may_run_aside, self.running), key=_precedence)
+        others = [task for task in self.running if task not in drafts and task not in windows]
+        windows = self._send_aside(windows, busy=bool(drafts or others))
+        urgent = [task for task in drafts if windows and task.priority < windows[0].priority]
+        window = [] if self._aside is not None and urgent else windows[:1]
+        if self._aside is not None and not (window or others or drafts):
+            wait([self._aside[1]], SIDE_WAIT_SECONDS)
+        with self._threads_beside():
+            started = self._run_unshared(sorted([*others, *window], key=_precedence))
+            ready = urgent if any(task in started for task in window) else drafts
+            # a callback may have cancelled some
+            for group in _shared_passes([task for task in ready if not task.done]):
+                self._run(group)
         self._take_back()
         return bool(self.running or self.waiting)
 
-    def _send_aside(self, tasks: Sequence[Task], busy: bool) -> list[Task]:
-        """Let the side thread compute the first `Compute` of tasks that runs aside, if it has nothing to do.
+    def _send_aside(self, windows: Sequence[Task], busy: bool) -> list[Task]:
+        """Let the side thread compute the first window, if it has nothing to do and this thread has.
 
         Args:
-            tasks: Those that wait for a pass that nobody shares, in their order.
-            busy: Whether there are drafts to score, meanwhile the other `Compute` steps wait for the side thread.
+            windows: Tasks that wait for a computation that may run aside, in their order.
+            busy: Whether this thread has other passes to run.
 
         Returns:
-            The tasks whose pass this thread may run.
+            The tasks of the other windows.
         """
-        computing = [task for task in tasks if isinstance(task.pending, Compute) and task.pending.runs_aside]
-        if self._aside is None and computing and self._side_thread is not None:
-            request: Any = computing[0].pending
-            self._aside = computing[0], self._side_thread.submit(time_pass, request.device, request.compute)
+        threads = torch.get_num_threads()
+        if self._aside is None and threads > 1 and len(windows) + busy > 1 and windows:
+            request: Any = windows[0].pending
+            self._aside = windows[0], self._side_thread.submit(_compute_aside, request, threads // 2)
         aside = None if self._aside is None else self._aside[0]
-        return [task for task in tasks if task is not aside and not (busy and task in computing)]
+        return [task for task in windows if task is not aside]
 
-    def _take_back(self, wait: bool = False) -> None:
-        """Continue the task whose pass the side thread has computed, if it has.
+    def _threads_beside(self) -> AbstractContextManager[None]:
+        """Return a context in which this thread has the CPU threads that the side thread leaves."""
+        threads = torch.get_num_threads()
+        return nullcontext() if self._aside is None else own_threads(threads - threads // 2)
 
-        Args:
-            wait: Whether to wait until it has.
-        """
-        if self._aside is None or not (wait or self._aside[1].done()):
+    def _take_back(self) -> None:
+        """Continue the task whose window the side thread has computed, if it has."""
+        if self._aside is None or not self._aside[1].done():
             return
         (task, future), self._aside = self._aside, None
         try:
@@ -206,15 +222,17 @@ class Scheduler:
         limit = self.limits.tokens
         return self.rows + task.rows <= self.limits.rows and (limit is None or self.tokens + task.tokens <= limit)
 
-    def _run_unshared(self, tasks: Sequence[Task]) -> None:
-        """Run passes that nobody shares: as many as the limit allows."""
-        limit, tokens = self.limits.prefill, 0
+    def _run_unshared(self, tasks: Sequence[Task]) -> list[Task]:
+        """Run passes that nobody shares: as many as the limit allows. Returns their tasks."""
+        limit, tokens, run = self.limits.prefill, 0, list[Task]()
         for task in tasks:
             if task.done:  # a callback of another one has cancelled it
                 continue
             if limit is not None and (tokens := tokens + _prompt_tokens(task, limit)) > limit and task is not tasks[0]:
-                return
+                break
             self._run_alone(task)
+            run.append(task)
+        return run
 
     def _run_alone(self, task: Task) -> None:
         """Run a pass that nobody shares; of a prompt one piece."""
@@ -288,7 +306,6 @@ class Scheduler:
 def decode_together(
     decodings: Iterable[tuple[Key, Steps[Any], int]],
     rows: int,
-    side_thread: Executor | None = None,
     refill: int = 1,
     on_refusal: Callable[[Key, InputError], None] | None = None,
 ) -> Generator[tuple[Key, Any]]:
@@ -299,7 +316,6 @@ def decode_together(
     Args:
         decodings: (name, steps, number of rows) of each. The next one is taken when there are free rows.
         rows: Number of rows that may run at the same time.
-        side_thread: As for `Scheduler`.
         refill: Number of free rows from which further decodings begin.
         on_refusal: Called with the name of a decoding that raised InputError, and the error; the others go on. None:
             such an error is raised as any other.
@@ -310,7 +326,7 @@ def decode_together(
     Raises:
         Exception: What a decoding raised.
     """
-    scheduler, running = Scheduler(SchedulerLimits(rows, prefill=None), side_thread), dict[Task, Key]()
+    scheduler, running = Scheduler(SchedulerLimits(rows, prefill=None)), dict[Task, Key]()
     waiting = iter(decodings)
     try:
         while True:
@@ -333,8 +349,17 @@ def decode_together(
                     raise task.error
                 yield key, task.result
     finally:
-        for task in running:
-            scheduler.cancel(task)
+        scheduler.close()
+
+
+def _may_run_aside(task: Task) -> bool:
+    request = task.pending
+    return isinstance(request, Compute) and request.runs_aside and request.device.type == "cpu"
+
+
+def _compute_aside(request: Compute, threads: int) -> PassResult:
+    set_own_threads(threads)
+    return time_pass(request.device, request.compute)
 
 
 def _prompt_tokens(task: Task, most: int) -> int:

@@ -221,6 +221,7 @@ class SchedulerThread:
             except Exception as error:  # a fault of the scheduler itself: nobody may wait for ever
                 self._end_all(error)
         self._end_all(_closed_error())
+        self._scheduler.close()
 
     def _end_all(self, error: Exception) -> None:
         with self._changed:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
-import torch
 from torch import Tensor
 
 from mmdec.core.scheduler import decode_together
@@ -21,7 +19,6 @@ from mmdec.generation.hf_bridge import keeps_state
 from mmdec.generation.model_lock import reading
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.io.audio.voice_activity import SpeechWindow, cut_at_pauses
-from mmdec.kernels.threads import own_threads, set_own_threads
 from mmdec.tasks.audio import describe_silence
 from mmdec.tasks.confidence import estimate_confidence, token_evidence
 from mmdec.tasks.usage import Usage
@@ -84,8 +81,8 @@ def transcribe_recordings(
             decodings.append(((index, window.start, done), steps, 1))
     width = 1 if keeps_state(request.options) else batch_size
     unfinished = {index: list[tuple[int, DecodedRecording]]() for index in pieces}  # recording -> its finished pieces
-    with _decoding_context(request), _encoder_thread(request, len(decodings)) as side_thread:
-        for (index, start, done), decoded in decode_together(decodings, width, side_thread):
+    with _decoding_context(request):
+        for (index, start, done), decoded in decode_together(decodings, width):
             finished = unfinished[index]
             finished.append((start, decoded))
             done.end()
@@ -116,27 +113,6 @@ def _pieces(request: TranscriptionRequest, recording: Tensor, at_pauses: bool) -
     if at_pauses and request.is_long(len(recording)):
         return cut_at_pauses(recording, request.whisper.extractor.n_samples)
     return [SpeechWindow(0, recording)]
-
-
-@contextmanager
-def _encoder_thread(request: TranscriptionRequest, count: int) -> Iterator[Executor | None]:
-    """Share torch's CPU threads between the encoder, in a thread of its own, and the decoder.
-
-    The encoder is limited by arithmetic, and decoder passes are limited by memory bandwidth.
-
-    Args:
-        count: Number of recordings or pieces.
-
-    Yields:
-        None if there is nothing to share: one recording, one CPU thread, or a GPU.
-    """
-    threads = torch.get_num_threads()
-    if count == 1 or threads == 1 or request.whisper.model.device.type != "cpu":
-        yield None
-        return
-    half = threads // 2
-    with ThreadPoolExecutor(1, initializer=set_own_threads, initargs=(half,)) as executor, own_threads(threads - half):
-        yield executor
 
 
 def _join_pieces(parts: Sequence[tuple[int, DecodedRecording]], samples: int) -> DecodedRecording:
