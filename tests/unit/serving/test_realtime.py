@@ -18,6 +18,7 @@ from mmdec.serving.engines import EngineOptions, load_engine
 from mmdec.serving.realtime import TRANSCRIPTION
 from mmdec.serving.server import Server, ServerLimits
 from tests.conftest import RATE, buzz
+from tests.support.audio_lm_folders import write
 from tests.support.measurements import measurements
 from tests.support.running_servers import ROOT, AsgiSocket, finished
 
@@ -90,6 +91,21 @@ def test_final_texts_are_those_of_the_call(engines: dict[str, Any], folder: Path
         assert last["start"] >= len(speech) / RATE - 0.1
 
     session(engines, talk)
+
+
+def test_an_audio_language_model_does_not_hear_live(tmp_path: Path) -> None:
+    """So no session holds its cache, and `cache_tokens` leaves none out."""
+    engines = dict([load_engine(str(write("Qwen2Audio", tmp_path / "heard")), EngineOptions(threads=1), "cpu", None)])
+
+    async def talk(client: AsgiSocket) -> None:
+        assert (await client.message())["type"] == "websocket.accept"
+        assert (await client.event())["type"] == "session.created"
+        for event in (FORM, append(buzz(0.6, 1))):
+            client.send(event)
+            refused = (await client.event())["error"]
+            assert "`model` must be a Whisper to transcribe a stream" in refused["message"]
+
+    assert not session(engines, talk).scheduler.load()
 
 
 def test_provisional_text_comes_before_the_final_one() -> None:
