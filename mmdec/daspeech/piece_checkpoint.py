@@ -31,13 +31,13 @@ from mmdec.daspeech.checkpoint_files import (
     read_vocoder,
     write_json,
 )
-from mmdec.daspeech.ctc_beam import PieceNGram
 from mmdec.daspeech.piece_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
 from mmdec.daspeech.vocoder import OUR_MELS, MelKind
 from mmdec.errors import InputError
 from mmdec.hub.provenance import command_record, portable
 from mmdec.hub.publish import PROVENANCE, atomic_folder, write_card
 from mmdec.nn.int8 import pack_rows, unpack_rows
+from mmdec.phonetics.piece_ngram import PieceNGram
 from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer, normalise_for_speech
 from mmdec.phonetics.spelling import Speller
 from mmdec.whisper.encoder import WhisperEncoderConfig, sinusoid_positions

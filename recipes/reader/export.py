@@ -14,24 +14,21 @@ python recipes/reader/export.py --model daspeech-everyday --head runs/ctc/checkp
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from mmdec.daspeech.checkpoint import load_encoder, load_piece_translator
 from mmdec.daspeech.checkpoint_files import STRATEGIES, DecodingSettings, check_decoding
-from mmdec.daspeech.ctc_beam import PieceNGram
 from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts, save_piece_translator
 from mmdec.daspeech.piece_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
 from mmdec.daspeech.training.reader.module import load_module
 from mmdec.daspeech.training.vocoder import load_acoustic, load_vocoder
 from mmdec.drafters.ctc.training import module as ctc
 from mmdec.errors import InputError, exit_on_error
-from mmdec.phonetics.ngram import END, START, NGram
+from mmdec.phonetics.ngram import NGram
+from mmdec.phonetics.piece_ngram import PieceNGram
 from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer, normalise_for_speech
 from mmdec.phonetics.spelling import Speller
 from mmdec.training.checkpoints import newest_checkpoints
@@ -65,7 +62,6 @@ class Runs:
 OPTIONAL = ("ngram", "english_ngram", "model")
 FRENCH = (80_000, 170_000, 220_000)  # the most n-grams of orders 2, 3 and 4 in the French model, which then has 2 MB
 ENGLISH = (100_000, 80_000)  # the most n-grams of orders 2 and 3 in the English model
-LEVELS = 255  # a log-probability is stored in one byte, as 0 to 255 times a step
 
 
 def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = None) -> Path:
@@ -163,45 +159,7 @@ def _piece_ngram(
     sentences = ([str(piece) for piece in pieces.encode(text)] for text in dict.fromkeys(texts))
     known = (str(piece) for piece in range(len(special), len(pieces)))
     order = len(entries) + 1
-    return packed(NGram.build(sentences, order=order, vocabulary=known, max_entries=entries), len(pieces))
-
-
-def packed(model: NGram, pieces: int) -> PieceNGram:
-    """Convert an n-gram from dicts to tensors, with log-probabilities in one byte.
-
-    model: an n-gram whose tokens are piece ids, written as text. pieces: number of pieces.
-    """
-    number = {START: pieces, END: pieces + 1}
-    number |= {token: int(token) for token in model.successors[""] if token not in number}
-    arrays = {"unigrams": torch.full((pieces + 2,), model.unknown), "backoff": torch.zeros(pieces + 2)}
-    for token, value in model.successors[""].items():
-        arrays["unigrams"][number[token]] = value
-    for token, piece in number.items():
-        arrays["backoff"][piece] = model.backoff.get(token, 0.0)
-    orders: list[dict[tuple[int, ...], tuple[float, float]]] = [{} for _ in range(model.order + 1)]
-    for context, followers in model.successors.items():
-        known = tuple(number[token] for token in context.split())
-        for token, value in followers.items():
-            weight = model.backoff.get(f"{context} {token}", 0.0)
-            orders[len(known) + 1][*known, number[token]] = value, weight
-    above: list[tuple[int, ...]] = [(piece,) for piece in range(pieces + 2)]
-    for order in range(2, model.order + 1):
-        entries = sorted(orders[order])
-        following = Counter(entry[:-1] for entry in entries)
-        counts = torch.tensor([following[entry] for entry in above])
-        small = torch.uint8 if int(counts.max()) <= LEVELS else torch.int16
-        arrays |= {
-            f"counts_{order}": counts.to(small),
-            f"pieces_{order}": torch.tensor([entry[-1] for entry in entries], dtype=torch.int16),
-        }
-        steps = torch.full((2,), -1e-9)
-        for at, name in enumerate(("values", "backoff") if order < model.order else ("values",)):
-            column = torch.tensor([orders[order][entry][at] for entry in entries])
-            if len(column):
-                steps[at] = min(float(column.min()) / LEVELS, -1e-9)
-            arrays[f"{name}_{order}"] = (column / steps[at]).round().clamp(0, LEVELS).to(torch.uint8)
-        arrays[f"steps_{order}"], above = steps, entries
-    return PieceNGram(pieces, arrays)
+    return PieceNGram.pack(NGram.build(sentences, order=order, vocabulary=known, max_entries=entries), len(pieces))
 
 
 def _same_pieces(part: str, wanted: object, found: object) -> None:

@@ -1,4 +1,4 @@
-"""Tests the beam search over a CTC head's frames: the packed n-gram equals the original, and it guides the spelling."""
+"""Tests the beam search over a CTC head's frames: an n-gram of pieces guides the spelling."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from mmdec.daspeech.ctc_beam import NGRAM_WEIGHT, PIECE_BONUS, PieceNGram, beam_search, read_pieces
+from mmdec.daspeech.ctc_beam import NGRAM_WEIGHT, PIECE_BONUS, beam_search, read_pieces
 from mmdec.drafters.ctc.network import BLANK, best_pieces, collapse
-from mmdec.errors import InputError
-from mmdec.phonetics.ngram import END, START, NGram
-from recipes.reader.export import packed
+from mmdec.phonetics.ngram import NGram
+from mmdec.phonetics.piece_ngram import PieceNGram
 
 PIECES = 6
 TEXTS = [[1, 2, 3], [1, 2, 3, 4], [4, 5], [1, 2, 4, 5], [5, 3], [1, 2, 3]]
@@ -24,37 +23,7 @@ def ngram(order: int = 3, entries: tuple[int, ...] | None = None) -> NGram:
 
 
 def stored(order: int = 3) -> PieceNGram:
-    return packed(ngram(order), PIECES)
-
-
-@pytest.mark.parametrize("kind", [(1, None), (2, None), (3, None), (4, None), (5, None), (4, (9, 7, 3))])
-def test_the_packed_ngram_scores_as_its_source(kind: tuple[int, tuple[int, ...] | None]) -> None:
-    plain = ngram(*kind)
-    model = packed(plain, PIECES)
-    assert model.order == kind[0]
-    for text in itertools.product(range(1, PIECES), repeat=3):
-        context, total, expected = plain.advance("", START), 0.0, 0.0
-        for at, piece in enumerate((*text, PIECES + 1)):
-            token = END if piece > PIECES else str(piece)
-            expected, context = expected + plain.score(context, token), plain.advance(context, token)
-            total += model.after((PIECES, *text[:at]))(piece)
-        assert total == pytest.approx(expected, abs=0.06), text  # 8 bits
-
-
-def test_stored_arrays_restore_the_same_ngram() -> None:
-    model = stored()
-    again = PieceNGram(PIECES, {name: value.clone() for name, value in model.arrays.items()})
-    for context in itertools.product(range(PIECES + 1), repeat=2):
-        assert [again.after(context)(piece) for piece in range(PIECES)] == [
-            model.after(context)(piece) for piece in range(PIECES)
-        ]
-
-
-@pytest.mark.parametrize("name", ["unigrams", "counts_2", "pieces_3", "values_2", "backoff_2", "steps_3"])
-def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
-    arrays = stored().arrays
-    with pytest.raises(InputError, match="`ngram` must"):
-        PieceNGram(PIECES, {**arrays, name: arrays[name][:-1]})
+    return PieceNGram.pack(ngram(order), PIECES)
 
 
 def best_text(logprobs: np.ndarray, model: PieceNGram) -> tuple[int, ...]:
