@@ -1,4 +1,4 @@
-"""A back-off n-gram of subword pieces in tensors. Values have 8 bits: 470,000 n-grams of up to four pieces take 2 MB."""
+"""A back-off n-gram of subword pieces in tensors, with values in 8 bits: 470,000 n-grams of up to four take 2 MB."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Reads and writes the folder of a CTC head that drafts: config.json, model.safetensors and a model card.
 
-model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.int8`), the draft vocabulary, and the BPE merges of the
-model's tokenizer, which convert the head's text to the model's tokens; so the folder needs no tokenizer.
+model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.int8`), the draft vocabulary, an n-gram of it, and the
+BPE merges of the model's tokenizer, which convert the head's text to the model's tokens; so the folder needs no
+tokenizer.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from mmdec.drafters.ctc.tokens import Merges, TokenPieces
 from mmdec.errors import InputError
 from mmdec.hub.publish import atomic_folder, new_folder
 from mmdec.nn.int8 import pack_rows, unpack_rows
+from mmdec.phonetics.piece_ngram import PieceNGram
 
 SYSTEM = "ctc"
+NGRAM_PREFIX = "ngram."  # of the names of the n-gram's tensors
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ def save_ctc(
     head: CtcHead,
     pieces: TokenPieces,
     tokens: CtcTokenIds,
+    ngram: PieceNGram | None = None,
     trained: str = "",
 ) -> Path:
     """Write the folder of a CTC head that drafts. If writing fails, no folder is left.
@@ -75,6 +79,7 @@ def save_ctc(
         head: The trained head.
         pieces: The head's vocabulary.
         tokens: The model's token ids.
+        ngram: A language model of the pieces, if there is one.
         trained: The head's training data in words, for the model card.
     """
     target = new_folder(directory)
@@ -86,7 +91,8 @@ def save_ctc(
             "tokens": asdict(tokens),
         }
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        save_file({**pack_rows(head.state_dict()), **_tables(pieces)}, fresh / WEIGHTS_FILE)
+        known = {} if ngram is None else {NGRAM_PREFIX + name: array for name, array in ngram.arrays.items()}
+        save_file({**pack_rows(head.state_dict()), **_tables(pieces), **known}, fresh / WEIGHTS_FILE)
         (fresh / "README.md").write_text(_card(head, tokens, trained), encoding="utf-8")
     return target
 
@@ -97,7 +103,7 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
     Raises:
         InputError: If the folder is damaged, or the head belongs to another model (with other channels or tokens).
     """
-    head, pieces, tokens = read_ctc(directory)
+    head, pieces, tokens, ngram = read_ctc(directory)
     shape: Any = getattr(model, "config", None)
     for what, expected, actual in (
         ("channels", head.config.d_states, getattr(shape, "d_model", None)),
@@ -109,14 +115,15 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
                 f"{tokens.base or 'another model'}; use a drafter trained for this model."
             )
     head = head.to(model.device, model.dtype)
-    return Ctc(head, pieces, tokens.first_time, tokens.end, tokens.languages, tokens.refused)
+    return Ctc(head, pieces, tokens.first_time, tokens.end, tokens.languages, tokens.refused, ngram)
 
 
-def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, CtcTokenIds]:
+def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, CtcTokenIds, PieceNGram | None]:
     """Read the folder of a CTC head.
 
     Returns:
-        The head in float32 on the CPU, its vocabulary, and the model's token ids.
+        The head in float32 on the CPU, its vocabulary, the model's token ids, and the n-gram of its pieces, if it has
+        one.
 
     Raises:
         InputError: If the folder is damaged.
@@ -140,8 +147,11 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, C
         pieces = TokenPieces(merges, piece_tokens)
         if len(pieces) != sizes.pieces or max(*piece_tokens, tokens.end, tokens.first_time) >= tokens.vocab_size:
             raise ValueError(f"{len(pieces)} pieces for a head of {sizes.pieces}")
+        arrays = {name: state.pop(name) for name in list(state) if name.startswith(NGRAM_PREFIX)}
+        arrays = {name.removeprefix(NGRAM_PREFIX): array for name, array in arrays.items()}
+        ngram = PieceNGram(sizes.pieces, arrays) if arrays else None
     weights: dict[str, Tensor] = unpack_rows(state, "directory")
-    return build_with_weights(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens
+    return build_with_weights(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens, ngram
 
 
 @lru_cache(maxsize=4)

@@ -1,27 +1,33 @@
 """Drafts for an encoder-decoder speech model with a CTC head on its encoder's states (Graves et al. 2006).
 
 The head transcribes the whole audio window at once, frame by frame. The transcript may differ from the model's text.
-So in each round the accepted text is aligned to the frames (Viterbi alignment), and the draft is the transcript after
-the frame where the accepted text ends. The head's vocabulary, its "pieces", is smaller than the model's, so pieces are
-merged into tokens.
+So in each round the accepted text is aligned to the frames (Viterbi alignment), and the draft is a tree of the
+likeliest texts after the frame where the accepted text ends: by the head's probabilities, and by an n-gram that reads
+the accepted text. The head's vocabulary, its "pieces", is smaller than the model's, so pieces are merged into tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from functools import lru_cache
+from heapq import heappop, heappush
+from math import exp
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mmdec.checks.fingerprint import fingerprint
-from mmdec.core.tree import chain_drafts
+from mmdec.core.tree import trees_from_lists
+from mmdec.drafters.ctc.confusion import Bin, ConfusionNetwork
 from mmdec.drafters.ctc.network import CtcHead
 from mmdec.drafters.ctc.tokens import BLANK, FIRST_PIECE, SEGMENT_END, TokenPieces
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
+from mmdec.phonetics.piece_ngram import PieceNGram
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 STATES_PER_SECOND = 50  # encoder states per second of audio
@@ -34,6 +40,12 @@ SCORE_TOLERANCE = 1e-3  # alignments whose log-probabilities differ by less than
 MISSING_TOKEN_SCORE = -2.0
 TIMESTAMP_CHANCE = 0.1  # assumed chance that a timestamp computed from the frames equals the model's
 END_CHANCE = 0.7  # assumed chance that the model's text ends where the transcript ends
+SAME_TIME_CHANCE = 0.9  # assumed chance that a segment begins with the timestamp at which the last one ended
+REST_CHANCE = 0.3  # assumed chance that a word goes on as in the transcript, though its beginning is missing there
+NGRAM_WEIGHT = 0.4  # factor on the n-gram's log-probability
+STEPS_PER_NODE = 10  # the search ends after so many steps for each node of the tree
+MAX_WORD = 24  # bytes of a word after which it is drafted even if it goes on, as in languages without spaces
+WORD_BEGINNINGS = b" ,.?!;:"  # bytes at which the BPE never joins a piece to the word before
 # the head reads this many encoder states of silence after the sound, as in its training
 SILENCE_STATES = 3 * STATES_PER_SECOND
 
@@ -52,15 +64,14 @@ class Alignment:
     """
 
     def __init__(self, logprobs: np.ndarray) -> None:
-        best = logprobs.max(1, keepdims=True)
-        self._costs = np.maximum(logprobs - best, -MAX_FRAME_COST)
+        self._costs = np.maximum(logprobs - logprobs.max(1, keepdims=True), -MAX_FRAME_COST)
         self._silent = self._sums(BLANK)
         # (F + 1,), scores of the best alignments that end in a blank or are empty; of those that end in the last piece
         self._closed = self._silent.copy()
         self._open = np.full_like(self._closed, -np.inf)
         self._last = -1
-        self.path = logprobs.argmax(1)
-        self.chances = np.exp(best[:, 0])
+        self._network = ConfusionNetwork(logprobs)
+        self.frames = len(logprobs)
 
     def _sums(self, piece: int) -> np.ndarray:
         return np.concatenate([[0.0], np.cumsum(self._costs[:, piece], dtype=np.float64)])
@@ -96,29 +107,14 @@ class Alignment:
         """Return the score of the accepted text's best alignment: 0 if it is the head's best path, else below 0."""
         return float(np.maximum(self._closed, self._open).max())
 
-    def pieces_from(self, place: int, most: int) -> list[tuple[int, int, float]]:
-        """Return the pieces of the head's best path from the frame `place` on, at most `most`.
+    @property
+    def bins(self) -> Sequence[Bin]:
+        """The window's confusion network."""
+        return self._network.bins
 
-        Returns:
-            For each piece: its number, its first frame, and the estimated chance that it is right. The chance is the
-            piece's probability at its first frame times the lowest probability of the blanks before it, or its
-            probability at a later frame if that is higher.
-        """
-        pieces: list[tuple[int, int, float]] = []
-        previous, blank_chance = self._last if place and self.path[place - 1] == self._last else BLANK, 1.0
-        for frame in range(place, len(self.path)):
-            piece, chance = int(self.path[frame]), float(self.chances[frame])
-            if piece == BLANK:
-                blank_chance = min(blank_chance, chance)
-            elif piece != previous:
-                if len(pieces) == most:
-                    break
-                pieces.append((piece, frame, chance * blank_chance))
-                blank_chance = 1.0
-            elif pieces and pieces[-1][0] == piece and chance > pieces[-1][2]:
-                pieces[-1] = piece, pieces[-1][1], chance
-            previous = piece
-        return pieces
+    def next_bin(self) -> int:
+        """Return the index of the first bin after the accepted text; the number of bins if it leaves none."""
+        return self._network.after(self.place(), self._last)
 
 
 @dataclass
@@ -130,6 +126,7 @@ class CtcRow:
     first_time: int  # id of the timestamp token of 0 seconds
     pending: list[int] = field(default_factory=list[int])  # accepted tokens that are not aligned yet
     alignment: Alignment | None = None  # None: the head does not know the language, so nothing is drafted
+    history: tuple[int, ...] = ()  # the newest aligned pieces, which the n-gram reads
     last: int = -1  # id of the last aligned token; -1: there is none
     before: int = -1  # id of the last aligned token but one; -1: there is none
     last_is_missing: bool = False  # whether the transcript lacks the last aligned token
@@ -152,6 +149,20 @@ def state_lengths(states: Tensor, sound: Tensor | None) -> list[int]:
     return [min(end * STATES_PER_SECOND // MEL_FRAMES_PER_SECOND + SILENCE_STATES, size) for end in ends.tolist()]
 
 
+class Branch(NamedTuple):
+    """A text that the search for drafts follows, up to a bin of the confusion network."""
+
+    node: int  # the draft's node that the text has reached
+    place: int  # index of the next bin
+    history: tuple[int, ...]  # the newest pieces
+    word: bytes = b""  # a word that may still grow, so it is not drafted yet
+    tokens: tuple[int, ...] = ()  # tokens to draft before the text goes on
+    is_complete: bool = False  # the next piece begins a word
+    has_words: bool = False  # the segment has words: only then may it end with a timestamp
+    drops: bool = False  # pieces are dropped up to the next word
+    is_over: bool = False  # the text has ended
+
+
 @dataclass
 class CtcState:
     """The drafter's state of one `generate` call: the text and its alignment for each row of the batch."""
@@ -162,7 +173,7 @@ class CtcState:
 @built_in_drafter("ctc", loader="mmdec.drafters.ctc.checkpoint:load_ctc")
 @final
 class Ctc:
-    """A drafter that proposes the transcript of a CTC head.
+    """A drafter that proposes the likeliest transcripts of a CTC head.
 
     It holds the head and its settings; the state of a `generate` call is in `CtcState`.
 
@@ -174,6 +185,7 @@ class Ctc:
         languages: Ids of the language tokens that the head knows. Rows whose prompt has none of them get no drafts.
             Empty: the drafter drafts in every language.
         refused: Ids of prompt tokens with which a row gets no drafts, such as a task whose text is in another language.
+        ngram: A language model of the pieces; None: only what is heard counts.
     """
 
     needs = Needs(memory=True, may_stop_early=True, may_find_nothing=True)
@@ -186,18 +198,26 @@ class Ctc:
         end: int,
         languages: Sequence[int] = (),
         refused: Sequence[int] = (),
+        ngram: PieceNGram | None = None,
     ) -> None:
         if head.config.pieces != len(pieces):
             raise InputError(
                 f"`pieces` must be the {head.config.pieces} that the head writes, but are {len(pieces)}. Use its own."
             )
         self.head, self.pieces, self.first_time, self.end = head.eval(), pieces, first_time, end
-        self.languages, self.refused = frozenset(languages), frozenset(refused)
+        self.languages, self.refused, self.ngram = frozenset(languages), frozenset(refused), ngram
+        self._context = 1 if ngram is None else max(ngram.order - 1, 1)  # newest pieces that matter
+        if ngram is not None:
+            self._follows = lru_cache(2**12)(ngram.after)
+        self._word_beginnings = {SEGMENT_END} | {
+            piece for piece in range(FIRST_PIECE, len(pieces)) if pieces.bytes(piece)[:1] in WORD_BEGINNINGS
+        }
 
     @property
     def name(self) -> str:
-        """A name that contains a hash of the head's weights and settings."""
-        return f"ctc-{fingerprint(self.head, self.pieces.token_ids[:8])}"
+        """A name that contains a hash of the head's weights, pieces and n-gram."""
+        known = () if self.ngram is None else self.ngram.arrays["unigrams"][:8].tolist()
+        return f"ctc-{fingerprint(self.head, self.pieces.token_ids[:8], known)}"
 
     def check(self, target: Target) -> None:
         """Raise InputError if the head was trained for another model or is on another device."""
@@ -234,7 +254,10 @@ class Ctc:
         if encoder is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # id of <|notimestamps|>, the token before the timestamps
-        rows = [CtcRow(self, last != untimed, self.first_time) for last in context.tokens[:, -1].tolist()]
+        start = () if self.ngram is None else (self.ngram.pieces,)
+        rows = [
+            CtcRow(self, last != untimed, self.first_time, history=start) for last in context.tokens[:, -1].tolist()
+        ]
         if row_indices:
             read = state_lengths(encoder.states, encoder.sound)
             alignments = self._listen(encoder.states[list(row_indices)], [read[at] for at in row_indices])
@@ -243,14 +266,12 @@ class Ctc:
         return rows
 
     def propose(self, state: CtcState, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain for each batch row: the transcript after the accepted text.
+        """Draft a tree for each batch row: the likeliest texts after the accepted text.
 
-        The chain ends where the estimated chance that all its tokens are right falls below `plan.threshold`.
+        A token is left out if the estimated chance that it is right together with all tokens before it is below
+        `plan.threshold`.
         """
-        depth = min(plan.nodes, plan.depth)
-        if depth < 1:
-            return chain_drafts(roots, [[] for _ in state.rows])
-        return chain_drafts(roots, [row.head.chain(row, depth, plan.threshold) for row in state.rows])
+        return trees_from_lists(roots, [row.head.tree(row, plan) for row in state.rows])
 
     def update(self, state: CtcState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens. They are aligned before the next draft."""
@@ -276,112 +297,157 @@ class Ctc:
         rows = logits.float().log_softmax(-1).cpu().numpy()
         return [row[:count] for row, count in zip(rows, frames.tolist(), strict=True)]
 
-    def chain(self, row: CtcRow, depth: int, threshold: float) -> list[int]:
-        """Align the row's newly accepted tokens, then draft at most `depth` tokens after them.
+    def tree(self, row: CtcRow, plan: Plan) -> tuple[list[int], list[int]]:
+        """Align the row's newly accepted tokens, then draft the likeliest texts after them.
 
-        Args:
-            threshold: The draft ends before the first token that is less likely than this to be right together with all
-                tokens before it.
+        Returns:
+            Tokens and parents' indices of the nodes below the root; parent 0 is the root.
         """
         alignment = row.alignment
-        if alignment is None:
-            return []
+        if alignment is None or plan.nodes < 1:
+            return [], []
+        self._align(row, alignment)
+        tokens, parents, depths, node_of = list[int](), list[int](), [0], dict[tuple[int, int], int]()
+        heap, order, seen = list[tuple[float, int, Branch]](), itertools.count(), set[Branch]()
+
+        def push(chance: float, branches: Iterable[tuple[float, Branch]]) -> None:
+            for share, branch in branches:
+                if chance * share >= plan.threshold:
+                    heappush(heap, (-chance * share, next(order), branch))
+
+        push(1.0, self._roots(row, alignment))
+        for _ in range(STEPS_PER_NODE * plan.nodes):
+            if not heap or len(tokens) == plan.nodes:
+                break
+            chance, _, branch = heappop(heap)
+            node = branch.node
+            for token in branch.tokens:
+                if (node, token) not in node_of:
+                    if len(tokens) == plan.nodes or depths[node] == plan.depth:
+                        break
+                    tokens.append(token)
+                    parents.append(node)
+                    depths.append(depths[node] + 1)
+                    node_of[node, token] = len(tokens)
+                node = node_of[node, token]
+            else:
+                branch = branch._replace(node=node, tokens=())
+                if branch not in seen:  # a likelier way to the same text was followed before
+                    seen.add(branch)
+                    push(-chance, self._next(row, alignment, branch))
+        return tokens, parents
+
+    def _align(self, row: CtcRow, alignment: Alignment) -> None:
+        """Align the row's newly accepted tokens."""
         score = alignment.score()
         for token in row.pending:
             if token >= self.first_time and row.last < self.first_time and row.last >= 0:
                 alignment.add(SEGMENT_END)
             for piece in self.pieces.of_token(token) if token < self.first_time else ():
                 alignment.add(piece)
+                row.history = (*row.history, piece)[-self._context :]
             before, score = score, alignment.score()
             row.last_is_missing = score - before < MISSING_TOKEN_SCORE
             row.before, row.last = row.last, token
         row.pending = []
-        draft: list[int] = []
-        total = 1.0
-        for token, chance in self._continuation(row, alignment, depth):
-            total *= chance
-            if len(draft) == depth or total < threshold:
-                break
-            draft.append(token)
-        return draft
 
-    def _continuation(self, row: CtcRow, alignment: Alignment, depth: int) -> list[tuple[int, float]]:
-        """Return the transcript's tokens after the accepted text, timestamps and end token included.
+    def _roots(self, row: CtcRow, alignment: Alignment) -> Iterator[tuple[float, Branch]]:
+        """Return the branches that begin at the accepted text's end, with their chances."""
+        place = alignment.next_bin()
+        begins = row.timed and row.last >= self.first_time  # a segment: its words begin with a space
+        branch = Branch(0, place, row.history, drops=begins, has_words=row.last < self.first_time)
+        if begins and 0 <= row.before < self.first_time:
+            # A segment has ended. The next one usually begins with the timestamp at which this one ends.
+            is_last = place == len(alignment.bins)
+            yield 1 - END_CHANCE if is_last else SAME_TIME_CHANCE, branch._replace(tokens=(row.last,))
+            if is_last:
+                yield END_CHANCE, branch._replace(tokens=(self.end,), is_over=True)
+        elif row.last_is_missing and not begins:
+            # the transcript may have the word written differently: then its rest is not what follows
+            yield REST_CHANCE, branch
+            yield 1 - REST_CHANCE, branch._replace(drops=True)
+        else:
+            yield 1.0, branch
 
-        Returns:
-            For each token: its id, and the chance that it is right if all tokens before it are right.
+    def _next(self, row: CtcRow, alignment: Alignment, branch: Branch) -> Iterator[tuple[float, Branch]]:
+        """Return the branches that continue `branch` by a bin, with their chances if `branch` is right."""
+        if branch.is_over:
+            return
+        if len(branch.word) >= MAX_WORD:
+            yield 1.0, branch._replace(word=b"", tokens=tuple(self.pieces.merges.tokens(branch.word)))
+            return
+        if branch.place == len(alignment.bins):
+            yield from self._last(row, alignment, branch)
+            return
+        choices, after = alignment.bins[branch.place].choices, branch._replace(place=branch.place + 1)
+        if not branch.drops:
+            choices = self._weigh(choices, branch.history)
+        begin = [choice for choice in choices if choice[0] in self._word_beginnings]
+        if branch.word and begin:
+            # whichever of these follows, the word is complete
+            written = tuple(self.pieces.merges.tokens(branch.word))
+            yield _total(begin) / _total(choices), branch._replace(word=b"", tokens=written, is_complete=True)
+        if branch.is_complete:
+            share = _total(begin) / _total(choices)
+            choices = [(piece, chance / share) for piece, chance in begin]
+        elif branch.word:
+            choices = [choice for choice in choices if choice not in begin]
+        for piece, chance in choices:
+            text = self.pieces.bytes(piece)
+            if piece == BLANK or (branch.drops and _is_rest(text, row.timed and row.last >= self.first_time)):
+                yield chance, after
+            elif piece == SEGMENT_END and row.timed and branch.has_words:
+                time = self._time(alignment.bins[branch.place].first)
+                yield chance * TIMESTAMP_CHANCE, after._replace(tokens=(time, time), has_words=False, is_complete=False)
+            elif piece == SEGMENT_END:
+                yield chance, after._replace(is_complete=False, drops=False)
+            else:
+                history = (*branch.history, piece)[-self._context :]
+                word = branch.word + text
+                yield chance, after._replace(history=history, word=word, has_words=True, is_complete=False, drops=False)
+
+    def _last(self, row: CtcRow, alignment: Alignment, branch: Branch) -> Iterator[tuple[float, Branch]]:
+        """Return the branches that end the text, where the transcript has ended."""
+        if branch.word:
+            yield 1.0, branch._replace(word=b"", tokens=tuple(self.pieces.merges.tokens(branch.word)))
+        elif row.timed and branch.has_words:
+            time = self._time(alignment.bins[-1].first if alignment.bins else alignment.frames)
+            yield TIMESTAMP_CHANCE, branch._replace(tokens=(time, self.end), is_over=True)
+        else:
+            yield END_CHANCE, branch._replace(tokens=(self.end,), is_over=True)
+
+    def _weigh(self, choices: Sequence[tuple[int, float]], history: tuple[int, ...]) -> Sequence[tuple[int, float]]:
+        """Multiply each choice's probability by how much likelier the n-gram finds it after `history` than elsewhere.
+
+        The blank and a segment's end keep theirs.
         """
-        most, place = 3 * depth + 3, alignment.place()
-        pieces = alignment.pieces_from(place, most)
-        ended = len(pieces) < most
-        pieces = pieces[self._count_skipped(row, [self.pieces.bytes(piece) for piece, _, _ in pieces]) :]
-        continuation: list[tuple[int, float]] = []
-        closed = row.last >= self.first_time and 0 <= row.before < self.first_time
-        # A segment has ended. The next one usually begins with the timestamp at which this one ends.
-        if row.timed and closed:
-            continuation.append((row.last, 0.9))
-        words: list[tuple[int, int, float]] = []
-        has_words = row.last < self.first_time  # whether this segment has words: only then may it end with a timestamp
-        for piece in pieces:
-            if piece[0] >= FIRST_PIECE:
-                words.append(piece)
-            elif row.timed:
-                continuation += self._tokens(words)
-                if words or has_words:
-                    continuation += [(self._time(piece[1]), piece[2] * TIMESTAMP_CHANCE), (self._time(piece[1]), 0.9)]
-                words, has_words = [], False
-            if len(continuation) > depth:
-                return continuation
-        continuation += self._tokens(words)
-        if ended:
-            if row.timed and (words or has_words):
-                continuation.append((self._time(pieces[-1][1] if pieces else len(alignment.path)), TIMESTAMP_CHANCE))
-            continuation.append((self.end, END_CHANCE))
-        return continuation
-
-    @staticmethod
-    def _count_skipped(row: CtcRow, texts: Sequence[bytes]) -> int:
-        """Return how many of the transcript's next pieces are not drafted, because they are the rest of a word that the
-        accepted text wrote differently.
-
-        Pieces are skipped up to the next word if the transcript lacks the last accepted token, or if a segment begins.
-
-        Args:
-            texts: UTF-8 text of each piece.
-        """
-        begins = row.timed and row.last >= 0 and row.last >= row.first_time
-        at = 0
-        while at < len(texts) and texts[at] and (begins or row.last_is_missing):
-            sign = texts[at][:1]
-            if sign == b" " or not (begins or sign.isalnum() or sign >= b"\x80"):
-                break
-            at += 1
-        return at
+        if self.ngram is None or len(choices) < 2:
+            return choices
+        follows, alone = self._follows(history), self._follows(())
+        weighed = [
+            (piece, chance * exp(NGRAM_WEIGHT * (follows(piece) - alone(piece))) if piece >= FIRST_PIECE else chance)
+            for piece, chance in choices
+        ]
+        share = _total(choices) / _total(weighed)
+        return [(piece, chance * share) for piece, chance in weighed]
 
     def _time(self, frame: int) -> int:
         return self.first_time + round(frame * self.head.config.stride * TIMESTAMPS_PER_SECOND / STATES_PER_SECOND)
 
-    def _tokens(self, pieces: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:
-        """Merge pieces into the model's tokens.
 
-        Args:
-            pieces: For each piece: its number, its first frame, and the chance that it is right.
+def _total(choices: Iterable[tuple[int, float]]) -> float:
+    return sum(chance for _, chance in choices)
 
-        Returns:
-            For each token: its id, and its chance, the product of the chances of its pieces.
-        """
-        texts = [self.pieces.bytes(piece) for piece, _, _ in pieces]
-        ends = np.cumsum([len(text) for text in texts]).tolist()
-        tokens: list[tuple[int, float]] = []
-        at, read = 0, 0
-        for token in self.pieces.merges.tokens(b"".join(texts)):
-            read += len(self.pieces.merges.bytes(token))
-            chance = 1.0
-            while at < len(ends) and ends[at] - len(texts[at]) < read:
-                chance *= pieces[at][2]
-                at += 1
-            tokens.append((token, chance))
-        return tokens
+
+def _is_rest(text: bytes, begins: bool) -> bool:
+    """Return whether a piece may be the rest of a word that the accepted text wrote differently.
+
+    Args:
+        text: The piece's text; empty for a segment's end.
+        begins: Whether a segment begins, whose words have a space before them.
+    """
+    sign = text[:1]
+    return bool(sign) and sign != b" " and (begins or sign.isalnum() or sign >= b"\x80")
 
 
 @final
@@ -421,7 +487,7 @@ class CtcByLanguage:
         return CtcState([rows_of_heads[self.heads.index(head) if head else 0][at] for at, head in enumerate(chosen)])
 
     def propose(self, state: CtcState, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain for each row, by the row's own head."""
+        """Draft a tree for each row, by the row's own head."""
         return self.heads[0].propose(state, roots, plan)
 
     def update(self, state: CtcState, draft: Draft, scores: Scores, verdict: Verdict) -> None:

@@ -4,17 +4,18 @@ python -m mmdec.drafters.ctc.training.measure --checkpoint runs/drafts/checkpoin
     --pieces runs/drafts/pieces.json --model MODEL --corpus data/passages/manifest.tsv --split dev \\
     --states runs/drafts --out models/NAME-ctc
 
-Each recording is one window, cut to 30 s. Prints, for chains of 4, 8 and 16 tokens, the tokens per round and the
+Each recording is one window, cut to 30 s. Prints, for trees of 4, 8 and 16 tokens, the tokens per round and the
 drafted tokens per round if every round has a draft; and the word error rate of the head's text against the Whisper's
 text. Transcripts are stored in `--states`: the Whisper decodes only windows without a stored transcript. `--out`
-writes the folder that `drafter=FOLDER` takes.
+writes the folder that `drafter=FOLDER` takes. Instead of `--checkpoint` and `--pieces`, `--head` takes such a folder;
+then `--ngram` gives its head a new n-gram.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,21 +23,25 @@ import torch
 from torch import Tensor
 
 from mmdec.core.tree import root_only
-from mmdec.drafters.ctc.checkpoint import CtcTokenIds, save_ctc, token_merges
+from mmdec.drafters.ctc.checkpoint import CtcTokenIds, read_ctc, save_ctc, token_merges
 from mmdec.drafters.ctc.drafter import Ctc
+from mmdec.drafters.ctc.network import CtcHead
 from mmdec.drafters.ctc.tokens import FIRST_PIECE, TokenPieces
 from mmdec.drafters.ctc.training.data import NO_DISTORTION
 from mmdec.drafters.ctc.training.module import load_module
+from mmdec.drafters.ctc.training.ngram import count_ngram
 from mmdec.drafters.ctc.training.transcripts import JoinedWindow, WindowTranscriber, keep_transcripts, read_pieces
 from mmdec.errors import InputError, MmdecError
+from mmdec.phonetics.piece_ngram import PieceNGram
 from mmdec.training.checkpoints import newest_checkpoints
 from mmdec.training.corpora.librispeech import read_utterances
+from mmdec.training.corpora.text_files import read_training_pairs
 from mmdec.training.metrics.text import rate, word_edits
 from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, EncoderContext, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 
-CHAIN_SIZES = (4, 8, 16)  # numbers of nodes in a drafted chain for which tokens per round are measured
+TREE_SIZES = (4, 8, 16)  # numbers of nodes in a drafted tree for which tokens per round are measured
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,14 @@ def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequenc
         drafter.update(state, root_only(row[:, -1]), scores, verdict)
         if done >= len(text):
             return RoundCounts(done, rounds, drafted)
-        draft = drafter.propose(state, row[:, -1], plan).tokens[0, 1:].tolist()
-        right = 0
-        while right < len(draft) and done + right < len(text) - 1 and draft[right] == text[done + right]:
-            right += 1
+        draft = drafter.propose(state, row[:, -1], plan)
+        links = zip(draft.parents[0, 1:].tolist(), draft.tokens[0, 1:].tolist(), strict=True)
+        nodes = {link: node for node, link in enumerate(links, 1)}
+        node, right = 0, 0
+        while done + right < len(text) - 1 and (node, text[done + right]) in nodes:
+            node, right = nodes[node, text[done + right]], right + 1
         accepted = list(text[done : done + right + 1])
-        rounds, drafted = rounds + 1, drafted + len(draft)
+        rounds, drafted = rounds + 1, drafted + len(nodes)
 
 
 def ctc_token_ids(whisper: LoadedWhisper, name: str = "", languages: Sequence[str] = ()) -> CtcTokenIds:
@@ -113,36 +120,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code 0, or 2 if a file cannot be read.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="a checkpoint, or the folder of some")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--checkpoint", type=Path, help="a checkpoint, or the folder of some")
+    source.add_argument("--head", type=Path, help="the folder of a finished head, instead of --checkpoint and --pieces")
     parser.add_argument("--average", type=int, default=1, help="checkpoints of a folder to average, the last ones")
-    parser.add_argument("--pieces", type=Path, required=True)
+    parser.add_argument("--pieces", type=Path)
+    parser.add_argument(
+        "--ngram", type=Path, nargs="*", default=[], help="folders of sentence pairs (data/README.md) to count it over"
+    )
     parser.add_argument("--model", required=True, help="the name or folder of the Whisper that the head drafts for")
     parser.add_argument("--corpus", help="LibriSpeech's layout, or a manifest")
     parser.add_argument("--split", default="dev")
     parser.add_argument("--language", default="en")
     parser.add_argument("--states", type=Path, help="the folder of stored states and transcripts")
-    parser.add_argument("--threshold", type=float, default=0.0, help="chance below which a chain ends")
+    parser.add_argument("--threshold", type=float, default=0.0, help="least chance of a drafted token")
     parser.add_argument("--out", type=Path, help="write the drafter's folder here")
     parser.add_argument("--languages", nargs="*", default=[], help="codes of those that the head learned, for --out")
     parser.add_argument("--base", default="", help="the model's public name, for the card")
     parser.add_argument("--trained", default="", help="what the head was trained on, for the card")
     options = parser.parse_args(arguments)
+    if options.checkpoint is not None and options.pieces is None:
+        parser.error("--checkpoint needs --pieces, the file of its draft vocabulary")
     if options.corpus is not None and options.states is None:
         parser.error("--corpus needs --states, the folder of stored states and transcripts")
     try:
-        whisper, checkpoint = load_whisper(options.model), options.checkpoint
-        files = newest_checkpoints(checkpoint, options.average) if checkpoint.is_dir() else [checkpoint]
-        head = load_module(files)[0].head
-        pieces = TokenPieces(token_merges(whisper.tokenizer), read_pieces(options.pieces))
+        whisper = load_whisper(options.model)
+        head, pieces, ngram = _read_head(options, whisper)
+        if options.ngram:
+            ngram = count_ngram(_sentences(options.ngram, options.language), pieces)
         tokens = ctc_token_ids(whisper, options.base, options.languages)
         if options.out is not None:
-            print(save_ctc(options.out, head, pieces, tokens, options.trained))
+            print(save_ctc(options.out, head, pieces, tokens, ngram, options.trained))
         if options.corpus is not None:
-            _measure(options, whisper, Ctc(head, pieces, tokens.first_time, tokens.end))
+            _measure(options, whisper, Ctc(head, pieces, tokens.first_time, tokens.end, ngram=ngram))
     except MmdecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _read_head(options: argparse.Namespace, whisper: LoadedWhisper) -> tuple[CtcHead, TokenPieces, PieceNGram | None]:
+    if options.head is not None:
+        head, pieces, _, ngram = read_ctc(options.head)
+        return head, pieces, ngram
+    checkpoint = options.checkpoint
+    files = newest_checkpoints(checkpoint, options.average) if checkpoint.is_dir() else [checkpoint]
+    pieces = TokenPieces(token_merges(whisper.tokenizer), read_pieces(options.pieces))
+    return load_module(files)[0].head, pieces, None
+
+
+def _sentences(folders: Sequence[Path], language: str) -> Iterable[str]:
+    """Return the training sentences of folders of sentence pairs: the references for English, else the sources."""
+    pairs = [pair for folder in read_training_pairs(folders) for pair in folder]
+    texts = (text for pair in pairs for text in (pair.references if language == "en" else [pair.source]))
+    return dict.fromkeys(texts)
 
 
 def _measure(options: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) -> None:
@@ -151,7 +182,7 @@ def _measure(options: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) 
     transcripts = TokenStore(folder / "transcripts")
     windows = [JoinedWindow((row,), options.language, 0) for row in read_utterances(options.corpus, options.split)]
     keep_transcripts(windows, whisper, store, transcripts, NO_DISTORTION)
-    edits, results = [], {size: list[RoundCounts]() for size in CHAIN_SIZES}
+    edits, results = [], {size: list[RoundCounts]() for size in TREE_SIZES}
     for window in windows:
         text, states = transcripts.get(window.name) or [], store.get(window.name)
         if len(text) < 2:
@@ -173,7 +204,7 @@ def _measure(options: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) 
     print(f"words wrong: {wrong['value']:.1%} of {wrong['length']}, {len(edits)} windows")
     for size, rows in results.items():
         tokens, rounds, drafted = (sum(getattr(row, name) for row in rows) for name in ("tokens", "rounds", "drafted"))
-        print(f"chains of {size}: {tokens / max(rounds, 1):.2f} tokens a round, {drafted / max(rounds, 1):.2f} drafted")
+        print(f"trees of {size}: {tokens / max(rounds, 1):.2f} tokens a round, {drafted / max(rounds, 1):.2f} drafted")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import mmdec
 from mmdec.drafters.ctc.checkpoint import CtcTokenIds, load_ctc, read_ctc, save_ctc, token_merges
 from mmdec.drafters.ctc.drafter import (
     MAX_FRAME_COST,
+    MAX_WORD,
     SILENCE_STATES,
     Alignment,
     Ctc,
@@ -24,8 +25,11 @@ from mmdec.drafters.ctc.drafter import (
 from mmdec.drafters.ctc.network import BLANK, CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import FIRST_PIECE, SEGMENT_END, Merges, TokenPieces, frequent_tokens
 from mmdec.drafters.ctc.training.measure import ctc_token_ids
+from mmdec.drafters.ctc.training.ngram import count_ngram
 from mmdec.errors import InputError
 from mmdec.nn.int8 import SCALE_SUFFIX
+from mmdec.phonetics.ngram import NGram
+from mmdec.phonetics.piece_ngram import PieceNGram
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.types import Context, Draft, EncoderContext, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import load_whisper
@@ -71,24 +75,29 @@ def logprobs_of_path(path: list[int], size: int, sure: float = 0.9) -> np.ndarra
     return np.log(table)
 
 
-def drafter() -> Ctc:
+def drafter(ngram: PieceNGram | None = None) -> Ctc:
     """Hears the bytes a to z, and "the" as a piece of its own."""
     alphabet = [{32: 0}.get(value, value - 96 if 97 <= value <= 122 else -1) for value in range(256)]
     t, h, e = 20, 8, 5
     merges = Merges([(t, h, 40), (0, 40, 41), (41, e, 42), (40, e, 43)], alphabet)
-    made = ctc("random")
-    made.pieces = TokenPieces(merges, [*range(27), 43])
-    return made
+    pieces = TokenPieces(merges, [*range(27), 43])
+    return Ctc(CtcHead(CtcHeadConfig(32, len(pieces), 1, 16, 1, 3)), pieces, TIMESTAMPS, EOT, ngram=ngram)
+
+
+def grow(made: Ctc, logprobs: np.ndarray, accepted: list[int], plan: Plan, timed: bool = False) -> Draft:
+    """The draft after some accepted tokens."""
+    state = CtcState([CtcRow(made, timed, TIMESTAMPS, alignment=Alignment(logprobs))])
+    if accepted:
+        tokens = torch.tensor([accepted])
+        verdict = Verdict(tokens, tokens[:, -1], tokens[:, -1] < 0, tokens, torch.tensor([len(accepted)]))
+        made.update(state, Draft(tokens, tokens, torch.tensor([1])), Scores(torch.zeros(1, 1, 1)), verdict)
+    return made.propose(state, torch.zeros(1, dtype=torch.long), plan)
 
 
 def run(made: Ctc, path: list[int], accepted: list[int], nodes: int = 12, timed: bool = False) -> list[int]:
-    row = CtcRow(made, timed, TIMESTAMPS, alignment=Alignment(logprobs_of_path(path, len(made.pieces))))
-    state = CtcState([row])
-    tokens = torch.tensor([accepted])
-    verdict = Verdict(tokens, tokens[:, -1], tokens[:, -1] < 0, tokens, torch.tensor([len(accepted)]))
-    empty = Draft(tokens, tokens, torch.tensor([1]))
-    made.update(state, empty, Scores(torch.zeros(1, 1, 1)), verdict)
-    draft = made.propose(state, torch.zeros(1, dtype=torch.long), Plan(nodes, nodes))
+    """The draft's only path."""
+    draft = grow(made, logprobs_of_path(path, len(made.pieces)), accepted, Plan(nodes, nodes), timed)
+    assert draft.parents[0, 1:].tolist() == [*range(len(draft.parents[0]) - 1)]
     return draft.tokens[0, 1:].tolist()
 
 
@@ -185,7 +194,8 @@ def test_stored_tokenizer_tables_are_read_unchanged(last: int, rows: int, tmp_pa
     made = ctc("random")
     pieces = TokenPieces(merges, sorted({*range(29), last}))
     tokens = CtcTokenIds(TIMESTAMPS, EOT, 70_001, "somebody/whisper", [7], [9])
-    _, result, read = read_ctc(save_ctc(tmp_path / "ctc", made.head, pieces, tokens))
+    _, result, read, ngram = read_ctc(save_ctc(tmp_path / "ctc", made.head, pieces, tokens))
+    assert ngram is None
     assert (result.merges.rows, result.merges.alphabet, result.token_ids) == (merges.rows, alphabet, pieces.token_ids)
     assert read.refused == [9]
 
@@ -223,24 +233,66 @@ def test_a_misheard_word_is_dropped_to_its_end() -> None:
     space, s, t, e, a = (made.pieces.of_token(number)[0] for number in (0, 19, 20, 5, 1))
     path = [space, s, t, 0, space, a, 0, 0]  # " st a"
     assert run(made, path, [0, 19]) == [20, 0, 1, EOT]
-    assert run(made, path, [0, 5]) == [0, 1, EOT]  # " e" for " s": no "t" will follow
+    # " e" for " s": no "t" will follow, or else it was only the beginning that was misheard
+    draft = grow(made, logprobs_of_path(path, len(made.pieces)), [0, 5], Plan(12, 12))
+    assert draft.tokens[0, 1:].tolist() == [0, 1, EOT, 20, 0, 1, EOT]
+    assert draft.parents[0, 1:].tolist() == [0, 1, 2, 0, 4, 5, 6]
     path = [0, e, 0, SEGMENT_END, 0, e, t, space, a, 0]
     assert run(made, path, [5, TIMESTAMPS + 5, TIMESTAMPS + 5], timed=True)[:2] == [0, 1]  # words begin with a space
 
 
-def test_a_chain_ends_where_the_head_is_unsure() -> None:
+def test_a_draft_ends_where_the_head_is_unsure() -> None:
     made = drafter()
-    a, e = (made.pieces.of_token(number)[0] for number in (1, 5))
-    row = CtcRow(
-        made,
-        False,
-        TIMESTAMPS,
-        alignment=Alignment(np.concatenate([logprobs_of_path([a, 0], 31), logprobs_of_path([e, 0], 31, 0.3)])),
-    )
-    state = CtcState([row])
-    roots = torch.zeros(1, dtype=torch.long)
-    assert made.propose(state, roots, Plan(9, 9, threshold=0.5)).tokens[0, 1:].tolist() == [1]
-    assert len(made.propose(state, roots, Plan(9, 9)).tokens[0]) > 2
+    space, a, e = (made.pieces.of_token(number)[0] for number in (0, 1, 5))
+    sure, unsure = logprobs_of_path([a, 0, space], 30), logprobs_of_path([e, 0], 30, 0.3)
+    logprobs = np.concatenate([sure, unsure])
+    assert grow(made, logprobs, [], Plan(9, 9, threshold=0.5)).tokens[0, 1:].tolist() == [1]
+    assert grow(made, logprobs, [], Plan(9, 9)).size.item() > 2
+    assert grow(made, logprobs, [], Plan(0, 0)).size.tolist() == [1]
+
+
+def mixed(path: list[int], rivals: dict[int, tuple[int, float]]) -> np.ndarray:
+    """Log-probabilities of a path of which some frames have a rival: frame -> (its piece, its probability)."""
+    table = np.exp(logprobs_of_path(path, 30))
+    for frame, (piece, chance) in rivals.items():
+        table[frame] *= (1 - chance) / (1 - table[frame, piece])
+        table[frame, piece] = chance
+    return np.log(table)
+
+
+def test_rivals_of_a_word_are_its_siblings() -> None:
+    made = drafter()
+    space, a, e, h, t = (made.pieces.of_token(number)[0] for number in (0, 1, 5, 8, 20))
+    path = [space, a, 0, space, t, 0, 0]  # " a t", perhaps " e t"
+    draft = grow(made, mixed(path, {1: (e, 0.4)}), [], Plan(5, 4))
+    assert draft.tokens[0, 1:].tolist() == [0, 1, 0, 20, 5]
+    assert draft.parents[0, 1:].tolist() == [0, 1, 2, 3, 1]
+    assert run(made, path, [], nodes=4) == [0, 1, 0, 20]
+    after = grow(made, mixed(path, {1: (e, 0.4)}), [0, 5], Plan(2, 2))  # the rival was right
+    assert after.tokens[0, 1:].tolist() == [0, 20]
+    hidden = grow(made, mixed(path, {2: (h, 0.3)}), [], Plan(5, 4))  # among blanks: " ah"
+    assert hidden.tokens[0, 1:].tolist() == [0, 1, 0, 20, 8]
+    assert hidden.parents[0, 1:].tolist() == [0, 1, 2, 3, 2]
+
+
+def test_the_ngram_chooses_among_what_was_heard() -> None:
+    made = drafter()
+    space, a, h, t = (made.pieces.of_token(number)[0] for number in (0, 1, 8, 20))
+    texts = [[str(piece) for piece in (space, t, h)]] * 20 + [[str(piece) for piece in (a, a)]] * 20
+    model = NGram.build(texts, order=2, vocabulary=map(str, range(len(made.pieces))))
+    knows = drafter(PieceNGram.pack(model, len(made.pieces)))
+    assert knows.name != made.name
+    path = [space, t, a, space, a, 0]
+    unsure = mixed(path, {2: (h, 0.4)})
+    assert grow(made, unsure, [], Plan(1, 1)).tokens[0, 1:].tolist() == [0]  # " ta"
+    assert grow(knows, unsure, [], Plan(1, 1)).tokens[0, 1:].tolist() == [41]  # " th"
+    assert grow(knows, mixed(path, {}), [], Plan(1, 1)).tokens[0, 1:].tolist() == [0]  # it cannot change what is sure
+
+
+def test_a_text_without_spaces_is_drafted_in_parts() -> None:
+    made = drafter()
+    letters = [made.pieces.of_token(number)[0] for number in (1, 5)] * 20
+    assert run(made, letters, [], nodes=40)[:MAX_WORD] == [1, 5] * (MAX_WORD // 2)
 
 
 def test_every_token_can_be_spelt_and_merged_again() -> None:
@@ -275,8 +327,13 @@ def test_a_folder_drafts_only_for_its_model(tmp_path: Path) -> None:
     assert result.pieces.merges.rows == made.pieces.merges.rows
     for name, value in made.head.state_dict().items():
         torch.testing.assert_close(result.head.state_dict()[name], value, rtol=0.02, atol=0.05)
-    again = save_ctc(tmp_path / "again", *read_ctc(folder))
-    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    ngram = count_ngram([made.pieces.bytes(piece).decode() for piece in (3, 4, 5, 4, 5)], made.pieces, (9, 9))
+    known = save_ctc(tmp_path / "known", *read_ctc(folder)[:3], ngram)
+    again = save_ctc(tmp_path / "again", *read_ctc(known))
+    assert (again / "model.safetensors").read_bytes() == (known / "model.safetensors").read_bytes()
+    drafts_with = load_ctc(known, model).ngram
+    assert drafts_with is not None
+    assert [drafts_with.after((3,))(piece) for piece in range(9)] == [ngram.after((3,))(piece) for piece in range(9)]
     with pytest.raises(InputError, match=r"`model` must have 32 channels .* somebody/whisper"):
         load_ctc(folder, whisper(d_model=48))
     config = json.loads((folder / "config.json").read_text())

@@ -162,12 +162,24 @@ def test_the_command_counts_and_writes_a_drafter(
     given += ["--languages", "en"]
     assert drafts.main(given) == 0
     printed = capsys.readouterr().out
-    assert "chains of 8: " in printed
-    head, pieces, tokens = read_ctc(tmp_path / "ctc")
+    assert "trees of 8: " in printed
+    head, pieces, tokens, ngram = read_ctc(tmp_path / "ctc")
+    assert ngram is None
     assert head.config.d_states == width
     assert pieces.token_ids == data.pieces.token_ids
     assert tokens.end == WindowTranscriber(data.whisper).end
     assert list(tokens.languages) == data.whisper.tokenizer.convert_tokens_to_ids(["<|en|>"])
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs" / "train.tsv").write_text("1\t1\tUn mot.\tA word.\n2\t2\tDeux mots.\tTwo words.\n")
+    again = ["--head", str(tmp_path / "ctc"), "--model", str(folder / "whisper"), "--out", str(tmp_path / "known")]
+    assert drafts.main([*again, "--languages", "en", "--ngram", str(tmp_path / "pairs")]) == 0
+    known, _, _, ngram = read_ctc(tmp_path / "known")
+    assert ngram is not None
+    assert ngram.order == 3
+    torch.testing.assert_close(known.state_dict(), head.state_dict())
+    with pytest.raises(SystemExit):
+        drafts.main(given[:2] + given[4:])
+    assert "--checkpoint needs --pieces" in capsys.readouterr().err
     assert drafts.main([*given[:-1], "elvish"]) == 2
     start = str(tmp_path / "ctc")  # training may go on from the folder
     begun = CtcModule(units=data.units, d_states=width, stride=2, d_model=16, layers=1, kernel=3, start=start).head
