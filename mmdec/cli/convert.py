@@ -23,8 +23,7 @@ def medusa(
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory for the heads.")],
     as_json: AsJson = False,
 ) -> None:
-    """Convert published Medusa heads: aiola's for Whisper, Medusa-1's for a language model. Only tensors are
-    read: no code in a file is run."""
+    """Convert aiola's published Medusa heads for Whisper; those of language models: `mmdec convert drafter`."""
     from mmdec.drafters.medusa.checkpoint import convert
 
     print_written(convert(source, output), as_json)
@@ -80,7 +79,7 @@ def drafter(
         Path,
         typer.Argument(
             metavar="IN",
-            help="Folder with a published draft network: EAGLE-1/2/3, P-EAGLE, MSD, ViSpec, DFlash, Hydra, ...",
+            help="Folder with a published draft network: EAGLE-1/2/3, P-EAGLE, MSD, ViSpec, DFlash, Medusa, Hydra, ...",
         ),
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory; pass it to --drafter.")],

@@ -121,6 +121,8 @@ class HeadsConfig(DraftConfig):
 class StatefulHeads(nn.Module, ABC):
     """The heads of all levels. The last D channels of a node's state (..., S) enter the LM head."""
 
+    reads_tokens: ClassVar[bool] = True  # whether the nodes of a level differ
+
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
         self.config = config
@@ -144,6 +146,8 @@ class StatefulHeads(nn.Module, ABC):
 @final
 class MedusaLevels(StatefulHeads):
     """Medusa's heads: each reads the target's hidden state alone."""
+
+    reads_tokens: ClassVar[bool] = False
 
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__(config)
@@ -273,7 +277,7 @@ LEVELS_OF: dict[str, type[StatefulHeads]] = {
 @built_in_network(
     "heads",
     published="mmdec.drafters.heads.checkpoint",
-    note="Heads: Hydra, ReDrafter and MLPSpeculator draft from the last hidden state and the tokens drafted so far.",
+    note="Heads: Medusa, Hydra, ReDrafter and MLPSpeculator draft from the last hidden state.",
 )
 @final
 class Heads(DraftNetwork):
@@ -370,4 +374,13 @@ class HeadLevels(Levels):
         return self.network.heads.step(features, tokens, self.level, self.drafter.embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.network.level_logits(hidden, self.level, self.output)
+        logits = self.network.level_logits(self._differing(hidden), self.level, self.output)
+        return logits.expand(-1, hidden.shape[1], -1)
+
+    def _best(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        values, tokens = super()._best(self._differing(hidden), width)
+        return values.expand(-1, hidden.shape[1], -1), tokens.expand(-1, hidden.shape[1], -1)
+
+    def _differing(self, hidden: Tensor) -> Tensor:
+        """Return the states of the nodes whose children's logits differ: one node where no tokens are read."""
+        return hidden if self.network.heads.reads_tokens else hidden[:, :1]

@@ -1,8 +1,6 @@
 """Reads and writes the folders of Medusa heads: config.json, heads.safetensors, a model card. Published heads can be
 loaded without conversion.
 
-Each published head for a language model (Medusa-1, FasterDecoding) has its own output matrix.
-
 The published checkpoints for Whisper (aiola/whisper-medusa-v1, -linear-libri, -block-libri, -multilingual) hold a whole
 Whisper beside the heads. In a Medusa-Block checkpoint this Whisper is the original model, so the heads fit the original
 model. In a Medusa-Linear checkpoint the Whisper's last decoder layer was trained, too, and one more head was added
@@ -37,7 +35,7 @@ from mmdec.checks.weights import (
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.errors import InputError
-from mmdec.hub.checkpoint import read_tensors, tensor_names
+from mmdec.hub.checkpoint import tensor_names
 from mmdec.hub.publish import atomic_folder, new_folder
 
 SYSTEM = "medusa"
@@ -47,20 +45,17 @@ EXAMPLE_RECORDING = "data/samples/english/austen.flac"
 # kind of heads in published checkpoints -> mmdec's name
 PUBLISHED_KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}
 WHISPER_HEAD_TENSOR = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
-BLOCK_PREFIX = "medusa_block."
-PUBLISHED_TENSORS = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
-PUBLISHED_PREFIXES = ("medusa_heads.", BLOCK_PREFIX)
-TEXT_HEAD_TENSOR = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
+HEADS_PREFIX, BLOCK_PREFIX = "medusa_heads.", "medusa_block."
 
 
 def recognises(described: Mapping[str, Any], names: frozenset[str]) -> bool:
-    """Return whether a folder holds published Medusa heads.
+    """Return whether a folder holds published Medusa heads for Whisper.
 
     Args:
         described: The content of config.json.
         names: The tensors' names.
     """
-    return not described.get("speculators_model_type") and any(PUBLISHED_TENSORS.fullmatch(name) for name in names)
+    return not described.get("speculators_model_type") and any(name.startswith(HEADS_PREFIX) for name in names)
 
 
 def save_heads(
@@ -99,32 +94,25 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
         InputError: If the heads belong to another model (with other channels, tokens or mels).
     """
     folder = check_path("directory", directory, "Name a folder.")
-    output: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    speaks = isinstance(output, nn.Linear) and not model.config.is_encoder_decoder
-    if not (isinstance(model, PreTrainedModel) and (speaks or _takes_heads(model))):
-        raise _unsuitable_model(model)
+    if not (isinstance(model, PreTrainedModel) and _takes_heads(model)):
+        raise InputError(
+            "`model` must be a loaded encoder-decoder that reads mels and has an output layer `proj_out`, but is "
+            f"{show(model)}. Load the heads' own model."
+        )
     config, ranks, state = _read(folder)
-    if config.own_outputs != speaks:
-        raise _unsuitable_model(model)
-    shape: Any = model.config.get_text_config(decoder=True) if speaks else model.config
-    sizes = [("channels", config.hidden_size, shape.hidden_size), ("tokens", config.vocab_size, shape.vocab_size)]
-    if not speaks:
-        sizes.append(("mels", config.mels, shape.num_mel_bins))
-    for what, expected, actual in sizes:
+    shape = model.config
+    for what, expected, actual in (
+        ("channels", config.hidden_size, shape.hidden_size),
+        ("tokens", config.vocab_size, shape.vocab_size),
+        ("mels", config.mels, shape.num_mel_bins),
+    ):
         if expected != actual:
             raise InputError(
                 f"`model` must have {expected} {what} for these heads, but has {actual}. They were trained for "
                 f"{config.base or 'another model'}; use heads trained for this model."
             )
     heads = build_with_weights(lambda: MedusaHeads(config), state, "directory", folder)
-    return Medusa(heads.to(model.device, model.dtype), output, ranks)
-
-
-def _unsuitable_model(model: object) -> InputError:
-    return InputError(
-        "`model` must be a loaded encoder-decoder that reads mels and has an output layer `proj_out`, or, for heads "
-        f"with an output matrix each, a language model, but is {show(model)}. Load the heads' own model."
-    )
+    return Medusa(heads.to(model.device, model.dtype), model.proj_out, ranks)
 
 
 def _takes_heads(model: PreTrainedModel) -> bool:
@@ -192,11 +180,10 @@ def _card(config: MedusaConfig, place: Path | None) -> str:
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """Load published Medusa heads and save them in mmdec's format.
+    """Load published Medusa heads for Whisper and save them in mmdec's format.
 
     Args:
-        source: A directory with config.json and safetensors (one file, or several with an index); for the heads of a
-            language model also medusa_lm_head.pt, from which only tensors are read.
+        source: A directory with config.json and safetensors (one file, or several with an index).
 
     Returns:
         `directory`.
@@ -209,47 +196,11 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 
 
 def _published_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Load published heads in float32.
+    """Load aiola's heads in float32, from a checkpoint that also holds the whole Whisper.
 
     Args:
         argument: Name of the caller's argument, for errors.
     """
-    if any(TEXT_HEAD_TENSOR.fullmatch(name) for name in tensor_names(folder, argument)):
-        return _text_heads(folder, argument)
-    return _whisper_heads(folder, argument)
-
-
-def _text_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Load the heads of Medusa-1 for a language model.
-
-    Their tensors are named {head}.0.linear.*, and {head}.1.weight for the output matrix.
-    """
-    config, tensors = read_settings(folder / "config.json", argument), read_tensors(folder, argument)
-    state: dict[str, Tensor] = {}
-    for name, value in tensors.items():
-        match = TEXT_HEAD_TENSOR.fullmatch(name)
-        if match is None or match[2] not in "01" or (match[2] == "1") != (match[3] == "weight"):
-            raise InputError(
-                f"`{argument}` must hold Medusa heads of one layer, but '{folder}' holds '{name}'. Others cannot be "
-                "read yet."
-            )
-        state[f"outputs.{match[1]}.weight" if match[2] == "1" else f"heads.{match[1]}.{match[3]}"] = value
-    output = state.get("outputs.0.weight")
-    if output is None or output.dim() != 2:
-        raise InputError(f"`{argument}` must hold '0.1.weight', but '{folder}' does not. Download it again.")
-    shape = MedusaConfig(
-        hidden_size=output.shape[1],
-        vocab_size=output.shape[0],
-        heads=sum(name.startswith("outputs.") for name in state),
-        mels=0,
-        base=str(config.get("base_model_name_or_path") or ""),
-        own_outputs=True,
-    )
-    return build_with_weights(lambda: MedusaHeads(shape), state, argument, folder)
-
-
-def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Load aiola's heads for Whisper, from a checkpoint that also holds the whole Whisper."""
     config = read_settings(folder / "config.json", argument)
     kind = PUBLISHED_KINDS.get(str(config.get("medusa_heads_type", "")))
     if kind is None or config.get("medusa_num_layers", 1) != 1:
@@ -258,8 +209,8 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
             "its config "
             f"says {config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Use others."
         )
-    # the checkpoint may lack files in which no heads are stored
-    tensors = read_weights(weight_files(folder, argument, PUBLISHED_PREFIXES), argument, PUBLISHED_PREFIXES)
+    prefixes = (HEADS_PREFIX, BLOCK_PREFIX)  # the checkpoint may lack files in which no heads are stored
+    tensors = read_weights(weight_files(folder, argument, prefixes), argument, prefixes)
     first = 1 if kind == "linear" else 0  # in Medusa-Linear head 0 belongs to the changed model, so it is left out
     count = (
         1

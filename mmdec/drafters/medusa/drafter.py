@@ -1,4 +1,6 @@
-"""Drafts with Medusa heads (Cai et al. 2024; for speech, arXiv 2409.15869).
+"""Drafts with Medusa heads for an encoder-decoder speech model (arXiv 2409.15869; after Medusa, Cai et al. 2024).
+
+Medusa heads of language models are a kind of `drafters/heads`.
 
 The heads read the target's last hidden state at the last accepted node, which the verifying pass has computed. Head k
 proposes the token k positions after the token that this pass chose. The variant Medusa-Block has an extra decoder layer
@@ -62,7 +64,7 @@ class Medusa:
 
     Args:
         heads: The trained heads.
-        output: The target's LM head; heads without an output layer use it.
+        output: The target's LM head.
         ranks: [head][rank], measured chance that the head's k-th best token (rank k) is right; it has the weight of 20
             observations. None: default values.
 
@@ -183,7 +185,7 @@ class Medusa:
         rows = depth * hidden.shape[1]
         weight, bias = (part[:rows] for part in state.heads)
         moved = linear(hidden, weight, bias).view(len(hidden), depth, -1)
-        return self.heads.tokens(hidden[:, None] + silu(moved), self.output.weight)
+        return linear(hidden[:, None] + silu(moved), self.output.weight)
 
     def _run_block(self, block: Block) -> Tensor:
         """Run Medusa-Block's extra layer over the states that it has not processed yet.

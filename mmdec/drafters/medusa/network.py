@@ -15,7 +15,7 @@ from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from mmdec.errors import InputError
 
@@ -37,7 +37,6 @@ class MedusaConfig:
     mels: int = 80  # number of mel bands that the speech model reads
     base: str = ""  # name of the model that the heads were trained for
     tuned_base: bool = False  # whether the model's last layer and output matrix were trained together with the heads
-    own_outputs: bool = False  # whether each head has its own output matrix, as in Medusa-1 for language models
 
     def __post_init__(self) -> None:
         if self.kind not in HEAD_KINDS:
@@ -137,7 +136,7 @@ class HeadLayer(nn.Module):
 class MedusaHeads(nn.Module):
     """Holds K Medusa heads, and for Medusa-Block one more decoder layer.
 
-    The model's output matrix (V, H) is not stored here; the heads share it unless they have their own.
+    The heads share the model's output matrix (V, H), which is not stored here.
     """
 
     def __init__(self, config: MedusaConfig) -> None:
@@ -146,8 +145,6 @@ class MedusaHeads(nn.Module):
         size = config.hidden_size
         self.block = HeadLayer(size, config.attention_heads, config.ffn) if config.kind == "block" else None
         self.heads = nn.ModuleList(ResBlock(size) for _ in range(config.heads))
-        matrices = config.heads if config.own_outputs else 0
-        self.outputs = nn.ModuleList(nn.Linear(size, config.vocab_size, bias=False) for _ in range(matrices))
 
     def forward(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
         """Apply all heads at all positions, for training.
@@ -190,23 +187,3 @@ class MedusaHeads(nn.Module):
             (..., count, H), before the output matrix.
         """
         return torch.stack([self.heads[k](hidden) for k in range(count)], -2)
-
-    def logits(self, hidden: Tensor, count: int, output: Tensor) -> Tensor:
-        """Compute the logits (..., count, V) of the first `count` heads.
-
-        Args:
-            hidden: (..., H), the heads' input from `head_inputs`.
-            output: The model's output matrix (V, H), used unless each head has its own.
-        """
-        return self.tokens(self.apply_heads(hidden, count), output)
-
-    def tokens(self, read: Tensor, output: Tensor) -> Tensor:
-        """Compute logits (..., count, V) from the heads' outputs.
-
-        Args:
-            read: (..., count, H), these outputs.
-            output: The model's output matrix (V, H), used unless each head has its own.
-        """
-        if not self.config.own_outputs:
-            return linear(read, output)
-        return torch.stack([self.outputs[k](read[..., k, :]) for k in range(read.shape[-2])], -2)

@@ -1,4 +1,4 @@
-"""Tests published heads: Hydra's, Hydra++'s, ReDrafter's and MLPSpeculator's layouts, and folders that do not fit."""
+"""Tests published heads: the layouts of Medusa, Hydra, Hydra++, ReDrafter and MLPSpeculator, and what does not fit."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ from tests.support.tiny_text import VOCABULARY, language_model, prompts
 SIZE, HEADS = 32, 3
 MODEL: Any = language_model(num_hidden_layers=2)
 Shapes = dict[str, tuple[int, ...]]
+
+
+def medusa(blocks: int = 1, prefix: str = "") -> Shapes:
+    shapes: Shapes = {}
+    for head in range(HEADS):
+        for block in range(blocks):
+            name = f"{prefix}{head}.{block}.linear."
+            shapes |= {name + "weight": (SIZE, SIZE), name + "bias": (SIZE,)}
+        shapes[f"{prefix}{head}.{blocks}.weight"] = (VOCABULARY, SIZE)
+    return shapes
 
 
 def hydra(blocks: int = 2, dropout: bool = False) -> Shapes:
@@ -64,11 +74,14 @@ def mlp(inner: int = 24, count: int = HEADS) -> Shapes:
     return shapes
 
 
+MEDUSA: dict[str, Any] = {"medusa_num_heads": HEADS, "base_model_name_or_path": "someone/llama"}
 HYDRA: dict[str, Any] = {"hydra_num_heads": HEADS, "grounded_heads": True, "base_model_name_or_path": "someone/llama"}
 PLUS: dict[str, Any] = {**HYDRA, "hydra_head_arch": "prefix-mlp", "num_attention_heads": 4}
 REDRAFTER: dict[str, Any] = {"model_type": "recurrent_drafting_drafter", "hidden_size": SIZE}
 MLP: dict[str, Any] = {"model_type": "mlp_speculator", "n_predict": HEADS, "emb_dim": SIZE}
 LAYOUTS: dict[str, tuple[Shapes, dict[str, Any], dict[str, Any]]] = {  # tensors, config.json, fields that are read
+    "medusa": (medusa(), MEDUSA, {"kind": "medusa", "heads": 3, "blocks": 1, "target": "someone/llama"}),
+    "medusa-deep": (medusa(2, "medusa_head."), {}, {"kind": "medusa", "blocks": 2, "lm_heads": "each"}),
     "hydra": (hydra(), HYDRA, {"kind": "hydra", "heads": 3, "blocks": 2, "target": "someone/llama"}),
     "hydra++": (hydra_plus(), PLUS, {"prefix_layer": True, "blocks": 2, "num_attention_heads": 4, "head_dim": 8}),
     "redrafter": (redrafter(), REDRAFTER, {"kind": "recurrent", "output_size": 64, "summed": False}),
@@ -96,10 +109,11 @@ def published(folder: Path, state: dict[str, Tensor], config: dict[str, Any], pi
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_layout_is_read_and_drafts(name: str, tmp_path: Path) -> None:
-    """Converted or not, from safetensors or Hydra's pickle; the text stays the model's own."""
+    """Converted or not, from safetensors or a pickle; the text stays the model's own."""
     shapes, config, fields = LAYOUTS[name]
     state = tensors(shapes)
-    folder = published(tmp_path / "in", state, config, "hydra_lm_head.pt" if name.startswith("hydra") else "")
+    pickle = next((f"{kind}_lm_head.pt" for kind in ("medusa", "hydra") if name.startswith(kind)), "")
+    folder = published(tmp_path / "in", state, config, pickle)
     network = read_network(folder)
     read: Any = network.config
     assert {field: getattr(read, field) for field in fields} == fields
@@ -127,6 +141,11 @@ def test_tensors_keep_their_places(tmp_path: Path) -> None:
     own = dict(network.state_dict())
     embedding = MODEL.get_input_embeddings().weight
     torch.testing.assert_close(naive_heads(own, network.config, hidden, words, embedding, embedding), expected)
+    state = tensors(medusa())
+    network = read_network(published(tmp_path / "medusa", state, MEDUSA))
+    moved = hidden + torch.nn.functional.silu(state["1.0.linear.weight"] @ hidden + state["1.0.linear.bias"])
+    drafted = naive_heads(dict(network.state_dict()), network.config, hidden, words, embedding, embedding)
+    torch.testing.assert_close(drafted, state["1.1.weight"] @ moved)
 
 
 @pytest.mark.parametrize("copies", [1, 2, HEADS])
@@ -150,6 +169,8 @@ def test_tied_tensors_may_be_stored_once_or_for_each_level(copies: int, tmp_path
 @pytest.mark.parametrize(
     ("name", "changes", "settings", "match"),
     [
+        ("medusa", {"1.1.weight": None}, {}, "hold '1.1.weight' of 61 x 32, but .* does not"),
+        ("medusa", {"2.2.weight": (VOCABULARY, SIZE)}, {}, "holds '2.2.weight', 1 unknown in all"),
         ("hydra", {"hydra_mlp.1.0.linear.weight": (SIZE, 64)}, {}, r"'hydra_mlp.1.0.linear.weight' of 32 x 96, .* 64"),
         ("hydra", {"hydra_mlp.1.1.linear.bias": None}, {}, r"hold 'hydra_mlp.1.1.linear.bias' of 32, but .* does not"),
         ("hydra", {"hydra_mlp.0.0.gate": (3,)}, {}, "holds 'hydra_mlp.0.0.gate', 1 unknown in all"),
