@@ -191,8 +191,8 @@ def drafters(
             "--draft",
             "-d",
             metavar="NAME|FOLDER",
-            help="A drafter's name, its folder or hub id, <model>/<drafter> for a shipped one, or a smaller model. "
-            "Repeat it. Default: lookup, recycling and those in the model's folder.",
+            help="A drafter's name, its folder or Hugging Face id, <model>/<drafter> for a shipped one, or a smaller "
+            "model. Repeat it. Default: lookup, recycling and those in the model's folder.",
         ),
     ] = None,
     data: Annotated[

@@ -24,14 +24,14 @@ PROMPT = "> "
 
 
 def chat(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A language model: a directory or a Hugging Face id.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A language model: a folder or a Hugging Face id.")],
     drafter: Annotated[
         str,
         typer.Option(
             "--drafter",
             "-d",
-            help=f"{', '.join(built_in_names('ready'))} or another registered name; a directory or hub id of a drafter "
-            f"or of a smaller model; none (no drafts); or {AUTO}: the model's own, else {FALLBACK_DRAFTER}.",
+            help=f"{', '.join(built_in_names('ready'))} or another registered name; a folder or Hugging Face id of a "
+            f"drafter or of a smaller model; none (no drafts); or {AUTO}: the model's own, else {FALLBACK_DRAFTER}.",
         ),
     ] = "auto",
     drafter_inner: Annotated[

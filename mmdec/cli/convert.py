@@ -20,7 +20,7 @@ app = typer.Typer(
 @app.command(**as_verb("convert medusa whisper-medusa-v1 heads"))
 def medusa(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Directory with the published checkpoint.")],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory for the heads.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the heads.")],
     as_json: AsJson = False,
 ) -> None:
     """Convert aiola's published Medusa heads for Whisper; those of language models: `mmdec convert drafter`."""
@@ -34,7 +34,7 @@ def hifigan(
     source: Annotated[
         Path, typer.Argument(metavar="IN", help="The generator's checkpoint; config.json must lie next to it.")
     ],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory; pass it to --vocoder.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder; pass it to --vocoder.")],
     as_json: AsJson = False,
 ) -> None:
     """Convert a published HiFi-GAN generator. Of the pickle, only tensors are read."""
@@ -52,7 +52,7 @@ def daspeech(
             help="Folder: checkpoint (.pt), config.yaml, dictionary, gcmvn_stats.npz, generator, config.json.",
         ),
     ],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory; pass it to --model.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder; pass it to --model.")],
     as_json: AsJson = False,
 ) -> None:
     """Convert DASpeech as its authors publish it, a checkpoint of fairseq. Of the pickle, only tensors are read."""
@@ -82,7 +82,7 @@ def drafter(
             help="Folder with a published draft network: EAGLE-1/2/3, P-EAGLE, MSD, ViSpec, DFlash, Medusa, Hydra, ...",
         ),
     ],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory; pass it to --drafter.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder; pass it to --drafter.")],
     system: Annotated[
         str | None, typer.Option(help="eagle, msd or vispec. Default: as its tensors and config say.")
     ] = None,

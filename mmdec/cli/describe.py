@@ -47,7 +47,7 @@ Together = Annotated[bool, typer.Option("--together", help="One question over al
 Stream = Annotated[bool, typer.Option("--stream", help="Print text as it is accepted, picture by picture.")]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="OUT", help="A directory; for one answer also a .txt or .json file."),
+    typer.Option("--output", "-o", metavar="OUT", help="A folder; for one answer also a .txt or .json file."),
 ]
 NewTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens. Default: the model's.")]
 

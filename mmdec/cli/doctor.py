@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 Source = Annotated[
     str,
-    typer.Argument(metavar="DRAFTER", help="A drafter's folder or hub id, or <model>/<drafter> for a shipped one."),
+    typer.Argument(
+        metavar="DRAFTER", help="A drafter's folder or Hugging Face id, or <model>/<drafter> for a shipped one."
+    ),
 ]
 Target = Annotated[
-    str, typer.Argument(metavar="MODEL", help="The model that it drafts for: a directory, a hub id, a shipped name.")
+    str, typer.Argument(metavar="MODEL", help="Its target: a folder, a Hugging Face id, or a shipped name.")
 ]
 Data = Annotated[
     Path | None,

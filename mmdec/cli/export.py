@@ -19,8 +19,10 @@ app = typer.Typer(
 
 @app.command(**as_verb("export drafter runs/eagle3 served --to speculators --model models/mine"))
 def drafter(
-    source: Annotated[str, typer.Argument(metavar="IN", help="A drafter: its folder, a hub id, or <model>/<drafter>.")],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory for the exported folder.")],
+    source: Annotated[
+        str, typer.Argument(metavar="IN", help="A drafter's folder or Hugging Face id, or <model>/<drafter>.")
+    ],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the export.")],
     to: Annotated[str, typer.Option("--to", help="speculators (vLLM, mlx-vlm) or flat (SGLang, llama.cpp).")],
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="The target. Default: the one that the drafter was trained for.")

@@ -23,7 +23,7 @@ def index(
         typer.Option(
             "--model",
             "-m",
-            help="The model to draft for: a shipped name, a directory, or a Hugging Face id. Only its tokenizer is "
+            help="The model to draft for: a shipped name, a folder, or a Hugging Face id. Only its tokenizer is "
             "loaded.",
         ),
     ],

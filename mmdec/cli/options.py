@@ -37,7 +37,7 @@ Inputs = Annotated[
     typer.Argument(metavar="IN...", help="Audio files, or folders: all audio files in them and in their folders."),
 ]
 Model = Annotated[
-    str, typer.Option("--model", "-m", help="A model that comes with mmdec, a directory, or a Hugging Face id.")
+    str, typer.Option("--model", "-m", help="A model that comes with mmdec, a folder, or a Hugging Face id.")
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda. Default: a GPU if there is one.")]
 BenchDevice = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
@@ -75,7 +75,7 @@ AbsolutePaths = Annotated[
     bool,
     typer.Option("--allow-absolute", help="Lists may name absolute paths, and links may lead out of the corpus."),
 ]
-Heads = Annotated[Path | None, typer.Option(help="A directory with Medusa heads. Default: the model's own.")]
+Heads = Annotated[Path | None, typer.Option(help="A folder with Medusa heads. Default: the model's own.")]
 Plan = Annotated[
     str,
     typer.Option(help="Draft size: learned, 8 (a chain of 8 tokens), or 16x6 (a tree of 16 tokens, at most 6 deep)."),

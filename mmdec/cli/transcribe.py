@@ -62,7 +62,7 @@ Inputs = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="OUT", help="A directory; for one input also a .txt, .json, .srt or .vtt file."
+        "--output", "-o", metavar="OUT", help="A folder; for one input also a .txt, .json, .srt or .vtt file."
     ),
 ]
 Format = Annotated[str | None, typer.Option("--format", "-f", help="Output format: text, json, srt or vtt.")]
@@ -182,7 +182,7 @@ DraftModel = Annotated[
         metavar="MODEL",
         rich_help_panel=DRAFT,
         help="A faster recogniser, whose words are the draft: a Whisper, or a CTC model of transformers; a name, a "
-        "directory or a Hugging Face id.",
+        "folder or a Hugging Face id.",
     ),
 ]
 

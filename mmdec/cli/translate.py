@@ -44,7 +44,7 @@ def translate(
             "--output",
             "-o",
             metavar="OUT",
-            help="A directory; for one input also a .wav, .flac, .ogg or .mp3 file. Default: no sound, only the text.",
+            help="A folder; for one input also a .wav, .flac, .ogg or .mp3 file. Default: no sound, only the text.",
         ),
     ] = None,
     model: Model = SPEECH_MODEL,

@@ -25,7 +25,7 @@ class TranslateOptions(TaskOptions):
 
     sample_rate: int | None = option(None, "Hz of samples; files name it themselves.")
     model: str | os.PathLike[str] | SpeechTranslator = option(
-        DEFAULT_MODEL, "A shipped name, a directory, a Hugging Face id, or a loaded translator."
+        DEFAULT_MODEL, "A shipped name, a folder, a Hugging Face id, or a loaded translator."
     )
     strategy: str | None = option(
         None,
@@ -37,7 +37,7 @@ class TranslateOptions(TaskOptions):
     )
     verify: bool = option(False, "The same as --strategy verified.", bool)
     vocoder: str | os.PathLike[str] | None = option(
-        None, "HiFi-GAN weights: a directory or a Hugging Face id. Default: the model's own.", str | None
+        None, "HiFi-GAN weights: a folder or a Hugging Face id. Default: the model's own.", str | None
     )
     strict: bool = option(False, STRICT_HELP, bool)
     on_pass: OnPass | None = option(None, "Called after each pass of the decoder; for one recording.")

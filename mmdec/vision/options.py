@@ -30,11 +30,11 @@ DEFAULT_MODEL = "vlm-scenes"
 class DescribeOptions(GenerateOptions):
     """The options of `mmdec.describe`, checked as far as that needs no model."""
 
-    model: Model = option(DEFAULT_MODEL, "A shipped name, a directory, a Hugging Face id, or a loaded model.")
+    model: Model = option(DEFAULT_MODEL, "A shipped name, a folder, a Hugging Face id, or a loaded model.")
     drafter: DrafterChoice = option(
         "auto",
         f"{', '.join(built_in_names('language_weights'))} (where the model has their weights), "
-        f"{', '.join(built_in_names('ready'))} or another registered name; a directory with a drafter's weights; a "
+        f"{', '.join(built_in_names('ready'))} or another registered name; a folder with a drafter's weights; a "
         f"class as package.module:Class; none (no drafts); or {AUTO}: the model's own, else {FALLBACK_DRAFTER}.",
         str,
         short="-d",

@@ -34,11 +34,11 @@ class TranscribeOptions(GenerateOptions):
     """The options of `mmdec.transcribe`, checked as far as that needs no model."""
 
     sample_rate: int | None = option(None, "Hz of samples; files name it themselves.")
-    model: Model = option(DEFAULT_MODEL, "A shipped name, a directory, a Hugging Face id, or a loaded model.")
+    model: Model = option(DEFAULT_MODEL, "A shipped name, a folder, a Hugging Face id, or a loaded model.")
     drafter: DrafterChoice = option(
         "auto",
         f"{AUTO} (one made for the model, else {FALLBACK_DRAFTER}), "
-        f"{', '.join(built_in_names('ready', 'speech_weights'))} or another registered name; a directory with a "
+        f"{', '.join(built_in_names('ready', 'speech_weights'))} or another registered name; a folder with a "
         "drafter's weights; a class as package.module:Class; or none (no drafts).",
         str,
         short="-d",
