@@ -17,7 +17,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -184,7 +184,7 @@ def first_text(options: argparse.Namespace) -> Iterator[Row]:
     """The first text of a chat, alone and while 7 others run."""
     with served(options.language_model, options.threads) as client:
 
-        def pieces(prompt: ChatPrompt) -> Iterator[str]:
+        def pieces(prompt: ChatPrompt) -> Generator[str]:
             body = chat_body(prompt, LONG_ANSWER, stream=True)
             with client.stream("POST", "/chat/completions", json=body) as answer:
                 for line in answer.iter_lines():
@@ -288,7 +288,7 @@ def _cut(sound: Tensor, draws: random.Random) -> Tensor:
 def lone(options: argparse.Namespace) -> Iterator[Row]:
     """A request of a random model of 30 M parameters, in the loop alone and in the scheduler."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8}
+    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=8192, tie_word_embeddings=True, **sizes)).eval()
     prompt = torch.randint(8192, (1, 32))
     length = {"max_new_tokens": CHAT_TOKENS, "min_new_tokens": CHAT_TOKENS, "do_sample": False, "pad_token_id": 0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.support import tiny_whisper
 from tests.support.running_servers import wav
 
 
-def row(before: Sequence[float], after: Sequence[float], **more: bool) -> Row:
+def row(before: Sequence[float], after: Sequence[float], **more: Any) -> Row:
     """A row whose two ways take these seconds, the first of each in the run that does not count."""
     former, latter = iter(before), iter(after)
     return Row(
