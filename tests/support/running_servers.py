@@ -80,9 +80,9 @@ def served(
         assert not thread.is_alive()
 
 
-def until(true: Callable[[], Any]) -> None:
-    """Wait until something is true."""
-    end = time.monotonic() + PATIENCE
+def until(true: Callable[[], Any], seconds: float = PATIENCE) -> None:
+    """Wait until something is true, for so many seconds at most."""
+    end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end
         time.sleep(0.005)

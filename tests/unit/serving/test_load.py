@@ -36,6 +36,7 @@ CLIENTS = 32
 MODELS = ("whisper", "translator", "pictures", "writes")  # folders
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
 SECONDS = 300.0 if WHOLE else 3.0
+START_SECONDS = 300.0  # in which a process must answer, which loads its models first
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def process(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     words += ["--device", "cpu", "--sessions", str(CLIENTS)]
     child = subprocess.Popen(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
     try:
-        until(lambda: answers(port))
+        until(lambda: answers(port), START_SECONDS)
         yield child
     finally:
         child.kill()
