@@ -288,8 +288,15 @@ def _cut(sound: Tensor, draws: random.Random) -> Tensor:
 def lone(options: argparse.Namespace) -> Iterator[Row]:
     """A request of a random model of 30 M parameters, in the loop alone and in the scheduler."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=8192, tie_word_embeddings=True, **sizes)).eval()
+    config: Any = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config).eval()
     prompt = torch.randint(8192, (1, 32))
     length = {"max_new_tokens": CHAT_TOKENS, "min_new_tokens": CHAT_TOKENS, "do_sample": False, "pad_token_id": 0}
 
