@@ -295,6 +295,8 @@ class Scheduler:
     def _end(self, task: Task, error: BaseException | None) -> None:
         if task.done:
             return
+        if self._aside is not None and self._aside[0] is task:  # its model may be changed once it has ended
+            wait([self._aside[1]])
         task.done, task.error, task.pending = True, error, None
         for tasks in (self.waiting, self.running):
             if task in tasks:

@@ -121,3 +121,19 @@ def test_a_window_that_fails_aside_ends_its_own_decoding(scheduler: Scheduler) -
         scheduler.run()
     assert isinstance(tasks[0].error, ZeroDivisionError)
     assert tasks[1].result == 1
+
+
+def test_a_cancelled_decoding_ends_after_its_window(scheduler: Scheduler) -> None:
+    """Else its model could be changed while the side thread reads it."""
+    ended = threading.Event()
+
+    def window() -> None:
+        threading.Event().wait(0.2)
+        ended.set()
+
+    task = scheduler.add(recording(Target(), "a", window))
+    scheduler.add(chat(Target(), 9))
+    with own_threads(2):
+        scheduler.step()
+        scheduler.cancel(task)
+    assert ended.is_set()
