@@ -15,12 +15,15 @@ Sequoia (Chen et al. 2024, section 3.3), but T and D are measured while decoding
 - If the thread waited for a CPU, wall time shows how busy the machine is, so CPU time is recorded instead. Both clocks
   have curves of their own, because CPU time on a busy machine is longer than wall time on an idle one: comparing a pass
   of one kind with a pass of the other would say nothing about drafts. The curves of the last round's kind are used.
-- Each call sums the time that its drafts have lost against plain decoding. If a draft could lose more than is allowed,
-  the round has no draft. So even a drafter that is always wrong costs little time. While drafting does not pay, it is
-  tried again at growing intervals.
+- Acceptance is counted twice: over all calls, and for this call, which begins with a small weight of the others. So a
+  text that is hard to draft stops drafts within a few rounds, but does not stop them in the next call.
+- Each call has an allowance, the time that its drafts may lose against plain decoding. If a draft may lose more, the
+  round has none. The fewer rounds were counted, the less its expected tokens are relied on.
+- While no draft is expected to pay, trial drafts show whether one does now. Together, the trials of all calls may lose
+  a fixed share of the time, so trials are as frequent as they are cheap.
 
 Planning takes a few tens of microseconds a round. Measurements are stored in `DecodingStatistics`, which several
-`generate` calls may share. The lost time belongs to one call.
+`generate` calls may share. The allowance belongs to one call.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple, final
 
-from mmdec.core.statistics import MAX_CHAIN_NODES, MIN_BUCKET_TIMINGS, CostCurve, DecodingStatistics, MeasurementKey
+from mmdec.core.statistics import MAX_CHAIN_NODES, CostCurve, DecodingStatistics, MeasurementKey
 from mmdec.errors import InputError
 from mmdec.types import Drafter, Plan, Target, TreeShape
 
@@ -43,22 +46,18 @@ TREE_PLANS = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Pl
 INITIAL_MAX_NODES = 3  # maximum nodes of a draft at first; the maximum grows as longer target passes are timed
 # the same for drafters whose accuracy was estimated beforehand, or that may end chains early
 INITIAL_MAX_NODES_WITH_PRIOR = 7
-# if the first node's acceptance chance is above this, one slow timing does not exclude a draft size
-RELIABLE_ACCEPTANCE = 0.5
 NEARLY_BEST = 0.93  # draft sizes with at least this share of the best tokens per second count as equal: times are noisy
 MIN_SPEEDUP = 1.02  # a draft must be expected to give at least this many times the tokens per second of plain decoding
-INITIAL_LOSS_ALLOWANCE = 2.0  # maximum time that a call's drafts may lose at first, in passes over one token
+INITIAL_ALLOWANCE = 2.0  # maximum time that a call's drafts may lose at first, in passes over one token
 # the same for drafters of unknown accuracy: 2 passes are a tenth of an answer of 20 tokens
-INITIAL_LOSS_WITHOUT_PRIOR = 1.0
-LOSS_PER_TOKEN = 0.04  # each new token allows the drafts to lose this much more time, in passes over one token
-LOSS_OF_GAINS = 8.0  # of the time that earlier drafts gained, later drafts may lose this much, in passes over one token
-NEGLIGIBLE_LOSS = 0.02  # a loss below this fraction of a pass over one token is ignored
-MAX_TRIAL_GAP = 256  # maximum rounds between two trial drafts while drafting does not pay
+INITIAL_ALLOWANCE_WITHOUT_PRIOR = 1.0
+ALLOWANCE_PER_TOKEN = 0.04  # each new token raises the allowance by this
+MAX_ALLOWANCE = 8.0  # what drafts gain raises the allowance up to this
+TRIALS_PER_TOKEN = 0.01  # each new token lets trial drafts lose this much more time, in passes over one token
 MAX_CHAIN_TRIAL_GAP = 96  # maximum rounds with trees before a chain is tried again, to measure what chains accept
 MAX_ENDING_CHAIN_TRIAL_GAP = 24  # the same for drafters that may end chains early: their chains cost little
 # after this many rounds at a batch size, its own times are used; before, those of a larger batch size
 MIN_ROUNDS_AT_BATCH_SIZE = 6
-MAX_INITIAL_TRIAL_GAP = 8  # maximum rounds between two trial drafts when a `generate` call begins
 # maximum nodes of a trial draft, that is, of a draft made only to measure whether drafting pays now
 MAX_TRIAL_NODES = 7
 NODE_COST_CHAIN_LENGTH = 8  # the time of one more node is estimated from chains of at most this many nodes
@@ -98,22 +97,18 @@ class Budget:
         self, statistics: DecodingStatistics, key: MeasurementKey, prior: Sequence[float] = (), stops: bool = False
     ) -> None:
         self._stops = stops
-        self._loss_allowance = INITIAL_LOSS_ALLOWANCE if stops or prior else INITIAL_LOSS_WITHOUT_PRIOR
+        self._has_prior = bool(prior)
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
         self._is_trial = False  # whether the plan is a trial draft: no gain is expected from it, it only measures
-        self._rounds_since_trial = 0  # rounds since the last trial draft
         self._rounds_since_plain = 0  # rounds since the last target pass without a draft
-        self._tokens = 0.0  # new tokens per row so far, mean over the rows
         self._rate = 0.0  # tokens a second in each batch row that the best draft size is expected to give
-        # [whether the round waited for a CPU]: batch size -> (seconds, new tokens per row) of all rounds in which the
-        # drafter was called
-        self.drafting_totals: tuple[dict[int, tuple[float, float]], ...] = ({}, {})
+        # passes over one token that this call's drafts may still lose
+        self.allowance = INITIAL_ALLOWANCE if stops or prior else INITIAL_ALLOWANCE_WITHOUT_PRIOR
         self._lock = statistics.lock
         with self._lock:
             self._measured = statistics.of(key, prior)
-            self._acceptance = self._measured.acceptance
-            self._acceptance.gap = min(self._acceptance.gap, MAX_INITIAL_TRIAL_GAP)
+            self.acceptance = self._measured.acceptance.at_start_of_call()
 
     @classmethod
     def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
@@ -174,34 +169,28 @@ class Budget:
         with self._lock:
             self._measured.waited_for_cpu = starved
             target, chain, tree = self._curves(batch)
-            size, plan, acceptance = max(draft_sizes), self._plan, self._acceptance
+            size, plan, acceptance = max(draft_sizes), self._plan, self.acceptance
             columns = max(columns, size)
             target.add(columns, target_seconds)
             self._rounds_since_plain = 0 if columns == 1 else self._rounds_since_plain + 1
             tokens = 1 + sum(accepted) / len(accepted)
-            self._tokens += tokens
-            self._rounds_since_trial += 1
+            self.allowance = min(self.allowance + ALLOWANCE_PER_TOKEN * tokens, MAX_ALLOWANCE)
+            self._measured.allow_trials(TRIALS_PER_TOKEN * tokens)
             if not plan.nodes:
                 return
-            acceptance.learn(plan, draft_sizes, depth, accepted, self._stops)
+            for counts in (acceptance, self._measured.acceptance):
+                counts.learn(plan, draft_sizes, depth, accepted, self._stops)
             draft = tree if plan.nodes > plan.depth else chain
             ending = self._stops and plan.nodes == plan.depth
             levels = max(size - 1, 1) if ending else plan.depth
             if size > 1 or not ending:
                 draft.add(levels, draft_seconds)  # not for a chain that ended before its first node: it has no depth
             plain = self.plain_seconds(batch)
-            cost = target.capped_estimate(columns, plain) + draft.pessimistic_estimate(levels)
-            if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < MIN_BUCKET_TIMINGS:
-                cost = min(cost, tokens * plain)  # with few timings, a round with accepted tokens counts as no loss
-            totals = self.drafting_totals[starved]
-            spent, gained = totals.get(batch, (0.0, 0.0))
-            totals[batch] = (spent + cost, gained + tokens)
-            loss = cost - tokens * plain
-            if loss <= 0:
-                acceptance.gap = 1
-            elif loss > NEGLIGIBLE_LOSS * plain and self._is_trial:
-                acceptance.gap = min(2 * acceptance.gap, MAX_TRIAL_GAP)
-                self._rounds_since_trial = 0
+            if plain:
+                gain = tokens - 1 - _extra_passes(target, draft, columns, levels, plain)
+                self.allowance = min(self.allowance + gain, MAX_ALLOWANCE)
+                if self._is_trial:
+                    self._measured.allow_trials(gain)
 
     def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
         """Return the cost curves for batches of `batch` rows, of the last round's clock.
@@ -273,22 +262,6 @@ class Budget:
         plain = target.at(1)
         return max(0.0, target.capped_estimate(2, plain) / plain - 1) if plain and target.max_timed > 1 else 0.0
 
-    def _max_loss(self, plain: float) -> float:
-        """Return how many seconds the next round may take longer than plain decoding.
-
-        The limit grows with the tokens decoded so far.
-
-        Args:
-            plain: Seconds of a target pass over one token.
-        """
-        starved = self._measured.waited_for_cpu
-        totals, other_totals = self.drafting_totals[starved], self.drafting_totals[not starved]
-        lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in totals.items())
-        for batch, (spent, gained) in other_totals.items():  # in passes, as the other clock measured them
-            other_plain = self.plain_seconds(batch, not starved)
-            lost += (spent / other_plain - gained) * self.plain_seconds(batch) if other_plain else 0.0
-        return (self._loss_allowance + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
-
     def _rate_plans(
         self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
     ) -> list[RatedPlan]:
@@ -298,7 +271,7 @@ class Budget:
             target, chain, tree: Cost curves, as `_curves` returns them.
             chances: [i]: chance that node i + 1 of a chain is accepted if node i was.
         """
-        acceptance, plain = self._acceptance, target.at(1)
+        acceptance, plain = self.acceptance, target.at(1)
         drafted, gains = range(1, MAX_CHAIN_NODES + 1), list(accumulate(accumulate(chances, _product)))
         if self._stops:
             drafted, gains = acceptance.ending_chains(chances)
@@ -328,34 +301,29 @@ class Budget:
         target, chain, tree = self._best_curves(batch)
         if self._must_time_plain(batch, target):
             return NO_DRAFT, False
-        acceptance, plain = self._acceptance, target.at(1)
+        acceptance, plain = self.acceptance, target.at(1)
         chances = acceptance.chain()
-        is_reliable = chances[0] > RELIABLE_ACCEPTANCE
         rated = self._rate_plans(target, chain, tree, chances, self._reach(target, chain))
         self._rate = rated[0].rate
-        # The curves may be measured at another batch size. So the allowed loss is multiplied by the ratio of the times
-        # of a one-token pass at the two batch sizes.
-        own_plain = self.plain_seconds(batch)
-        max_loss = self._max_loss(own_plain) * plain / own_plain if own_plain else self._loss_allowance * plain
 
-        # the plans that lose at most the allowed time if nothing is accepted, those with most tokens per second first
-        affordable = (plan for plan in rated if self._possible_loss(plan, target, is_reliable) <= max_loss)
+        # the plans that may lose at most the allowance, those with most tokens per second first
+        affordable = (plan for plan in rated if self._loss(plan, target) <= self.allowance)
         best = next(affordable, RatedPlan(0.0, 0.0, NO_DRAFT, chain))
         if best.rate * plain < MIN_SPEEDUP:
-            return self._choose_unprofitable([best, *affordable], plain, chain)
+            return self._choose_trial(rated, target), True
         chosen = _most_accepted(best, affordable, plain)
-        if chosen.nodes > chosen.depth and not acceptance.prior and acceptance.since_chain >= acceptance.chain_gap:
+        if chosen.nodes > chosen.depth and not self._has_prior and acceptance.since_chain >= acceptance.chain_gap:
             # Draft a chain now and then: only chains show how many nodes of a chain are accepted, and chains might
             # give more tokens per second.
             chains = [
                 rating.plan
                 for rating in rated
-                if rating.plan.nodes == rating.plan.depth
-                and self._possible_loss(rating, target, is_reliable) <= max_loss
+                if rating.plan.nodes == rating.plan.depth and self._loss(rating, target) <= self.allowance
             ]
             if chains:
                 rarely = MAX_ENDING_CHAIN_TRIAL_GAP if self._stops else MAX_CHAIN_TRIAL_GAP
                 acceptance.chain_gap = min(2 * acceptance.chain_gap, rarely)
+                self._measured.acceptance.chain_gap = acceptance.chain_gap
                 # A long chain costs little if the drafter ends the chain at the first unlikely token.
                 return _longest(chains) if self._stops else chains[0], False
         return chosen, False
@@ -366,48 +334,53 @@ class Budget:
         if curve.timed >= MIN_ROUNDS_AT_BATCH_SIZE and not curve.samples(1):
             return True
         # an accuracy that was estimated beforehand (a prior) counts as one timed pass without a draft
-        timed_plain = min(target.samples(1) + bool(self._acceptance.prior), len(PLAIN_EVERY) - 1)
+        timed_plain = min(target.samples(1) + self._has_prior, len(PLAIN_EVERY) - 1)
         return self._rounds_since_plain >= PLAIN_EVERY[timed_plain]
 
     def _reach(self, target: CostCurve, chain: CostCurve) -> int:
         """Return the number of nodes that the next draft must stay below; it grows as longer passes are timed."""
         if not chain.max_timed:
             return 2  # the first draft has one node, because the drafter's cost is not known yet
-        first = INITIAL_MAX_NODES_WITH_PRIOR if self._acceptance.prior or self._stops else INITIAL_MAX_NODES
+        first = INITIAL_MAX_NODES_WITH_PRIOR if self._has_prior or self._stops else INITIAL_MAX_NODES
         return max(first + 1, 2 * target.max_timed)
 
-    def _possible_loss(self, rated: RatedPlan, target: CostCurve, is_reliable: bool) -> float:
-        """Return the seconds that a draft costs, compared with plain decoding, if none of its tokens is accepted.
+    def _loss(self, rated: RatedPlan, target: CostCurve) -> float:
+        """Return how many passes over one token a draft may lose, cautiously; 0 if it gains."""
+        extra = _extra_passes(target, rated.draft, rated.plan.nodes + 1, rated.plan.depth, target.at(1))
+        return max(extra - self._measured.acceptance.confidence * rated.accepted, 0.0)
+
+    def _choose_trial(self, rated: Sequence[RatedPlan], target: CostCurve) -> Plan:
+        """Choose a trial draft, which shows whether drafting pays now, if trials may lose what it is expected to lose.
 
         Args:
-            is_reliable: Whether the drafter's first token is usually accepted.
+            rated: All plans, the best first.
         """
-        plan, draft, plain = rated.plan, rated.draft, target.at(1)
-        columns = plan.nodes + 1
-        loss = target.capped_estimate(columns, plain) + draft.pessimistic_estimate(plan.depth) - plain
-        timed = target.samples(columns)
-        if is_reliable and timed and min(timed, draft.samples(plan.depth)) < MIN_BUCKET_TIMINGS:
-            loss = min(loss, self._loss_allowance / 2 * plain)  # one slow pass must not exclude a reliable drafter
-        return loss
-
-    def _choose_unprofitable(
-        self, affordable: Sequence[RatedPlan], plain: float, chain: CostCurve
-    ) -> tuple[Plan, bool]:
-        """Choose while no draft is expected to pay: now and then a trial draft, to measure whether one does now.
-
-        Args:
-            affordable: The best plan first; it has no nodes if no draft is affordable.
-        """
-        small = [rated.plan for rated in affordable if rated.plan.nodes <= MAX_TRIAL_NODES]
-        chains = [plan for plan in small if plan.nodes == plan.depth >= 1] if self._stops else []
-        if self._rounds_since_trial < self._acceptance.gap or not affordable[0].rate:
-            is_free = bool(chains and chain.max_timed) and chain.at(1) <= NEGLIGIBLE_LOSS * plain
-            return _longest(chains) if is_free else NO_DRAFT, False
-        if chains:
+        small = [rating for rating in rated if rating.plan.nodes <= MAX_TRIAL_NODES]
+        if self._stops:
             # A drafter that ends its chains itself wastes little on a long one. Where a pass over two tokens takes much
             # longer than one over one token, a single node could never show that longer drafts pay.
-            return _longest(chains), True
-        return next(iter(small), NO_DRAFT), True
+            chains = [rating for rating in small if rating.plan.nodes == rating.plan.depth]
+            small = sorted(chains, key=lambda rating: rating.plan.nodes, reverse=True)
+        for rating in small:
+            if self._loss(rating, target) <= self._measured.trial_allowance:
+                return rating.plan
+        return NO_DRAFT
+
+
+def _extra_passes(target: CostCurve, draft: CostCurve, columns: int, levels: int, plain: float) -> float:
+    """Return how much longer than a round without a draft a round may take, cautiously, in passes over one token.
+
+    If the drafter was timed once, it is at most one pass for each level, because the first draft includes work
+    that is done only once.
+
+    Args:
+        columns: Number of tokens of the target's pass.
+        levels: Depth of the draft.
+        plain: Seconds of a target pass over one token.
+    """
+    plain = max(plain, MIN_ROUND_SECONDS)
+    extra = (target.capped_estimate(columns, plain) + draft.pessimistic_estimate(levels)) / plain - 1
+    return min(extra, levels) if draft.samples(levels) == 1 else extra
 
 
 def _most_accepted(best: RatedPlan, others: Iterable[RatedPlan], plain: float) -> Plan:

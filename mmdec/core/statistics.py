@@ -26,12 +26,16 @@ MAX_CHAIN_NODES = 31  # maximum nodes of a chain that are observed
 ROUND_DECAY = 0.95  # each new round multiplies the weight of all earlier rounds by this factor
 # the same factor for chains that end early: their shares change slowly, so old rounds are still valid
 ENDING_CHAIN_DECAY = 0.98
+LONG_DECAY = 0.995  # the same factor for what is counted over all calls
+MAX_WEIGHT_OF_CALLS = 6.0  # a call begins with the counts of all calls, with the weight of at most this many rounds
+CONFIDENCE_WEIGHT = 4.0  # after this many counted rounds, half of an expected number of accepted nodes is relied on
 DEFAULT_ACCEPTANCE = 0.6  # assumed chance that a node is accepted, before any observation
 CHAIN_GAP = 6  # rounds with trees until a chain is drafted, only to measure what chains accept
 PRIOR_WEIGHT = 2.0  # the assumed acceptance chance has the weight of this many observed rounds
 MAX_BUCKET_TIMINGS = 15  # maximum timings that are stored for each bucket of a cost curve; older ones are dropped
 # minimum timings of a bucket of the target's cost curve; buckets with fewer are ignored as too noisy
 MIN_BUCKET_TIMINGS = 3
+MAX_TRIAL_ALLOWANCE = 1.0  # maximum time that trial drafts may lose, in passes over one token
 MAX_STORED_PAIRS = 256  # maximum pairs of target and drafter that are stored; the least recently used ones are dropped
 
 
@@ -50,6 +54,18 @@ class ChainNode:
     drafted: float = 0.0  # those in which the node was drafted
     accepted_if_planned: float = 0.0
 
+    def at_start_of_call(self) -> ChainNode:
+        """Return a copy in which all rounds so far have little weight."""
+        tried, planned = _scale(self.tried), _scale(self.planned)
+        return ChainNode(
+            tried=tried * self.tried,
+            accepted=tried * self.accepted,
+            planned=planned * self.planned,
+            begun=planned * self.begun,
+            drafted=planned * self.drafted,
+            accepted_if_planned=planned * self.accepted_if_planned,
+        )
+
 
 @final
 class Acceptance:
@@ -62,10 +78,14 @@ class Acceptance:
     Args:
         prior: Estimated chances p_1, p_2, ... that node i of a chain is accepted if node i - 1 was; nodes beyond the
             last count as never accepted. Empty: unknown.
+        decay: Each new round multiplies the weight of all earlier rounds by this factor.
+        ending_decay: The same for chains that end early.
     """
 
-    def __init__(self, prior: Sequence[float] = ()) -> None:
-        self.prior = list(prior)[:MAX_CHAIN_NODES]
+    def __init__(
+        self, prior: Sequence[float] = (), decay: float = ROUND_DECAY, ending_decay: float = ENDING_CHAIN_DECAY
+    ) -> None:
+        self.prior, self._decay, self._ending_decay = list(prior)[:MAX_CHAIN_NODES], decay, ending_decay
         self.nodes = [ChainNode() for _ in range(MAX_CHAIN_NODES)]  # [i]: node i + 1 of chains
         # tree size (nodes, depth) -> (sum of the rounds' weights, weighted sum of accepted nodes per row)
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}
@@ -75,7 +95,24 @@ class Acceptance:
         self.chains_only = 0  # how often a tree was planned but the drafter made a chain; -1 after its first tree
         self.since_chain = 0  # number of rounds with trees since the last chain
         self.chain_gap = CHAIN_GAP  # number of rounds with trees before a chain is tried; grows with each try
-        self.gap = 1  # number of rounds between two trial drafts while drafting does not pay
+        self.rounds = 0.0  # sum of the weights of all rounds
+
+    def at_start_of_call(self) -> Acceptance:
+        """Return what one call counts: a copy in which all rounds so far have little weight."""
+        own = Acceptance(self.prior)
+        own.nodes = [node.at_start_of_call() for node in self.nodes]
+        for size, (weight, accepted) in self.trees.items():
+            own.trees[size] = _scale(weight) * weight, _scale(weight) * accepted
+        scale = _scale(self.of_trees[1])
+        own.of_trees = scale * self.of_trees[0], scale * self.of_trees[1]
+        own.offered, own.chains_only = self.offered, self.chains_only
+        own.since_chain, own.chain_gap = self.since_chain, self.chain_gap
+        return own
+
+    @property
+    def confidence(self) -> float:
+        """The share of an expected number of accepted nodes that may be relied on: it grows with the counted rounds."""
+        return self.rounds / (self.rounds + CONFIDENCE_WEIGHT)
 
     def chain(self, deepest: int = MAX_CHAIN_NODES) -> list[float]:
         """Return the chances p_i that node i of a chain is accepted if node i - 1 was, for i = 1 .. `deepest`.
@@ -141,26 +178,26 @@ class Acceptance:
             ends: Whether the drafter may end chains early.
         """
         rows, longest = len(sizes), max(sizes)
-        self.offered = ROUND_DECAY * self.offered + (1 - ROUND_DECAY) * (longest > 1)
+        self.rounds = self._decay * self.rounds + 1
+        self.offered = self._decay * self.offered + (1 - self._decay) * (longest > 1)
         is_chain = depth >= longest - 1
         if plan.nodes > plan.depth:
             if longest > 2 and self.chains_only >= 0:
                 self.chains_only = self.chains_only + 1 if is_chain else -1
             weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
             mean = sum(accepted) / rows
-            self.trees[plan.nodes, plan.depth] = (ROUND_DECAY * weight + 1, ROUND_DECAY * total + mean)
+            self.trees[plan.nodes, plan.depth] = (self._decay * weight + 1, self._decay * total + mean)
             accepted_in_all, expected_in_all = self.of_trees
             expected = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, MAX_CHAIN_NODES)))
-            self.of_trees = (ROUND_DECAY * accepted_in_all + mean, ROUND_DECAY * expected_in_all + expected)
+            self.of_trees = (self._decay * accepted_in_all + mean, self._decay * expected_in_all + expected)
         self.since_chain = 0 if is_chain else self.since_chain + 1
         if ends and plan.nodes == plan.depth:
             for i, node in enumerate(self.nodes[: plan.depth], 1):
-                node.planned = ENDING_CHAIN_DECAY * node.planned + 1.0
-                node.begun = ENDING_CHAIN_DECAY * node.begun + (longest > 1)
-                node.drafted = ENDING_CHAIN_DECAY * node.drafted + (longest > i)
-                node.accepted_if_planned = (
-                    ENDING_CHAIN_DECAY * node.accepted_if_planned + sum(n >= i for n in accepted) / rows
-                )
+                hit = sum(n >= i for n in accepted) / rows
+                node.planned = self._ending_decay * node.planned + 1.0
+                node.begun = self._ending_decay * node.begun + (longest > 1)
+                node.drafted = self._ending_decay * node.drafted + (longest > i)
+                node.accepted_if_planned = self._ending_decay * node.accepted_if_planned + hit
         if is_chain:
             for i, node in enumerate(self.nodes[: plan.depth], 1):
                 # Count the rows that tried node i: they drafted it and accepted node i - 1. An empty draft counts as a
@@ -170,8 +207,12 @@ class Acceptance:
                 )
                 if not tried:
                     break
-                node.accepted = ROUND_DECAY * node.accepted + sum(n >= i for n in accepted) / rows
-                node.tried = ROUND_DECAY * node.tried + tried / rows
+                node.accepted = self._decay * node.accepted + sum(n >= i for n in accepted) / rows
+                node.tried = self._decay * node.tried + tried / rows
+
+
+def _scale(weight: float) -> float:
+    return min(1.0, MAX_WEIGHT_OF_CALLS / weight) if weight else 1.0
 
 
 def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:
@@ -317,6 +358,11 @@ class PairStatistics:
     waited_for_cpu: bool = False  # whether the thread waited for a CPU in the last round
     # power -> CPU seconds of rounds that waited for a CPU: of the target's passes, the drafter's chains, its trees
     starved_costs: dict[int, tuple[CostCurve, CostCurve, CostCurve]] = field(default_factory=lambda: {})
+    trial_allowance: float = MAX_TRIAL_ALLOWANCE  # passes over one token that trial drafts may still lose
+
+    def allow_trials(self, passes: float) -> None:
+        """Raise what trial drafts may lose by a number of passes over one token; negative: they have lost it."""
+        self.trial_allowance = min(self.trial_allowance + passes, MAX_TRIAL_ALLOWANCE)
 
     def powers(self, starved: bool = False) -> list[int]:
         """Return the keys of the batch sizes that have cost curves, in ascending order."""
@@ -387,7 +433,7 @@ class DecodingStatistics:
             statistics = self._pairs.pop(key, None)
             if statistics is None:
                 target = self._targets.setdefault((key.target, key.device), {})
-                statistics = PairStatistics(target, Acceptance(prior))
+                statistics = PairStatistics(target, Acceptance(prior, LONG_DECAY, LONG_DECAY))
             self._pairs[key] = statistics
             while len(self._pairs) > MAX_STORED_PAIRS:
                 self._drop(next(iter(self._pairs)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mmdec.core.budget import Budget
+from mmdec.core.budget import ALLOWANCE_PER_TOKEN, Budget
 from mmdec.core.statistics import MeasurementKey
 from mmdec.errors import InputError
 from mmdec.types import Plan
@@ -77,7 +77,7 @@ def test_trees_are_used_where_they_pay() -> None:
 def test_chains_that_began_badly_are_tried_again() -> None:
     """The acceptance of chains is learned only from chains: a few bad ones at first must not leave trees for ever."""
     budget = planner()
-    learned = STATISTICS.of(MeasurementKey("model", "cpu", "drafter")).acceptance
+    learned = budget.acceptance
     for _ in range(12):  # half of the first nodes accepted, and all of the trees
         learned.learn(Plan(7, 7), [8], 7, [0])
         learned.learn(Plan(7, 7), [8], 7, [1])
@@ -137,6 +137,61 @@ def test_later_calls_reuse_measurements() -> None:
     assert planner(device="cuda:0").plan(1).nodes == 0  # nothing is known of another device
     assert planner("another").plan(1).nodes == 0
     assert planner().plan(8).nodes == 0  # nor what 8 rows take
+
+
+def call(tokens: int, accepts: bool, seconds: Seconds = cliff, price: float = 0.05, first_draft: float = 0.0) -> Run:
+    """Decode one text with a drafter that ends its chains itself, and whose drafts are all right or all wrong.
+
+    Args:
+        first_draft: Additional seconds of the target and of the drafter in the first round with a draft.
+    """
+    run = Run(seconds, price)
+    budget, done = Budget(STATISTICS, MeasurementKey("model", "cpu", "drafter"), (), True), 0
+    while done < tokens:
+        run.plans.append(plan := budget.plan(1))
+        accepted = plan.depth if accepts else 0
+        target, draft = seconds(plan.nodes + 1), price * plan.depth
+        if plan.nodes:
+            target, draft, first_draft = target + first_draft, draft + first_draft, 0.0
+        budget.observe(1, [plan.nodes + 1], plan.depth, [accepted], target, draft)
+        run.seconds += target + draft
+        done += 1 + accepted
+    return run
+
+
+def speech(columns: int) -> float:
+    """Return the seconds of a pass of a small speech model on a CPU: a second column is almost free."""
+    return 1.05 if columns == 2 else 1.0 if columns == 1 else 1.3 + 0.06 * (columns - 3)
+
+
+@pytest.mark.parametrize("easy_calls", [0, 5])
+def test_a_hard_text_does_not_silence_the_next(easy_calls: int) -> None:
+    for _ in range(easy_calls):
+        call(60, accepts=True, seconds=speech)
+    call(60, accepts=False, seconds=speech)
+    assert call(60, accepts=True, seconds=speech).seconds < 0.6 * 60
+
+
+def test_a_hard_text_after_easy_ones_costs_little() -> None:
+    for _ in range(5):
+        call(60, accepts=True, seconds=speech)
+    assert call(60, accepts=False, seconds=speech).seconds < 1.1 * 60
+
+
+def test_many_calls_of_a_useless_drafter_lose_two_percent() -> None:
+    seconds = sum(call(25, accepts=False).seconds for _ in range(30))
+    assert seconds < 1.02 * 30 * 25 * cliff(1)
+
+
+def test_a_cold_first_draft_does_not_silence_the_drafter() -> None:
+    plans = call(80, accepts=True, first_draft=6.5).plans
+    assert any(plan.nodes >= 7 for plan in plans[:10])
+
+
+def test_chains_of_long_passes_are_afforded_where_they_pay() -> None:
+    """The target's pass over the longest chain takes as long as ten passes over one token."""
+    plans = call(300, accepts=True, seconds=lambda columns: 1 + 0.3 * (columns - 1)).plans
+    assert plans[-1].nodes == 31
 
 
 def test_drafting_resumes_when_the_text_becomes_predictable() -> None:
@@ -238,14 +293,14 @@ def test_shrinking_batches_need_no_new_timing() -> None:
 
 
 def test_what_is_lost_on_fewer_rows_is_counted() -> None:
-    """Planned by what more rows taught, where no plain pass was timed: the totals know what one would take."""
+    """Planned by what more rows taught, where no plain pass was timed: the allowance knows what one would take."""
     budget = planner(prior=[0.9] * 8)
     Batch(budget, cliff, 4).run(8, 30)
+    before = budget.allowance
     plans = Batch(budget, cliff, 0).run(1, 6)
     assert all(plan.nodes for plan in plans)
-    spent, gained = budget.drafting_totals[False][1]
-    assert spent == pytest.approx(sum(cliff(1 + plan.nodes) + 0.01 * plan.depth for plan in plans), rel=0.01)
-    assert gained == 6
+    lost = sum(cliff(1 + plan.nodes) + 0.01 * plan.depth for plan in plans) / budget.plain_seconds(1) - 6
+    assert before - budget.allowance == pytest.approx(lost - 6 * ALLOWANCE_PER_TOKEN, rel=0.05)
     assert budget.plain_seconds(1) == pytest.approx(1.0, rel=0.15)
     later = Batch(budget, cliff, 0).run(1, 60)
     assert sum(plan.nodes > 0 for plan in later[40:]) <= 5
