@@ -39,6 +39,7 @@ SCORE_TOLERANCE = 1e-3  # alignments whose log-probabilities differ by less than
 # a token counts as missing in the transcript if it lowers the alignment's score by more than 2 nats
 MISSING_TOKEN_SCORE = -2.0
 TIMESTAMP_CHANCE = 0.1  # assumed chance that a timestamp computed from the frames equals the model's
+WHOLE_SECOND_CHANCES = 0.4, 0.1  # assumed chances that the last one is the nearest whole second, or the next nearest
 END_CHANCE = 0.7  # assumed chance that the model's text ends where the transcript ends
 SAME_TIME_CHANCE = 0.9  # assumed chance that a segment begins with the timestamp at which the last one ended
 REST_CHANCE = 0.3  # assumed chance that a word goes on as in the transcript, though its beginning is missing there
@@ -411,10 +412,23 @@ class Ctc:
         if branch.word:
             yield 1.0, branch._replace(word=b"", tokens=tuple(self.pieces.merges.tokens(branch.word)))
         elif row.timed and branch.has_words:
-            time = self._time(alignment.bins[-1].first if alignment.bins else alignment.frames)
-            yield TIMESTAMP_CHANCE, branch._replace(tokens=(time, self.end), is_over=True)
+            for time, chance in self._last_times(alignment):
+                yield chance, branch._replace(tokens=(time, self.end), is_over=True)
         else:
             yield END_CHANCE, branch._replace(tokens=(self.end,), is_over=True)
+
+    def _last_times(self, alignment: Alignment) -> Iterator[tuple[int, float]]:
+        """Return the likeliest timestamps of the last segment's end, with their chances.
+
+        They are where the head hears it, and the whole seconds around it, which Whisper often writes there.
+        """
+        heard = self._time(alignment.bins[-1].first if alignment.bins else alignment.frames)
+        yield heard, TIMESTAMP_CHANCE
+        before = (heard - self.first_time) // TIMESTAMPS_PER_SECOND * TIMESTAMPS_PER_SECOND + self.first_time
+        around = sorted((before, before + TIMESTAMPS_PER_SECOND), key=lambda time: abs(time - heard))
+        for time, chance in zip(around, WHOLE_SECOND_CHANCES, strict=True):
+            if self.first_time < time <= self._time(alignment.frames) and time != heard:
+                yield time, chance
 
     def _weigh(self, choices: Sequence[tuple[int, float]], history: tuple[int, ...]) -> Sequence[tuple[int, float]]:
         """Multiply each choice's probability by how much likelier the n-gram finds it after `history` than elsewhere.

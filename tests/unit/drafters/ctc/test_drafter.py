@@ -228,6 +228,16 @@ def test_segments_end_where_a_mark_is_heard() -> None:
     assert run(made, path, [1]) == [0, 5, EOT]
 
 
+def test_the_last_segment_ends_at_a_whole_second_or_where_it_is_heard() -> None:
+    made = drafter()
+    a, e, space = (made.pieces.of_token(number)[0] for number in (1, 5, 0))
+    path = [a, *[0] * 50, space, e, *[0] * 40]  # the last piece at 1.04 s, in 1.86 s
+    draft = grow(made, logprobs_of_path(path, len(made.pieces)), [1], Plan(5, 9), timed=True)
+    # 2 s is beyond the window
+    assert draft.tokens[0, 1:].tolist() == [0, 5, TIMESTAMPS + 50, EOT, TIMESTAMPS + 52]
+    assert draft.parents[0, 1:].tolist() == [0, 1, 2, 3, 2]
+
+
 def test_a_misheard_word_is_dropped_to_its_end() -> None:
     made = drafter()
     space, s, t, e, a = (made.pieces.of_token(number)[0] for number in (0, 19, 20, 5, 1))
