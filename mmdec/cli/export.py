@@ -23,7 +23,10 @@ def drafter(
         str, typer.Argument(metavar="IN", help="A drafter's folder or Hugging Face id, or <model>/<drafter>.")
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the export.")],
-    to: Annotated[str, typer.Option("--to", help="speculators (vLLM, mlx-vlm) or flat (SGLang, llama.cpp).")],
+    to: Annotated[
+        str,
+        typer.Option("--to", help="speculators (vLLM, mlx-vlm) or flat (SGLang, llama.cpp; heads: as published)."),
+    ],
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="The target. Default: the one that the drafter was trained for.")
     ] = None,
@@ -37,7 +40,7 @@ def drafter(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an EAGLE-3, P-EAGLE or DFlash network for vLLM, SGLang, llama.cpp or mlx-vlm."""
+    """Write an EAGLE-3, P-EAGLE or DFlash network for vLLM, SGLang, llama.cpp or mlx-vlm, or heads as published."""
     from mmdec.pretrained.export import export_drafter
 
     folder = export_drafter(source, output, cast(Any, to), model=model, num_speculative_tokens=num_speculative_tokens)

@@ -1,10 +1,12 @@
 """Writes drafters in formats that inference engines read: that of the package speculators (vLLM, mlx-vlm), and the
-"flat" one (SGLang, llama.cpp). Each network is converted in its own folder (`DraftNetwork.export`).
+"flat" one (SGLang, llama.cpp; for heads that of their authors). Each network is converted in its own folder
+(`DraftNetwork.export`).
 
 | network | speculators | flat |
 |---|---|---|
 | EAGLE-3, P-EAGLE | `Eagle3DraftModel`, `PEagleDraftModel` | `midlayer.*`, as SafeAILab and SpecForge have it |
 | DFlash | `DFlashDraftModel`; an LM head only where the network has its own | z-lab's, which has none |
+| heads | - | that of Medusa, Hydra, ReDrafter or MLPSpeculator, by their kind |
 
 No engine reads networks of other drafters. Each field for which engines have different defaults is written. If the
 format cannot describe something that the network computes, the export raises InputError. Fields that only mmdec reads
@@ -49,7 +51,7 @@ def export_drafter(
     Args:
         source: A drafter's folder in mmdec's or a published format, a hub id, or "<model>/<drafter>" for a shipped one.
         directory: The new folder. If writing fails, no folder is left.
-        to: "speculators" (vLLM, mlx-vlm) or "flat" (SGLang, llama.cpp).
+        to: "speculators" (vLLM, mlx-vlm) or "flat" (SGLang, llama.cpp; for heads their authors' layout).
         model: The target: a directory, a shipped name or a hub id. Default: the one that the drafter was trained for.
         num_speculative_tokens: Number of tokens that an engine drafts in a round; only for "speculators". Default: 3;
             for a DFlash, as many as its block drafts.
@@ -75,8 +77,8 @@ def export_drafter(
     network = read_network(path)
     if not isinstance(network, DraftNetwork) or network.engine_name is None:
         raise InputError(
-            f"`source` must hold EAGLE-3, P-EAGLE or DFlash, but '{path}' holds {network.system}, which no engine "
-            "reads. Train one of these, or serve the model with mmdec."
+            f"`source` must hold EAGLE-3, P-EAGLE, DFlash or heads, but '{path}' holds {network.system}, which no "
+            "engine reads. Train one of these, or serve the model with mmdec."
         )
     served = _find_target(network, model)
     network.config = network.config.for_depth(served.depth)
@@ -147,6 +149,8 @@ def _card(network: DraftNetwork, exported: Exported, served: ExportTarget, to: s
             + f"\n```\nvllm serve {served.name} --speculative-config '"
             + (json.dumps({"method": method, "model": "THIS_FOLDER", "num_speculative_tokens": count}) + "'\n```\n")
         )
+    if network.system == "heads":
+        return text
     return text + (
         f"\n```\npython -m sglang.launch_server --model-path {served.name} --speculative-algorithm {method.upper()} "
         "--speculative-draft-model-path THIS_FOLDER\n```\n"

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import mmdec
+from mmdec.drafters.heads.checkpoint import UNREAD
 from mmdec.drafters.heads.network import HeadsConfig
 from mmdec.errors import InputError
-from mmdec.pretrained.drafters import convert, read_network
+from mmdec.pretrained.drafters import convert, read_network, save_network
+from mmdec.pretrained.export import export_drafter
+from tests.support.draft_networks import draft_network
 from tests.support.naive_heads import naive_heads
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 
@@ -146,6 +149,77 @@ def test_tensors_keep_their_places(tmp_path: Path) -> None:
     moved = hidden + torch.nn.functional.silu(state["1.0.linear.weight"] @ hidden + state["1.0.linear.bias"])
     drafted = naive_heads(dict(network.state_dict()), network.config, hidden, words, embedding, embedding)
     torch.testing.assert_close(drafted, state["1.1.weight"] @ moved)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    MODEL.config.save_pretrained(folder)
+    return folder
+
+
+EXPORTED: dict[str, tuple[str, dict[str, Any]]] = {  # the published layout, and options of the network
+    "medusa": ("medusa", {"kind": "medusa", "lm_heads": "each"}),
+    "hydra": ("hydra", {"blocks": 2, "lm_heads": "each", "lm_head_bias": True}),
+    "hydra++": ("hydra++", {"blocks": 2, "lm_heads": "each", "lm_head_bias": True, "prefix_layer": True}),
+    "redrafter": ("redrafter", {"kind": "recurrent", "lm_heads": "one"}),
+    "redrafter-narrow": ("redrafter-narrow", {"kind": "recurrent", "lm_heads": "one", "inner_size": 40}),
+    "redrafter-sum": ("redrafter-sum", {"kind": "recurrent", "lm_heads": "one", "inner_size": 40, "summed": True}),
+    "mlp": ("mlp", {"kind": "mlp", "lm_heads": "each", "inner_size": 24}),
+    "mlp-tied": ("", {"kind": "mlp", "lm_heads": "one", "tied": True, "scale_input": True}),
+}
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_export_and_import_is_the_identity(name: str, tmp_path: Path, target: Path) -> None:
+    """The exported tensors are the published ones, by name and shape, and give the same network."""
+    layout, options = EXPORTED[name]
+    network: Any = draft_network("heads", MODEL, **{"heads": HEADS, **options})
+    save_network(network, tmp_path / "own")
+    out = export_drafter(tmp_path / "own", tmp_path / "out", "flat", model=target)
+    state = load_file(out / "model.safetensors")
+    if layout:
+        assert state.keys() == LAYOUTS[layout][0].keys() - UNREAD
+    again: Any = read_network(out)
+    assert again.max_depth == network.max_depth
+    assert again.config.target == str(target)
+    layer = ("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_theta")
+    for field in ("kind", "blocks", "lm_heads", "tied", "summed", *(layer if network.config.prefix_layer else ())):
+        assert getattr(again.config, field) == getattr(network.config, field), field
+    hidden, tokens = torch.randn(1, 1, SIZE), torch.tensor([[5]])
+    embed = MODEL.get_input_embeddings()
+    both = [one.heads.step(one.heads.begin(hidden), tokens, 0, embed) for one in (network, again)]
+    assert torch.equal(*both)
+    for key, value in network.state_dict().items():
+        assert torch.equal(again.state_dict()[key], value), key
+
+
+def test_hydra_gets_a_bias_that_its_code_would_draw(tmp_path: Path, target: Path) -> None:
+    save_network(draft_network("heads", MODEL, heads=HEADS, lm_heads="each"), tmp_path / "own")
+    state = load_file(export_drafter(tmp_path / "own", tmp_path / "out", "flat", model=target) / "model.safetensors")
+    assert all(not state[f"hydra_lm_head.{head}.bias"].any() for head in range(HEADS))
+
+
+@pytest.mark.parametrize(
+    ("options", "to", "match"),
+    [
+        ({"lm_heads": "each"}, "speculators", "`to` must be flat for heads"),
+        ({}, "flat", "`lm_heads: target`. Train with `lm_heads: each`"),
+        ({"lm_heads": "each", "previous_head": True}, "flat", "`previous_head`"),
+        ({"lm_heads": "each", "blocks": 3}, "flat", "Hydra can hold, but has blocks that differ"),
+        ({"lm_heads": "each", "kind": "medusa", "blocks": 2}, "flat", "Medusa can hold, but has blocks that differ"),
+        ({"lm_heads": "one", "kind": "recurrent", "lm_head_bias": True}, "flat", "`lm_head_bias`"),
+        ({"lm_heads": "each", "kind": "mlp", "prefix_layer": True}, "flat", "`prefix_layer`"),
+        ({"lm_heads": "each", "kind": "mlp", "tied": True}, "flat", "Train with `lm_heads: one`"),
+    ],
+)
+def test_heads_that_a_layout_cannot_hold_are_refused(
+    options: dict[str, Any], to: Any, match: str, tmp_path: Path, target: Path
+) -> None:
+    save_network(draft_network("heads", MODEL, **options), tmp_path / "own")
+    with pytest.raises(InputError, match=match):
+        export_drafter(tmp_path / "own", tmp_path / "out", to, model=target)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("copies", [1, 2, HEADS])
