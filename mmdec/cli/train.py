@@ -43,6 +43,12 @@ def drafter(
     system: Annotated[
         str, typer.Option(help="eagle3, dflash, eagle, msd, specvlm, vispec, flash, heads or prompt_tokens.")
     ] = "eagle3",
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="dflash: vanilla, gated or rnn (DSpark), dflash2, domino. heads: medusa, hydra, recurrent, mlp."
+        ),
+    ] = None,
     minutes: Annotated[float, typer.Option(min=0.1, max=100_000, help="Time limit in minutes.")] = 30.0,
     images: Annotated[
         Path | None, typer.Option(help="Folder of the pictures that --data names. Default: images/ next to it.")
@@ -61,7 +67,9 @@ def drafter(
     check_finite("minutes", minutes, "Give 30, for instance.")
     from mmdec.drafters.networks.training.train_for_model import DrafterRun, train_drafter
 
-    run = DrafterRun(model, data, output, system, minutes, images, prompt, questions, max_tokens, allow_absolute_paths)
+    run = DrafterRun(
+        model, data, output, system, minutes, images, prompt, questions, max_tokens, allow_absolute_paths, head
+    )
     with _stdout_is_stderr(), progress_bar(count=True) as bar:
         task = bar.add_task("the model answers", total=None)
         result = train_drafter(run, lambda done, total: bar.update(task, completed=done, total=total), log, start=start)

@@ -55,11 +55,24 @@ def texts(base: Path, listed: Path, drafter: Any) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("system", ["eagle3", "eagle", "dflash", "heads", "prompt_tokens"])
-def test_a_language_model_gets_a_drafter(system: str, workplace: Path) -> None:
+@pytest.mark.parametrize(
+    ("system", "head"),
+    [
+        ("eagle3", None),
+        ("eagle", None),
+        ("dflash", None),
+        ("dflash", "vanilla"),
+        ("dflash", "dflash2"),
+        ("dflash", "domino"),
+        ("heads", None),
+        ("heads", "mlp"),
+        ("prompt_tokens", None),
+    ],
+)
+def test_a_language_model_gets_a_drafter(system: str, head: str | None, workplace: Path) -> None:
     base, listed = write_llama(workplace / "llama"), workplace / "questions.txt"
     listed.write_text("\n".join(f"{asked} {word}?" for asked in ASKED for word in ["red", "green", "blue", "grey"]))
-    result = call(base, listed, "--system", system, "--json")
+    result = call(base, listed, "--system", system, "--json", *(() if head is None else ("--head", head)))
     summary, log = json.loads(result.stdout), result.stderr
     assert "on dev: tokens a round in chains" in log
     assert ("chains of 4 give about" in log) == (system not in ("eagle", "prompt_tokens"))
@@ -69,6 +82,7 @@ def test_a_language_model_gets_a_drafter(system: str, workplace: Path) -> None:
     assert summary["chain"] >= 1
     settings = json.loads(Path("out/drafter/config.json").read_text(encoding="utf-8"))
     assert (settings["system"], settings["target"]) == (system, "llama")
+    assert head is None or head == settings["kind" if system == "heads" else "head"]
     assert texts(base, listed, "out/drafter") == texts(base, listed, None)
 
 
@@ -93,6 +107,8 @@ def test_repeating_the_call_resumes(workplace: Path) -> None:
     ("options", "message"),
     [
         (("--system", "medusa"), "`--system` must be"),
+        (("--system", "dflash", "--head", "hydra"), "`--head` must be .*vanilla"),
+        (("--system", "eagle", "--head", "hydra"), "`--head` must be left out for eagle"),
         (("--data", "none.csv"), "`--data` must be a file that ends in"),
         (("--model", "no/such/model"), "`--model` must be a model of transformers"),
     ],
