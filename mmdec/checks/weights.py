@@ -274,21 +274,35 @@ def build_with_weights(build: Callable[[], N], state: Mapping[str, Tensor], argu
     return network
 
 
-def load_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, argument: str = "model") -> P:
+def load_pretrained(
+    network: type[P], config: PreTrainedConfig, folder: Path, argument: str = "model", converted: bool = True
+) -> P:
     """Load the weights in `folder` into one of transformers' networks, in float32 and evaluation mode.
 
     Args:
         network: The class.
         config: Its configuration, which the caller has read from the folder.
+        converted: Whether transformers converts weights of this kind of model when it loads them. If not, they are put
+            into the network as they are, if they are complete: transformers' table of conversions alone takes longer.
 
     Raises:
         InputError: If weights are missing, have other shapes, are damaged or are not finite.
     """
     state = read_weights(weight_files(folder, argument), argument)
     check_counts(config.to_dict(), state, argument)
+    config.dtype = torch.float32
     with torch.device("meta"):
-        shapes = {name: value.shape for name, value in network(config).state_dict().items()}
+        empty = network(config)
+    shapes = {name: value.shape for name, value in empty.state_dict().items()}
     _check_shapes({name: value for name, value in state.items() if name in shapes}, shapes, argument, folder)
+    # buffers that no file holds would stay empty
+    needed = {name for name, _ in (*empty.named_parameters(), *empty.named_buffers())}
+    complete = needed - empty.all_tied_weights_keys.keys() <= state.keys()
+    if complete and not converted and getattr(config, "quantization_config", None) is None:
+        empty.load_state_dict({name: value.float() for name, value in state.items()}, strict=False, assign=True)
+        empty.tie_weights()
+        empty.config._name_or_path = str(folder)
+        return empty.eval()
     from transformers.utils import logging  # imported here because it imports much of transformers
 
     bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()

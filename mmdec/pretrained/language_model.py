@@ -176,7 +176,7 @@ def read_language_model(directory: Path, argument: str = "model") -> PreTrainedM
 
 
 def read_network(
-    directory: Path, config_type: Any, network: Any, what: str, argument: str = "model"
+    directory: Path, config_type: Any, network: Any, what: str, argument: str = "model", converted: bool = True
 ) -> PreTrainedModel:
     """Load the model in a folder, in float32 on the CPU, in evaluation mode.
 
@@ -184,6 +184,7 @@ def read_network(
         config_type: Class of the configuration in transformers.
         network: Class of the model in transformers.
         what: The kind of model in words, for errors.
+        converted: Whether transformers converts weights of this kind of model when it loads them.
 
     Raises:
         InputError: If a file is damaged.
@@ -193,7 +194,7 @@ def read_network(
         config = config_type.from_dict(
             {name: value for name, value in settings.items() if name not in REJECTED_SETTINGS}
         )
-        model = load_pretrained(cast(type[PreTrainedModel], network), config, directory, argument)
+        model = load_pretrained(cast(type[PreTrainedModel], network), config, directory, argument, converted)
         if (directory / GENERATION_FILE).is_file():
             model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION_FILE))
             check_generation(model.generation_config, config.get_text_config(decoder=True), directory)

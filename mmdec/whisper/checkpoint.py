@@ -212,7 +212,7 @@ def read_model(directory: Path) -> WhisperForConditionalGeneration:
     Raises:
         InputError: If files are damaged or outside the directory.
     """
-    model = read_network(directory, WhisperConfig, WhisperForConditionalGeneration, "Whisper")
+    model = read_network(directory, WhisperConfig, WhisperForConditionalGeneration, "Whisper", converted=False)
     # older folders have the generation settings in the model's config.json
     if not (directory / GENERATION_FILE).is_file():
         with report_damage(f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version"):
