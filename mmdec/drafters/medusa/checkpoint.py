@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -112,7 +112,7 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
                 f"{config.base or 'another model'}; use heads trained for this model."
             )
     heads = build_with_weights(lambda: MedusaHeads(config), state, "directory", folder)
-    return Medusa(heads.to(model.device, model.dtype), model.proj_out, ranks)
+    return Medusa(heads.to(model.device, model.dtype), cast(nn.Linear, model.proj_out), ranks)
 
 
 def _takes_heads(model: PreTrainedModel) -> bool:
