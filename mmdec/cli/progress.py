@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mmdec.checks.files import printable
@@ -22,22 +24,24 @@ PROGRESS_INTERVAL = 30.0  # seconds between two lines of progress; shorter work 
 def show_loading(model: str, quiet: bool = False) -> Iterator[None]:
     """Print "loading ..." on a terminal if the block takes more than half a second (importing torch, reading weights).
 
-    Nothing is printed if stderr is not a terminal.
+    Nothing is printed if stderr is not a terminal. Meanwhile the garbage collector pauses, because what the block makes
+    stays until the program ends, and later collections leave it out.
 
     Args:
         quiet: Print nothing at all.
     """
-    if quiet or not sys.stderr.isatty():
+    with ExitStack() as stack:
+        if not quiet and sys.stderr.isatty():
+            line = f"loading {printable(model)} ..."
+            waiting = threading.Timer(LOADING_DELAY, lambda: print(line, file=sys.stderr, flush=True))
+            waiting.daemon = True
+            waiting.start()
+            stack.callback(waiting.cancel)
+        gc.disable()
+        stack.callback(gc.enable)
         yield
-        return
-    line = f"loading {printable(model)} ..."
-    waiting = threading.Timer(LOADING_DELAY, lambda: print(line, file=sys.stderr, flush=True))
-    waiting.daemon = True
-    waiting.start()
-    try:
-        yield
-    finally:
-        waiting.cancel()
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # libraries such as triton report objects that are still there at the very end
 
 
 @contextmanager

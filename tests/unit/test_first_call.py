@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from mmdec.checks import weights
 from mmdec.checks.weights import load_pretrained, read_settings
+from mmdec.cli.progress import show_loading
 from mmdec.hub.find import find_model
 from mmdec.whisper.checkpoint import WHISPER_FILES, WHISPER_KIND, read_model
 
@@ -81,3 +83,19 @@ def test_a_whisper_is_loaded_as_transformers_loads_it() -> None:
     assert ours.proj_out.weight is ours.model.decoder.embed_tokens.weight
     assert ours.config == stock.config
     assert (ours.dtype, ours.training) == (stock.dtype, stock.training)
+
+
+def test_a_command_leaves_its_model_out_of_collections() -> None:
+    try:
+        with show_loading("tiny", quiet=True):
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+
+
+def test_collection_goes_on_after_a_model_that_cannot_be_loaded() -> None:
+    with pytest.raises(ValueError, match="damaged"), show_loading("tiny", quiet=True):
+        raise ValueError("damaged")
+    assert gc.isenabled()
