@@ -7,8 +7,8 @@ pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -22,9 +22,8 @@ from mmdec.checks.arguments import (
     check_instance,
     check_methods,
     check_whole,
-    options_error,
 )
-from mmdec.checks.devices import PASSED_ON, check_same_dtype
+from mmdec.checks.devices import check_same_dtype
 from mmdec.core.budget import Nodes
 from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
@@ -40,8 +39,8 @@ from mmdec.generation.inputs import (
     MAX_SEQUENCES,
     check_named_inputs,
     check_options,
-    generate_option_names,
     heal_tokens,
+    options_errors,
     prompt_inputs,
     tokenizer_options,
 )
@@ -398,7 +397,7 @@ class GenerateCall:
         check_same_dtype(own.pop("dtype", None), model.dtype)
         if speculation.options.samples is not None:
             own.setdefault("do_sample", speculation.options.samples)
-        with _refusals(model, options):
+        with _errors(model, options):
             strings, heals = tokenizer_options(own, model)
             tokenizer = own.pop("tokenizer", None)
             if strings is not None:
@@ -414,7 +413,7 @@ class GenerateCall:
         model: Any = self.model
         arguments = {*signature(model.generate).parameters, *UNNAMED_ARGUMENTS} - {"generation_config"}
         settings = {name: value for name, value in self.options.items() if name not in arguments}
-        with _refusals(model, self.given):
+        with _errors(model, self.given):
             config, inputs = model._prepare_generation_config(settings.pop("generation_config", None), **settings)
             model._validate_model_kwargs(inputs)
             model._prepare_special_tokens(config, device=model.device)
@@ -436,7 +435,7 @@ class GenerateCall:
         named = prompt_inputs(model, inputs)
         check_named_inputs(named, self.given)
         # In error messages, name the options if there are any: model inputs are rarely the cause.
-        with _refusals(model, {*self.given} - {"tokenizer"} or {*named} - {"input_ids"}):
+        with _errors(model, {*self.given} - {"tokenizer"} or {*named} - {"input_ids"}):
             if self.heals:
                 ids, mask = named["input_ids"], named.get("attention_mask")
                 named["input_ids"] = heal_tokens(ids, mask, model, self.tokenizer)
@@ -456,20 +455,9 @@ def check_model(model: object) -> None:
     check_instance("model", model, PreTrainedModel, "a loaded model of transformers", remedy)
 
 
-@contextmanager
-def _refusals(model: PreTrainedModel, names: Collection[str]) -> Generator[None]:
-    """Turn errors of transformers' preparation, which may raise anything, into InputErrors.
-
-    Args:
-        names: Names of the options that may be the cause.
-    """
-    try:
-        yield
-    except PASSED_ON:
-        raise
-    except Exception as error:
-        known = {*generate_option_names(model), *signature(generate).parameters}
-        raise options_error({*names} - {"tokenizer"}, error, known) from error
+def _errors(model: PreTrainedModel, passed: Collection[str]) -> AbstractContextManager[None]:
+    """Return a context manager that names these options in what transformers raises for them."""
+    return options_errors(model, {*passed} - {"tokenizer"}, signature(generate).parameters)
 
 
 @final

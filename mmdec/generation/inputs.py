@@ -6,7 +6,8 @@ What transformers would only notice while decoding, or not at all, raises an err
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any, cast
 
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, PreTrainedModel
 
-from mmdec.checks.arguments import check_callable, check_instance, check_whole, show
+from mmdec.checks.arguments import check_callable, check_instance, check_whole, options_error, show
+from mmdec.checks.devices import PASSED_ON
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 
@@ -199,3 +201,20 @@ def generate_option_names(model: PreTrainedModel) -> set[str]:
     functions: tuple[Any, ...] = (model.generate, model.prepare_inputs_for_generation, model.forward)
     parameters = {name for function in functions for name in signature(function).parameters}
     return {name for name in {*parameters, *vars(GenerationConfig())} if not name.startswith("_")}
+
+
+@contextmanager
+def options_errors(model: PreTrainedModel, passed: Collection[str], others: Collection[str] = ()) -> Generator[None]:
+    """Context manager: turn what transformers raises for options, which may be anything, into InputErrors.
+
+    Args:
+        model: The model.
+        passed: Names of the options that may be the cause.
+        others: Names of the call's arguments that are not `model.generate`'s, for suggestions.
+    """
+    try:
+        yield
+    except PASSED_ON:
+        raise
+    except Exception as error:
+        raise options_error(passed, error, {*generate_option_names(model), *others}) from error

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import UnknownOption, options_error, show
-from mmdec.checks.devices import PASSED_ON
+from mmdec.checks.arguments import UnknownOption, show
 from mmdec.errors import InputError
 from mmdec.generation.inputs import generate_option_names
 from mmdec.targets.decoder import DecoderTarget
@@ -54,21 +52,6 @@ def check_generate_options(
             raise InputError(f"`{name}` must be left out, but is {show(value)}. {remedy}")
         if value is not None and name not in known:
             raise UnknownOption(name, known)
-
-
-@contextmanager
-def options_errors(passed: Collection[str], model: PreTrainedModel) -> Iterator[None]:
-    """Context manager: if the block raises what transformers raises for options, raise an InputError instead.
-
-    Args:
-        passed: Names of the options that the caller passed.
-    """
-    try:
-        yield
-    except PASSED_ON:
-        raise
-    except Exception as error:  # transformers raises ValueError for rejected values, and anything for wrong types
-        raise options_error(passed, error, generate_option_names(model)) from error
 
 
 def sets_length(options: Mapping[str, Any]) -> bool:

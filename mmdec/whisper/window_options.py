@@ -13,7 +13,7 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration
 
 from mmdec.checks.arguments import show
 from mmdec.errors import InputError
-from mmdec.tasks.generate_options import options_errors
+from mmdec.generation.inputs import options_errors
 
 CONDITION_TYPES = ("first-segment", "all-segments")
 # options that are read here; the generation config and the model take all others
@@ -76,7 +76,7 @@ class WindowOptions:
             InputError: For options that contradict each other or the model.
         """
         config = copy.deepcopy(cast(GenerationConfig, model.generation_config))
-        with options_errors(caller_options, model):
+        with options_errors(model, caller_options):
             others = config.update(
                 **{name: value for name, value in options.items() if name not in WINDOW_OPTION_NAMES}
             )
@@ -141,7 +141,7 @@ class WindowOptions:
 
     def errors(self, model: WhisperForConditionalGeneration) -> AbstractContextManager[None]:
         """Return a context manager that names the caller's options in what transformers raises for them."""
-        return options_errors(self.caller_options, model)
+        return options_errors(model, self.caller_options)
 
     def refuses(self, compression_ratio: float | None, avg_logprob: float | None) -> bool:
         """Return whether a text repeats itself too much or is too improbable; None: it was not measured."""
