@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from inspect import signature
 from typing import Any, TypeGuard, cast, final, overload
 
@@ -34,7 +33,7 @@ from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.generation import register_attention
 from mmdec.generation.decoding_run import DecodingRun
 from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
-from mmdec.generation.hf_bridge import keeps_state
+from mmdec.generation.hf_bridge import keeps_state, return_prepared
 from mmdec.generation.inputs import (
     MAX_SEQUENCES,
     check_named_inputs,
@@ -441,11 +440,12 @@ class GenerateCall:
                 named["input_ids"] = heal_tokens(ids, mask, model, self.tokenizer)
             everything = {**self.options, **named}
             prepared, held_back = self.target.split_inputs(everything)
-            # transformers prepares masks, processors and criteria, and calls `begin` with them instead of its own loop
-            begin = partial((speculation or self.speculation).begin, self.target)
-            run: DecodingRun = model.generate(**prepared, custom_generate=partial(begin, held_back=held_back))
-            if held_back and run.needs_all_inputs:
-                run = model.generate(**everything, custom_generate=begin)
+            ids, config, arguments = model.generate(**prepared, custom_generate=return_prepared)
+        begin = (speculation or self.speculation).begin
+        run = begin(self.target, model, ids, config, held_back=held_back, **arguments)
+        if held_back and run.needs_all_inputs:
+            ids, config, arguments = model.generate(**everything, custom_generate=return_prepared)
+            run = begin(self.target, model, ids, config, **arguments)
         return run
 
 

@@ -78,6 +78,17 @@ OTHER_LOOPS = (
 )
 
 
+def return_prepared(
+    model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
+) -> tuple[Tensor, GenerationConfig, dict[str, Any]]:
+    """A custom loop for `generate` that decodes nothing.
+
+    Returns:
+        What transformers has prepared: token ids (B, P), settings, and further arguments of a custom loop.
+    """
+    return input_ids, generation_config, inputs
+
+
 def setting(config: GenerationConfig, name: str) -> Any:
     """Return a field of the configuration, typed as `Any` for the type checker."""
     return getattr(config, name)

@@ -27,6 +27,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.steps import PassResult, Steps, compute_value, resume
 from mmdec.errors import InputError
+from mmdec.generation.hf_bridge import return_prepared
 from mmdec.generation.speculation import Speculation
 from mmdec.targets.registry import target_of
 from mmdec.tasks.usage import Usage
@@ -183,7 +184,7 @@ class WindowDecoder:
         for attempt, temperature in enumerate(options.temperatures):
             settings.do_sample = temperature is not None and temperature > 0
             settings.temperature = temperature if settings.do_sample else 1.0
-            ids, inputs, config = self._prepare(window)
+            ids, config, inputs = self._prepare(window)
             meter.begin_window(room - prompt, again=attempt > 0)
             if self._progress is not None and not attempt:
                 self._progress.reach(window.seconds)
@@ -240,7 +241,7 @@ class WindowDecoder:
                 return decoded, output
         raise AssertionError("there is a last temperature")
 
-    def _prepare(self, window: Window) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
+    def _prepare(self, window: Window) -> tuple[Tensor, GenerationConfig, dict[str, Any]]:
         """Let the `generate` of all models, not Whisper's own, prepare the decoding of a window."""
         arguments = {
             "inputs": window.features,
@@ -256,7 +257,7 @@ class WindowDecoder:
         }
         generate, settings = cast(Any, GenerationMixin).generate, self._options.settings
         with self._options.errors(self._model):
-            return generate(self._model, **arguments, generation_config=settings, custom_generate=_prepared)
+            return generate(self._model, **arguments, generation_config=settings, custom_generate=return_prepared)
 
     def _no_speech_prob(self, window: Window) -> Steps[float]:
         """Return the probability that a window is silent: of its token after the start token."""
@@ -265,13 +266,6 @@ class WindowDecoder:
         logits = yield from known_logits(self._model, window.ids, window.mask, window.encoded)
         at_start = logits[0, window.ids.shape[1] - len(self._initial)]
         return float(at_start.float().softmax(-1)[self._options.settings.no_timestamps_token_id - 1])
-
-
-def _prepared(
-    model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
-) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
-    """Return what `generate` has prepared: a custom loop that decodes nothing."""
-    return input_ids, inputs, generation_config
 
 
 def _processors(
