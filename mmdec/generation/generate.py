@@ -33,7 +33,7 @@ from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.generation import register_attention
 from mmdec.generation.decoding_run import DecodingRun
 from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
-from mmdec.generation.hf_bridge import keeps_state, return_prepared
+from mmdec.generation.hf_bridge import keeps_state, return_prepared, try_late_checks
 from mmdec.generation.inputs import (
     MAX_SEQUENCES,
     check_named_inputs,
@@ -417,7 +417,8 @@ class GenerateCall:
             model._validate_model_kwargs(inputs)
             model._prepare_special_tokens(config, device=model.device)
             prompt = torch.ones((1, 1), dtype=torch.long, device=model.device)
-            model._get_logits_processor(config, 1, prompt, device=model.device)
+            processors = model._get_logits_processor(config, 1, prompt, device=model.device)
+            try_late_checks(model, prompt, processors)
         self.speculation.check_call(self.target, model, config)
 
     def prepare(self, inputs: Tensor | Mapping[str, Any], speculation: Speculation | None = None) -> DecodingRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast, final
@@ -14,6 +15,7 @@ from transformers import (
     EosTokenCriteria,
     EpsilonLogitsWarper,
     EtaLogitsWarper,
+    ForcedEOSTokenLogitsProcessor,
     GenerationConfig,
     LogitsProcessorList,
     MaxLengthCriteria,
@@ -21,6 +23,7 @@ from transformers import (
     MinPLogitsWarper,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     StopStringCriteria,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -67,6 +70,8 @@ WARPERS = (
 )
 # transformers' criteria whose result for a batch row depends only on that row, so that drafts are possible in a batch
 ROW_WISE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
+# transformers' processors that look up their tokens only in their calls
+CHECKED_LATE = (SequenceBiasLogitsProcessor, ForcedEOSTokenLogitsProcessor)
 OTHER_LOOPS = (
     "penalty_alpha",
     "dola_layers",
@@ -85,8 +90,22 @@ def return_prepared(
 
     Returns:
         What transformers has prepared: token ids (B, P), settings, and further arguments of a custom loop.
+
+    Raises:
+        Exception: What transformers would raise for tokens that the model does not have, but only while it decodes.
     """
+    try_late_checks(model, input_ids, inputs.get("logits_processor", ()))
     return input_ids, generation_config, inputs
+
+
+def try_late_checks(model: Any, input_ids: Tensor, processors: Iterable[Any]) -> None:
+    """Let processors look up their tokens once, so that tokens that the model does not have are noticed now."""
+    for processor in processors:
+        if isinstance(processor, CHECKED_LATE):
+            vocab_size = model.config.get_text_config(decoder=True).vocab_size
+            scores = torch.zeros(len(input_ids), vocab_size, device=input_ids.device)
+            copy.copy(processor)(cast(Any, input_ids), cast(Any, scores))
+            scores[:, getattr(processor, "eos_token_id", [])]  # forced only at the maximum length
 
 
 def setting(config: GenerationConfig, name: str) -> Any:

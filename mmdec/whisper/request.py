@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, final
 
@@ -37,8 +38,10 @@ RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets 
     **RESERVED,
     "attention_mask": "audio",
     "decoder_input_ids": "prompt",
+    "decoder_start_token_id": "task",
     "encoder_outputs": "audio",
     "force_unique_generate_call": "",
+    "guidance_scale": "",
     "input_features": "audio",
     "inputs": "audio",
     "is_multilingual": "",
@@ -215,6 +218,12 @@ def _options(whisper: LoadedWhisper, options: Mapping[str, Any]) -> dict[str, An
             f"`temperature` must be a number from 0 to {MAX_TEMPERATURE}, or several, but is {show(temperature)}. "
             "0.0 is greedy."
         )
+    for name in LENGTH_OPTIONS:
+        value = chosen.get(name)
+        if value is not None and not isinstance(value, Real):
+            raise InputError(
+                f"`{name}` must be a number of tokens, but is {show(value)}. Leave it out for the model's."
+            )
     for name in THRESHOLDS:
         value = chosen.get(name)
         if value is not None and (type(value) not in (int, float) or math.isnan(value)):

@@ -88,6 +88,9 @@ def test_other_objects_are_refused_as_models() -> None:
         ("attention_mask", torch.full((1, 4), float("nan"))),
         ("attention_mask", torch.ones(2, 4)),
         ("prefix_allowed_tokens_fn", 3),
+        ("bad_words_ids", [[10**7]]),
+        ("sequence_bias", {(10**7,): -1.0}),
+        ("forced_eos_token_id", 10**7),
     ],
 )
 def test_odd_options_are_refused(name: str, value: Any) -> None:
