@@ -248,7 +248,9 @@ class Plan:
     """The maximum size of a round's draft, and how to choose its tokens."""
 
     nodes: int  # maximum number of nodes below the root
-    depth: int  # maximum depth of the tree
+    # Maximum depth of the tree. nodes <= depth asks for a chain; drafters that rank whole texts, as CTC heads do, may
+    # branch all the same, with no more nodes.
+    depth: int
     # draw children from the distributions that this returns, and return these as `probs`; None: deterministic drafts
     warp: Warp | None = None
     generator: torch.Generator | None = None  # for sampling children, on the target's device

@@ -9,12 +9,11 @@ the accepted text. The head's vocabulary, its "pieces", is smaller than the mode
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import exp
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 import torch
@@ -128,6 +127,8 @@ class CtcRow:
     pending: list[int] = field(default_factory=list[int])  # accepted tokens that are not aligned yet
     alignment: Alignment | None = None  # None: the head does not know the language, so nothing is drafted
     history: tuple[int, ...] = ()  # the newest aligned pieces, which the n-gram reads
+    # pieces before -> the n-gram's scores of the next piece; searches ask for the same ones again and again
+    ngram_scores: dict[tuple[int, ...], Callable[[int], float]] = field(default_factory=lambda: {})
     last: int = -1  # id of the last aligned token; -1: there is none
     before: int = -1  # id of the last aligned token but one; -1: there is none
     last_is_missing: bool = False  # whether the transcript lacks the last aligned token
@@ -150,7 +151,8 @@ def state_lengths(states: Tensor, sound: Tensor | None) -> list[int]:
     return [min(end * STATES_PER_SECOND // MEL_FRAMES_PER_SECOND + SILENCE_STATES, size) for end in ends.tolist()]
 
 
-class Branch(NamedTuple):
+@dataclass(frozen=True)
+class Branch:
     """A text that the search for drafts follows, up to a bin of the confusion network."""
 
     node: int  # the draft's node that the text has reached
@@ -208,8 +210,6 @@ class Ctc:
         self.head, self.pieces, self.first_time, self.end = head.eval(), pieces, first_time, end
         self.languages, self.refused, self.ngram = frozenset(languages), frozenset(refused), ngram
         self._context = 1 if ngram is None else max(ngram.order - 1, 1)  # newest pieces that matter
-        if ngram is not None:
-            self._follows = lru_cache(2**12)(ngram.after)
         self._word_beginnings = {SEGMENT_END} | {
             piece for piece in range(FIRST_PIECE, len(pieces)) if pieces.bytes(piece)[:1] in WORD_BEGINNINGS
         }
@@ -332,7 +332,7 @@ class Ctc:
                     node_of[node, token] = len(tokens)
                 node = node_of[node, token]
             else:
-                branch = branch._replace(node=node, tokens=())
+                branch = replace(branch, node=node, tokens=())
                 if branch not in seen:  # a likelier way to the same text was followed before
                     seen.add(branch)
                     push(-chance, self._next(row, alignment, branch))
@@ -360,13 +360,13 @@ class Ctc:
         if begins and 0 <= row.before < self.first_time:
             # A segment has ended. The next one usually begins with the timestamp at which this one ends.
             is_last = place == len(alignment.bins)
-            yield 1 - END_CHANCE if is_last else SAME_TIME_CHANCE, branch._replace(tokens=(row.last,))
+            yield 1 - END_CHANCE if is_last else SAME_TIME_CHANCE, replace(branch, tokens=(row.last,))
             if is_last:
-                yield END_CHANCE, branch._replace(tokens=(self.end,), is_over=True)
+                yield END_CHANCE, replace(branch, tokens=(self.end,), is_over=True)
         elif row.last_is_missing and not begins:
             # the transcript may have the word written differently: then its rest is not what follows
             yield REST_CHANCE, branch
-            yield 1 - REST_CHANCE, branch._replace(drops=True)
+            yield 1 - REST_CHANCE, replace(branch, drops=True)
         else:
             yield 1.0, branch
 
@@ -375,19 +375,19 @@ class Ctc:
         if branch.is_over:
             return
         if len(branch.word) >= MAX_WORD:
-            yield 1.0, branch._replace(word=b"", tokens=tuple(self.pieces.merges.tokens(branch.word)))
+            yield 1.0, replace(branch, word=b"", tokens=tuple(self.pieces.merges.tokens(branch.word)))
             return
         if branch.place == len(alignment.bins):
             yield from self._last(row, alignment, branch)
             return
-        choices, after = alignment.bins[branch.place].choices, branch._replace(place=branch.place + 1)
+        choices, after = alignment.bins[branch.place].choices, replace(branch, place=branch.place + 1)
         if not branch.drops:
-            choices = self._weigh(choices, branch.history)
+            choices = self._weigh(row, choices, branch.history)
         begin = [choice for choice in choices if choice[0] in self._word_beginnings]
         if branch.word and begin:
             # whichever of these follows, the word is complete
             written = tuple(self.pieces.merges.tokens(branch.word))
-            yield _total(begin) / _total(choices), branch._replace(word=b"", tokens=written, is_complete=True)
+            yield _total(begin) / _total(choices), replace(branch, word=b"", tokens=written, is_complete=True)
         if branch.is_complete:
             share = _total(begin) / _total(choices)
             choices = [(piece, chance / share) for piece, chance in begin]
@@ -399,23 +399,23 @@ class Ctc:
                 yield chance, after
             elif piece == SEGMENT_END and row.timed and branch.has_words:
                 time = self._time(alignment.bins[branch.place].first)
-                yield chance * TIMESTAMP_CHANCE, after._replace(tokens=(time, time), has_words=False, is_complete=False)
+                yield chance * TIMESTAMP_CHANCE, replace(after, tokens=(time, time), has_words=False, is_complete=False)
             elif piece == SEGMENT_END:
-                yield chance, after._replace(is_complete=False, drops=False)
+                yield chance, replace(after, is_complete=False, drops=False)
             else:
                 history = (*branch.history, piece)[-self._context :]
                 word = branch.word + text
-                yield chance, after._replace(history=history, word=word, has_words=True, is_complete=False, drops=False)
+                yield chance, replace(after, history=history, word=word, has_words=True, is_complete=False, drops=False)
 
     def _last(self, row: CtcRow, alignment: Alignment, branch: Branch) -> Iterator[tuple[float, Branch]]:
         """Return the branches that end the text, where the transcript has ended."""
         if branch.word:
-            yield 1.0, branch._replace(word=b"", tokens=tuple(self.pieces.merges.tokens(branch.word)))
+            yield 1.0, replace(branch, word=b"", tokens=tuple(self.pieces.merges.tokens(branch.word)))
         elif row.timed and branch.has_words:
             for time, chance in self._last_times(alignment):
-                yield chance, branch._replace(tokens=(time, self.end), is_over=True)
+                yield chance, replace(branch, tokens=(time, self.end), is_over=True)
         else:
-            yield END_CHANCE, branch._replace(tokens=(self.end,), is_over=True)
+            yield END_CHANCE, replace(branch, tokens=(self.end,), is_over=True)
 
     def _last_times(self, alignment: Alignment) -> Iterator[tuple[int, float]]:
         """Return the likeliest timestamps of the last segment's end, with their chances.
@@ -430,14 +430,19 @@ class Ctc:
             if self.first_time < time <= self._time(alignment.frames) and time != heard:
                 yield time, chance
 
-    def _weigh(self, choices: Sequence[tuple[int, float]], history: tuple[int, ...]) -> Sequence[tuple[int, float]]:
+    def _weigh(
+        self, row: CtcRow, choices: Sequence[tuple[int, float]], history: tuple[int, ...]
+    ) -> Sequence[tuple[int, float]]:
         """Multiply each choice's probability by how much likelier the n-gram finds it after `history` than elsewhere.
 
         The blank and a segment's end keep theirs.
         """
         if self.ngram is None or len(choices) < 2:
             return choices
-        follows, alone = self._follows(history), self._follows(())
+        for context in (history, ()):
+            if context not in row.ngram_scores:
+                row.ngram_scores[context] = self.ngram.after(context)
+        follows, alone = row.ngram_scores[history], row.ngram_scores[()]
         weighed = [
             (piece, chance * exp(NGRAM_WEIGHT * (follows(piece) - alone(piece))) if piece >= FIRST_PIECE else chance)
             for piece, chance in choices

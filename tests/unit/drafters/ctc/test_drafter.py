@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -379,3 +380,9 @@ def test_transcribe_finds_the_drafter_in_the_models_folder(tmp_path: Path, times
     assert drafted.segments == plain.segments
     by_folder = mmdec.transcribe(recording, drafter=folder / "ctc", num_speculative_tokens=4, **options)
     assert by_folder.text == plain.text
+
+
+def test_shipped_drafters_can_be_sent_to_another_process() -> None:
+    model = load_whisper("whisper-tiny.en").model
+    drafter = mmdec.load_drafter("whisper-tiny.en/ctc", model)
+    assert pickle.loads(pickle.dumps(drafter)).name == drafter.name
