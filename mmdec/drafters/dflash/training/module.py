@@ -45,6 +45,7 @@ from mmdec.types import Needs
 
 # The total variation distance is half of the L1 distance.
 DSPARK_WEIGHTS = LossWeights(features=0.0, tokens=0.1, distribution=0.9 / 2)
+BLOCK_FROM_ROOT = {"from_anchor": True, "block_size": 8}  # as DSpark and Domino are published
 
 
 @final
@@ -71,6 +72,11 @@ class DFlashModule(DraftModule):
     """
 
     system: ClassVar[str] = "dflash"
+    heads: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **{head: {"head": head, "confidence": True, **BLOCK_FROM_ROOT} for head in MARKOV_HEADS},
+        "dflash2": {"head": "dflash2"},
+        "domino": {"head": "domino", "plain_prefix": 1, **BLOCK_FROM_ROOT},
+    }
     weights: ClassVar[LossWeights] = LossWeights(features=0.0, tokens=1.0)
 
     def __init__(

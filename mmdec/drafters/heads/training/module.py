@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.drafters.eagle.training.eagle3 import frequent_tokens
-from mmdec.drafters.heads.network import Heads
+from mmdec.drafters.heads.network import HEADS_KINDS, Heads
 from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.training.data import DraftData
 from mmdec.drafters.networks.training.module import (
@@ -55,6 +55,7 @@ class HeadsModule(DraftModule):
     """
 
     system: ClassVar[str] = "heads"
+    heads: ClassVar[Mapping[str, Mapping[str, Any]]] = {kind: {"kind": kind} for kind in HEADS_KINDS}
     weights: ClassVar[LossWeights] = LossWeights(features=0.0, tokens=1.0)
 
     def __init__(self, units: list[str] | None = None, vocabulary: int = 0, **options: Any) -> None:

@@ -280,6 +280,8 @@ class DraftModule(DrafterModule):
     """
 
     system: ClassVar[str]
+    # name of a head -> changes to the network's configuration; empty: there is no choice of heads
+    heads: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     decides = "chain"
     weights: ClassVar[LossWeights] = LossWeights()
     words: ClassVar[Mapping[str, str]] = {"chain": "tokens a round in chains", "tree": "in trees"}  # names in logs

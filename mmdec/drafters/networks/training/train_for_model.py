@@ -25,8 +25,6 @@ import mmdec.drafters.heads.training.module
 import mmdec.drafters.prompt_tokens.training.module  # noqa: F401 # so that `modules` finds their classes
 from mmdec.checks.arguments import check_choice, check_finite
 from mmdec.checks.files import write_atomically
-from mmdec.drafters.dflash.heads import MARKOV_HEADS
-from mmdec.drafters.heads.network import HEADS_KINDS
 from mmdec.drafters.networks.training.data import DraftData
 from mmdec.drafters.networks.training.module import DraftModule
 from mmdec.errors import InputError
@@ -47,16 +45,6 @@ HELD_OUT_SHARE = 0.1  # share of the questions that are not trained on; the draf
 MOST_HELD_OUT, MOST_STEPS = 64, 100  # maximum held-out questions; maximum training steps between two evaluations
 MAX_STEPS_PER_MINUTE = 4  # maximum training steps between two evaluations, for each minute of the time limit
 MAX_STORED_BYTES = 4e9  # maximum bytes of features stored on disk; if they need more, they are recomputed in each step
-BLOCK_FROM_ROOT = {"from_anchor": True, "block_size": 8}  # as DSpark and Domino are published
-# system -> head -> changes to the network's configuration
-HEAD_OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
-    "dflash": {
-        **{head: {"head": head, "confidence": True, **BLOCK_FROM_ROOT} for head in MARKOV_HEADS},
-        "dflash2": {"head": "dflash2"},
-        "domino": {"head": "domino", "plain_prefix": 1, **BLOCK_FROM_ROOT},
-    },
-    "heads": {kind: {"kind": kind} for kind in HEADS_KINDS},
-}
 Recipe = dict[str, Any]  # the options of a training for LightningCLI, as nested dicts
 # Size of EAGLE-3's draft vocabulary: all tokens if the model has at most ALL_TOKENS; else MANY_TOKENS, or 32,000 if the
 # model's hidden size is at least LARGE.
@@ -97,10 +85,11 @@ class DrafterRun:
     def __post_init__(self) -> None:
         check_choice("system", self.system, tuple(modules()), "Take eagle3.")
         if self.head is not None:
-            systems = " or ".join(HEAD_OPTIONS)
-            if self.system not in HEAD_OPTIONS:
+            heads = modules()[self.system].heads
+            if not heads:
+                systems = " or ".join(system for system, kind in modules().items() if kind.heads)
                 raise InputError(f"`head` must be left out for {self.system}. Only {systems} have a choice of heads.")
-            check_choice("head", self.head, tuple(HEAD_OPTIONS[self.system]), "Choose one.")
+            check_choice("head", self.head, tuple(heads), "Choose one.")
         check_finite("minutes", self.minutes, "Give 30, for instance.")
         check_counts(questions=self.questions, max_tokens=self.max_tokens)
         if not self.minutes > 0:
@@ -109,9 +98,9 @@ class DrafterRun:
             check_listed(self.data)
 
 
-def modules() -> dict[str, str]:
-    """Return kind of drafter -> dotted path of its training class, as a recipe names it."""
-    return {kind.system: f"{kind.__module__}.{kind.__name__}" for kind in DraftModule.__subclasses__()}
+def modules() -> dict[str, type[DraftModule]]:
+    """Return kind of drafter -> its training class."""
+    return {kind.system: kind for kind in DraftModule.__subclasses__()}
 
 
 def train_drafter(
@@ -229,16 +218,17 @@ def recipe_of(run: DrafterRun, data: DraftData, seconds: float) -> Recipe:
         "half_teacher": True,
         "chain": 5,
     }
+    module = modules()[run.system]
     if run.system == "eagle3" and vocabulary > ALL_TOKENS:
         options["draft_vocab"] = 32_000 if size >= LARGE else MANY_TOKENS
     if run.head is not None:
-        options["network"] = dict(HEAD_OPTIONS[run.system][run.head])
+        options["network"] = dict(module.heads[run.head])
     if run.system == "prompt_tokens":  # a few vectors, whose gradients pass through the whole target
         options |= {"keep_features": False, "optimizer": "adamw", "lr": 1e-2, "weight_decay": 0.0}
     return {
         "seed_everything": 1,
         "trainer": _trainer(run.output, run.system, max(seconds, 1.0)),
-        "model": {"class_path": modules()[run.system], "init_args": options},
+        "model": {"class_path": f"{module.__module__}.{module.__name__}", "init_args": options},
         "data": {
             "class_path": "mmdec.drafters.networks.training.data.DraftData",
             "init_args": {
