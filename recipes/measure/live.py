@@ -43,9 +43,9 @@ class Heard:
 def hear(live: LiveTranscriber, sound: Tensor, clock: Callable[[], float] | None = None) -> Heard:
     """Feed a recording (T,) of 16 kHz to a live transcriber at the speed of speech.
 
-    clock: returns the seconds of work so far; None: this thread's processor seconds.
+    clock: returns the seconds of work so far; None: this thread's CPU seconds.
     """
-    clock = clock or Stopwatch().processor
+    clock = clock or Stopwatch().cpu_time
     heard, now, at = Heard(len(sound) / SAMPLE_RATE), 0.0, 0
 
     def show(updates: Iterable[StreamUpdate]) -> float:

@@ -38,7 +38,7 @@ from mmdec.bench.prompts import INSTRUCTIONS, ChatPrompt
 from mmdec.bench.report import WALL_CLOCK, hardware_line
 from mmdec.core.scheduler import Scheduler
 from mmdec.errors import exit_on_error
-from mmdec.generation.generate import prepare_run
+from mmdec.generation.generate import GenerateCall
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.hub.provenance import measurement_conditions
 from mmdec.io.audio import SAMPLE_RATE, load_audio
@@ -301,7 +301,7 @@ def lone(options: argparse.Namespace) -> Iterator[Row]:
     length = {"max_new_tokens": CHAT_TOKENS, "min_new_tokens": CHAT_TOKENS, "do_sample": False, "pad_token_id": 0}
 
     def run(work: Callable[[Any], object]) -> Run:
-        prepared = prepare_run(model, prompt, Speculation(DecodingOptions(drafter=None)), length)
+        prepared = GenerateCall.of(model, Speculation(DecodingOptions(drafter=None)), length).prepare(prompt)
         return timed(lambda: [str(work(prepared) or prepared.sequences.tolist())])
 
     def scheduled(prepared: Any) -> None:

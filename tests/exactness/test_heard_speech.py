@@ -96,16 +96,16 @@ def test_a_silent_row_does_not_change_its_neighbours(tmp_path: Path) -> None:
     model = translator(1, tmp_path)
     with torch.no_grad():  # hears nothing in what is short
         sounds = [torch.from_numpy(buzz(seconds, 1)) for seconds in (1.3, 2.2)]
-        whole = model.model.hear
+        whole = model.model.recognise
         deaf = torch.zeros(3, dtype=torch.bool)
         deaf[1] = True
 
-        def hear(*features: torch.Tensor):
+        def recognise(*features: torch.Tensor):
             heard, states = whole(*features)
             lost = deaf if len(heard.lengths) == 3 else torch.zeros(len(heard.lengths), dtype=torch.bool)
             return replace(heard, lengths=heard.lengths.masked_fill(lost, 0)), states
 
-        model.model.hear = hear  # type: ignore[method-assign]
+        model.model.recognise = recognise  # type: ignore[method-assign]
         for strategy in ("lookahead", "verified"):
             result = model.translate_batch([sounds[0], sounds[1], sounds[1]], strategy)
             assert (result[1].text, result[1].units, result[1].passes, len(result[1].samples)) == ("", [], 0, 0)

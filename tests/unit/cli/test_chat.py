@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 import mmdec
 from mmdec import cli
+from mmdec.cli import text_chat
 from mmdec.pretrained.language_model import load_language_model
-from mmdec.tasks import text_chat
 from tests.support import tiny_text_folder, tiny_vlm_folder
 
 TURNS = ["Once upon a time there was a dog.", "Nobody knows why.", "Would you like some tea?"]
