@@ -129,7 +129,7 @@ class TokenGroups:
             return self
         return replace(self, tokens=self.tokens.to(device), groups=self.groups.to(device))
 
-    def law(self, p: Tensor) -> Tensor:
+    def group_probs(self, p: Tensor) -> Tensor:
         """Return the probabilities (V,) of the groups, P(G) = sum of p(v) / n(v) over the tokens v in G.
 
         Args:
@@ -142,15 +142,15 @@ class TokenGroups:
         groups = self.groups[self.tokens == token]
         return int(groups[0] if len(groups) == 1 else groups[rng.draw(torch.ones_like(groups).double())])
 
-    def spread(self, law: Tensor, p: Tensor) -> Tensor:
-        """Return the probabilities (V,) of tokens: a group is drawn from `law`, then a token v in it by p(v) / n(v).
+    def token_probs(self, group_probs: Tensor, p: Tensor) -> Tensor:
+        """Return the probabilities (V,) of tokens if a group is drawn, then a token v in it by p(v) / n(v).
 
         Args:
-            law: (V,) float64, probabilities of groups, 0 where that of p is.
+            group_probs: (V,) float64, the groups' probabilities, 0 where those of p are.
             p: (V,) float64.
         """
-        inside = p[self.tokens] * self.shares / self.law(p).clamp(min=1e-300)[self.groups]
-        return torch.zeros_like(p).index_add_(0, self.tokens, inside * law[self.groups])
+        inside = p[self.tokens] * self.shares / self.group_probs(p).clamp(min=1e-300)[self.groups]
+        return torch.zeros_like(p).index_add_(0, self.tokens, inside * group_probs[self.groups])
 
 
 def _tensor(name: str, values: Any, remedy: str) -> Tensor:

@@ -66,15 +66,11 @@ class RowTree:
         """
         if self.probs is None:
             return None
-        q = self.probs[node].double()
-        return q / q.sum().clamp(min=1e-300)
+        return _normalise(self.probs[node].double())
 
-    def match(self, node: int, token: int) -> TokenAndChild:
-        """Return `token` and the index of the child of `node` that holds it, -1 if none does."""
-        for child in self.children[node]:
-            if self.tokens[child] == token:
-                return token, child
-        return token, -1
+    def child(self, node: int, token: int) -> int:
+        """Return the index of the child of `node` that holds `token`, -1 if none does."""
+        return next((child for child in self.children[node] if self.tokens[child] == token), -1)
 
 
 # (token chosen after a node, index of the child that holds this token or -1)
@@ -97,7 +93,7 @@ class Rule(Protocol):
         """
         ...
 
-    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
+    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
         """Walk down one row's tree and append the new tokens to `text`.
 
         Returns:
@@ -130,16 +126,14 @@ def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict
             if not draft.soft_nodes[index][node]:
                 children[parents[index][node]].append(node)
         probs = None if draft.probs is None else draft.probs[index]
-        branch = RowTree(row, tokens[index], children, scores.logits[index], probs, partial(_row, likeliest, index))
-        path, done = rule.walk(branch, text)
+        tree = RowTree(
+            row, tokens[index], children, scores.logits[index], probs, lambda index=index: likeliest()[index]
+        )
+        path, done = rule.walk(tree, text)
         paths.append([0, *path])
         ended.append(done)
         emitted.append(text.tokens[row][before:])
     return _verdict(paths, ended, emitted, draft.tokens.device)
-
-
-def _row(rows: Callable[[], list[list[int]]], index: int) -> list[int]:
-    return rows()[index]
 
 
 def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]], device: torch.device) -> Verdict:
@@ -159,26 +153,6 @@ def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]]
     )
 
 
-def _descend(branch: RowTree, text: Sequences, step: Callable[[int], TokenAndChild]) -> tuple[list[int], bool]:
-    """Descend the tree and append a token at each node, until the row ends or no child holds the chosen token.
-
-    Args:
-        step: Node -> (token chosen after the node, child to go to or -1).
-
-    Returns:
-        The accepted nodes below the root, and whether the row ended.
-    """
-    path: list[int] = []
-    node = 0
-    while True:
-        token, node = step(node)
-        if text.append(branch.row, token):
-            return path, True
-        if node < 0:
-            return path, False
-        path.append(node)
-
-
 @dataclass(frozen=True)
 class MatchRule:
     """The rules "greedy" and "sampled": choose a token as plain decoding would, and descend to the child that holds it.
@@ -193,17 +167,22 @@ class MatchRule:
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         return plan
 
-    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
-        if self.choice is most_probable and text.only_suppresses(branch.row):
-            best = branch.likeliest()
-            return _descend(branch, text, lambda node: branch.match(node, best[node]))
-
-        def step(node: int) -> TokenAndChild:
-            return branch.match(
-                node, self.choice(text.processed_logits(branch.row, branch.logits[node]), text, branch.row)
-            )
-
-        return _descend(branch, text, step)
+    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
+        # without processors that read the text, the most probable tokens of all nodes are found at once
+        best = tree.likeliest() if self.choice is most_probable and text.only_suppresses(tree.row) else None
+        path: list[int] = []
+        node = 0
+        while True:
+            if best is None:
+                token = self.choice(text.processed_logits(tree.row, tree.logits[node]), text, tree.row)
+            else:
+                token = best[node]
+            if text.append(tree.row, token):
+                return path, True
+            node = tree.child(node, token)
+            if node < 0:
+                return path, False
+            path.append(node)
 
 
 @dataclass
@@ -220,6 +199,61 @@ class SamplingState:
         if self.generator is None:
             self.generator = keyed_generator(text.prompt.device, self.seed, "draft")
         return replace(plan, warp=partial(self.warp, text), generator=self.generator)
+
+
+def _descend(tree: RowTree, text: Sequences, step: Callable[[int], TokenAndChild]) -> tuple[list[int], bool]:
+    """Descend the tree and append a token at each node, until the row ends or no child holds the chosen token.
+
+    Args:
+        step: Node -> (token chosen after the node, child to go to or -1).
+
+    Returns:
+        The accepted nodes below the root, and whether the row ended.
+    """
+    path: list[int] = []
+    node = 0
+    while True:
+        token, node = step(node)
+        if text.append(tree.row, token):
+            return path, True
+        if node < 0:
+            return path, False
+        path.append(node)
+
+
+def residual(p: Tensor, q: Tensor | None, token: int) -> tuple[Tensor, float]:
+    """Return what is left of the target's distribution after a drafted token was rejected.
+
+    Args:
+        p: (V,) float64, the target's distribution, or a share of it.
+        q: (V,) float64, the distribution that the token was drawn from; None: it was not drawn.
+        token: The rejected token.
+
+    Returns:
+        max(0, p - q), divided by its sum, and the sum. If p equals q up to rounding, the sum is 0 and p is returned.
+    """
+    left = _without(p, token) if q is None else (p - q).clamp(min=0.0)
+    mass = left.sum()
+    return (left / mass, float(mass)) if float(mass) > 0.0 else (p, 0.0)
+
+
+def sibling_distribution(q: Tensor | None, token: int) -> Tensor | None:
+    """Return the distribution that the next sibling of `token` was drawn from, given that of `token`.
+
+    Siblings are drawn without replacement.
+    """
+    return None if q is None else _normalise(_without(q, token))
+
+
+def _without(p: Tensor, token: int) -> Tensor:
+    left = p.clone()
+    left[token] = 0.0
+    return left
+
+
+def _normalise(q: Tensor) -> Tensor:
+    """Divide by the sum; zeros stay zeros."""
+    return q / q.sum().clamp(min=1e-300)
 
 
 @dataclass(frozen=True)
@@ -240,28 +274,22 @@ class ResidualRule:
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         return self.sampling.drafting_plan(plan, text)
 
-    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
-        return _descend(branch, text, partial(self._try_children, branch, text))
+    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
+        return _descend(tree, text, partial(self._try_children, tree, text))
 
-    def _try_children(self, branch: RowTree, text: Sequences, node: int) -> TokenAndChild:
-        p = _distribution(text, branch.row, branch.logits[node])
-        rng = self.make_rng(p.device, self.sampling.seed, "residual", branch.row, len(text.tokens[branch.row]))
-        q = branch.draft_distribution(node)
-        for child in branch.children[node]:
-            token = branch.tokens[child]
+    def _try_children(self, tree: RowTree, text: Sequences, node: int) -> TokenAndChild:
+        p = _distribution(text, tree.row, tree.logits[node])
+        rng = self.make_rng(p.device, self.sampling.seed, "residual", tree.row, len(text.tokens[tree.row]))
+        q = tree.draft_distribution(node)
+        for child in tree.children[node]:
+            token = tree.tokens[child]
             draft_chance = 1.0 if q is None else float(q[token])
             if draft_chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
                 continue
             if rng.happens(float(p[token]) / draft_chance):
                 return token, child
-            if q is None:
-                left = p.index_fill(0, torch.tensor([token], device=p.device), 0.0)
-            else:
-                left = (p - q).clamp(min=0.0)
-                q[token] = 0.0
-                q = q / q.sum().clamp(min=1e-300)
-            if float(left.sum()) > 0.0:  # the sum is 0 if p equals q up to rounding; then p stays
-                p = left / left.sum()
+            p, _ = residual(p, q, token)
+            q = sibling_distribution(q, token)
         return rng.draw(p), -1
 
 
@@ -283,18 +311,18 @@ class TraversalRule:
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         return self.sampling.drafting_plan(plan, text)
 
-    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
-        row = branch.row
-        rng = self.make_rng(branch.logits.device, self.sampling.seed, "traversal", row, len(text.tokens[row]))
-        accepted = _Traversal(branch, text, rng).visit(0, 1.0, [], text.copied_processors(row))
+    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
+        row = tree.row
+        rng = self.make_rng(tree.logits.device, self.sampling.seed, "traversal", row, len(text.tokens[row]))
+        accepted = _Traversal(tree, text, rng).visit(0, 1.0, [], text.copied_processors(row))
         assert accepted is not None  # the root's weight stays 1
         path, p = accepted
         # the row's own processors see the accepted text only, and each position once
         for index, (node, child) in enumerate(pairwise(path), 1):
-            text.processed_logits(row, branch.logits[node])
-            if text.append(row, branch.tokens[child]):
+            text.processed_logits(row, tree.logits[node])
+            if text.append(row, tree.tokens[child]):
                 return path[1:index], True
-        own = _distribution(text, row, branch.logits[path[-1]])
+        own = _distribution(text, row, tree.logits[path[-1]])
         return path[1:], text.append(row, rng.draw(own if p is None else p))
 
 
@@ -302,7 +330,7 @@ class TraversalRule:
 class _Traversal:
     """One row's tree while it is judged."""
 
-    branch: RowTree
+    tree: RowTree
     text: Sequences
     rng: Rng
 
@@ -320,29 +348,24 @@ class _Traversal:
             The accepted path from `node` down, and the distribution of the next token, None for the target's own. None
             if no path through the node is accepted.
         """
-        branch, rest = self.branch, None
-        if branch.children[node] and not (node and branch.tokens[node] in self.text.stop.eos):
-            scores = self.text.logits_ahead(branch.row, drafted, branch.logits[node], processors)
-            p, q = scores[0].double().softmax(-1), branch.draft_distribution(node)
-            for child in branch.children[node]:
-                token = branch.tokens[child]
+        tree, rest = self.tree, None
+        if tree.children[node] and not (node and tree.tokens[node] in self.text.stop.eos):
+            scores = self.text.logits_ahead(tree.row, drafted, tree.logits[node], processors)
+            p, q = scores[0].double().softmax(-1), tree.draft_distribution(node)
+            for child in tree.children[node]:
+                token = tree.tokens[child]
                 draft_chance = 1.0 if q is None else float(q[token])
                 if draft_chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
                     continue
                 chance = min(1.0, weight * float(p[token]) / draft_chance)
-                copies = processors if child == branch.children[node][-1] else copy_processors(processors)
+                copies = processors if child == tree.children[node][-1] else copy_processors(processors)
                 below = self.visit(child, chance, [*drafted, token], copies) if chance > 0.0 else None
                 if below is not None:
                     return [node, *below[0]], below[1]
-                if q is None:
-                    left = weight * p.index_fill(0, torch.tensor([token], device=p.device), 0.0)
-                else:
-                    left = (weight * p - q).clamp(min=0.0)
-                    q[token] = 0.0
-                    q = q / q.sum().clamp(min=1e-300)
-                mass = float(left.sum())
+                left, mass = residual(weight * p, q, token)
+                q = sibling_distribution(q, token)
                 if mass > 0.0:
-                    p = rest = left / mass
+                    p = rest = left
                     weight = mass / (mass + (1.0 - weight))
                 elif weight < 1.0:
                     return None
@@ -368,19 +391,20 @@ class TypicalRule:
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         return plan
 
-    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
-        return _descend(branch, text, lambda node: self._step(branch, text, node))
+    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
+        return _descend(tree, text, lambda node: self._step(tree, text, node))
 
-    def _step(self, branch: RowTree, text: Sequences, node: int) -> TokenAndChild:
-        scores = text.processed_logits(branch.row, branch.logits[node])
+    def _step(self, tree: RowTree, text: Sequences, node: int) -> TokenAndChild:
+        scores = text.processed_logits(tree.row, tree.logits[node])
         p = scores[0].double().softmax(-1)
         entropy = float(cast(Any, torch.special).entr(p).sum())  # cast: `torch.special` is untyped
         threshold = min(self.epsilon, self.delta * math.exp(-entropy))
-        chances = [(float(p[branch.tokens[child]]), -child) for child in branch.children[node]]
+        chances = [(float(p[tree.tokens[child]]), -child) for child in tree.children[node]]
         best, child = max(chances, default=(0.0, 0))
         if best > threshold:
-            return branch.tokens[-child], -child
-        return branch.match(node, self.choice(scores, text, branch.row))
+            return tree.tokens[-child], -child
+        token = self.choice(scores, text, tree.row)
+        return token, tree.child(node, token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -455,55 +479,51 @@ class RelaxedRule:
     def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
         return self.sampling.drafting_plan(plan, text) if self.relaxation.draws_drafts else plan
 
-    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
+    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
         relaxed = self.relaxation
         if relaxed.draws is not None:
-            return _descend(branch, text, partial(self._follow_draws, branch, text, relaxed.draws))
-        return _descend(branch, text, partial(self._try_children, branch, text))
+            return _descend(tree, text, partial(self._follow_draws, tree, text, relaxed.draws))
+        return _descend(tree, text, partial(self._try_children, tree, text))
 
-    def _try_children(self, branch: RowTree, text: Sequences, node: int) -> TokenAndChild:
-        """Do the same as the rule "residual", but with the tolerance, or with the laws of groups."""
+    def _try_children(self, tree: RowTree, text: Sequences, node: int) -> TokenAndChild:
+        """Do the same as the rule "residual", but with the tolerance, or with the probabilities of groups."""
         tolerance, groups = self.relaxation.tolerance or 0.0, self.relaxation.groups
-        p = _distribution(text, branch.row, branch.logits[node])
-        rng = self.make_rng(p.device, self.sampling.seed, "residual", branch.row, len(text.tokens[branch.row]))
-        q = branch.draft_distribution(node)
-        law = p if groups is None else groups.law(p)
-        for child in branch.children[node]:
-            token = branch.tokens[child]
-            at_token = torch.tensor([token], device=p.device)
+        p = _distribution(text, tree.row, tree.logits[node])
+        rng = self.make_rng(p.device, self.sampling.seed, "residual", tree.row, len(text.tokens[tree.row]))
+        q = tree.draft_distribution(node)
+        left = p if groups is None else groups.group_probs(p)
+        for child in tree.children[node]:
+            token = tree.tokens[child]
             chance = 1.0 if q is None else float(q[token])
             if chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
                 continue
-            place, drafted = token, q
+            place, drafted = token, q  # with groups: the token's group, and the probabilities of groups in the draft
             if groups is not None:
                 place = groups.draw(token, rng)
-                drafted = groups.law(torch.zeros_like(p).index_fill_(0, at_token, 1.0) if q is None else q)
+                drafted = groups.group_probs(_one_hot(p, token) if q is None else q)
                 chance = float(drafted[place])
             excluded = float(p[token]) <= 0.0  # by a processor, which no relaxation may override
-            if rng.happens(float(law[place]) / chance + (0.0 if excluded else tolerance)):
+            if rng.happens(float(left[place]) / chance + (0.0 if excluded else tolerance)):
                 if groups is None or not excluded:
                     return token, child
-                chosen = torch.zeros_like(p).index_fill_(0, torch.tensor([place], device=p.device), 1.0)
-                return branch.match(node, rng.draw(groups.spread(chosen, p)))
-            left = law.index_fill(0, at_token, 0.0) if drafted is None else (law - drafted).clamp(min=0.0)
-            if q is not None:
-                q[token] = 0.0
-                q = q / q.sum().clamp(min=1e-300)
-            if float(left.sum()) > 0.0:  # the sum is 0 if both laws are equal up to rounding; then the law stays
-                law = left / left.sum()
-        return rng.draw(law if groups is None else groups.spread(law, p)), -1
+                token = rng.draw(groups.token_probs(_one_hot(p, place), p))
+                return token, tree.child(node, token)
+            left, _ = residual(left, drafted, token)
+            q = sibling_distribution(q, token)
+        return rng.draw(left if groups is None else groups.token_probs(left, p)), -1
 
-    def _follow_draws(self, branch: RowTree, text: Sequences, draws: int, node: int) -> TokenAndChild:
-        scores = text.processed_logits(branch.row, branch.logits[node])
+    def _follow_draws(self, tree: RowTree, text: Sequences, draws: int, node: int) -> TokenAndChild:
+        scores = text.processed_logits(tree.row, tree.logits[node])
         first: int | None = None
         for _ in range(draws):
-            token, child = branch.match(node, self.choice(scores, text, branch.row))
+            token = self.choice(scores, text, tree.row)
+            child = tree.child(node, token)
             if child >= 0:
                 return token, child
             first = token if first is None else first
             # without replacement; seeded draws keep their noise, so that this is the Gumbel-top-k trick
             scores = scores.index_fill(-1, torch.tensor([token], device=scores.device), -torch.inf)
-            if not branch.children[node] or not scores.isfinite().any():
+            if not tree.children[node] or not scores.isfinite().any():
                 break
         assert first is not None
         return first, -1
@@ -516,3 +536,9 @@ def _distribution(text: Sequences, row: int, logits: Tensor) -> Tensor:
         (V,) float64.
     """
     return text.processed_logits(row, logits)[0].double().softmax(-1)
+
+
+def _one_hot(p: Tensor, token: int) -> Tensor:
+    chosen = torch.zeros_like(p)
+    chosen[token] = 1.0
+    return chosen

@@ -86,13 +86,13 @@ def plain_distribution(
     return distribution
 
 
-def chi_square(counts: Mapping[K, int], law: Mapping[K, float]) -> float:
+def chi_square(counts: Mapping[K, int], distribution: Mapping[K, float]) -> float:
     """Return how many of its own deviations the statistic lies above its mean. Bins are merged to five expected at
     least."""
     trials = sum(counts.values())
-    assert set(counts) <= set(law)
+    assert set(counts) <= set(distribution)
     bins, seen, expected = [], 0.0, 0.0
-    for key, chance in sorted(law.items(), key=lambda item: item[1]):
+    for key, chance in sorted(distribution.items(), key=lambda item: item[1]):
         seen, expected = seen + counts.get(key, 0), expected + trials * chance
         if expected >= 5:
             bins.append((seen, expected))

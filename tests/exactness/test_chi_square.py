@@ -37,7 +37,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Flat(Toy):
-    """The same law whatever was said."""
+    """The same distribution whatever was said."""
 
     @staticmethod
     def _hash(prefix: Sequence[int], start: int = 7) -> int:
@@ -132,20 +132,20 @@ def wide(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
     """4096 tokens, 2400 draws; the draft knows the target roughly."""
     target, drafter = Flat(4096, seed=1), Flat(4096, seed=2)
     drafter.table = 0.7 * target.table + 0.5 * drafter.table
-    law = dict(enumerate(target.logits([]).double().softmax(-1).tolist()))
+    distribution = dict(enumerate(target.logits([]).double().softmax(-1).tolist()))
     racing = Racing(drafter, width, depth)
     rows = texts(target, racing, rule(racing), 200, 12)
-    return chi_square(Counter(token for row in rows for token in row), law)
+    return chi_square(Counter(token for row in rows for token in row), distribution)
 
 
 def narrow(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
     """16 tokens, 6000 draws; the draft likes best what the target likes least."""
     target, drafter = Flat(16, seed=1, scale=1.0), Flat(16)
     drafter.table = -target.table
-    law = dict(enumerate(target.logits([]).double().softmax(-1).tolist()))
+    distribution = dict(enumerate(target.logits([]).double().softmax(-1).tolist()))
     racing = Racing(drafter, width, depth)
     rows = texts(target, racing, rule(racing), 500, 12)
-    return chi_square(Counter(token for row in rows for token in row), law)
+    return chi_square(Counter(token for row in rows for token in row), distribution)
 
 
 def joint(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
@@ -208,5 +208,5 @@ def test_drafts_through_the_targets_processors_leave_its_distribution(
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     rounds = list(decode(target, inputs, text, rule, SmallModel(small), Budget.fixed(nodes, depth)))
     assert sum(sum(one.accepted) for one in rounds) > rows / 2
-    law = plain_distribution(cast(Any, target), [1, 2], 3, processors=processors)
-    assert chi_square(Counter(map(tuple, text.tokens)), law) < 10
+    distribution = plain_distribution(cast(Any, target), [1, 2], 3, processors=processors)
+    assert chi_square(Counter(map(tuple, text.tokens)), distribution) < 10

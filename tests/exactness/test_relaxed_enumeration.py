@@ -1,6 +1,6 @@
 """Tests by enumerating all random outcomes that the relaxed rule accepts what its formulas say, and no more.
 
-A formula gives the law of the first token of a round: of the drafted token, and of what follows its rejection.
+A formula gives the distribution of the first token of a round: of the drafted token, and of what follows its rejection.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def logits_of(seed: int, holes: tuple[int, ...] = ()) -> Tensor:
     return logits.index_fill(0, torch.tensor(holes, dtype=torch.long), -torch.inf)
 
 
-def law(seed: int, holes: tuple[int, ...] = ()) -> Tensor:
+def distribution(seed: int, holes: tuple[int, ...] = ()) -> Tensor:
     return logits_of(seed, holes).double().softmax(-1)
 
 
@@ -49,7 +49,7 @@ def membership(groups: TokenGroups) -> Tensor:
 def first_tokens(
     make: Callable[[EnumeratedChoices], Rule], scores: Tensor, q: Tensor, children: int = 1, drawn: bool = True
 ) -> Tensor:
-    """Return the law (V,) of the first token of a round: `children` tokens are drawn from q without replacement.
+    """Return the distribution (V,) of a round's first token: `children` tokens are drawn from q without replacement.
 
     Args:
         scores: (V,), the target's logits.
@@ -92,25 +92,25 @@ def drawing(draws: int) -> Callable[[EnumeratedChoices], Rule]:
 
 @pytest.mark.parametrize("tolerance", [0.0, 0.15, 0.6, 1.0])
 @pytest.mark.parametrize("holes", [(), (1, 3)], ids=["all", "some excluded"])
-def test_a_tolerance_has_the_law_of_its_formula(tolerance: float, holes: tuple[int, ...]) -> None:
-    p, q = law(1, holes), law(2)
+def test_a_tolerance_has_the_distribution_of_its_formula(tolerance: float, holes: tuple[int, ...]) -> None:
+    p, q = distribution(1, holes), distribution(2)
     accept = torch.where(p > 0, ((p / q).clamp(max=1.0) + tolerance).clamp(max=1.0), 0.0)
     residual = (p - q).clamp(min=0.0)
     expected = q * accept + (1 - (q * accept).sum()) * residual / residual.sum()
     torch.testing.assert_close(
         first_tokens(rejecting(Relaxation(tolerance=tolerance)), logits_of(1, holes), q), expected
     )
-    assert bool(((expected - p).abs().max() > 1e-3) == (tolerance > 0.0))  # a lossless rule has the law p
+    assert bool(((expected - p).abs().max() > 1e-3) == (tolerance > 0.0))  # a lossless rule has the distribution p
 
 
 @pytest.mark.parametrize("groups", [APART, OVERLAPPING], ids=["apart", "overlapping"])
 @pytest.mark.parametrize("holes", [(), (2,), (1, 3)], ids=["all", "one excluded", "one of each group"])
-def test_groups_have_the_law_of_their_formula(groups: TokenGroups, holes: tuple[int, ...]) -> None:
-    p, q = law(1, holes), law(2)
+def test_groups_have_the_distribution_of_their_formula(groups: TokenGroups, holes: tuple[int, ...]) -> None:
+    p, q = distribution(1, holes), distribution(2)
     share = membership(groups)
     big_p, big_q = p @ share, q @ share
-    torch.testing.assert_close(groups.law(p), big_p)
-    inside = (p[:, None] * share / big_p.clamp(min=1e-300)).T  # (group, token), a token's law in its group
+    torch.testing.assert_close(groups.group_probs(p), big_p)
+    inside = (p[:, None] * share / big_p.clamp(min=1e-300)).T  # (group, token), a token's distribution in its group
     ratio = (big_p / big_q.clamp(min=1e-300)).clamp(max=1.0)
     accepted = q[:, None] * share * ratio  # (token, group)
     own = torch.where(p > 0, accepted.sum(1), 0.0)
@@ -125,17 +125,17 @@ def test_groups_have_the_law_of_their_formula(groups: TokenGroups, holes: tuple[
 
 @pytest.mark.parametrize("children", [1, 2, 3])
 @pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "given"])
-def test_groups_that_do_not_overlap_have_the_targets_law(children: int, drawn: bool) -> None:
-    p, q = law(3), law(4)
+def test_groups_that_do_not_overlap_have_the_targets_distribution(children: int, drawn: bool) -> None:
+    p, q = distribution(3), distribution(4)
     found = first_tokens(rejecting(Relaxation(groups=APART)), logits_of(3), q, children, drawn)
-    torch.testing.assert_close(APART.law(found), APART.law(p))
+    torch.testing.assert_close(APART.group_probs(found), APART.group_probs(p))
     assert (found - p).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("draws", [1, 2, 3, VOCAB, 64])
 @pytest.mark.parametrize("holes", [(), (1, 3)], ids=["all", "some excluded"])
-def test_several_draws_have_the_law_of_their_formula(draws: int, holes: tuple[int, ...]) -> None:
-    p, q = law(1, holes), law(2)
+def test_several_draws_have_the_distribution_of_their_formula(draws: int, holes: tuple[int, ...]) -> None:
+    p, q = distribution(1, holes), distribution(2)
     possible = [token for token in range(VOCAB) if token not in holes]
     expected = torch.zeros(VOCAB, dtype=torch.float64)
     for order in permutations(possible, min(draws, len(possible))):
@@ -202,7 +202,7 @@ def test_groups_around_codes_hold_what_is_near() -> None:
     assert dict(members) == {0: {0}, 1: {1, 2}, 2: {1, 2, 3}, 3: {2, 3}, 4: {4}}
     alone = TokenGroups.near(codebook, 0.0, vocab_size=VOCAB, first_code=1)
     assert sorted(zip(alone.tokens.tolist(), alone.groups.tolist(), strict=True)) == [(i, i) for i in range(VOCAB)]
-    assert isclose(float(groups.law(law(1)).sum()), 1.0)
+    assert isclose(float(groups.group_probs(distribution(1)).sum()), 1.0)
 
 
 @pytest.mark.parametrize(

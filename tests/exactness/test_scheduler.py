@@ -196,7 +196,7 @@ def test_rows_of_a_shared_batch_are_samples_of_the_model(drafter: str, rule: Any
             scheduler.add(runs[-1].steps)
         scheduler.step()
     counts = Counter(tuple(run.sequences[0, ids.shape[1] :].tolist()) for run in runs)
-    law = dict[tuple[int, ...], float]()
+    distribution = dict[tuple[int, ...], float]()
     for text in product(allowed, repeat=3):
         chance = 1.0
         for place, token in enumerate(text):
@@ -204,8 +204,8 @@ def test_rows_of_a_shared_batch_are_samples_of_the_model(drafter: str, rule: Any
             logits = model(before).logits[0, -1].detach().double()
             logits[banned] = -torch.inf
             chance *= float(logits.softmax(-1)[token])
-        law[text] = chance
-    assert chi_square(counts, law) < 10
+        distribution[text] = chance
+    assert chi_square(counts, distribution) < 10
 
 
 def test_an_error_or_a_cancelled_request_leaves_its_neighbours_alone() -> None:

@@ -180,16 +180,16 @@ def forest(target: Toy, favourite: Sequence[int] = ()) -> Callable[[list[int], P
 class AlwaysAccept(MatchRule):
     """A wrong rule that accepts every first child. Tests must detect it."""
 
-    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
+    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
         path: list[int] = []
         node = 0
-        while branch.children[node]:
-            node = branch.children[node][0]
+        while tree.children[node]:
+            node = tree.children[node][0]
             path.append(node)
-            if text.append(branch.row, branch.tokens[node]):
+            if text.append(tree.row, tree.tokens[node]):
                 return path[:-1], True
-        token = self.choice(text.processed_logits(branch.row, branch.logits[node]), text, branch.row)
-        return path, text.append(branch.row, token)
+        token = self.choice(text.processed_logits(tree.row, tree.logits[node]), text, tree.row)
+        return path, text.append(tree.row, token)
 
 
 @dataclass
