@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from operator import mul
 from typing import NamedTuple, final
 
 from mmdec.core.statistics import MAX_CHAIN_NODES, CostCurve, DecodingStatistics, MeasurementKey
@@ -48,6 +49,8 @@ INITIAL_MAX_NODES = 3  # maximum nodes of a draft at first; the maximum grows as
 INITIAL_MAX_NODES_WITH_PRIOR = 7
 NEARLY_BEST = 0.93  # draft sizes with at least this share of the best tokens per second count as equal: times are noisy
 MIN_SPEEDUP = 1.02  # a draft must be expected to give at least this many times the tokens per second of plain decoding
+# Allowances and the share of trials were tried in replays of recorded drafts with a fake clock, on a calm and on a busy
+# machine: docs/log/drafters.md has the figures, and what else was tried.
 INITIAL_ALLOWANCE = 2.0  # maximum time that a call's drafts may lose at first, in passes over one token
 # the same for drafters of unknown accuracy: 2 passes are a tenth of an answer of 20 tokens
 INITIAL_ALLOWANCE_WITHOUT_PRIOR = 1.0
@@ -170,7 +173,7 @@ class Budget:
             self._measured.waited_for_cpu = starved
             target, chain, tree = self._curves(batch)
             size, plan, acceptance = max(draft_sizes), self._plan, self.acceptance
-            columns = max(columns, size)
+            columns = columns or size
             target.add(columns, target_seconds)
             self._rounds_since_plain = 0 if columns == 1 else self._rounds_since_plain + 1
             tokens = 1 + sum(accepted) / len(accepted)
@@ -272,7 +275,8 @@ class Budget:
             chances: [i]: chance that node i + 1 of a chain is accepted if node i was.
         """
         acceptance, plain = self.acceptance, target.at(1)
-        drafted, gains = range(1, MAX_CHAIN_NODES + 1), list(accumulate(accumulate(chances, _product)))
+        drafted: Sequence[float] = range(1, MAX_CHAIN_NODES + 1)
+        gains: list[float] = list(accumulate(accumulate(chances, mul)))
         if self._stops:
             drafted, gains = acceptance.ending_chains(chances)
         plans = [(plan, gains[plan.nodes - 1], chain) for plan in CHAIN_PLANS if plan.nodes < reach]
@@ -401,10 +405,6 @@ def _most_accepted(best: RatedPlan, others: Iterable[RatedPlan], plain: float) -
 
 def _longest(plans: Sequence[Plan]) -> Plan:
     return max(plans, key=lambda plan: plan.nodes)
-
-
-def _product(left: float, right: float) -> float:
-    return left * right
 
 
 def make_budget(

@@ -23,7 +23,7 @@ from mmdec.core.verify import Rule, verify
 from mmdec.types import Drafter, Needs, Plan, Round, SharedPassTarget, Target, TreeShape, Verdict
 
 
-class Planner(Protocol):
+class DraftBudget(Protocol):
     """Chooses the size of each draft from what earlier rounds cost and gained."""
 
     def plan(self, batch: int) -> Plan:
@@ -51,7 +51,7 @@ class Planner(Protocol):
             target_seconds: Seconds of the target's pass.
             draft_seconds: Seconds of the drafter.
             starved: Whether the thread waited for a free CPU; the seconds are then CPU time.
-            columns: Number of nodes that the pass computed for each row, if it was padded for other decodings; else 0.
+            columns: Number of nodes that the pass computed for each row, padding included.
         """
         ...
 
@@ -62,7 +62,7 @@ def decode(
     text: Sequences,
     rule: Rule,
     drafter: Drafter | None,
-    budget: Planner,
+    budget: DraftBudget,
     shape: TreeShape | None = None,
 ) -> Iterator[Round]:
     """Decode a batch speculatively.
@@ -92,7 +92,7 @@ def decode_steps(
     text: Sequences,
     rule: Rule,
     drafter: Drafter | None,
-    budget: Planner,
+    budget: DraftBudget,
     shape: TreeShape | None = None,
 ) -> Steps[None]:
     """Decode as `decode` does, but ask for each pass of the target by yielding it.
@@ -154,7 +154,7 @@ def decode_steps(
                     target_seconds=target_seconds,
                     draft_seconds=draft_seconds / share_of_pass,
                     starved=starved,
-                    columns=max(result.columns, max(sizes)),
+                    columns=result.columns or max(sizes),
                 )
             elif context.media is not None:
                 round_ = replace(round_, vision=context.media.vision_seconds, summaries=context.media.summaries)

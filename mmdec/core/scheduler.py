@@ -8,8 +8,8 @@ depend on which rows share its passes.
 Prompts are read between two rounds, in pieces, so that running rows wait for a limited number of tokens. What does not
 fit into the limits (rows, tokens in caches) waits; requests of higher priority go first.
 
-Encoders' windows need no company, but the drafts that follow them do. So windows go before drafts of the same priority,
-and with several CPU threads a second Python thread computes windows with half of them, beside the passes of this one.
+An encoder pass gains nothing from batching; decoder passes do. So windows go before drafts of the same priority, and
+with several CPU threads a second Python thread computes windows with half of them, beside the passes of this one.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmdec.core.budget import Budget
-from mmdec.core.loop import Planner, decode
+from mmdec.core.loop import DraftBudget, decode
 from mmdec.core.sampling import Criterion, Processor, Sequences, Stop
 from mmdec.core.tree import trees_from_lists
 from mmdec.core.verify import MatchRule, RowTree, Rule
@@ -235,7 +235,7 @@ def run(
     stop: Stop,
     rule: Rule,
     drafter: Drafter | None = None,
-    budget: Planner | None = None,
+    budget: DraftBudget | None = None,
     processors: Sequence[Processor] = (),
 ) -> tuple[Sequences, list[Round]]:
     """Decode with the core. Returns the final text, and the rounds."""
