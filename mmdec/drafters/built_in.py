@@ -23,7 +23,7 @@ class BuiltIn:
     kind: DrafterKind
 
 
-BUILT_IN = {  # drafter="auto" prefers those that come first
+BUILT_IN = {  # in the order of lists of names
     "lookup": BuiltIn("mmdec.drafters.lookup", "ready"),
     "recycling": BuiltIn("mmdec.drafters.recycling", "ready"),
     "jacobi": BuiltIn("mmdec.drafters.jacobi", "ready"),

@@ -100,12 +100,15 @@ class Eagle3Config(LayeredConfig):
         if self.target_hidden_size:
             check_size("target_hidden_size", self.target_hidden_size, MAX_CONFIG_SIZE, "Use the published value.")
         if len(self.layers) not in (0, self.features):
-            raise InputError(f"`layers` must be {self.features}, one a feature, but is {self.layers!r:.60}.")
+            raise InputError(
+                f"`layers` must be {self.features}, one a feature, but is {self.layers!r:.60}. Use the published list."
+            )
         if self.norm_before_fc and self.fc_norm:
             raise InputError("`fc_norm` must be false with `norm_before_fc`, but both are true. Choose one.")
         if self.draft_vocab_size > self.vocab_size:
             raise InputError(
-                f"`draft_vocab_size` must be at most the target's {self.vocab_size}, but is {self.draft_vocab_size}."
+                f"`draft_vocab_size` must be at most the target's {self.vocab_size}, but is {self.draft_vocab_size}. "
+                "Use the published value."
             )
         if self.target_size != self.hidden_size and not self.own_embedding:
             raise InputError(

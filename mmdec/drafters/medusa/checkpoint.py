@@ -207,7 +207,8 @@ def _published_heads(folder: Path, argument: str) -> MedusaHeads:
         raise InputError(
             f"`{argument}` must hold Medusa heads of one layer and of the types {', '.join(PUBLISHED_KINDS)}, but "
             "its config "
-            f"says {config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Use others."
+            f"says {config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. "
+            "Name a checkpoint with such heads."
         )
     prefixes = (HEADS_PREFIX, BLOCK_PREFIX)  # the checkpoint may lack files in which no heads are stored
     tensors = read_weights(weight_files(folder, argument, prefixes), argument, prefixes)

@@ -80,7 +80,10 @@ class Medusa:
                 f"{' x '.join(map(str, output.weight.shape))}. Use heads trained for this model."
             )
         if ranks is not None and len(ranks) != config.heads:
-            raise InputError(f"`ranks` must have a row for each of {config.heads} heads, but has {len(ranks)}.")
+            raise InputError(
+                f"`ranks` must have a row for each of {config.heads} heads, but has {len(ranks)}. Leave them out for "
+                "the default chances."
+            )
         self.heads, self.output = heads.eval(), output
         chances = ranks or default_chances(config.heads)
         width = HeadAccuracy(chances).width  # raises InputError if a row's chances are negative or sum to more than 1

@@ -290,7 +290,7 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         Raises:
             InputError: If the network has a feature that the format cannot describe.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} names a format of inference engines, but writes none")
 
     def conventions(self) -> Conventions:
         """Return the settings that the drafter doctor may try with this network."""

@@ -104,7 +104,10 @@ class Confusions:
         try:
             return cls(*(tensors[name] for name in ("pieces", "weights", "said", "starts")))
         except KeyError as error:
-            raise InputError(f"`imitation` must be a file of confusions, but '{path}' lacks {error}.") from None
+            raise InputError(
+                f"`imitation` must be a file of confusions, but '{path}' lacks {error}. Write it by "
+                "`recipes/reader/imitation.py`."
+            ) from None
 
 
 def collect_confusions(sentences: Iterable[tuple[Sequence[int], CtcTranscripts]]) -> Confusions:

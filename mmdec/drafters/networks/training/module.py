@@ -68,7 +68,10 @@ class LossWeights:
 
     def __post_init__(self) -> None:
         if min(vars(self).values()) < 0 or not any(vars(self).values()):
-            raise InputError(f"`weights` must be 0 or more, and one of them above 0, but are {vars(self)}.")
+            raise InputError(
+                f"`weights` must be 0 or more, and one of them above 0, but are {vars(self)}. Leave them out for "
+                "EAGLE's."
+            )
 
 
 def feature_loss(predicted: Tensor, expected: Tensor) -> Tensor:
