@@ -15,7 +15,7 @@ from mmdec import speculate
 from mmdec.drafters.medusa.checkpoint import load_heads
 from mmdec.drafters.medusa.training.data import HeadData
 from mmdec.drafters.medusa.training.module import MedusaModule
-from mmdec.drafters.medusa.training.simulation import measure, spread
+from mmdec.drafters.networks.training.simulation import measure, spread
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
 from tests.recipes.kill_callback import ends_killed, training_to_be_killed

@@ -28,7 +28,7 @@ from mmdec.drafters.medusa.checkpoint import load_heads, save_heads
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import HeadKind, MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import LANGUAGE_PLACEHOLDER, HeadBatch, HeadData, decode_greedily, fingerprint
-from mmdec.drafters.medusa.training.simulation import measure, spread
+from mmdec.drafters.networks.training.simulation import measure, spread
 from mmdec.errors import InputError
 from mmdec.hub.publish import atomic_folder
 from mmdec.training.module import DrafterModule

@@ -28,9 +28,9 @@ from torch.utils.checkpoint import checkpoint
 
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.tree_shape import MAX_RANKS
-from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.drafters.networks.draft_network import DraftConfig
 from mmdec.drafters.networks.training.data import DraftBatch, DraftData
+from mmdec.drafters.networks.training.simulation import measure
 from mmdec.drafters.networks.training.teacher import FeatureStore, TargetFeatures, Teacher
 from mmdec.drafters.networks.training.unroll import UnrollInputs, unroll_inputs, unroll_steps
 from mmdec.drafters.networks.weights import DrafterWeights

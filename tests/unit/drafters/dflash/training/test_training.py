@@ -14,8 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mmdec.drafters.dflash.network import DFlash
 from mmdec.drafters.dflash.training.module import DFlashModule, block_attention, draw_roots
-from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.drafters.networks.drafter import NetworkDrafter
+from mmdec.drafters.networks.training.simulation import measure
 from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher
 from mmdec.errors import InputError
 from mmdec.generation.generate import generate

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mmdec.drafters.eagle.eagle3 import Eagle3
 from mmdec.drafters.eagle.training.eagle3 import Eagle3Module, frequent_tokens
-from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.drafters.networks.training import module as training
+from mmdec.drafters.networks.training.simulation import measure
 from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher
 from mmdec.drafters.networks.training.unroll import unroll_inputs, unroll_steps
 from mmdec.errors import InputError

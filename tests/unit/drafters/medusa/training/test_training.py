@@ -15,7 +15,7 @@ from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import LANGUAGE_PLACEHOLDER, WindowTokenizer, decode_greedily, fingerprint
 from mmdec.drafters.medusa.training.module import first_heads, head_loss
-from mmdec.drafters.medusa.training.simulation import measure, simulate, spread
+from mmdec.drafters.networks.training.simulation import measure, simulate, spread
 from mmdec.errors import InputError
 from mmdec.training.stores import HiddenStateStore, TokenStore
 from mmdec.whisper.encoder import whisper_mel

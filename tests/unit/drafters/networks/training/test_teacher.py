@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from mmdec.core.tree_shape import MAX_RANKS
-from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.drafters.networks.training.module import rank_texts
 from mmdec.drafters.networks.training.samples import append
+from mmdec.drafters.networks.training.simulation import measure
 from mmdec.drafters.networks.training.teacher import FeatureStore, TargetFeatures, Teacher
 from mmdec.drafters.networks.training.unroll import unroll_inputs, unroll_steps
 from mmdec.generation.generate import generate
