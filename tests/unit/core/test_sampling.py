@@ -154,7 +154,7 @@ def test_processors_may_write_into_the_logits() -> None:
     assert logits.sum() == 0
 
 
-def test_bad_input() -> None:
+def test_prompts_lengths_and_processors_that_cannot_work_are_refused() -> None:
     with pytest.raises(InputError, match="`input_ids` must hold at least one token"):
         Sequences(torch.zeros(2, 0, dtype=torch.long), Stop(9))
     with pytest.raises(InputError, match="`max_length` must be above the prompt's 3 tokens, but is 3"):
@@ -183,7 +183,7 @@ def test_choices_follow_the_scores() -> None:
     assert KeyedSample(1)(torch.tensor([[-torch.inf, 0.0]]), text, 0) == 1
 
 
-def test_keyed_streams() -> None:
+def test_each_key_has_random_numbers_of_its_own() -> None:
     cpu = torch.device("cpu")
 
     def throw(*key: int | str) -> float:

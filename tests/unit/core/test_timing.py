@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return shown
 
 
-def test_laps_and_stages(clock: list[float]) -> None:
+def test_a_stage_sums_its_seconds_and_a_lap_begins_anew(clock: list[float]) -> None:
     stopwatch = Stopwatch()
     clock[0] = 2.0
     assert stopwatch.lap() == 2.0

@@ -145,7 +145,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_command_writes_an_index_and_refuses_what_it_cannot_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     output = tmp_path / "new" / "texts.safetensors"
     words = [str(tmp_path / "a.txt"), "--model", str(folder), "--output", str(output)]

@@ -91,13 +91,15 @@ def test_models_that_cannot_work_are_refused_with_what_would() -> None:
 
 
 def test_disabled_windows_are_ignored() -> None:
-    TextTarget(MistralForCausalLM(MistralConfig(**{**SIZES, "sliding_window": None})))
-    TextTarget(Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "use_sliding_window": False, "sliding_window": 8})))
+    unlimited = MistralConfig(**{**SIZES, "sliding_window": None})
+    assert TextTarget(MistralForCausalLM(unlimited)).windows is None
+    disabled = Qwen2Config(**{**SIZES, "use_sliding_window": False, "sliding_window": 8})
+    assert TextTarget(Qwen2ForCausalLM(disabled)).windows is None
 
 
 def test_a_config_of_global_layers_alone_has_no_window() -> None:
     neo: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4}
-    TextTarget(GPTNeoForCausalLM(GPTNeoConfig(attention_types=[[["global"], 2]], **neo)))
+    assert TextTarget(GPTNeoForCausalLM(GPTNeoConfig(attention_types=[[["global"], 2]], **neo))).windows is None
 
 
 def test_an_attention_that_takes_no_tree_is_refused() -> None:
