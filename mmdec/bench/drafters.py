@@ -326,7 +326,7 @@ def bench_drafters(
     nodes, torch_device = parse_plan(plan), check_device(device)
     directory = find_model(model, None, (*LANGUAGE_MODEL_FILES, *WHISPER_FILES, *VLM_FILES))
     kind = _kind(directory, audio, images)
-    named = find_drafts(draft or _own_drafts(directory, kind), directory, kind)
+    named = find_drafters(draft or _own_drafters(directory, kind), directory, kind)
     if kind != "audio" and (draft_text or draft_model):
         raise InputError("`draft_text` and `draft_model` must be for recordings, but there are none. Leave them out.")
     recognisers = {Path(name).name: hypothesis(Path(name), device=torch_device) for name in draft_model}
@@ -349,10 +349,10 @@ def bench_drafters(
     count = len(workload.inputs)
     log(f"{count} {workload.what}, {'once' if repeats == 1 else f'{repeats} times'}; a first call of each method:")
     greedy, plain = InputMethod(Method.greedy()), InputMethod(Method.with_drafter(PLAIN, None, nodes))
-    warm = [method for method in (greedy, plain, *ours, *stock) if _is_runnable(workload, method, left_out, log)]
+    runnable = [method for method in (greedy, plain, *ours, *stock) if _is_runnable(workload, method, left_out, log)]
     deadline = None if minutes is None else start + 60 * minutes
-    measured, equal, stopped = measure_in_turn(workload, warm, repeats, deadline, log)
-    return _report(workload, warm, measured, equal, left_out, stopped, plan, repeats, directory.name)
+    measured, equal, stopped = measure_in_turn(workload, runnable, repeats, deadline, log)
+    return _report(workload, runnable, measured, equal, left_out, stopped, plan, repeats, directory.name)
 
 
 def _kind(directory: Path, audio: Sequence[Path], images: object) -> str:
@@ -381,13 +381,13 @@ def _kind(directory: Path, audio: Sequence[Path], images: object) -> str:
     return kind
 
 
-def _own_drafts(directory: Path, kind: str) -> list[str]:
+def _own_drafters(directory: Path, kind: str) -> list[str]:
     """Return the drafters without weights, and those in the model's folder."""
     names = auto_names(speech=kind == "audio")
     return [*drafter_names(), *(name for name in names if drafter_folder(directory, name) is not None)]
 
 
-def find_drafts(names: Sequence[str], directory: Path, kind: str) -> dict[str, str | Path]:
+def find_drafters(names: Sequence[str], directory: Path, kind: str) -> dict[str, str | Path]:
     """Find drafters by name, without the model.
 
     Args:
