@@ -89,4 +89,8 @@ def test_factors_are_cut_for_the_probe() -> None:
     class Other(transformers.LlamaForCausalLM):
         pass
 
-    TextTarget(Other(model_of("longrope").config))
+    config = model_of("longrope").config
+    TextTarget(Other(config))
+    made = small_model(Other, config, "sdpa").config
+    factors = made.rope_parameters
+    assert len(factors["short_factor"]) == len(factors["long_factor"]) == made.head_dim // 2
