@@ -201,7 +201,7 @@ class WindowTranscriber:
         """Compute the encoder states (B, S, D) of B recordings, each 16 kHz samples (T,).
 
         Args:
-            whole: Pad the recordings to 30 s. False: only to the longest of them and `SILENCE_MARGIN` seconds of
+            whole: Pad the recordings to 30 s. False: only to the longest of them and `MARGIN_SECONDS` seconds of
                 silence.
         """
         features = [self._features(sound) for sound in sounds]
@@ -437,7 +437,7 @@ def keep_transcripts(
 
     Windows of similar length are read together. Windows that are not augmented are padded to 30 s, as in decoding; so
     are the augmented windows of every fourth batch. All other windows, and all windows if `agreement` is given, have
-    `SILENCE_MARGIN` seconds of silence after them, which is cheaper.
+    `MARGIN_SECONDS` seconds of silence after them, which is cheaper.
 
     Args:
         distortion: Probabilities of augmentations.
