@@ -286,6 +286,8 @@ def test_words_are_timed_as_in_generate(monkeypatch: pytest.MonkeyPatch) -> None
         ("multilingual", 1.0, {"max_new_tokens": 64, "language": "en"}, "`max_new_tokens` must be at most 60 after 4"),
     ],
 )
-def test_refusals(kind: str, windows: float, options: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_fit_the_recording_or_model_are_refused(
+    kind: str, windows: float, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         found(network(kind), sound(1, windows), options)
