@@ -148,8 +148,8 @@ Condition = Annotated[
 
 @final
 @dataclass(frozen=True)
-class WindowOptions:
-    """The options of `generate` for windows."""
+class FallbackOptions:
+    """The options of `generate` for windows: temperatures to fall back to, and when."""
 
     temperature: Temperature = None
     logprob_threshold: LogprobThreshold = None
@@ -244,7 +244,7 @@ def transcribe(
     dtype: Dtype = None,
     compare: Compare = False,
     options: TranscribeOptions = TranscribeOptions(),
-    windows: WindowOptions = WindowOptions(),
+    windows: FallbackOptions = FallbackOptions(),
     drafts: DraftOptions = DraftOptions(),
     live: LiveOptions = LiveOptions(),
     job: JobOptions = JobOptions(),
@@ -277,7 +277,7 @@ def transcribe(
         **vars(drafts),
         **vars(job),
     }
-    if check_live(inputs, of_files, vars(live)):
+    if reads_stdin(inputs, of_files, vars(live)):
         whisper = _load(model, device, dtype, quiet=as_json)
         return _live(whisper, kind, as_json, live, options)
     if job.has_many_inputs(inputs):
@@ -418,7 +418,7 @@ STDIN = STDOUT  # "-"
 ERASE = "\r\x1b[K"  # moves to the start of a terminal's line, and clears it
 
 
-def check_live(inputs: list[str], of_files: Mapping[str, object], of_live: Mapping[str, object]) -> bool:
+def reads_stdin(inputs: list[str], of_files: Mapping[str, object], of_live: Mapping[str, object]) -> bool:
     """Return whether the input is standard input.
 
     Args:

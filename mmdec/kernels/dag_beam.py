@@ -46,7 +46,7 @@ class TokenNGram(Protocol):
 
 @final
 @dataclass
-class _Hypothesis:
+class _BeamHypothesis:
     """A hypothesis: scores and best path of a text that ends on a vertex."""
 
     chance: float  # natural log of the summed probabilities of all paths that emit this text
@@ -109,7 +109,7 @@ def beam_path(
 
 def _search(
     emissions: Tensor, links: Tensor, ngram: TokenNGram | None, collapse: bool, specials: int
-) -> list[tuple[float, tuple[int, ...], _Hypothesis]]:
+) -> list[tuple[float, tuple[int, ...], _BeamHypothesis]]:
     """Search one graph.
 
     Args:
@@ -124,12 +124,12 @@ def _search(
     chances, jumps = (part.tolist() for part in links.topk(min(MAX_JUMPS_PER_VERTEX, end + 1), -1))
     weight, bonus = (0.0, 0.0) if ngram is None else (NGRAM_WEIGHT, TOKEN_BONUS)
 
-    def value(item: tuple[tuple[int, ...], _Hypothesis]) -> float:
+    def value(item: tuple[tuple[int, ...], _BeamHypothesis]) -> float:
         text, hypothesis = item
         return hypothesis.chance + weight * hypothesis.known + bonus * len(text)
 
-    beams: list[dict[tuple[int, ...], _Hypothesis]] = [{} for _ in range(end + 1)]
-    beams[0][()] = _Hypothesis(0.0, 0.0, 0.0, ())
+    beams: list[dict[tuple[int, ...], _BeamHypothesis]] = [{} for _ in range(end + 1)]
+    beams[0][()] = _BeamHypothesis(0.0, 0.0, 0.0, ())
     for vertex in range(end):
         best = [(*item, _after(ngram, item[0])) for item in heapq.nlargest(BEAM_SIZE, beams[vertex].items(), key=value)]
         for jump, following in zip(chances[vertex], jumps[vertex], strict=True):
@@ -152,13 +152,13 @@ def _search(
                     _keep(
                         beams[following],
                         longer,
-                        _Hypothesis(
+                        _BeamHypothesis(
                             shorter.chance + jump + emitted, ngram_score, shorter.best + jump + emitted, vertices
                         ),
                     )
         beams[vertex] = {}  # the hypotheses at this vertex are not needed any more: the search only goes forward
     if not beams[end]:
-        return [(-math.inf, (), _Hypothesis(-math.inf, 0.0, -math.inf, ()))]
+        return [(-math.inf, (), _BeamHypothesis(-math.inf, 0.0, -math.inf, ()))]
     return [(value(item), *item) for item in sorted(beams[end].items(), key=value, reverse=True)]
 
 
@@ -173,7 +173,7 @@ def _after(ngram: TokenNGram | None, text: Sequence[int]) -> Callable[[int | Non
     return lambda token: score(start + 1 if token is None else token)
 
 
-def _keep(texts: dict[tuple[int, ...], _Hypothesis], text: tuple[int, ...], new: _Hypothesis) -> None:
+def _keep(texts: dict[tuple[int, ...], _BeamHypothesis], text: tuple[int, ...], new: _BeamHypothesis) -> None:
     """Add a hypothesis to the dict `texts`.
 
     If the text is already there, the probabilities are summed and the better path is kept.

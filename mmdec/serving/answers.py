@@ -16,7 +16,7 @@ INCOMPLETE = "\ufffd"  # stands for a character of which some tokens are still t
 
 @final
 @dataclass(frozen=True)
-class Piece:
+class AnswerPiece:
     """A piece of a streamed answer: text that will not change, and the tokens since the piece before."""
 
     text: str
@@ -126,7 +126,7 @@ class AnswerText:
     def _put(self, text: str) -> None:
         new = slice(self._sent, len(self._usage.tokens))
         self._sent = len(self._usage.tokens)
-        self._job.put_event("text", Piece(text, self._usage.tokens[new], self._usage.logprobs[new]))
+        self._job.put_event("text", AnswerPiece(text, self._usage.tokens[new], self._usage.logprobs[new]))
 
     def _decoded(self) -> str:
         return self._tokenizer.decode(self._usage.tokens, skip_special_tokens=True)

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from mmdec.serving.answers import INCOMPLETE, Answer, Piece
+from mmdec.serving.answers import INCOMPLETE, Answer, AnswerPiece
 from mmdec.serving.completions import AnswerWriter, CompletionRequest
 from mmdec.serving.engines import AnswerEngine, AnsweringEngine, TextEngine
 from mmdec.serving.server import ApiError, server_of
@@ -172,7 +172,7 @@ class ChatAnswer(AnswerWriter):
     def first_piece(self) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
-    def piece(self, piece: Piece) -> dict[str, Any]:
+    def piece(self, piece: AnswerPiece) -> dict[str, Any]:
         return {"delta": {"content": piece.text}, "logprobs": self.logprobs(piece.tokens, piece.logprobs)}
 
     def last_piece(self) -> dict[str, Any]:

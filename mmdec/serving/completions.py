@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from mmdec.serving.answers import Answer, Piece
+from mmdec.serving.answers import Answer, AnswerPiece
 from mmdec.serving.engines import AnsweringEngine, TextEngine
 from mmdec.serving.job import Job
 from mmdec.serving.server import ApiError, EventStream, Server, api_note, confidence_warning, server_of
@@ -150,7 +150,7 @@ class AnswerWriter(ABC):
         """Return the fields of a whole response's choice."""
 
     @abstractmethod
-    def piece(self, piece: Piece) -> dict[str, Any]:
+    def piece(self, piece: AnswerPiece) -> dict[str, Any]:
         """Return the fields of a choice with a piece of text."""
 
     @abstractmethod
@@ -249,15 +249,15 @@ class TextAnswer(AnswerWriter):
     _written = 0  # number of characters that were sent
 
     def choice(self, result: Answer) -> dict[str, Any]:
-        return self.piece(Piece(result.text, result.tokens, result.logprobs))
+        return self.piece(AnswerPiece(result.text, result.tokens, result.logprobs))
 
-    def piece(self, piece: Piece) -> dict[str, Any]:
+    def piece(self, piece: AnswerPiece) -> dict[str, Any]:
         return {"text": piece.text, "logprobs": self._logprobs(piece)}
 
     def last_piece(self) -> dict[str, Any]:
         return {"text": "", "logprobs": None}
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+    def _logprobs(self, piece: AnswerPiece) -> dict[str, Any] | None:
         if not self.wants_logprobs:
             return None
         texts, offsets = self.token_texts(piece.tokens, piece.logprobs), list[int]()

@@ -29,7 +29,7 @@ from mmdec.kernels.tokenwise import KEY_BLOCK
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.attention import tree_masks
 from mmdec.targets.families import ARGUMENTS
-from mmdec.targets.hf_target import FIRST_LAYER_INPUTS, HfTarget, check_layers, recording, soft_inputs
+from mmdec.targets.hf_target import FIRST_LAYER_INPUTS, HfTarget, check_layers, record_states, soft_inputs
 from mmdec.targets.kv_cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
 from mmdec.targets.recurrent_cache import (
     STATE_CACHE,
@@ -42,7 +42,7 @@ from mmdec.targets.recurrent_cache import (
 )
 from mmdec.targets.shared_batch import SharedBatch
 from mmdec.targets.tokenwise import tokenwise_copy
-from mmdec.targets.windows import Gaps, Window, Windows, full_cache, full_length_layer
+from mmdec.targets.windows import AttentionWindow, Gaps, Windows, full_cache, full_length_layer
 from mmdec.types import Context, Draft, MediaContext, Needs, Scores, Verdict
 
 Mask = Tensor | dict[str, Tensor | None] | None  # a model's mask argument: one mask, or layer type -> mask
@@ -308,7 +308,7 @@ class DecoderTarget(HfTarget):
             more["logits_to_keep"] = 1
         decoder: Any = cast(Any, self.model).get_decoder() if self.reads_images else self.model
         hooked = [layer for layer in layers if layer >= 0 or (layer == FIRST_LAYER_INPUTS and self.reads_images)]
-        with recording(decoder, self.layers, hooked) as recorded:
+        with record_states(decoder, self.layers, hooked) as recorded:
             out = self._call(ids, mask, positions, cache, more)
         states = {layer: recorded[layer] for layer in hooked}
         if -1 in layers:
@@ -526,7 +526,7 @@ class DecoderTarget(HfTarget):
     def _draft(
         self,
         layers: tuple[int, ...],
-        firsts: Mapping[Window, int],
+        firsts: Mapping[AttentionWindow, int],
         gap_positions: tuple[Tensor, Tensor] | None,
         tokens: Tensor,
         tree: TreeMask | None,

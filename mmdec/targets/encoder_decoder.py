@@ -23,7 +23,7 @@ from mmdec.errors import InputError
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.encoded import SOURCE, EncodedPrompt, EncodedSession, EncodedTarget, encoder_output
 from mmdec.targets.families import ENCODER_DECODER_CLASSES
-from mmdec.targets.hf_target import recording, shallow_copy
+from mmdec.targets.hf_target import record_states, shallow_copy
 from mmdec.targets.kv_cache import RowLayout
 from mmdec.targets.registry import built_in_target
 from mmdec.types import Scores
@@ -240,7 +240,7 @@ class EncoderDecoderTarget(EncodedTarget):
         **more: Any,
     ) -> Scores:
         layers, decoder = session.layers, cast(nn.Module, cast(Any, model).get_decoder())
-        with recording(decoder, self.layers, [layer for layer in layers if layer >= 0]) as recorded:
+        with record_states(decoder, self.layers, [layer for layer in layers if layer >= 0]) as recorded:
             out = self._call(model, session, tokens, mask, cache, output_hidden_states=-1 in layers, **more)
         hidden = out.get("decoder_hidden_states")
         return Scores(out.logits, {layer: hidden[-1] if layer < 0 else recorded[layer] for layer in layers})

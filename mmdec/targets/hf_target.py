@@ -153,7 +153,7 @@ def plain_linear(module: nn.Module) -> bool:
 
 @final
 class LayerInput:
-    """A hook that records the input of a decoder layer while `recording` is active; at other times it does nothing."""
+    """A hook that records the input of a decoder layer while `record_states` is active; else it does nothing."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer  # key of the recorded states: index of the previous layer, whose output they are
@@ -166,7 +166,7 @@ class LayerInput:
 
 @final
 class LayerOutput:
-    """A hook that records the output of the last decoder layer, before the final norm, while `recording` is active."""
+    """A hook that records the last decoder layer's output, before the final norm, while `record_states` is active."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer
@@ -209,7 +209,7 @@ def soft_inputs(model: PreTrainedModel, soft: Tensor | None) -> Generator[None]:
 
 
 @contextmanager
-def recording(decoder: nn.Module, count: int, layers: Sequence[int]) -> Generator[Mapping[int, Tensor]]:
+def record_states(decoder: nn.Module, count: int, layers: Sequence[int]) -> Generator[Mapping[int, Tensor]]:
     """In this context, record the hidden states (residual stream) after some layers of a pass.
 
     transformers' `hidden_states` differ: those of the last layer have passed the final norm, and those of Qwen3-VL's

@@ -27,7 +27,7 @@ RECURRENT_LAYER_TYPES = ("linear_attention", "conv")
 
 
 @dataclass(frozen=True)
-class Window:
+class AttentionWindow:
     """What a token attends to in a layer: the last `size` tokens, itself included.
 
     With `chunks`, it attends to the earlier tokens of its own chunk of `size` tokens.
@@ -53,9 +53,9 @@ class Window:
 class Windows:
     """The attention windows of a model's layers."""
 
-    layers: tuple[Window | None, ...]  # window of each layer; None: it attends to all tokens
+    layers: tuple[AttentionWindow | None, ...]  # window of each layer; None: it attends to all tokens
     # layer type -> window, if the model takes one mask for each type; None: it takes one mask for all layers
-    kinds: Mapping[str, Window | None] | None
+    kinds: Mapping[str, AttentionWindow | None] | None
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Windows | None:
@@ -66,7 +66,7 @@ class Windows:
         """
         types, settings = get_layer_types_and_kwargs(config)
         layers = tuple(
-            Window(setting["sliding_window"], IS_CHUNKED[kind])
+            AttentionWindow(setting["sliding_window"], IS_CHUNKED[kind])
             if kind in IS_CHUNKED and setting.get("sliding_window")
             else None
             for kind, setting in zip(types, settings, strict=True)
@@ -83,18 +83,18 @@ class Windows:
             )
         return cls(layers, {kind: by_type.get(kind) for kind in named} if named else None)
 
-    def first_columns(self, rows: RowLayout) -> dict[Window, int]:
-        """Return for each window what `Window.first_column` returns for it."""
+    def first_columns(self, rows: RowLayout) -> dict[AttentionWindow, int]:
+        """Return for each window what `AttentionWindow.first_column` returns for it."""
         return {window: window.first_column(rows) for window in set(self.layers) if window}
 
     def masks(
-        self, tree: TreeMask, firsts: Mapping[Window, int], positions: tuple[Tensor, Tensor] | None
+        self, tree: TreeMask, firsts: Mapping[AttentionWindow, int], positions: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor | dict[str, Tensor | None], tuple[TreeMask, ...]]:
         """Make the masks of a draft's pass.
 
         Args:
             tree: The mask of layers without a window.
-            firsts: Window -> index of the first cached token that its mask covers.
+            firsts: AttentionWindow -> index of the first cached token that its mask covers.
             positions: Positions (B, S) of the cached tokens, padding between them counted, and number of padding tokens
                 (B,); None: there is no padding between tokens.
 
