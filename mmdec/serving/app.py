@@ -25,7 +25,15 @@ except ImportError as error:
 from mmdec.daspeech.options import DEFAULT_MODEL as DEFAULT_TRANSLATOR
 from mmdec.serving import chat, completions, realtime, speech
 from mmdec.serving.engines import AnyEngine, EngineOptions, load_engine
-from mmdec.serving.server import EXPOSED_HEADERS, AccessMiddleware, ApiError, Server, ServerLimits, server_of
+from mmdec.serving.server import (
+    EXPOSED_HEADERS,
+    AccessMiddleware,
+    ApiError,
+    Server,
+    ServerLimits,
+    server_of,
+    unknown_model,
+)
 from mmdec.vision.describe import DEFAULT_MODEL as DEFAULT_VLM
 from mmdec.whisper.transcribe import DEFAULT_MODEL as DEFAULT_TRANSCRIBER
 
@@ -84,8 +92,7 @@ async def model(request: Request, name: str) -> JSONResponse:
     """
     server = server_of(request)
     if name not in server.models:
-        listed = ", ".join(server.models)
-        raise ApiError(404, f"`model` must be one of: {listed}.", code="model_not_found", param="model")
+        raise unknown_model(name, server.models)
     return JSONResponse(_row(server, name))
 
 

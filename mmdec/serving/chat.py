@@ -129,7 +129,8 @@ def _read(messages: list[Message]) -> tuple[list[dict[str, Any]], list[bytes]]:
                 raise ApiError(400, f"`messages` must hold the {part.type} of each part.", param="messages")
         turns.append({"role": "system" if message.role == "developer" else message.role, "content": parts})
     if len(pictures) > MAX_PICTURES:
-        raise ApiError(400, f"`messages` must hold at most {MAX_PICTURES} pictures.", param="messages")
+        message = f"`messages` must hold at most {MAX_PICTURES} pictures, but hold {len(pictures)}. Drop some."
+        raise ApiError(400, message, param="messages")
     return turns, pictures
 
 

@@ -109,7 +109,11 @@ class LiveSession:
         source = (session.get("audio") or {}).get("input") or {}
         form, wanted = source.get("format") or {}, source.get("transcription") or {}
         if form.get("type") not in (None, "audio/pcm"):
-            raise ApiError(400, "`format.type` must be audio/pcm.", param="session")
+            raise ApiError(
+                400,
+                f"`format.type` must be 'audio/pcm', but is {form['type']!r:.80}. Send 16-bit PCM.",
+                param="session",
+            )
         options = dict(self._options)
         if form.get("rate") is not None:
             options["sample_rate"] = form["rate"]
@@ -203,7 +207,8 @@ async def realtime(socket: WebSocket) -> None:
     server.sessions += 1
     try:
         if server.sessions > server.limits.sessions:
-            await socket.send_json({"type": "error", **server.busy().content})
+            busy = server.busy("sessions", server.sessions, server.limits.sessions)
+            await socket.send_json({"type": "error", **busy.content})
             await socket.close(1013)  # WebSocket's code for "try again later"
             return
         await LiveSession(socket, server).run()

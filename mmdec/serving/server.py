@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmdec import InputError
+from mmdec.checks.arguments import show
 from mmdec.core.scheduler import SchedulerLimits
 from mmdec.core.summary import RAISE_LENGTH
 from mmdec.serving.engines import AnyEngine
@@ -134,8 +135,7 @@ class Server:
             return next(iter(fitting.values()))
         if name in fitting:
             return fitting[name]
-        listed = ", ".join(fitting) or "none"
-        raise ApiError(404, f"`model` must be one of: {listed}.", code="model_not_found", param="model")
+        raise unknown_model(name, fitting)
 
     async def read(self, function: Callable[[], T]) -> T:
         """Run a function that decodes an upload in a thread; at most `MAX_UPLOAD_READERS` run at the same time."""
@@ -224,10 +224,29 @@ class Server:
                 return value
         raise AssertionError("events end with a result or an error")
 
-    def busy(self) -> ApiError:
-        """Make the error with status 429 for a request that arrives while too many requests are open."""
+    def busy(self, what: str, count: int, limit: int) -> ApiError:
+        """Make the error with status 429 for a request that arrives while too many are open.
+
+        Args:
+            what: What is open, in the plural.
+            count: Their number, this one included.
+            limit: Its maximum.
+        """
         after = {"Retry-After": str(min(max(math.ceil(self._seconds), 1), 60))}
-        return ApiError(429, "Too many requests wait. Come again later.", "rate_limit_error", "busy", headers=after)
+        message = f"At most {limit} {what} may be open, but with this one there are {count}. Try again later."
+        return ApiError(429, message, "rate_limit_error", "busy", headers=after)
+
+
+def unknown_model(name: str | None, names: Collection[str]) -> ApiError:
+    """Make the error with status 404 for a request whose model cannot answer it.
+
+    Args:
+        name: The model that the request names; None: it names none.
+        names: Names of the models that can answer it.
+    """
+    rule = f"`model` must be one of {', '.join(names) or 'none'}, but is {show(name)}."
+    remedy = "Choose one." if names else "The server has no model for such requests: ask another one."
+    return ApiError(404, f"{rule} {remedy}", code="model_not_found", param="model")
 
 
 def confidence_warning(confidence: float | None, calibrated: bool) -> dict[str, str]:
@@ -357,7 +376,7 @@ class AccessMiddleware:
             bearer = {"WWW-Authenticate": "Bearer"}
             return ApiError(401, "A valid token must come as `Authorization: Bearer`.", code="token", headers=bearer)
         if server.open > server.limits.requests:
-            return server.busy()
+            return server.busy("requests", server.open, server.limits.requests)
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > server.limits.megabytes * 1e6:
             return too_large_error(server.limits)

@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BeforeValidator, Field
 
 import mmdec
+from mmdec.checks.arguments import show
 from mmdec.io import audio
 from mmdec.serving.engines import TranscriptionEngine, TranslationEngine
 from mmdec.serving.job import Job
@@ -113,10 +114,12 @@ async def translations(
     engine = server.engine(model, TranslationEngine, TranscriptionEngine)
     if isinstance(engine, TranslationEngine):
         if kind not in ("json", "text"):
-            raise ApiError(400, "`response_format` must be json or text for this model.", param="response_format")
+            message = f"`response_format` must be json or text for this model, but is {kind}. Choose one."
+            raise ApiError(400, message, param="response_format")
         if prompt or temperature:
-            name = "prompt" if prompt else "temperature"
-            raise ApiError(400, f"`{name}` must be left out for this model.", param=name)
+            name, value = ("prompt", prompt) if prompt else ("temperature", temperature)
+            message = f"`{name}` must be left out for this model, but is {show(value)}. Leave it out."
+            raise ApiError(400, message, param=name)
         recording = await _read(server, file, strict)
         result = await server.result(request, engine.job(recording.samples))
         if kind == "text":

@@ -19,7 +19,7 @@ import mmdec
 from mmdec import cli
 from mmdec.serving.app import listening_sockets, make_server
 from mmdec.serving.engines import EngineOptions, load_engine
-from mmdec.serving.server import Server, ServerLimits
+from mmdec.serving.server import Server, ServerLimits, unknown_model
 from tests.support.measurements import measurements
 from tests.support.pictures import QUESTION, pixels
 from tests.support.running_servers import picture, served, until, wav
@@ -51,6 +51,13 @@ def test_the_api_key_is_required(engines: dict[str, Any]) -> None:
             assert answer.headers["www-authenticate"] == "Bearer"
             assert answer.json()["error"]["code"] == "token"
         assert client.get("/health").json()["status"] == "ok"
+
+
+def test_an_unknown_model_is_named_beside_those_that_can_answer() -> None:
+    error = unknown_model("gone", ["whisper", "pictures"]).content["error"]
+    assert error["message"] == "`model` must be one of whisper, pictures, but is 'gone'. Choose one."
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "but is None. The server has no model for such requests" in str(unknown_model(None, ()))
 
 
 def test_models_are_listed(engines: dict[str, Any]) -> None:
