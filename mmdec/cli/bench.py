@@ -15,7 +15,7 @@ import typer
 
 from mmdec import InputError
 from mmdec.bench.report import BenchReport, BenchRun, load_run, merge_runs
-from mmdec.cli.inputs import SOUND_SUFFIXES, FileKind, input_files
+from mmdec.cli.inputs import FileKind, input_files
 from mmdec.cli.options import (
     OWN_PROMPT,
     SPEECH_MODEL,
@@ -39,6 +39,7 @@ from mmdec.cli.options import (
     log,
 )
 from mmdec.cli.reports import Against, Destinations, DrafterDestinations, JsonTo, MarkdownTo, PlotsTo, with_report
+from mmdec.io.suffixes import SOUND_SUFFIXES
 
 COMMANDS: dict[str, list[str]] = {  # the benchmarks of `bench all` and their words
     "kernels": ["kernels"],

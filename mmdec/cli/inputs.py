@@ -15,12 +15,7 @@ from unicodedata import normalize
 
 from mmdec import InputError
 from mmdec.checks.files import error_reason, failure_message, open_regular, printable, quote_path, write_atomically
-
-SOUND_SUFFIXES = (
-    *(".wav", ".flac", ".ogg", ".oga", ".mp3", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64"),
-    *(".m4a", ".m4b", ".mp4", ".mov", ".webm", ".mka", ".mkv"),
-)
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+from mmdec.io.suffixes import PICTURE_SUFFIXES, SOUND_SUFFIXES
 
 
 @final

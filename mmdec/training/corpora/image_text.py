@@ -22,13 +22,13 @@ from typing import Any
 
 from mmdec.checks.files import quote_path
 from mmdec.errors import InputError
+from mmdec.io.suffixes import PICTURE_SUFFIXES
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import Conversation, malformed_row_error, read_conversations
 from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, read_table
 
 MAX_IMAGES = 64  # the most pictures of one question in a .jsonl list; more are an error
 COLUMNS = ["file", "task", "question", "answer"]
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 SHORT_ANSWER_PROMPT = "\nAnswer the question using a single word or phrase."  # LLaVA's prompt for VQAv2 and TextVQA
 
 

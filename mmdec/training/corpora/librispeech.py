@@ -16,7 +16,7 @@ from mmdec.io.audio import load_audio
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.text_files import check_text, json_lines, problem_of, read_table, text_lines
 
-SOUND_SUFFIXES = (".flac", ".wav", ".mp3", ".ogg")
+UTTERANCE_SUFFIXES = (".flac", ".wav", ".mp3", ".ogg")  # in the order in which they are looked for
 MANIFEST = "a manifest with `path` and `text`"
 DEV_SHARE = 0.1  # share of the speakers (or recordings) that become "dev" if a manifest has no splits
 
@@ -121,7 +121,7 @@ def _chapter(file: Path, admission: Admission) -> Iterator[Utterance]:
                 f"`root` must name each recording once, but {place} has '{name:.80}' again, as line {lines[name]}. "
                 "Remove one of them."
             )
-        paths = [names(f"{name}{suffix}", place) for suffix in SOUND_SUFFIXES]
+        paths = [names(f"{name}{suffix}", place) for suffix in UTTERANCE_SUFFIXES]
         path = next((path for path in paths if path.is_file()), paths[0])
         yield Utterance(path, check_text(text.strip(), "root", place), speaker, chapter, place)
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 import mmdec
 from mmdec import cli
-from mmdec.cli.inputs import AUDIO_FILES, IMAGE_FILES, SOUND_SUFFIXES, combine_files, input_files, output_paths
+from mmdec.cli.inputs import AUDIO_FILES, IMAGE_FILES, combine_files, input_files, output_paths
 from mmdec.cli.options import Verb, VerbGroup, as_typed
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.daspeech.translator import STRATEGIES
@@ -29,6 +29,7 @@ from mmdec.errors import InputError
 from mmdec.evaluation.translation import DEFAULT_STRATEGIES
 from mmdec.hub.cache import LoadedModels
 from mmdec.io import audio
+from mmdec.io.suffixes import SOUND_SUFFIXES
 from tests.conftest import RATE, buzz
 from tests.support.tiny_containers import CODECS
 

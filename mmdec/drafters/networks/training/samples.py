@@ -20,6 +20,7 @@ from mmdec.checks.files import quote_path
 from mmdec.errors import InputError
 from mmdec.hub.find import find_model
 from mmdec.io.images import read_image, to_pil
+from mmdec.io.suffixes import PICTURE_SUFFIXES
 from mmdec.pretrained.vlm import VLM_FILES, read_processor
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows, PathResolver, sizes_of
 from mmdec.training.corpora.chats import SUFFIXES, SYSTEM_KEY, Conversation, picture_folder, read_chats
@@ -156,7 +157,6 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
 
 SAMPLE_FORMAT = 1  # part of each sample's name (a hash); if it changes, stored answers are not found and are made again
 LONG_ANSWER_WORDS = 20  # an answer in the corpus counts as long from this number of words on
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SUBSET_SEED = 4  # first number of the seed for choosing questions; other random choices have other first numbers
 
 

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchaudio import functional
 
-from mmdec.cli.inputs import SOUND_SUFFIXES
 from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.io.audio import samples as audio_samples
 from mmdec.io.audio.files import conversion
+from mmdec.io.suffixes import SOUND_SUFFIXES
 from tests.conftest import RATE, buzz
 from tests.support.tiny_containers import CODECS, contained, silent_film
 
