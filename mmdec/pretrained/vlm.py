@@ -31,11 +31,12 @@ from mmdec.checks.weights import read_settings, report_damage
 from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import find_model, model_kind
+from mmdec.pretrained import DEFAULT_VLM
 from mmdec.pretrained.image_familiarity import FAMILIAR_FILE, FamiliarPictures, read_familiar
 from mmdec.pretrained.language_model import DRAFTER_WEIGHT_FILES, config_class, read_network
 from mmdec.pretrained.loaded_media_model import LoadedMediaModel
 
-DEFAULT_MODEL = "vlm-scenes"
+DEFAULT_MODEL = DEFAULT_VLM
 PACKAGES = ("torchvision", "num2words")  # packages that some processors need
 # processors that need their video processor even if they only read pictures
 NEED_VIDEO = ("Gemma4Processor", "SmolVLMProcessor", "VideoLlavaProcessor")

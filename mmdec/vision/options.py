@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 from mmdec.checks.arguments import check_callable, check_whole
 from mmdec.drafters.built_in import AUTO, FALLBACK_DRAFTER, built_in_names
+from mmdec.pretrained import DEFAULT_VLM
 from mmdec.tasks.options import MAX_BATCH, GenerateOptions, option
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Model: TypeAlias = "str | os.PathLike[str] | PreTrainedModel | LoadedVlm"
 OnText = Callable[[str], None]
 OnDescription: TypeAlias = "Callable[[int, Description], None]"
-DEFAULT_MODEL = "vlm-scenes"
+DEFAULT_MODEL = DEFAULT_VLM
 
 
 @final
