@@ -1,4 +1,4 @@
-"""`mmdec.load`: loads any model folder of mmdec, by shipped name, directory or hub id."""
+"""`mmdec.load`: loads any model folder of mmdec, by shipped name, folder or Hugging Face id."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def load(
     return the same object.
 
     Args:
-        model: A shipped name, a directory or a hub id.
+        model: A shipped name, a folder or a Hugging Face id.
         device: Where the model runs. Default None: a GPU if there is one, else the CPU.
-        vocoder: Only for a translator: a directory or hub id of HiFi-GAN weights. Default None: the model's own.
+        vocoder: Only for a translator: a folder or Hugging Face id of HiFi-GAN weights. Default None: the model's own.
         dtype: Precision of the weights. Default None: float32.
 
     Returns:

@@ -1,7 +1,7 @@
 """Make tests/golden/s2t_conformer.*: what fairseq2's own `s2t_conformer` encoder computes, for mmdec to reproduce.
 
 Run once, in an environment of fairseq2's own (Python 3.11; it cannot live beside mmdec's torch). From the repository
-root, with `../fs2` for any directory outside it:
+root, with `../fs2` for any folder outside it:
 
     python3 -m venv ../fs2
     ../fs2/bin/pip install -r data/build/fairseq2_golden.requirements.txt

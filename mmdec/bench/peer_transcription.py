@@ -83,7 +83,7 @@ def bench_peer(
 
     Args:
         recordings: Audio files; the transcript of each may lie next to it (.txt).
-        model: A shipped name, a folder or a hub id.
+        model: A shipped name, a folder or a Hugging Face id.
         peer: "ctranslate2".
         heads: mmdec's drafter, by name, folder or object.
         repeats: Timed calls of each engine and recording.

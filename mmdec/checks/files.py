@@ -20,7 +20,7 @@ from mmdec.errors import InputError, MmdecError
 
 TEMPORARY_PREFIX = ".mmdec-"  # name prefix of temporary files, which are still being written
 SPECIAL_FILES = (
-    (stat.S_ISDIR, "a directory", "Name the files in it"),
+    (stat.S_ISDIR, "a folder", "Name the files in it"),
     (stat.S_ISFIFO, "a pipe", "Save what comes out of it to a file"),
     (stat.S_ISSOCK, "a socket", "Save what comes out of it to a file"),
     (stat.S_ISCHR, "a device", "Name a file"),

@@ -19,7 +19,7 @@ app = typer.Typer(
 
 @app.command(**as_verb("convert medusa whisper-medusa-v1 heads"))
 def medusa(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Directory with the published checkpoint.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Folder with the published checkpoint.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the heads.")],
     as_json: AsJson = False,
 ) -> None:

@@ -84,7 +84,7 @@ def _files(name: str, kind: FileKind, output: Path | None) -> Iterator[InputFile
         yield InputFile(place, f"{rule} ({error_reason(error)}). Check its permissions.")
     if not count and not errors:
         ending = ", ".join(suffixes)
-        rule = f"`{argument}` must be a file or hold some, but '{quote_path(name)}' is a directory"
+        rule = f"`{argument}` must be a file or hold some, but '{quote_path(name)}' is a folder"
         yield InputFile(name, f"{rule} without any that ends in {ending}. Name the files in it.")
 
 
@@ -101,7 +101,7 @@ def output_paths(
 ) -> Sequence[Path | None]:
     """Choose the output file of each input.
 
-    If `output` ends in one of `suffixes`, it is the file of the only input. Else it is a directory, and each input gets
+    If `output` ends in one of `suffixes`, it is the file of the only input. Else it is a folder, and each input gets
     a file there, with its own name and `suffix`. Inputs with the same name get different files. Names that differ only
     in case or in the encoding of accents count as the same, because some file systems do not distinguish them.
 
@@ -119,16 +119,14 @@ def output_paths(
         return [None] * len(named)
     above = next((folder for folder in output.parents if os.path.lexists(folder)), None)
     if above is not None and not os.path.isdir(above):
-        raise InputError(f"`--output` must lie in a directory, but '{above}' is not one. Name another.")
+        raise InputError(f"`--output` must lie in a folder, but '{above}' is not one. Name another.")
     if output.suffix.lower() in suffixes and not os.path.isdir(output):
         if len(named) > 1:
-            raise InputError(
-                f"`--output` must be a directory for {len(named)} inputs, but is '{output}'. Name a directory."
-            )
+            raise InputError(f"`--output` must be a folder for {len(named)} inputs, but is '{output}'. Name a folder.")
         targets = [output]
     else:
         if os.path.lexists(output) and not os.path.isdir(output):
-            raise InputError(f"`--output` must be a directory or a {suffix} file, but is '{output}'. Name another.")
+            raise InputError(f"`--output` must be a folder or a {suffix} file, but is '{output}'. Name another.")
         used_paths = set[str]()
         targets = []
         for source in named:
@@ -140,7 +138,7 @@ def output_paths(
     sources = {os.path.realpath(source) for source in inputs}  # Path.resolve() would raise for circular links
     for target in targets:
         if os.path.realpath(target) in sources:
-            raise InputError(f"`--output` must not overwrite an input, but '{target}' is one. Name another directory.")
+            raise InputError(f"`--output` must not overwrite an input, but '{target}' is one. Name another folder.")
     return targets
 
 

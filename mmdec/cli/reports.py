@@ -75,7 +75,7 @@ MarkdownTo = Annotated[
     ),
 ]
 PlotsTo = Annotated[
-    Path | None, typer.Option("--plots", metavar="DIR", file_okay=False, help="Draw plots into this directory.")
+    Path | None, typer.Option("--plots", metavar="DIR", file_okay=False, help="Draw plots into this folder.")
 ]
 Against = Annotated[
     Path | None, typer.Option("--against", metavar="FILE", help="Compare with this saved JSON of `mmdec bench`.")
@@ -101,7 +101,7 @@ class Destinations:
         if self.json == STDOUT and self.markdown == STDOUT:
             raise InputError("`--json` and `--markdown` must not both be printed, but both are -. Name a file for one.")
         if self.metrics is not None and self.plots is None:
-            raise InputError("`--metrics` must come with `--plots`, but that is missing. Name a directory.")
+            raise InputError("`--metrics` must come with `--plots`, but that is missing. Name a folder.")
         if self.against is not None:
             load_run(self.against)
         if self.plots is not None:

@@ -57,7 +57,7 @@ from mmdec.whisper.encoder import WhisperEncoder
 
 ENCODER_KINDS = (WHISPER_KIND, DASPEECH_KIND)  # values of `kind` for the models that `load_encoder` accepts
 PHONE_LAYOUT = "phones"
-VOCODER_RULE = "a directory"
+VOCODER_RULE = "a folder"
 # weights are divided into several files, because code hosts do not accept large files
 WEIGHT_FILES = ("encoder.safetensors", "model.safetensors", VOCODER)
 
@@ -87,10 +87,10 @@ class DASpeechParts:
 
 
 def resolve(model: str | os.PathLike[str]) -> Path:
-    """Find the directory of a translator, and check that its files are there.
+    """Find the folder of a translator, and check that its files are there.
 
     Args:
-        model: A shipped name, a directory, or a hub id, which is downloaded.
+        model: A shipped name, a folder, or a Hugging Face id, which is downloaded.
     """
     return check_complete(find_model(model, DASPEECH_KIND), os.fspath(model))
 
@@ -105,12 +105,12 @@ def save_model(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a translator's directory, with weights in half precision.
+    """Write a translator's folder, with weights in half precision.
 
-    If writing fails, an existing directory is not changed.
+    If writing fails, an existing folder is not changed.
 
     Args:
-        directory: The directory to write.
+        directory: The folder to write.
         model: The network.
         vocoder: The model's own vocoder.
         units: Names of the phones, ordered by id.
@@ -144,15 +144,15 @@ def save_model(
 
 
 def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | PieceTranslatorParts) -> Path:
-    """Write a translator to a directory: its networks, tables and settings.
+    """Write a translator to a folder: its networks, tables and settings.
 
     Args:
-        directory: The directory to write.
+        directory: The folder to write.
         parts: From `read_parts`. The model card, the calibration of the confidence and provenance.json are copied only
             if the weights are still those of the source folder, because their figures hold only for these weights.
 
     Raises:
-        InputError: For a vocoder that is not the model's own, or if the directory holds files that do not belong to a
+        InputError: For a vocoder that is not the model's own, or if the folder holds files that do not belong to a
             model.
     """
     vocoder = check_model_vocoder(parts.vocoder, parts.mels)
@@ -174,12 +174,12 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | PieceTr
 def read_parts(
     directory: Path, device: torch.device, vocoder: str | os.PathLike[str] | None = None
 ) -> DASpeechParts | PieceTranslatorParts:
-    """Load the translator in a directory (from `resolve`) to a device.
+    """Load the translator in a folder (from `resolve`) to a device.
 
     Args:
-        directory: The translator's directory.
+        directory: The translator's folder.
         device: The device to which it is moved.
-        vocoder: None for the model's own; or a directory or hub id of published HiFi-GAN weights.
+        vocoder: None for the model's own; or a folder or Hugging Face id of published HiFi-GAN weights.
 
     Raises:
         InputError: If files are damaged, outside the folder or not safetensors.
@@ -214,7 +214,7 @@ def read_parts(
 
 
 def load_piece_translator(model: str | os.PathLike[str]) -> PieceTranslatorParts:
-    """Load a translator of word pieces by shipped name, folder or hub id.
+    """Load a translator of word pieces by shipped name, folder or Hugging Face id.
 
     Raises:
         InputError: For a DASpeech.
@@ -231,7 +231,7 @@ def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
     """Load the speech encoder of a Whisper, or of a translator of word pieces, in float32 and frozen.
 
     Args:
-        model: A shipped name, a folder or a hub id.
+        model: A shipped name, a folder or a Hugging Face id.
 
     Raises:
         InputError: If there is no such model, or its files are damaged.
@@ -269,12 +269,12 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
     """Load a vocoder that is not the model's own.
 
     Args:
-        source: A directory or hub id of HiFi-GAN weights.
+        source: A folder or Hugging Face id of HiFi-GAN weights.
     """
     text = path_text(source, "vocoder", VOCODER_RULE)
     if not Path(text).exists() and not HUB_ID.fullmatch(text):
         raise InputError(
-            f"`vocoder` must be a directory or hub id of HiFi-GAN weights, but is '{text}'. Leave it out for the "
+            f"`vocoder` must be a folder or Hugging Face id of HiFi-GAN weights, but is '{text}'. Leave it out for the "
             "model's own."
         )
     from mmdec.daspeech.hifigan import load_hifigan  # imported here because it imports transformers' models
@@ -283,10 +283,10 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
 
 
 def check_complete(directory: Path, name: str) -> Path:
-    """Check that the directory has all files of a translator, and return it.
+    """Check that the folder has all files of a translator, and return it.
 
     Args:
-        directory: The translator's directory.
+        directory: The translator's folder.
         name: The value of the caller's argument, for the error.
 
     Raises:

@@ -1,8 +1,8 @@
 """Loads published HiFi-GAN vocoders from safetensors, and converts the generator files of HiFi-GAN's authors.
 
-transformers' `SpeechT5HifiGan` and `FastSpeech2ConformerHifiGan` load from a directory with safetensors. The authors'
+transformers' `SpeechT5HifiGan` and `FastSpeech2ConformerHifiGan` load from a folder with safetensors. The authors'
 generator file (`generator_v1`, `g_02500000`, ... beside its `config.json`) is a pickle. `convert` reads only tensors
-from it, and writes such a directory.
+from it, and writes such a folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MELS_KEY = "mmdec_mels"  # in the config of a converted generator: the key under
 
 
 def load_hifigan(vocoder: str | Path) -> HifiGanVocoder:
-    """Load the HiFi-GAN vocoder in a directory with safetensors.
+    """Load the HiFi-GAN vocoder in a folder with safetensors.
 
     Raises:
         InputError: If there are no such weights, or their kind of mels cannot be computed from mmdec's.
@@ -51,7 +51,7 @@ def load_hifigan(vocoder: str | Path) -> HifiGanVocoder:
     path = Path(vocoder)
     if path.is_file():
         raise InputError(
-            f"`vocoder` must be a directory with safetensors, but is the file '{vocoder}', and pickles are not "
+            f"`vocoder` must be a folder with safetensors, but is the file '{vocoder}', and pickles are not "
             "read. Convert the authors' generator file with `mmdec convert hifigan IN OUT`."
         )
     with report_damage(f"`vocoder` must hold whole HiFi-GAN weights, but '{vocoder}' does not", "Download them again."):
@@ -70,7 +70,7 @@ def _read(folder: Path) -> HifiGanVocoder:
     else:
         raise InputError(
             f"`vocoder` must be a SpeechT5HifiGan or FastSpeech2ConformerHifiGan, but its model_type is {kind!r}. "
-            "Name the directory or hub id of one of these."
+            "Name the folder or Hugging Face id of one of these."
         )
     config = settings.from_dict({name: value for name, value in described.items() if name not in REJECTED_SETTINGS})
     if MELS_KEY in described:
@@ -86,7 +86,7 @@ def _read(folder: Path) -> HifiGanVocoder:
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """Convert the authors' generator file, with config.json next to it, to a directory that `load_hifigan` reads.
+    """Convert the authors' generator file, with config.json next to it, to a folder that `load_hifigan` reads.
 
     From the pickle only tensors and plain values are read; its code is not run.
 

@@ -101,10 +101,10 @@ def save_piece_translator(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a translator's directory, with matrices in 8 bits. If writing fails, an existing directory is not changed.
+    """Write a translator's folder, with matrices in 8 bits. If writing fails, an existing folder is not changed.
 
     Args:
-        directory: The directory to write.
+        directory: The folder to write.
         parts: The translator.
         card: Text of README.md; None keeps the existing card, and raises InputError if the new weights differ from the
             existing ones.

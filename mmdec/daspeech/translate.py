@@ -102,7 +102,7 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
         audio: A path, a file object, or samples: (T,), (T, channels) or (channels, T), floats or integers up to 32 bit.
             A list holds several recordings; on a CPU its results equal single calls exactly.
         sample_rate: Hz of samples; None for files, whose header has it.
-        model: A shipped name, a directory, a hub id, or a translator from `load`.
+        model: A shipped name, a folder, a Hugging Face id, or a translator from `load`.
         strategy: Lookahead, greedy, viterbi, joint-viterbi, beam, reranked, autoregressive or verified. Default None:
             the model's own.
         verify: True chooses the strategy "verified": exactly the autoregressive decoder's units, in few passes, because
@@ -111,7 +111,7 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
         dtype: Dtype of matrix products; the vocoder always uses float32. Default None: float32.
         threads: torch's CPU threads for this call. Default None: the number from OMP_NUM_THREADS or
             `torch.set_num_threads`, else a number chosen from the model's size and the number of idle processors.
-        vocoder: Published HiFi-GAN weights: a directory or a hub id. Default None: the model's own.
+        vocoder: Published HiFi-GAN weights: a folder or a Hugging Face id. Default None: the model's own.
         min_confidence: In [0, 1]: reject translations whose `confidence` is lower. Default None: reject none.
         strict: Reject a file that cannot be read completely, because it is damaged or cut off. Default False: the rest
             is translated, and the translation's `note` says where the part is and how long.
@@ -167,9 +167,9 @@ def load(
     It is loaded once for each folder, device, dtype and vocoder, and again if the folder's files have changed.
 
     Args:
-        model: A shipped name, a directory or a hub id.
+        model: A shipped name, a folder or a Hugging Face id.
         device: None: a GPU if there is one.
-        vocoder: None: the model's own; or a directory or hub id of HiFi-GAN weights.
+        vocoder: None: the model's own; or a folder or Hugging Face id of HiFi-GAN weights.
         dtype: None: float32. bfloat16 and float16 apply to matrix products only; features, weights, the graph's
             probabilities and the vocoder stay in float32.
 

@@ -363,7 +363,7 @@ def load_target(
     """Load a language model with its tokenizer, or a model that reads images with its processor.
 
     Args:
-        model: Name, folder or hub id.
+        model: Name, folder or Hugging Face id.
     """
     folder = find_model(model, None, LANGUAGE_MODEL_FILES)
     if is_language_model(folder) and not is_vision_language_model(folder):

@@ -139,7 +139,7 @@ def examine(
     """Examine a drafter on its target's greedy answers.
 
     Args:
-        drafter: The drafter's folder, name or hub id, as for `load_drafter`.
+        drafter: The drafter's folder, name or Hugging Face id, as for `load_drafter`.
         model: The loaded target.
         prompts: The target answers them.
         template: Whether prompts go through the chat template, if the model has one.

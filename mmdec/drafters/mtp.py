@@ -113,7 +113,7 @@ class Mtp:
         except (ImportError, OSError, RuntimeError, ValueError, TypeError) as error:
             raise InputError(
                 f"{rule}: its native head could not be loaded ({type(error).__name__}: {error!s:.300}). Load the model "
-                "from a folder or hub id that holds the head, with transformers 5.23 or newer."
+                "from a folder or Hugging Face id that holds the head, with transformers 5.23 or newer."
             ) from error
         if head.rotary_emb is None or head.has_per_layer_rope or not isinstance(head.shared_head, nn.Linear):
             raise InputError(f"{rule}: its head has no rotary positions of one kind, or no linear LM head.")

@@ -48,7 +48,7 @@ class Judge:
     """A Whisper that transcribes English and, if it knows French, transcribes French and translates it to English text.
 
     Args:
-        model: A shipped name, folder or hub id.
+        model: A shipped name, folder or Hugging Face id.
     """
 
     def __init__(self, model: str | os.PathLike[str], device: str | None = None, threads: int | None = None) -> None:

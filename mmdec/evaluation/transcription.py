@@ -274,7 +274,7 @@ def evaluate_asr(
     Args:
         recordings: Sound files with their transcripts next to them (.txt), instead of the corpus.
         allow_absolute_paths: Accept absolute paths in the corpus's lists.
-        heads: Directory of Medusa heads; None: those in the model's folder. Without heads, transformers decodes, and
+        heads: Folder of Medusa heads; None: those in the model's folder. Without heads, transformers decodes, and
             the report has no speedup.
         plan: Draft size: nodes of a chain, or (nodes, depth) of a tree; None: learned.
         plain: Also decode each batch with transformers' own loop, right after mmdec's. Tokens and time are compared.

@@ -124,7 +124,7 @@ def write_index(files: Sequence[Text], model: Text, output: Text) -> tuple[Path,
 
     Args:
         files: In UTF-8.
-        model: Name, folder or hub id of the model; only its tokenizer is loaded.
+        model: Name, folder or Hugging Face id of the model; only its tokenizer is loaded.
         output: The index's file, whose name ends with .safetensors.
 
     Returns:

@@ -1,7 +1,7 @@
 """Turns the argument `drafter=` of a call into a drafter.
 
-Callers give a name, a folder, a hub id, a smaller model or a drafter of their own. `resolve_drafter` is the only place
-that tells these apart. Its result gives the drafter for any target model.
+Callers give a name, a folder, a Hugging Face id, a smaller model or a drafter of their own. `resolve_drafter` is the
+only place that tells these apart. Its result gives the drafter for any target model.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> D
     """Resolve the argument `drafter` of a call.
 
     Args:
-        choice: "auto", the name of a drafter, a folder with weights, a hub id, "<model>/<drafter>", a file that
-            `mmdec index` wrote, a dotted path "package.module:Class", a smaller model, a drafter, a source, or None for
-            plain decoding.
+        choice: "auto", the name of a drafter, a folder with weights, a Hugging Face id, "<model>/<drafter>", a file
+            that `mmdec index` wrote, a dotted path "package.module:Class", a smaller model, a drafter, a source, or
+            None for plain decoding.
         home: The loaded target model, if the call has one. Drafters with weights are then loaded at once, and names
             stand for the drafters in the model's folder. Default None: they are loaded when a model is known.
 
@@ -219,8 +219,8 @@ def _local_folder(choice: str | os.PathLike[str]) -> Path:
     except (TypeError, ValueError, OSError):  # raised for bytes, a null character, or a name that is too long
         pass
     raise InputError(
-        f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder or hub id, a dotted path such "
-        f"as package.module:Class, a model or a Drafter, but is {show(choice)}. Choose one."
+        f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder or Hugging Face id, a dotted path "
+        f"such as package.module:Class, a model or a Drafter, but is {show(choice)}. Choose one."
         f"{did_you_mean(choice, [*drafter_names(), *loader_names()])} Names of drafters with weights: "
         f"{', '.join(loader_names())}."
     )

@@ -140,9 +140,9 @@ def generate(
         model: A loaded language or vision-language model of transformers.
         inputs: Token ids (B, P) int64, or a tokenizer's or processor's output. Or a list of these: the prompts are then
             decoded side by side, whatever their lengths, and the next one begins as soon as another has ended.
-        drafter: A registered name ("lookup", "recycling", "jacobi", ...), a folder or hub id of a drafter with weights,
-            "<model>/<drafter>" for a shipped one, a dotted path "package.module:Class", a smaller model (of another
-            vocabulary only if both models' folders hold tokenizers), an object that implements
+        drafter: A registered name ("lookup", "recycling", "jacobi", ...), a folder or Hugging Face id of a drafter with
+            weights, "<model>/<drafter>" for a shipped one, a dotted path "package.module:Class", a smaller model (of
+            another vocabulary only if both models' folders hold tokenizers), an object that implements
             `mmdec.types.Drafter`, or None for plain decoding. "auto" is the first drafter in the model's folder, else
             one shipped for its weights, else "lookup".
         rule: How drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding.

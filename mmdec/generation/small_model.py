@@ -30,7 +30,8 @@ def small_model(
     The text of the call stays the target's own, with each option.
 
     Args:
-        model: A loaded model, or its folder or hub id. With `inner` or `prompt` it must have the target's tokenizer.
+        model: A loaded model, or its folder or Hugging Face id. With `inner` or `prompt` it must have the target's
+            tokenizer.
         inner: Drafts the small model's chains, so that the same chains take fewer of its passes: "lookup",
             "recycling", the name of a registered drafter, or an object after
             `mmdec.drafters.small_model.staged.InnerDrafter`. The rest of the last chain, which the target rejected, is
@@ -103,5 +104,6 @@ def _folder(model: str | os.PathLike[str]) -> Path:
     except (TypeError, ValueError, OSError):  # raised for bytes, a null character, or a name that is too long
         pass
     raise InputError(
-        f"`model` must be a loaded model, a model's folder or a hub id, but is {show(model)}. Name a smaller model."
+        f"`model` must be a loaded model, a model's folder or a Hugging Face id, but is {show(model)}. Name a "
+        "smaller model."
     )

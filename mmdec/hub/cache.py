@@ -20,10 +20,10 @@ class PathVersion(NamedTuple):
 
 
 def path_version(source: str | os.PathLike[str]) -> PathVersion:
-    """Return a cache key for the current content of a directory or file.
+    """Return a cache key for the current content of a folder or file.
 
     Args:
-        source: A path, or another name of a model, such as a hub id, whose key never changes.
+        source: A path, or another name of a model, such as a Hugging Face id, whose key never changes.
     """
     path = Path(source)
     if not path.exists():

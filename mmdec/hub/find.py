@@ -1,5 +1,5 @@
-"""Finds the local folder of a model by its shipped name, directory or hub id. Pickles are rejected, except those of
-published drafters, from which `mmdec.hub.checkpoint` reads only tensors."""
+"""Finds the local folder of a model by its shipped name, folder or Hugging Face id. Pickles are rejected, except those
+of published drafters, from which `mmdec.hub.checkpoint` reads only tensors."""
 
 from __future__ import annotations
 
@@ -65,24 +65,24 @@ def find_model(
     files: Sequence[str] = HUB_FILES,
     fetching: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Find the directory of a model.
+    """Find the folder of a model.
 
     Args:
-        model: A shipped name, a directory, or a hub id ("owner/name", "owner/name@revision"), whose files are
-            downloaded. The short name of a known model, such as "whisper-base", stands for its hub id, unless the model
-            itself is shipped.
+        model: A shipped name, a folder, or a Hugging Face id ("owner/name", "owner/name@revision"), whose files are
+            downloaded. The short name of a known model, such as "whisper-base", stands for its Hugging Face id, unless
+            the model itself is shipped.
         system: Error messages list the shipped models of this kind (see `model_kind`); None: all.
         files: Name patterns of the files to download.
         fetching: Options of huggingface_hub's `snapshot_download`.
 
     Returns:
-        The directory. The caller must check its content.
+        The folder. The caller must check its content.
 
     Raises:
         InputError: If there is no such model, or a download fails.
     """
     text = path_text(
-        model, "model", f"a shipped name ({', '.join(shipped_names(system)) or 'none is installed'}), a directory"
+        model, "model", f"a shipped name ({', '.join(shipped_names(system)) or 'none is installed'}), a folder"
     )
     path = Path(text)
     if path.suffix in PICKLE_SUFFIXES:
@@ -100,8 +100,8 @@ def find_model(
     if HUB_ID.fullmatch(text) and not text.startswith("models/"):
         return download(text, files, fetching=fetching)
     raise InputError(
-        f"`model` must be a shipped name ({', '.join(shipped_names(system)) or 'none is installed'}), a directory "
-        f"or a hub id, but is '{text}'. Check the spelling; mmdec's own models are in models/ of a checkout "
+        f"`model` must be a shipped name ({', '.join(shipped_names(system)) or 'none is installed'}), a folder "
+        f"or a Hugging Face id, but is '{text}'. Check the spelling; mmdec's own models are in models/ of a checkout "
         "and in the wheel."
     )
 
@@ -130,7 +130,7 @@ def drafter_by_name(
 def drafter_path(
     source: str | os.PathLike[str], fetching: Mapping[str, Any] | None = None, argument: str = "folder"
 ) -> Path:
-    """Find the folder of a drafter: a directory, a hub id, or "<model>/<drafter>" for a shipped one
+    """Find the folder of a drafter: a folder, a Hugging Face id, or "<model>/<drafter>" for a shipped one
     ("vlm-scenes/eagle").
 
     Args:
@@ -159,7 +159,7 @@ def drafter_path(
         return download(text, [*HUB_FILES, *DRAFTER_PICKLES], argument, fetching)
     raise InputError(
         f"`{argument}` must be a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle), or a "
-        f"hub id, but is '{text}'. Check the spelling."
+        f"Hugging Face id, but is '{text}'. Check the spelling."
     )
 
 
@@ -188,7 +188,7 @@ def path_text(source: object, argument: str, rule: str) -> str:
             return text
     except (OSError, TypeError, ValueError):
         pass
-    raise InputError(f"`{argument}` must be {rule} or a hub id, but is {show(source)}. Give its name as text.")
+    raise InputError(f"`{argument}` must be {rule} or a Hugging Face id, but is {show(source)}. Give its name as text.")
 
 
 def download(
@@ -229,5 +229,5 @@ def download(
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise InputError(
             f"`{argument}` must be found on the hub, but '{name}' was not ({type(error).__name__}). "
-            "Check the name and the network, or give a directory."
+            "Check the name and the network, or give a folder."
         ) from error

@@ -23,7 +23,7 @@ def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:
     Each line has a word, a tab and phones; a word with several pronunciations has several lines.
     """
     if not path.is_file():
-        raise InputError(f"`path` must be a lexicon file, but {path} is not a file. Check the directory.")
+        raise InputError(f"`path` must be a lexicon file, but {path} is not a file. Check the folder.")
     if path.stat().st_size > MAX_FILE_BYTES:
         raise InputError(f"`path` must be at most {MAX_FILE_BYTES} bytes, but {path} is larger. Check the file.")
     lexicon: dict[str, list[tuple[str, ...]]] = {}

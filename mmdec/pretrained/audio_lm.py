@@ -205,7 +205,7 @@ def load_audio_lm(
     It is loaded once for each folder, device and dtype; later calls return the same object.
 
     Args:
-        model: A directory or a hub id.
+        model: A folder or a Hugging Face id.
         device: None: a GPU if there is one, else the CPU.
         dtype: Dtype of the weights.
 

@@ -61,15 +61,15 @@ def load_drafter(
     holds weights only, so several calls may share it.
 
     Args:
-        folder: A directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). The folder may be
-            in mmdec's own format (its config.json has the drafter's name, {"system": "medusa", ...}), or in a published
-            one: EAGLE-1, -2 and -3, P-EAGLE, DFlash, MSD, ViSpec, Hydra, ReDrafter,
+        folder: A folder, a Hugging Face id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). The folder
+            may be in mmdec's own format (its config.json has the drafter's name, {"system": "medusa", ...}), or in a
+            published one: EAGLE-1, -2 and -3, P-EAGLE, DFlash, MSD, ViSpec, Hydra, ReDrafter,
             MLPSpeculator, Medusa. It may also hold a smaller language model, whose tokenizer may differ from the
             target's.
         model: The loaded target model.
         argument: The name of `folder` in error messages. Default "folder".
-        revision: Branch, tag or commit of a hub id. Default: the main branch.
-        token: Access token for a private or gated hub id. Default: that of `hf auth login`.
+        revision: Branch, tag or commit of a Hugging Face id. Default: the main branch.
+        token: Access token for a private or gated Hugging Face id. Default: that of `hf auth login`.
         tokenizer: The target's tokenizer; it is needed if the drafter is a smaller model with another vocabulary.
             Default None: the one in the target's folder.
 
@@ -164,7 +164,7 @@ def save_network(network: DrafterWeights[Any], directory: str | os.PathLike[str]
         card: Text of README.md.
 
     Raises:
-        InputError: If the directory exists and is not empty.
+        InputError: If the folder exists and is not empty.
     """
     target = new_folder(directory)
     with atomic_folder(target) as fresh:

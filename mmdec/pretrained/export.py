@@ -49,10 +49,12 @@ def export_drafter(
     """Write a drafter's folder for other engines.
 
     Args:
-        source: A drafter's folder in mmdec's or a published format, a hub id, or "<model>/<drafter>" for a shipped one.
+        source: A drafter's folder in mmdec's or a published format, a Hugging Face id, or "<model>/<drafter>" for a
+            shipped one.
         directory: The new folder. If writing fails, no folder is left.
         to: "speculators" (vLLM, mlx-vlm) or "flat" (SGLang, llama.cpp; for heads their authors' layout).
-        model: The target: a directory, a shipped name or a hub id. Default: the one that the drafter was trained for.
+        model: The target: a folder, a shipped name or a Hugging Face id. Default: the one that the drafter was trained
+            for.
         num_speculative_tokens: Number of tokens that an engine drafts in a round; only for "speculators". Default: 3;
             for a DFlash, as many as its block drafts.
 
@@ -104,7 +106,7 @@ def _find_target(network: DraftNetwork, model: str | os.PathLike[str] | None) ->
     """Find the target model and check its sizes.
 
     Args:
-        model: A directory, shipped name or hub id; None: the model that the network was trained for.
+        model: A folder, shipped name or Hugging Face id; None: the model that the network was trained for.
 
     Raises:
         InputError: If the model is not found or does not fit the network.
@@ -114,7 +116,7 @@ def _find_target(network: DraftNetwork, model: str | os.PathLike[str] | None) ->
     if model is None and not exists:
         raise InputError(
             f"`model` must be given if the drafter does not say which model it was trained for, or says {named!r}, "
-            "which is not found here. Name the target's folder or hub id."
+            "which is not found here. Name the target's folder or Hugging Face id."
         )
     folder = find_model(named, None, ["*.json"])
     read_settings(folder / CONFIG_FILE, "model")

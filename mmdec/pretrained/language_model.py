@@ -1,4 +1,4 @@
-"""Loads language models with their tokenizers, by folder or hub id.
+"""Loads language models with their tokenizers, by folder or Hugging Face id.
 
 A folder has the files that transformers writes: config.json, generation_config.json, safetensors and tokenizer. Pickles
 and remote code are rejected.
@@ -118,7 +118,7 @@ def load_language_model(
     """Load a language model and its tokenizer.
 
     Args:
-        model: A directory or hub id.
+        model: A folder or Hugging Face id.
         device: None: a GPU if there is one, else the CPU.
         dtype: Dtype of the weights.
         fetching: Options of huggingface_hub's `snapshot_download`.
@@ -161,7 +161,7 @@ def is_language_model(directory: Path) -> bool:
 
 
 def read_language_model(directory: Path, argument: str = "model") -> PreTrainedModel:
-    """Load the language model in a directory, in float32 on the CPU.
+    """Load the language model in a folder, in float32 on the CPU.
 
     Raises:
         InputError: For damaged files, and for another kind of model.

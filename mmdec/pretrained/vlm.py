@@ -141,7 +141,7 @@ def load_vlm(
     It is loaded once for each folder, device and dtype; later calls return the same object.
 
     Args:
-        model: A shipped name, a directory or a hub id.
+        model: A shipped name, a folder or a Hugging Face id.
         device: None: a GPU if there is one, else the CPU.
         dtype: Dtype of the weights.
 
@@ -155,16 +155,16 @@ def load_vlm(
 
 
 def read_model(directory: Path) -> PreTrainedModel:
-    """Load the model in a directory, in float32 on the CPU.
+    """Load the model in a folder, in float32 on the CPU.
 
     Raises:
-        InputError: If files are damaged or outside the directory.
+        InputError: If files are damaged or outside the folder.
     """
     return read_network(directory, *_types(directory), "vision-language model")
 
 
 def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedModel]]:
-    """Return transformers' classes of the configuration and the model in a directory. Remote code is not considered."""
+    """Return transformers' classes of the configuration and the model in a folder. Remote code is not considered."""
     if not reads_images(directory):
         raise InputError(
             f"`model` must be a vision-language model, but '{directory}' is {model_kind(directory) or 'no model'!r}. "
@@ -175,7 +175,7 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
 
 
 def is_vision_language_model(directory: Path) -> bool:
-    """Return whether a directory holds a model that reads images, with a processor.
+    """Return whether a folder holds a model that reads images, with a processor.
 
     Without a processor such a model is a language model.
     """
@@ -192,7 +192,7 @@ def reads_images(directory: Path) -> bool:
 
 
 def read_processor(directory: Path) -> ProcessorMixin:
-    """Load the processor in a directory.
+    """Load the processor in a folder.
 
     If torchvision is missing, the processor is loaded without its video processor, where possible.
 
@@ -228,7 +228,7 @@ def _has_video(kind: type[ProcessorMixin]) -> bool:
 
 
 def _processor_type(directory: Path) -> type[ProcessorMixin]:
-    """Return the processor class that the settings in a directory name, else the one that transformers knows for the
+    """Return the processor class that the settings in a folder name, else the one that transformers knows for the
     model."""
     settings = directory / "processor_config.json"
     named = read_settings(settings).get("processor_class") if settings.is_file() else None

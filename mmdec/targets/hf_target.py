@@ -64,7 +64,7 @@ class HfTarget(Target, ABC):
 
     @property
     def name(self) -> str:
-        """A name made of the model's folder or hub id, and a hash of its weights."""
+        """A name made of the model's folder or Hugging Face id, and a hash of its weights."""
         return model_name(self.model)
 
     @property
@@ -257,7 +257,7 @@ def _install(stack: nn.ModuleList, layer: int) -> None:
 
 
 def source_of(model: PreTrainedModel) -> str:
-    """Return the folder or hub id given to `from_pretrained`; "" for a model made from a configuration."""
+    """Return the folder or Hugging Face id given to `from_pretrained`; "" for a model made from a configuration."""
     return str(model.config._name_or_path or "")
 
 
@@ -268,7 +268,7 @@ def source_folder(model: PreTrainedModel) -> Path | None:
 
 
 def model_name(model: PreTrainedModel) -> str:
-    """Return a name: the last part of the model's folder or hub id, or its class, and a hash of its weights."""
+    """Return a name: the last part of the model's folder or Hugging Face id, or its class, and its weights' hash."""
     return f"{Path(source_of(model)).name or type(model).__name__}-{fingerprint(model)}"
 
 

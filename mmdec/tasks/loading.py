@@ -62,9 +62,9 @@ def as_loaded(loader: TaskLoader[Loaded], options: ModelOptions) -> Loaded:
     """Return the model of a call, with its processor.
 
     Args:
-        options: `model` is a shipped name, a directory or a hub id (loaded once for each device and dtype), or a loaded
-            model. For a loaded model of transformers, `processor` is given; `device` and `dtype` are each None or the
-            model's.
+        options: `model` is a shipped name, a folder or a Hugging Face id (loaded once for each device and dtype), or a
+            loaded model. For a loaded model of transformers, `processor` is given; `device` and `dtype` are each None
+            or the model's.
 
     Raises:
         InputError: If there is no such model, files are damaged, the processor is missing, superfluous or another
@@ -79,7 +79,7 @@ def as_loaded(loader: TaskLoader[Loaded], options: ModelOptions) -> Loaded:
     loaded: Any = model
     if not isinstance(model, loader.loaded):  # type: ignore[arg-type] # it is a class
         for name, value, part, after in (
-            ("model", model, loader.network, "a name, a directory, a hub id or {}"),
+            ("model", model, loader.network, "a name, a folder, a Hugging Face id or {}"),
             ("processor", processor, loader.processor, "{} with a loaded `model`"),
         ):
             if not isinstance(value, part.kind):

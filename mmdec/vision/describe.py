@@ -240,12 +240,12 @@ def describe(
             tuple of texts has an image between each two: ("Is", "larger than", "?") about two images, or ("", "",
             "Which?") to begin with both. Else all images stand before the question. Special tokens in it ("<image>")
             are text.
-        model: The shipped "vlm-scenes", a directory or hub id of a LLaVA or a Qwen-VL, or a loaded model (then give its
-            `processor`).
+        model: The shipped "vlm-scenes", a folder or Hugging Face id of a LLaVA or a Qwen-VL, or a loaded model (then
+            give its `processor`).
         processor: The processor of a loaded model; None otherwise.
         drafter: The name of a drafter with weights for this model ("eagle", "msd", ...: a folder of that name inside
             the model's folder, or <model>-eagle beside the model's folder), "lookup", "recycling" or another registered
-            name, a drafter's folder or hub id, "vlm-scenes/eagle" for a shipped one, a dotted path
+            name, a drafter's folder or Hugging Face id, "vlm-scenes/eagle" for a shipped one, a dotted path
             "package.module:Class", a smaller model, an `mmdec.types.Drafter`, or None for plain decoding. Default
             "auto": the first drafter with weights in or beside the model's folder, else one shipped for the model's
             weights, else "lookup".

@@ -139,15 +139,15 @@ class LoadedWhisper:
         if folder is None or self.directory is None:
             where = f"'{self.directory / name}' has none" if self.directory is not None else "the caller loaded it"
             raise InputError(
-                f"`drafter` must be {', '.join(map(repr, drafter_names()))}, a directory, an object or None for a "
+                f"`drafter` must be {', '.join(map(repr, drafter_names()))}, a folder, an object or None for a "
                 f"`model` without the drafter '{name}', and {where}. Train one, or convert a published one with "
-                "`mmdec convert`, and give its directory."
+                "`mmdec convert`, and give its folder."
             )
         home = self.directory.resolve()
         if folder.parent == home and not lies_inside(folder, home):
             raise InputError(
                 f"`model` must hold its drafters in its own folder, but '{folder}' leads outside. Give the drafter's "
-                "own directory as `drafter`."
+                "own folder as `drafter`."
             )
         return self.read_drafter(folder)
 
@@ -158,12 +158,12 @@ class LoadedWhisper:
             InputError: If there is no such folder, or it holds no drafter that fits the model.
         """
         names = [*auto_names(speech=True), *drafter_names()]
-        rule = f"{', '.join(map(repr, names))}, a directory"
+        rule = f"{', '.join(map(repr, names))}, a folder"
         folder = Path(path_text(directory, "drafter", rule))
         if not folder.is_dir():
             raise InputError(
                 f"`drafter` must be {rule} with weights, an object or None, but is {show(str(directory))}, and no such "
-                f"directory exists. Choose one.{did_you_mean(str(directory), names)}"
+                f"folder exists. Choose one.{did_you_mean(str(directory), names)}"
             )
         return self.read_drafter(folder)
 
@@ -185,7 +185,7 @@ def load_whisper(
     It is loaded once for each folder, device and dtype; later calls return the same object.
 
     Args:
-        model: A shipped name, a directory or a hub id.
+        model: A shipped name, a folder or a Hugging Face id.
         device: None: a GPU if there is one, else the CPU.
         dtype: Dtype of the weights; torch.int8, only on a CPU: see `mmdec.nn.int8.quantise_linears`.
 
@@ -207,10 +207,10 @@ def _check(directory: Path, name: str) -> None:
 
 
 def read_model(directory: Path) -> WhisperForConditionalGeneration:
-    """Load the Whisper in a directory, in float32 on the CPU.
+    """Load the Whisper in a folder, in float32 on the CPU.
 
     Raises:
-        InputError: If files are damaged or outside the directory.
+        InputError: If files are damaged or outside the folder.
     """
     model = read_network(directory, WhisperConfig, WhisperForConditionalGeneration, "Whisper", converted=False)
     # older folders have the generation settings in the model's config.json
@@ -246,7 +246,7 @@ def load_whisper_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
     """Load the speech encoder of a Whisper, in float32 and frozen.
 
     Args:
-        model: A shipped name, a folder or a hub id.
+        model: A shipped name, a folder or a Hugging Face id.
 
     Raises:
         InputError: If there is no such model, or its files are damaged.

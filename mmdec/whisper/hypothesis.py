@@ -102,7 +102,7 @@ def hypothesis(
 
 
 def _is_model(source: str | os.PathLike[str]) -> bool:
-    """Return whether a string or a path names a model: a folder, a shipped name or a hub id."""
+    """Return whether a string or a path names a model: a folder, a shipped name or a Hugging Face id."""
     if not isinstance(source, str):
         return Path(source).suffix.lower() not in TEXT_SUFFIXES
     if Path(source).suffix.lower() in TEXT_SUFFIXES or any(map(str.isspace, source)):

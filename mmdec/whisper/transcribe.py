@@ -101,15 +101,16 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
         audio: A path, a file object, bytes, or samples (T,), (T, channels) or (channels, T); at most an hour long. A
             list of these is transcribed together, up to `batch_size` at a time.
         sample_rate: Hz of samples; None for files, whose header has it.
-        model: A shipped name, a directory, a hub id, or a loaded model (then give its `processor`): a Whisper, or an
-            audio language model (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). An audio language model has no windows:
-            `timestamps`, `cut_at_pauses`, tasks other than "transcribe", and Whisper's thresholds are rejected for it.
+        model: A shipped name, a folder, a Hugging Face id, or a loaded model (then give its `processor`): a Whisper, or
+            an audio language model (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). An audio language model has no
+            windows: `timestamps`, `cut_at_pauses`, tasks other than "transcribe", and Whisper's thresholds are rejected
+            for it.
         processor: The processor of a loaded model; None otherwise.
         drafter: "medusa" or "ctc" (the heads in the model's folder), "lookup", "recycling" or another registered name,
-            a drafter's folder or hub id, "whisper-tiny.en/ctc" for a shipped one, a dotted path "package.module:Class",
-            a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding. Default "auto": the
-            first drafter in the model's folder, else one shipped for the model's weights, else "lookup"; CTC heads for
-            different languages are joined.
+            a drafter's folder or Hugging Face id, "whisper-tiny.en/ctc" for a shipped one, a dotted path
+            "package.module:Class", a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding.
+            Default "auto": the first drafter in the model's folder, else one shipped for the model's weights, else
+            "lookup"; CTC heads for different languages are joined.
         timestamps: None (default), "segment" or "word" to fill `segments`. "segment" has the model's own times. "word"
             adds the times of words, by an alignment to the sound; a segment begins with its first word and ends with
             its last.
@@ -203,7 +204,7 @@ def load_transcriber(
     It is loaded once for each folder, device and dtype; later calls return the same object.
 
     Args:
-        model: A shipped name, a directory or a hub id.
+        model: A shipped name, a folder or a Hugging Face id.
         device: None: a GPU if there is one, else the CPU.
         dtype: Dtype of the weights; None: float32.
 

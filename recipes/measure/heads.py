@@ -96,7 +96,7 @@ def decode(teacher: Teacher, drafter: Any, prompts: list[Inputs], expected: list
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder or hub id of a language model")
+    parser.add_argument("--model", required=True, help="folder or Hugging Face id of a language model")
     parser.add_argument("--questions", type=Path, help="a file with a question on each line; default: openings")
     parser.add_argument("--answers", type=int, default=600, help="to train on")
     parser.add_argument("--held", type=int, default=24, help="prompts that are decoded, not trained on")

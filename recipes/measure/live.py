@@ -125,7 +125,7 @@ def main() -> None:
     """Run the measurement from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, required=True, help="JSON lines with path")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="a shipped name, a folder or a hub id")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a shipped name, a folder or a Hugging Face id")
     parser.add_argument("--language", help="default: detected")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -351,8 +351,8 @@ NEEDS = {  # row -> the argument without which it cannot run
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--language-model", help="folder or hub id of a language model with a chat template")
-    parser.add_argument("--whisper", default="whisper-tiny.en", help="a shipped name, a folder or a hub id")
+    parser.add_argument("--language-model", help="folder or Hugging Face id of a language model with a chat template")
+    parser.add_argument("--whisper", default="whisper-tiny.en", help="a shipped name, a folder or a Hugging Face id")
     parser.add_argument("--recordings", type=Path, nargs="*", help="sound files; the longest is the long recording")
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=[*ROWS])
     parser.add_argument("--minutes", type=float, default=4.0, help="for each row")

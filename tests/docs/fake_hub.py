@@ -1,4 +1,4 @@
-"""A hub cache for the code on a documentation page: each hub id in it leads to a tiny random model of bytes."""
+"""A hub cache for the code on a documentation page: each id in it leads to a tiny random model of bytes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.tiny_text import language_model
 
 REVISION = "0" * 40
 MODELS = Path(__file__).parents[2] / "models"
-SHIPPED = {"openai/whisper-small": "whisper-tiny.en", "llava-hf/llava-1.5-7b-hf": "vlm-scenes"}  # by hub id
+SHIPPED = {"openai/whisper-small": "whisper-tiny.en", "llava-hf/llava-1.5-7b-hf": "vlm-scenes"}  # by Hugging Face id
 END = "<|endoftext|>"
 
 
 def write_cache(folder: Path, code: str) -> Path:
-    """Write the folder for HF_HUB_CACHE. code: the page's code, whose hub ids the cache gets."""
+    """Write the folder for HF_HUB_CACHE. code: the page's code, whose Hugging Face ids the cache gets."""
     for name, shipped in SHIPPED.items():
         if f'"{name}"' in code:
             repository = _repository(folder, name)

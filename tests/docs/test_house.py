@@ -84,6 +84,18 @@ def imported(node: ast.AST) -> list[str]:
     return []
 
 
+def test_pages_and_help_say_folder_and_hugging_face_id() -> None:
+    """One word for one thing; `directory` is an argument's name, never a word for a folder."""
+    other_word = re.compile(r"\b(?:a|the|this|new|model's|own) directory\b|\bhub ids?\b", re.IGNORECASE)
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "models").rglob("*.md")]
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for path in [*pages, *(PACKAGE / "cli").rglob("*.py")]
+        for match in other_word.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_file_has_a_docstring(path: Path) -> None:
     assert ast.get_docstring(syntax_tree(path))

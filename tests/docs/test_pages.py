@@ -2,7 +2,7 @@
 code of the README and of the model cards.
 
 Each Python block and each notebook runs in a separate process, one after another. The processes are forks of one that
-has imported torch, transformers and mmdec (tests/docs/forked.py). Hub ids lead to tiny models
+has imported torch, transformers and mmdec (tests/docs/forked.py). Hugging Face ids lead to tiny models
 (tests/docs/fake_hub.py). Commands are only parsed; those of the README are run by test_readme.py.
 """
 

@@ -29,7 +29,7 @@ COMMANDS = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory with recordings of the README's names."""
+    """Return a folder with recordings of the README's names."""
     samples = sorted((ROOT / "data" / "samples").glob("*.wav"))
     (tmp_path / "data" / "samples").mkdir(parents=True)
     names = [*sorted(set(re.findall(r"\"(\w+\.wav)\"", README)) - {"hello.wav"}), "data/samples/one.wav"]

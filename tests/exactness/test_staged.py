@@ -106,7 +106,7 @@ def test_it_is_made_once_for_each_target_and_copied_as_its_arguments() -> None:
 
 @pytest.mark.parametrize("model", ["lookup", "/nowhere", 3, None, b"x", "a\0b"])
 def test_what_is_no_model_is_refused(model: Any) -> None:
-    with pytest.raises(InputError, match=r"`model` must be .* hub id, but is"):
+    with pytest.raises(InputError, match=r"`model` must be .* Hugging Face id, but is"):
         mmdec.small_model(model)
 
 

@@ -13,7 +13,7 @@ from tests.conftest import RATE, buzz
 
 BAD = {  # name of a bad file -> a part of its error message
     "missing.wav": "does not exist",
-    "directory.wav": "is a directory",
+    "directory.wav": "is a folder",
     "pipe.wav": "is a pipe",
     "device.wav": "is a device",
     "circle.wav": "symbolic links",

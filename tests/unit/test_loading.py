@@ -1,4 +1,4 @@
-"""Tests `mmdec.load` and `mmdec.load_drafter` by name, directory and hub id, and the errors for missing models."""
+"""Tests `mmdec.load` and `mmdec.load_drafter` by name, folder and Hugging Face id, and errors for missing models."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_drafters_of_shipped_models_have_names(tmp_path: Path, monkeypatch: pyte
     assert mmdec.load_drafter("tiny/msd", MODEL).name.startswith("msd")
     assert mmdec.load_drafter(str(tmp_path / "tiny-msd"), MODEL).name.startswith("msd")
     for wrong in ("../tiny/eagle", "tiny/../tiny-msd"):
-        with pytest.raises(InputError, match=r"must be a drafter's folder.*or a hub id"):
+        with pytest.raises(InputError, match=r"must be a drafter's folder.*or a Hugging Face id"):
             mmdec.load_drafter(wrong, MODEL)
 
 
@@ -146,7 +146,7 @@ def test_one_rule_names_drafters_in_every_call(tmp_path: Path, monkeypatch: pyte
         lambda name: mmdec.transcribe(buzz(0.5), drafter=name, **options),
         lambda name: mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=name),
     ):
-        with pytest.raises(InputError, match=r"`drafter` must be a drafter.s folder.*or a hub id, but is"):
+        with pytest.raises(InputError, match=r"`drafter` must be a drafter.s folder.*or a Hugging Face id, but is"):
             call("../tiny/eagle")
 
 

@@ -169,8 +169,8 @@ def _card(config: MedusaConfig, place: Path | None) -> str:
     if config.base:
         drafter = SYSTEM if place is None else str(place)
         text += (
-            "\nPass this folder as `drafter`, and the model's folder or hub id as `model`. In the model's folder, "
-            '`drafter="medusa"` finds them:\n\n'
+            "\nPass this folder as `drafter`, and the model's folder or Hugging Face id as `model`. In the model's "
+            'folder, `drafter="medusa"` finds them:\n\n'
             "```python\nimport mmdec\n\n"
             f'out = mmdec.transcribe("{EXAMPLE_RECORDING}", model={json.dumps(config.base)}, '
             f"drafter={json.dumps(drafter)})\n"
@@ -183,15 +183,15 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     """Load published Medusa heads for Whisper and save them in mmdec's format.
 
     Args:
-        source: A directory with config.json and safetensors (one file, or several with an index).
+        source: A folder with config.json and safetensors (one file, or several with an index).
 
     Returns:
         `directory`.
     """
     folder = Path(source)
     if not (folder / "config.json").is_file():
-        lacks = "does not" if folder.is_dir() else "is not a directory"
-        raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's directory.")
+        lacks = "does not" if folder.is_dir() else "is not a folder"
+        raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's folder.")
     return save_heads(directory, _published_heads(folder, "source"))
 
 

@@ -25,7 +25,7 @@ DEFAULT_MAX_POSITIONS = 32768  # maximum sequence length that is written, if the
 class ExportTarget:
     """The target model for which a drafter is exported."""
 
-    name: str  # the target's folder name or hub id, by which engines load it
+    name: str  # the target's folder name or Hugging Face id, by which engines load it
     architectures: list[str]
     text: Any  # transformers' configuration of the target's text model
 

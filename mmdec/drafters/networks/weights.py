@@ -25,7 +25,7 @@ class WeightsConfig:
     hidden_size: int
     vocab_size: int
     base: str = field(default="", kw_only=True)  # fingerprint of the target's weights, or its name
-    target: str = field(default="", kw_only=True)  # name of the target's folder, or its hub id
+    target: str = field(default="", kw_only=True)  # name of the target's folder, or its Hugging Face id
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "vocab_size"):

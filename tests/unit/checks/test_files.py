@@ -297,7 +297,7 @@ def test_outputs_that_are_not_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.wav")
     (tmp_path / "device.wav").symlink_to("/dev/null")
     (tmp_path / "directory.wav").mkdir()
-    for name, kind in (("pipe", "a pipe"), ("device", "a device"), ("directory", "a directory")):
+    for name, kind in (("pipe", "a pipe"), ("device", "a device"), ("directory", "a folder")):
         with pytest.raises(InputError, match=rf"`path` must be a file, but '.*{name}\.wav' is {kind}"):
             audio.save_audio(tmp_path / f"{name}.wav", buzz(0.2))
     with pytest.raises(OSError, match="File name too long"):

@@ -124,7 +124,7 @@ def test_one_bad_file_does_not_lose_the_others(recordings: list[Path], tmp_path:
     assert len(result.stdout.splitlines()) == 2
     for name in ("text.wav", "missing.wav", "silent.wav"):
         assert f"failed: {tmp_path / name}: `audio` must" in result.stderr
-    assert f"'{empty}' is a directory without any that ends in .wav, " in result.stderr
+    assert f"'{empty}' is a folder without any that ends in .wav, " in result.stderr
     assert result.stderr.endswith("4 of 6 files failed\n")
 
 
@@ -143,12 +143,12 @@ def test_outputs_go_beside_their_inputs_or_into_the_folder(tmp_path: Path) -> No
     a, b = tmp_path / "x" / "a.wav", tmp_path / "y" / "a.mp3"
     assert paths([a, b], tmp_path) == [tmp_path / "a.wav", tmp_path / "a-2.wav"]
     assert paths([a], tmp_path / "o.flac") == [tmp_path / "o.flac"]
-    with pytest.raises(InputError, match="must be a directory for 2 inputs"):
+    with pytest.raises(InputError, match="must be a folder for 2 inputs"):
         paths([a, b], tmp_path / "o.wav")
     with pytest.raises(InputError, match="must not overwrite an input"):
         paths([a], tmp_path / "x")
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"must be a directory or a \.wav file"):
+    with pytest.raises(InputError, match=r"must be a folder or a \.wav file"):
         paths([a], tmp_path / "file")
 
 
@@ -303,9 +303,7 @@ def test_named_files_keep_their_order(folder: Path) -> None:
 
 def test_a_folder_without_inputs_is_an_error(folder: Path) -> None:
     (only,) = input_files([folder], IMAGE_FILES, None)
-    assert only.refusal.startswith(
-        f"`image` must be a file or hold some, but '{folder}' is a directory without any that"
-    )
+    assert only.refusal.startswith(f"`image` must be a file or hold some, but '{folder}' is a folder without any that")
 
 
 @pytest.mark.parametrize("address", ["https://example.org/a.png", "data:image/png;base64,aaaa"])
@@ -349,7 +347,7 @@ def test_a_wrong_path_is_told_before_a_model_is_loaded(
     result = CliRunner().invoke(cli.app, given)
     assert result.exit_code == 1
     assert f"failed: {tmp_path / 'a.wav'}: `" in result.stderr
-    assert f"'{tmp_path}' is a directory without any that ends in ." in result.stderr
+    assert f"'{tmp_path}' is a folder without any that ends in ." in result.stderr
     assert result.stderr.endswith("2 of 2 files failed\n")
     assert not (tmp_path / "out").exists()
 
@@ -359,7 +357,7 @@ def test_an_output_below_a_file_is_told_before_a_model_is_loaded(tmp_path: Path)
     soundfile.write(path, buzz(0.5), RATE)
     result = CliRunner().invoke(cli.app, ["transcribe", str(path), "-o", str(path / "out" / "b"), "-m", "nowhere"])
     assert isinstance(result.exception, InputError)
-    assert str(result.exception).startswith("`--output` must lie in a directory")
+    assert str(result.exception).startswith("`--output` must lie in a folder")
 
 
 def test_a_folder_is_translated(folder: Path, tmp_path: Path, tiny_model: Path) -> None:

@@ -252,7 +252,7 @@ def test_published_vocoders_are_loaded_anew_when_they_change(tiny_model: Path, t
         )
     with pytest.raises(mmdec.InputError, match="`vocoder` must be left out with a loaded `model`"):
         mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=loaded, vocoder=tmp_path / "gan")
-    with pytest.raises(mmdec.InputError, match="`vocoder` must be a directory or hub id"):
+    with pytest.raises(mmdec.InputError, match="`vocoder` must be a folder or Hugging Face id"):
         mmdec.load(tiny_model, "cpu", vocoder="griffin-lim")
     SpeechT5HifiGan(SpeechT5HifiGanConfig(**sizes, sampling_rate=24_000)).save_pretrained(tmp_path / "other")
     with pytest.raises(mmdec.InputError, match="must speak at 16000 Hz"):

@@ -350,7 +350,7 @@ def test_damaged_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 read_image(source)
     with pytest.raises(InputError, match="does not exist"):
         read_image(tmp_path / "missing.png")
-    with pytest.raises(InputError, match="is a directory"):
+    with pytest.raises(InputError, match="is a folder"):
         read_image(tmp_path)
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(InputError, match="is a pipe"):

@@ -34,11 +34,11 @@ def assert_refused(message: str, audio: object, sample_rate: object = None) -> N
 def test_missing_paths_are_refused(tmp_path: Path) -> None:
     assert_refused(r"must be an existing file, but .*nowhere\.wav' does not exist", tmp_path / "nowhere.wav")
     assert_refused("does not exist", str(tmp_path / "nowhere.wav"))
-    assert_refused("is a directory", "")
+    assert_refused("is a folder", "")
 
 
 def test_directories_are_refused(tmp_path: Path) -> None:
-    assert_refused("^`audio` must be a file, but '[^']*' is a directory. Name the files in it.$", tmp_path)
+    assert_refused("^`audio` must be a file, but '[^']*' is a folder. Name the files in it.$", tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"R", b"Bonjour, this is text.\n" * 50, b"RIFF\x24\x00", bytes(1000)])

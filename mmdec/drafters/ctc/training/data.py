@@ -116,7 +116,7 @@ def load_speech_encoder(model: str, top: int = 0) -> FrozenEncoder:
     """Load a speech encoder in float32, with frozen weights.
 
     Args:
-        model: Name of a shipped model, folder or hub id.
+        model: Name of a shipped model, folder or Hugging Face id.
         top: Number of last layers of a Whisper encoder to leave out.
 
     Raises:
@@ -355,8 +355,8 @@ class SentenceData(StoredBatches, LightningDataModule):
 
     Args:
         corpus: A manifest (list of sound files with texts), or a folder in LibriSpeech's format.
-        encoder: Name, folder or hub id of a Whisper, wav2vec 2.0, HuBERT or similar model. The head's option `d_states`
-            must be its width.
+        encoder: Name, folder or Hugging Face id of a Whisper, wav2vec 2.0, HuBERT or similar model. The head's option
+            `d_states` must be its width.
         states: Folder where the encoder states are stored. Missing ones are computed first, so a corpus may grow later.
         pieces: File of the subword tokenizer. If it does not exist, a tokenizer of `count` pieces is learned from the
             training sentences of `text` and saved there.

@@ -340,7 +340,7 @@ class HeadData(LightningDataModule):
     """A data module for Medusa heads: 30 s windows of sound, each joined from utterances of one chapter.
 
     Args:
-        base: The Whisper: a folder, a hub id or a shipped model's name.
+        base: The Whisper: a folder, a Hugging Face id or a shipped model's name.
         corpus: A folder in LibriSpeech's format, or a manifest (list of sound files with texts).
         options: Fields of `HeadDataOptions`.
     """

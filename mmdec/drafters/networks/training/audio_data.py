@@ -37,7 +37,8 @@ class AudioData(DraftData):
 
     These replace the corpus's own transcripts.
 
-    base: folder or hub id of the target, an audio language model. corpus: a folder of audio files and transcripts as
+    base: folder or Hugging Face id of the target, an audio language model. corpus: a folder of audio files and
+    transcripts as
         in LibriSpeech, or a manifest file, as `read_utterances` reads it. options: fields of `DraftDataOptions`;
         `frames`, `history`, `images` and `ramp` have no effect here.
     """

@@ -188,7 +188,7 @@ class DraftData(LightningDataModule):
     The corpus has the JSON format of LLaVA's llava_v1_5_mix665k.
 
     Args:
-        base: Folder or hub id of the target, a vision-language or language model.
+        base: Folder or Hugging Face id of the target, a vision-language or language model.
         corpus: Folder with {split}.json and images/; a row may have "video", a folder of frames in images/.
         options: Fields of `DraftDataOptions`.
     """
@@ -218,7 +218,7 @@ class DraftData(LightningDataModule):
 
     @property
     def target_name(self) -> str:
-        """The name of the target's folder, or the target's hub id."""
+        """The name of the target's folder, or the target's Hugging Face id."""
         folder = Path(self.base)
         return folder.resolve().name if folder.is_dir() else self.base
 

@@ -89,7 +89,7 @@ def _processor(base: str | Path) -> Any:
     or a language model's tokenizer.
 
     Args:
-        base: Folder or hub id.
+        base: Folder or Hugging Face id.
     """
     sees = getattr(AutoConfig.from_pretrained(base), "vision_config", None) is not None
     return read_processor(find_model(base, None, VLM_FILES)) if sees else AutoProcessor.from_pretrained(base)

@@ -200,7 +200,7 @@ def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     """Load a vision-language or language model of transformers.
 
     Args:
-        base: Folder or hub id.
+        base: Folder or Hugging Face id.
 
     Raises:
         InputError: If transformers cannot read its configuration.

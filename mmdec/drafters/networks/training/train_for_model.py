@@ -59,7 +59,7 @@ class DrafterRun:
         system: Kind of the drafter, such as "eagle3".
         head: Kind of the head, for dflash (vanilla, gated or rnn of DSpark, dflash2, domino) and heads (medusa, hydra,
             recurrent, mlp); None: DFlash alone, Hydra.
-        model: Name of a shipped model, a folder or a hub id.
+        model: Name of a shipped model, a folder or a Hugging Face id.
         data: A file of questions (.json, .jsonl or .txt), or a folder of pictures.
         output: Folder for all files.
         minutes: Time limit of answering and training, without the last validation.

@@ -321,5 +321,5 @@ def test_unreadable_files_are_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(InputError, match="existing file"):
         read_questions(tmp_path / "none.json")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"must be a file, but .* is a directory"):
+    with pytest.raises(InputError, match=r"must be a file, but .* is a folder"):
         read_questions(tmp_path / "empty")
