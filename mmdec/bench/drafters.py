@@ -257,7 +257,7 @@ class QuestionWorkload(Workload[ImageQuestion]):
 
 def bench_drafters(
     model: str | os.PathLike[str],
-    draft: Sequence[str] = (),
+    drafter: Sequence[str] = (),
     data: str | os.PathLike[str] | None = None,
     *,
     audio: Sequence[Path] = (),
@@ -280,9 +280,9 @@ def bench_drafters(
     """Time drafters for one model on the same inputs, against plain decoding and transformers' own loops.
 
     Args:
-        model: A shipped name, a directory or a hub id of a language model, a Whisper, an audio language model or a
-            vision-language model.
-        draft: Names of drafters, folders or hub ids of drafters with weights or of smaller models,
+        model: A shipped name, a folder or a Hugging Face id of a language model, a Whisper, an audio language model or
+            a vision-language model.
+        drafter: Names of drafters, folders or Hugging Face ids of drafters with weights or of smaller models,
             "<model>/<drafter>" for shipped ones. Empty: lookup, recycling and those in the model's folder.
         data: Prompts (.txt with one on each line, .jsonl or .json of chats), or questions about pictures. None:
             built-in prompts, or questions about the sample pictures.
@@ -326,7 +326,7 @@ def bench_drafters(
     nodes, torch_device = parse_plan(plan), check_device(device)
     directory = find_model(model, None, (*LANGUAGE_MODEL_FILES, *WHISPER_FILES, *VLM_FILES))
     kind = _kind(directory, audio, images)
-    named = find_drafters(draft or _own_drafters(directory, kind), directory, kind)
+    named = find_drafters(drafter or _own_drafters(directory, kind), directory, kind)
     if kind != "audio" and (draft_text or draft_model):
         raise InputError("`draft_text` and `draft_model` must be for recordings, but there are none. Leave them out.")
     recognisers = {Path(name).name: hypothesis(Path(name), device=torch_device) for name in draft_model}
@@ -391,7 +391,7 @@ def find_drafters(names: Sequence[str], directory: Path, kind: str) -> dict[str,
     """Find drafters by name, without the model.
 
     Args:
-        names: Names, folders, hub ids.
+        names: Names, folders, Hugging Face ids.
         directory: The model's folder.
         kind: What the model decodes.
 
@@ -402,12 +402,12 @@ def find_drafters(names: Sequence[str], directory: Path, kind: str) -> dict[str,
         InputError: If there is no such drafter, it is named twice, or its folder does not fit the model.
     """
     if len(set(names)) < len(names):
-        raise InputError(f"`draft` must be different drafters, but is {', '.join(names):.200}. Name each once.")
+        raise InputError(f"`drafter` must be different drafters, but is {', '.join(names):.200}. Name each once.")
     found: dict[str, str | Path] = {}
     for name in names:
         choice = _find(name, directory)
         if isinstance(choice, Path):
-            check_drafter_folder(choice, directory, "draft")
+            check_drafter_folder(choice, directory, "drafter")
         label = name
         if isinstance(choice, Path):
             label = choice.resolve().parent.name if choice.name == TRAINED_FOLDER else choice.name
@@ -421,7 +421,7 @@ def _find(name: str, directory: Path) -> str | Path:
         folder = drafter_folder(directory, name)
         if folder is None:
             raise InputError(
-                f"`draft` must be a folder for {name}, which has weights, where the model's folder '{directory}' has "
+                f"`drafter` must be a folder for {name}, which has weights, where the model's folder '{directory}' has "
                 f"none of that name. Give the folder."
             )
         return folder
@@ -429,12 +429,12 @@ def _find(name: str, directory: Path) -> str | Path:
         return name
     if name in shipped_names(None) or any(pattern.fullmatch(name) for pattern in SHORT_NAMES):
         return find_model(name, None, LANGUAGE_MODEL_FILES)
-    folder = Path(name) if name and os.path.isdir(name) else drafter_by_name(name, "draft")
+    folder = Path(name) if name and os.path.isdir(name) else drafter_by_name(name, "drafter")
     if folder is None:
         names = [*drafter_names(), *loader_names()]
         raise InputError(
-            f"`draft` must be one of {', '.join(names)}, or the folder or hub id of a drafter or a smaller model, but "
-            f"is {name!r:.100}. Choose one.{did_you_mean(name, names)}"
+            f"`drafter` must be one of {', '.join(names)}, or the folder or Hugging Face id of a drafter or a smaller "
+            f"model, but is {name!r:.100}. Choose one.{did_you_mean(name, names)}"
         )
     return folder
 
@@ -529,7 +529,7 @@ def make_methods(
         options = {"assistant_model": network, **options}
         stock.append(Method(f"{ASSISTED} {label}", "transformers", options, (network,)))
     if inner is not None and not has_small:
-        raise InputError("`inner` must be for a smaller model, but none is among `draft`. Name one, or leave it out.")
+        raise InputError("`inner` must be for a smaller model, but none is among `drafter`. Name one, or leave it out.")
     return ours, [InputMethod(method) for method in stock]
 
 

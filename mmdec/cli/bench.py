@@ -182,14 +182,14 @@ def kernels(
     return bench_kernels(repeats=repeats, device=device, threads=threads, log=log)
 
 
-@app.command(**as_verb("bench drafters --model whisper-tiny.en --draft medusa --draft ctc"))
+@app.command(**as_verb("bench drafters --model whisper-tiny.en --drafter medusa --drafter ctc"))
 @partial(with_report, destinations=DrafterDestinations)
 def drafters(
     model: Model,
-    draft: Annotated[
+    drafter: Annotated[
         list[str] | None,
         typer.Option(
-            "--draft",
+            "--drafter",
             "-d",
             metavar="NAME|FOLDER",
             help="A drafter's name, its folder or Hugging Face id, <model>/<drafter> for a shipped one, or a smaller "
@@ -249,7 +249,7 @@ def drafters(
 
     return bench_drafters(
         model,
-        draft or (),
+        drafter or (),
         data,
         audio=_expand_folders(audio or ()),
         images=images,

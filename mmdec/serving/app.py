@@ -88,7 +88,7 @@ async def model(request: Request, name: str) -> JSONResponse:
     """Return one of the models that are served.
 
     Args:
-        name: As in the list; a hub id may hold slashes.
+        name: As in the list; a Hugging Face id may hold slashes.
     """
     server = server_of(request)
     if name not in server.models:
@@ -188,7 +188,7 @@ def make_server(
     finishes the open requests.
 
     Args:
-        names: Names, folders or hub ids of models; empty: the shipped models.
+        names: Names, folders or Hugging Face ids of models; empty: the shipped models.
         token: The access token that clients must send; None: all clients are accepted.
         limits: Limits on requests; None: the defaults.
         threads: torch's CPU threads for decoding.

@@ -395,7 +395,7 @@ AnyEngine = TranscriptionEngine | TranslationEngine | AnswerEngine | TextEngine
 
 
 def load_engine(model: str, options: EngineOptions, device: str | None, dtype: Any) -> tuple[str, AnyEngine]:
-    """Load a model by name, folder or hub id.
+    """Load a model by name, folder or Hugging Face id.
 
     Args:
         options: Decoding options.

@@ -153,7 +153,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # and their options; a command of the sec
     "convert hifigan sound.wav": ("",),
     "convert daspeech published": ("",),
     "bench speech nowhere.wav": ("--repeats", "--threads", "--device"),
-    "bench drafters --audio nowhere.wav -m whisper": ("--repeats", "--threads", "--device", "--plan", "--draft"),
+    "bench drafters --audio nowhere.wav -m whisper": ("--repeats", "--threads", "--device", "--plan", "--drafter"),
 }
 REFUSED: dict[str, tuple[tuple[str, str], ...]] = dict.fromkeys(
     ("bench kernels",),
