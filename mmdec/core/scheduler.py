@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -142,9 +142,10 @@ class Scheduler:
 
     def close(self) -> None:
         """Cancel all decodings, and end the side thread."""
-        for task in (*self.waiting, *self.running):
-            self.cancel(task)
-        self._side_thread.shutdown()
+        with ExitStack() as stack:
+            stack.callback(self._side_thread.shutdown)
+            for task in (*self.waiting, *self.running):
+                stack.callback(self.cancel, task)
 
     def step(self) -> bool:
         """Run one round: start what fits, read prompts, score the drafts that wait.
@@ -184,7 +185,8 @@ class Scheduler:
             The tasks of the other windows.
         """
         threads = torch.get_num_threads()
-        if self._aside is None and threads > 1 and len(windows) + busy > 1 and windows:
+        can_start = self._aside is None and not torch.is_autocast_enabled("cpu")  # which holds for one thread alone
+        if can_start and threads > 1 and len(windows) + busy > 1 and windows:
             request: Any = windows[0].pending
             self._aside = windows[0], self._side_thread.submit(_compute_aside, request, threads // 2)
         aside = None if self._aside is None else self._aside[0]
