@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast, final
@@ -152,10 +154,17 @@ class WindowDecoder:
         index: int = 0,
         progress: PartProgress | None = None,
     ) -> None:
-        self._model, self._speculation, self._options, self._initial = model, speculation, options, initial
-        self._encoder, self._meter, self._attention_mask = encoder, meter, attention_mask
-        self._index, self._progress = index, progress
+        self._model = model
         self._target = target_of(model)
+        self._speculation = speculation
+        self._options = options
+        self._initial = initial
+        self._encoder = encoder
+        self._meter = meter
+        self._attention_mask = attention_mask
+        self._index = index
+        self._progress = progress
+        self._max_length = options.settings.max_length  # grows with each window; unused with `max_new_tokens`
         with options.errors(model):
             self._processors, self._silence = _processors(model, options, len(initial))
 
@@ -168,81 +177,136 @@ class WindowDecoder:
         Raises:
             InputError: For an option that the model rejects.
         """
-        model, options, meter = self._model, self._options, self._meter
-        settings, prompt, room = options.settings, window.ids.shape[1], model.config.max_target_positions
-        if settings.max_new_tokens is None:
+        self._make_room(window.ids.shape[1])
+        *lower, last = self._options.temperatures
+        for earlier, temperature in enumerate(lower):
+            decoded, output = yield from self._attempt(window, temperature, earlier)
+            if decoded.skipped or not self._options.refuses(decoded.compression_ratio, decoded.avg_logprob):
+                return decoded, output
+        return (yield from self._attempt(window, last, len(lower)))
+
+    def _make_room(self, prompt: int) -> None:
+        """Set the maximum length of the next window's text, and where it begins.
+
+        Args:
+            prompt: Number of tokens that the text continues.
+        """
+        room, new = self._model.config.max_target_positions, self._options.settings.max_new_tokens
+        if new is None:
             # The prompt of each window is added, and stays in it for the next window, as in transformers.
-            settings.max_length = min(settings.max_length + min(room // 2 - 1, prompt), room)
-        elif settings.max_new_tokens + prompt > room:
+            self._max_length = min(self._max_length + min(room // 2 - 1, prompt), room)
+        elif new + prompt > room:
             raise InputError(
                 f"`max_new_tokens` must be at most {room - prompt} after {prompt} tokens of prompt and previous text, "
-                f"but is {settings.max_new_tokens}. Lower it, or shorten the prompt."
+                f"but is {new}. Lower it, or shorten the prompt."
             )
         for processor in self._processors:
             if hasattr(processor, "set_begin_index"):
                 processor.set_begin_index(prompt)
-        for attempt, temperature in enumerate(options.temperatures):
-            settings.do_sample = temperature is not None and temperature > 0
-            settings.temperature = temperature if settings.do_sample else 1.0
-            ids, config, inputs = self._prepare(window)
-            meter.begin_window(room - prompt, again=attempt > 0)
-            if self._progress is not None and not attempt:
-                self._progress.reach(window.seconds)
-            output: Any = None
-            while output is None:
-                # None: the encoder read the whole window, so that the text is accepted as it is
-                seconds = self._encoder.encoded_seconds(window.encoded.last_hidden_state)
-                run = self._speculation.begin(self._target, model, ids, config, **inputs)
-                new, checked, runs_away = list[int](), 0, False
-                result: PassResult | None = None
-                while not runs_away and (step := resume(run.steps, result)) is not None:
-                    if not isinstance(step, Round):
-                        result = yield step
-                        continue
-                    result = None
-                    meter.count(step)
-                    if (on_round := self._speculation.options.on_round) is not None:
-                        on_round(replace(step, rows=[self._index]))
-                    new += [token for token in step.tokens[0] if token < meter.first_timestamp]
-                    if seconds is not None and len(new) >= checked + RUNAWAY_CHECK_TOKENS:
-                        checked = len(new)
-                        runs_away = is_runaway(new, seconds, model.config.vocab_size)
-                if seconds is None or (not runs_away and has_end_token(new, config)):
-                    output = run.output(config)
-                else:
-                    run.steps.close()
-                    # also for this window's other temperatures
-                    window.encoded.last_hidden_state = yield from self._encoder.steps(window.features, whole=True)
-                    meter.restart()
-                    inputs[CACHE_ARGUMENT] = EncoderDecoderCache(DynamicCache(), DynamicCache())
 
-            tokens = _new_tokens(output, prompt, settings)
-            ratio = logprob = no_speech = None
-            if options.compression_ratio_threshold is not None:
-                ratio = token_compression_ratio(tokens, model.config.vocab_size)
-            if options.logprob_threshold is not None:
-                logprob = _mean_logprob(output.scores, tokens, temperature or 0.0)
-                if options.no_speech_threshold is not None and logprob < options.logprob_threshold:
-                    no_speech = yield from self._no_speech_prob(window)
-            skipped = no_speech is not None and no_speech > cast(float, options.no_speech_threshold)
-            if skipped or attempt == len(options.temperatures) - 1 or not options.refuses(ratio, logprob):
-                decoded = DecodedWindow(
-                    seek=window.seek,
-                    frames=window.frames,
-                    prompt=window.ids[0].tolist(),
-                    tokens=tokens[:-1] if tokens[-1] == settings.eos_token_id else tokens,
-                    temperature=temperature,
-                    attempts=attempt + 1,
-                    skipped=skipped,
-                    compression_ratio=ratio,
-                    avg_logprob=logprob,
-                    no_speech_prob=no_speech,
-                )
-                return decoded, output
-        raise AssertionError("there is a last temperature")
+    def _attempt(self, window: Window, temperature: float | None, earlier: int) -> Steps[tuple[DecodedWindow, Any]]:
+        """Decode a window at one temperature, and measure what may refuse its text.
 
-    def _prepare(self, window: Window) -> tuple[Tensor, GenerationConfig, dict[str, Any]]:
-        """Let the `generate` of all models, not Whisper's own, prepare the decoding of a window."""
+        Args:
+            earlier: Number of temperatures tried before.
+        """
+        ids, config, inputs = self._prepare(window, temperature)
+        self._meter.begin_window(self._model.config.max_target_positions - window.ids.shape[1], again=earlier > 0)
+        if self._progress is not None and not earlier:
+            self._progress.reach(window.seconds)
+        output = yield from self._decode_once(window, ids, config, inputs)
+        return (yield from self._judge(window, temperature, earlier, output)), output
+
+    def _decode_once(self, window: Window, ids: Tensor, config: GenerationConfig, inputs: dict[str, Any]) -> Steps[Any]:
+        """Decode a window, and again with all of its sound encoded if the text of a part of it does not end.
+
+        Args:
+            ids: (1, P), what `_prepare` returned, like the other arguments.
+
+        Returns:
+            What `generate` returns.
+        """
+        while True:
+            seconds = self._encoder.encoded_seconds(window.encoded.last_hidden_state)
+            run = self._speculation.begin(self._target, self._model, ids, config, **inputs)
+            if (yield from self._ends(run.steps, config, seconds)):
+                return run.output(config)
+            # also for this window's other temperatures
+            window.encoded.last_hidden_state = yield from self._encoder.steps(window.features, whole=True)
+            self._meter.restart()
+            inputs[CACHE_ARGUMENT] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+    def _ends(self, steps: Steps[Any], config: GenerationConfig, seconds: float | None) -> Steps[bool]:
+        """Run a decoding, count its rounds, and close it as soon as its text runs away.
+
+        Args:
+            steps: The decoding.
+            config: Its generation config, prepared.
+            seconds: Those of the sound that was encoded; None: the whole window, whose text is accepted as it is.
+
+        Returns:
+            Whether the text ends.
+        """
+        new, checked = list[int](), 0
+        result: PassResult | None = None
+        with closing(steps):
+            while (step := resume(steps, result)) is not None:
+                if not isinstance(step, Round):
+                    result = yield step
+                    continue
+                result = None
+                self._meter.count(step)
+                if (on_round := self._speculation.options.on_round) is not None:
+                    on_round(replace(step, rows=[self._index]))
+                new += [token for token in step.tokens[0] if token < self._meter.first_timestamp]
+                if seconds is not None and len(new) >= checked + RUNAWAY_CHECK_TOKENS:
+                    checked = len(new)
+                    if is_runaway(new, seconds, self._model.config.vocab_size):
+                        return False
+        return seconds is None or has_end_token(new, config)
+
+    def _judge(self, window: Window, temperature: float | None, earlier: int, output: Any) -> Steps[DecodedWindow]:
+        """Measure what may refuse a window's text, or drop it as silence.
+
+        Args:
+            temperature: That of the text.
+            earlier: Number of temperatures tried before.
+            output: What `generate` returns for the text.
+        """
+        options = self._options
+        tokens = _new_tokens(output, window.ids.shape[1], options.settings)
+        ratio = logprob = no_speech = None
+        if options.compression_ratio_threshold is not None:
+            ratio = token_compression_ratio(tokens, self._model.config.vocab_size)
+        if options.logprob_threshold is not None:
+            logprob = _mean_logprob(output.scores, tokens, temperature or 0.0)
+            if options.no_speech_threshold is not None and logprob < options.logprob_threshold:
+                no_speech = yield from self._no_speech_prob(window)
+        return DecodedWindow(
+            seek=window.seek,
+            frames=window.frames,
+            prompt=window.ids[0].tolist(),
+            tokens=tokens[:-1] if tokens[-1] == options.settings.eos_token_id else tokens,
+            temperature=temperature,
+            attempts=earlier + 1,
+            skipped=no_speech is not None and no_speech > cast(float, options.no_speech_threshold),
+            compression_ratio=ratio,
+            avg_logprob=logprob,
+            no_speech_prob=no_speech,
+        )
+
+    def _prepare(self, window: Window, temperature: float | None) -> tuple[Tensor, GenerationConfig, dict[str, Any]]:
+        """Let the `generate` of all models, not Whisper's own, prepare the decoding of a window at a temperature.
+
+        Returns:
+            The prompt (1, P), the completed generation config, and the inputs of the decoder.
+        """
+        samples = temperature is not None and temperature > 0
+        config = copy.copy(self._options.settings)
+        config.suppress_tokens = config.begin_suppress_tokens = None  # `self._processors` suppress them
+        config.max_length = self._max_length
+        config.do_sample = samples
+        config.temperature = temperature if samples else 1.0
         arguments = {
             "inputs": window.features,
             "encoder_outputs": window.encoded,
@@ -255,9 +319,9 @@ class WindowDecoder:
             **({} if window.mask is None else {"decoder_attention_mask": window.mask}),
             **self._options.others,
         }
-        generate, settings = cast(Any, GenerationMixin).generate, self._options.settings
+        generate = cast(Any, GenerationMixin).generate
         with self._options.errors(self._model):
-            return generate(self._model, **arguments, generation_config=settings, custom_generate=return_prepared)
+            return generate(self._model, **arguments, generation_config=config, custom_generate=return_prepared)
 
     def _no_speech_prob(self, window: Window) -> Steps[float]:
         """Return the probability that a window is silent: of its token after the start token."""
@@ -271,8 +335,7 @@ class WindowDecoder:
 def _processors(
     model: WhisperForConditionalGeneration, options: WindowOptions, begin: int
 ) -> tuple[list[Any], WhisperNoSpeechDetection | None]:
-    """Make the logits processors of all windows, in transformers' order, the caller's last, and clear the settings that
-    they replace.
+    """Make the logits processors of all windows, in transformers' order, the caller's last.
 
     Args:
         begin: Number of tokens that each text begins with.
@@ -292,7 +355,6 @@ def _processors(
         processors.append(SuppressTokensLogitsProcessor(settings.suppress_tokens, device=device))
     if settings.return_timestamps:
         processors.append(WhisperTimeStampLogitsProcessor(settings, begin_index=begin))
-    settings.begin_suppress_tokens = settings.suppress_tokens = None
     return [*processors, *options.logits_processor], silence
 
 

@@ -39,7 +39,7 @@ WINDOW_OPTION_NAMES = frozenset(
 class WindowOptions:
     """The options of a recording's windows. Those that the caller left out come from the model's generation config."""
 
-    settings: Any  # the `GenerationConfig`; its length and temperature are set for each window
+    settings: Any  # the `GenerationConfig`; a copy gets the length and temperature of each window
     others: Mapping[str, Any]  # options of the caller that are not of a generation config
     temperatures: Sequence[float | None]  # a window is decoded again at the next one if its text is refused
     # limits beyond which a window's text is refused, or dropped as silence; None: no limit
