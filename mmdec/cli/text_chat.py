@@ -73,7 +73,7 @@ class TextChat:
         text = ""
         try:
             for round_ in rounds_of(loaded.model, inputs, speculation, options):
-                self.usage.clock(round_, 0, drafts=True)
+                self.usage.add_timed_round(round_, 0, drafts=True)
                 if round_.text[0]:
                     text += round_.text[0]
                     yield round_.text[0]

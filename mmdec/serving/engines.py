@@ -372,7 +372,7 @@ class TextEngine:
         text = AnswerText(job, usage, self.tokenizer, stops, prompt.strips)
 
         def on_round(round_: Round) -> None:
-            usage.clock(round_, 0, drafts=True)
+            usage.add_timed_round(round_, 0, drafts=True)
             text.send()
 
         yield from watch(run.steps, on_round)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
+
+from mmdec.core.steps import Steps, timed, watch
 from mmdec.core.summary import cut_note
 from mmdec.tasks.confidence import CUT_CONFIDENCE
 from mmdec.types import Round
@@ -37,7 +41,7 @@ class Usage:
     raisable: bool = True  # whether the model could have written more than `cut` tokens
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # stage of decoding -> seconds
 
-    def count(self, round_: Round, index: int, drafts: bool) -> None:
+    def add_round(self, round_: Round, index: int, drafts: bool) -> None:
         """Add one round.
 
         Args:
@@ -56,14 +60,14 @@ class Usage:
         if drafts:  # without a drafter, these seconds are only the time that reading the clock takes
             self.seconds["drafter"] += round_.drafter / len(round_.rows)
 
-    def clock(self, round_: Round, index: int, drafts: bool) -> None:
+    def add_timed_round(self, round_: Round, index: int, drafts: bool) -> None:
         """Add one round of a language model: counts, log-probabilities, and the seconds of each stage.
 
         Args:
             index: The input's index among the rows of the round.
             drafts: Whether there is a drafter.
         """
-        self.count(round_, index, drafts)
+        self.add_round(round_, index, drafts)
         if any(round_.cut[index : index + 1]):
             self.note_cut(len(self.tokens))
         if round_.logprobs is not None:
@@ -109,3 +113,33 @@ class Usage:
         """The mean number of tokens per round, without the passes over prompts; 1 without other rounds."""
         later = self.rounds - self.prompts
         return self.later / later if later else 1.0
+
+
+def count_rounds(
+    steps: Steps[Any],
+    usage: Sequence[Usage],
+    device: torch.device,
+    drafts: bool,
+    on_round: Callable[[Round], None] | None,
+) -> Steps[float]:
+    """Relay the steps of a decoding of language models, and count each round for its inputs.
+
+    Args:
+        steps: The decoding.
+        usage: One for each input.
+        device: The model's.
+        drafts: Whether there is a drafter.
+        on_round: Called with each round after it was counted; None: nothing is called.
+
+    Returns:
+        The seconds outside the passes that `usage` does not count.
+    """
+
+    def count(round_: Round) -> None:
+        for index, row in enumerate(round_.rows):
+            usage[row].add_timed_round(round_, index, drafts)
+        if on_round is not None:
+            on_round(round_)
+
+    _, seconds = yield from timed(watch(steps, count), device)
+    return max(seconds - sum(one.seconds["drafter"] + one.seconds["core"] for one in usage), 0.0)

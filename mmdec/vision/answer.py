@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.core.steps import Steps, resume
+from mmdec.core.steps import Steps
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.wrapper import ForwardingDrafter
@@ -21,7 +20,7 @@ from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_generate_options, sets_length, with_length
 from mmdec.tasks.loading import load_speculation
-from mmdec.tasks.usage import Usage
+from mmdec.tasks.usage import Usage, count_rounds, renumber_rounds
 from mmdec.types import Draft, Drafter, Plan, Round
 from mmdec.vision.options import DescribeOptions, OnText
 from mmdec.vision.picture_evidence import distances_of, picture_evidence
@@ -173,67 +172,100 @@ def answer_steps(
         InputError: For an option that the model rejects.
     """
     vlm, speculation = request.vlm, request.speculation
-    on_round, on_text, familiar = speculation.options.on_round, request.on_text, vlm.familiar
     usage = [Usage() for _ in pictures] if usage is None else usage
-    counts = [len(group) for group in pictures]
-    distances = list[list[float]]([[] for _ in pictures])
     stopwatch = Stopwatch(vlm.model.device)
     drafter, recorder = speculation.drafter_for(vlm.model), None
     if drafter is not None and not speculation.networks:
         recorder = CompressionRecorder(drafter, len(pictures))
         speculation = Speculation(replace(speculation.options, drafter=recorder))
     run = GenerateCall.of(vlm.model, speculation, request.generate_options()).prepare(inputs)
-    add_text = RoundText(vlm.tokenizer, len(pictures))
-    preparation, seconds_outside = stopwatch.lap(), 0.0  # outside the passes
-    result, has_text = None, False
-    with closing(run.steps):
-        while (step := resume(run.steps, result)) is not None:
-            if isinstance(step, Round):
-                for at, row in enumerate(step.rows):
-                    usage[row].clock(step, at, drafter is not None)
-                    share = counts[row] / sum(counts) if any(counts) else 1 / len(usage)
-                    usage[row].seconds["vision"] += step.vision * share
-                if step.summaries is not None and familiar is not None:
-                    distances = distances_of(familiar, step.summaries, counts)
-                if on_text is not None or on_round is not None:
-                    step = add_text(step)
-                if on_text is not None and (text := step.text[0] if has_text else step.text[0].lstrip()):
-                    has_text = True
-                    on_text(text)
-                if on_round is not None:
-                    on_round(replace(step, rows=[indices[row] for row in step.rows]))
-            seconds_outside += stopwatch.lap()
-            result = yield step
-            stopwatch.lap()
-    seconds_outside += stopwatch.lap()
-    measured = sum(one.seconds["drafter"] + one.seconds["core"] for one in usage)
-    rest = (preparation + max(seconds_outside - measured, 0.0)) / len(usage)
+    listener = _RoundListener(request, pictures, usage, renumber_rounds(speculation.options.on_round, indices))
+    preparation = stopwatch.lap()
+    outside = yield from count_rounds(run.steps, usage, vlm.model.device, drafter is not None, listener)
+    rest = (preparation + outside) / len(usage)
     descriptions = list[Description]()
     for row, entry in enumerate(usage):
-        seconds = {"read": read_seconds / len(usage), **{stage: entry.seconds[stage] for stage in STAGES}}
         evidence = token_evidence(entry.logprobs) | picture_evidence(
-            pictures[row], distances[row], earlier, earlier_count
+            pictures[row], listener.distances[row], earlier, earlier_count
         )
-        confidence = estimate_confidence(evidence, request.calibrations, ANSWER)
-        descriptions.append(
-            Description(
-                text=vlm.tokenizer.decode(entry.tokens, skip_special_tokens=True).strip(),
-                tokens=entry.tokens,
-                rounds=entry.rounds,
-                tokens_per_round=entry.tokens_per_round,
-                timings={**seconds, "total": sum(seconds.values()) + rest},
-                drafted=entry.drafted,
-                accepted=entry.accepted,
-                lossless=request.speculation.options.lossless,
-                confidence=entry.limit_confidence(confidence, sets_length(request.options)),
-                finish_reason=entry.finish_reason,
-                note=entry.note,
-                evidence=evidence,
-                compressor=None if recorder is None else recorder.compressor[row],
-                visual_weights=None if recorder is None else _as_list(recorder.visual_weights[row]),
-            )
-        )
+        description = _description(request, entry, evidence, read_seconds / len(usage), rest)
+        if recorder is not None:
+            weights = _as_list(recorder.visual_weights[row])
+            description = replace(description, compressor=recorder.compressor[row], visual_weights=weights)
+        descriptions.append(description)
     return descriptions
+
+
+@final
+class _RoundListener:
+    """Notes what each round tells of the pictures, and passes its text on.
+
+    Args:
+        request: What all questions of the call share.
+        pictures: The pictures of each question.
+        usage: One for each question; gets its share of the seconds of the vision encoder.
+        on_round: Called with each round and its text; None: nothing is called.
+    """
+
+    def __init__(
+        self,
+        request: DescriptionRequest,
+        pictures: Sequence[Sequence[np.ndarray]],
+        usage: Sequence[Usage],
+        on_round: Callable[[Round], None] | None,
+    ) -> None:
+        self.distances = list[list[float]]([[] for _ in pictures])  # of each question's pictures from familiar ones
+        self._counts = [len(group) for group in pictures]
+        self._familiar = request.vlm.familiar
+        self._usage = usage
+        self._on_text = request.on_text
+        self._on_round = on_round
+        self._add_text = RoundText(request.vlm.tokenizer, len(pictures))
+        self._has_text = False
+
+    def __call__(self, round_: Round) -> None:
+        for row in round_.rows:
+            share = self._counts[row] / sum(self._counts) if any(self._counts) else 1 / len(self._usage)
+            self._usage[row].seconds["vision"] += round_.vision * share
+        if round_.summaries is not None and self._familiar is not None:
+            self.distances = distances_of(self._familiar, round_.summaries, self._counts)
+        if self._on_text is None and self._on_round is None:
+            return
+        round_ = self._add_text(round_)
+        if self._on_text is not None and (text := round_.text[0] if self._has_text else round_.text[0].lstrip()):
+            self._has_text = True
+            self._on_text(text)
+        if self._on_round is not None:
+            self._on_round(round_)
+
+
+def _description(
+    request: DescriptionRequest, usage: Usage, evidence: Evidence, read_seconds: float, rest: float
+) -> Description:
+    """Return the answer to one question.
+
+    Args:
+        usage: Counts and times of its rounds.
+        evidence: The values from which its confidence is computed.
+        read_seconds: Its share of the seconds that it took to make the inputs.
+        rest: Its share of the seconds outside all stages.
+    """
+    seconds = {"read": read_seconds, **{stage: usage.seconds[stage] for stage in STAGES}}
+    confidence = estimate_confidence(evidence, request.calibrations, ANSWER)
+    return Description(
+        text=request.vlm.tokenizer.decode(usage.tokens, skip_special_tokens=True).strip(),
+        tokens=usage.tokens,
+        rounds=usage.rounds,
+        tokens_per_round=usage.tokens_per_round,
+        timings={**seconds, "total": sum(seconds.values()) + rest},
+        drafted=usage.drafted,
+        accepted=usage.accepted,
+        lossless=request.speculation.options.lossless,
+        confidence=usage.limit_confidence(confidence, sets_length(request.options)),
+        finish_reason=usage.finish_reason,
+        note=usage.note,
+        evidence=evidence,
+    )
 
 
 def _as_list(weights: Tensor | None) -> list[float] | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmdec.checks.arguments import show
 from mmdec.core.scheduler import decode_together
-from mmdec.core.steps import Steps, timed, watch
+from mmdec.core.steps import Steps
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DraftInput
@@ -35,8 +35,7 @@ from mmdec.tasks.generate_options import (
     with_length,
 )
 from mmdec.tasks.loading import load_speculation
-from mmdec.tasks.usage import Usage, renumber_rounds
-from mmdec.types import Round
+from mmdec.tasks.usage import Usage, count_rounds, renumber_rounds
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import TRANSCRIPT, silent_transcripts, timings
 from mmdec.whisper.target import LANGUAGE_CODES
@@ -253,17 +252,9 @@ def _group_steps(
     if "stop_strings" in options:
         options["tokenizer"] = loaded.tokenizer
     run = GenerateCall.of(loaded.model, speculation, options).prepare(inputs)
-
-    def add(round_: Round) -> None:
-        for row, index in enumerate(round_.rows):
-            usage[index].clock(round_, row, drafts)
-        if on_round is not None:
-            on_round(round_)
-
     preparation = stopwatch.lap()
-    _, seconds = yield from timed(watch(run.steps, add), loaded.model.device)
-    loop_seconds = sum(entry.seconds["drafter"] + entry.seconds["core"] for entry in usage)
-    rest = (preparation + max(seconds - loop_seconds, 0.0)) / len(usage)
+    outside = yield from count_rounds(run.steps, usage, loaded.model.device, drafts, on_round)
+    rest = (preparation + outside) / len(usage)
     for entry in usage:
         entry.seconds["drafter"] += hypothesis_seconds / len(usage)
         entry.seconds["encoder"] += entry.seconds.pop("prompt", 0.0)

@@ -114,7 +114,7 @@ class UsageMeter:
     def count(self, round_: Round) -> None:
         """Add a round of the recording."""
         tokens, usage = round_.tokens[0], self.usage
-        usage.count(round_, 0, self._drafts)
+        usage.add_round(round_, 0, self._drafts)
         self._tokens += len(tokens)
         if any(round_.cut):
             usage.note_cut(self._tokens, self._tokens < self._room)
