@@ -191,12 +191,12 @@ def test_a_time_limit_keeps_what_was_measured(home: Path, prompts: Path, monkeyp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"draft": ["lokup"]}, "`draft` must be one of lookup.*Did you mean 'lookup'"),
-        ({"draft": [""]}, "`draft` must be one of"),
-        ({"draft": ["lookup", "lookup"]}, "`draft` must be different drafters"),
-        ({"draft": ["eagle"]}, "`draft` must be a folder for eagle"),
-        ({"draft": ["EMPTY"]}, r"`draft` must be a folder with a drafter's config\.json"),
-        ({"model": "chat", "draft": ["WIDE"]}, "`model` must have .* channels for this drafter"),
+        ({"drafter": ["lokup"]}, "`drafter` must be one of lookup.*Did you mean 'lookup'"),
+        ({"drafter": [""]}, "`drafter` must be one of"),
+        ({"drafter": ["lookup", "lookup"]}, "`drafter` must be different drafters"),
+        ({"drafter": ["eagle"]}, "`drafter` must be a folder for eagle"),
+        ({"drafter": ["EMPTY"]}, r"`drafter` must be a folder with a drafter's config\.json"),
+        ({"model": "chat", "drafter": ["WIDE"]}, "`model` must have .* channels for this drafter"),
         ({"model": "eagle3/drafter"}, "`model` must be a language model"),
         ({"data": "EMPTY/none.txt"}, "`data`"),
         ({"images": "EMPTY"}, "`images` must be for a model that reads it"),
@@ -204,7 +204,7 @@ def test_a_time_limit_keeps_what_was_measured(home: Path, prompts: Path, monkeyp
         ({"model": "whisper", "draft_model": ["nowhere"]}, "must be"),
         ({"model": "whisper", "data": "EMPTY/none.txt"}, "Give `audio` instead"),
         ({"model": "whisper", "audio": [Path("none.wav")]}, "`audio` must be files"),
-        ({"model": "whisper", "draft": ["large"]}, "`draft` must have the target's"),
+        ({"model": "whisper", "drafter": ["large"]}, "`drafter` must have the target's"),
         ({"inner": "lookup"}, "`inner` must be for a smaller model"),
         ({"minutes": 0.0}, "`minutes` must be positive"),
         ({"minutes": float("nan")}, "`minutes`"),
@@ -220,14 +220,14 @@ def test_bad_arguments_are_refused_before_the_model_is_loaded(
     if "inner" not in options:
         for load in ("load_language_model", "load_whisper", "load_vlm"):
             monkeypatch.setattr(drafters, load, lambda *_: pytest.fail("the model was loaded"))
-    if options.get("draft") == ["WIDE"]:
+    if options.get("drafter") == ["WIDE"]:
         wide = tiny_text_folder.write(tmp_path / "large", TEXTS, 0, hidden_size=64)
         save_network(draft_network("eagle3", load_language_model(wide, "cpu").model), tmp_path / "WIDE")
         monkeypatch.setattr(drafters, "load_language_model", lambda *_: pytest.fail("the model was loaded"))
     (tmp_path / "EMPTY").mkdir()
     monkeypatch.chdir(tmp_path)
-    if options.get("draft") == ["large"]:
-        options = {**options, "draft": [str(home / "large")]}
+    if options.get("drafter") == ["large"]:
+        options = {**options, "drafter": [str(home / "large")]}
     given = {**OPTIONS, **options}
     with pytest.raises(InputError, match=message):
         bench_drafters(home / given.pop("model", "large"), **given)

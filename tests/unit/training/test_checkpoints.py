@@ -92,7 +92,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no weights": (lambda path: save({"global_step": 3}, path), "it has no state_dict"),
     "a number": (lambda path: save({"state_dict": {"weight": 3}}, path), "'weight' in its state_dict is not a tensor"),
     "not finite": (lambda path: save(checkpoint(fill=float("nan")), path), "finite weights, but 'weight' in"),
-    "directory": (replace(Path.mkdir), "is a directory"),
+    "directory": (replace(Path.mkdir), "is a folder"),
     "loop": (replace(lambda path: path.symlink_to(path)), "symbolic links"),
     "gone": (replace(lambda path: path.symlink_to("nowhere")), "does not exist"),
 }
