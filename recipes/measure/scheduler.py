@@ -37,6 +37,7 @@ from mmdec.bench.pairing import PROCESSOR, prepare_device
 from mmdec.bench.prompts import INSTRUCTIONS, ChatPrompt
 from mmdec.bench.report import WALL_CLOCK, hardware_line
 from mmdec.core.scheduler import Scheduler
+from mmdec.core.steps import run_alone
 from mmdec.errors import exit_on_error
 from mmdec.generation.generate import GenerateCall
 from mmdec.generation.speculation import DecodingOptions, Speculation
@@ -313,7 +314,7 @@ def lone(options: argparse.Namespace) -> Iterator[Row]:
             raise task.error
 
     def alone(prepared: Any) -> None:
-        for _ in prepared.decode():
+        for _ in run_alone(prepared.steps):
             pass
 
     yield Row("a lone request", "0.99", lambda: run(alone), lambda: run(scheduled))
