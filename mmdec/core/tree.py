@@ -6,7 +6,7 @@ In shapes, B is the number of rows, N of nodes, V the size of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -109,6 +109,43 @@ def trees_from_lists(
     return Draft(table[0], table[1], sizes, probs)
 
 
+@final
+class PrefixTree:
+    """One row's draft while it grows: texts with equal first tokens share nodes. Node 0 is the root.
+
+    Args:
+        nodes: Maximum number of nodes below the root.
+        depth: Maximum depth; None: any.
+    """
+
+    def __init__(self, nodes: int, depth: int | None = None) -> None:
+        self.tokens: list[int] = []  # of nodes 1, 2, ...
+        self.parents: list[int] = []  # their parents' indices
+        self._nodes, self._depth = nodes, nodes if depth is None else depth
+        self._depths = [0]
+        self._children: dict[tuple[int, int], int] = {}  # (node, token) -> child
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no node can be added."""
+        return len(self.tokens) == self._nodes
+
+    def child(self, node: int, token: int) -> int:
+        """Return the child of `node` that holds `token`; 0: there is none."""
+        return self._children.get((node, token), 0)
+
+    def add(self, node: int, token: int) -> int:
+        """Return the child of `node` that holds `token`, which is added if there is none; 0: there is no room."""
+        child = self.child(node, token)
+        if child or self.is_full or self._depths[node] == self._depth:
+            return child
+        self.tokens.append(token)
+        self.parents.append(node)
+        self._depths.append(self._depths[node] + 1)
+        child = self._children[node, token] = len(self.tokens)
+        return child
+
+
 def merge_chains(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
     """Merge chains into one tree, in which chains with equal first tokens share nodes.
 
@@ -119,18 +156,14 @@ def merge_chains(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int],
     Returns:
         Tokens and parents' indices of nodes 1, 2, ...; the root is node 0.
     """
-    tokens, parents, node_of = list[int](), list[int](), dict[tuple[int, int], int]()
+    tree = PrefixTree(nodes)
     for tail in tails:
         at = 0
         for token in tail:
-            if (at, token) not in node_of:
-                if len(tokens) == nodes:
-                    break
-                tokens.append(token)
-                parents.append(at)
-                node_of[at, token] = len(tokens)
-            at = node_of[at, token]
-    return tokens, parents
+            at = tree.add(at, token)
+            if not at:
+                break
+    return tree.tokens, tree.parents
 
 
 def top_indices(values: Tensor, count: int) -> Tensor:

@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar, final
 
 from torch import Tensor
 
-from mmdec.core.tree import trees_from_lists
+from mmdec.core.tree import PrefixTree, trees_from_lists
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 MAX_MATCH = 4  # at most this many of the newest items are compared to find where a text continues
@@ -435,7 +435,7 @@ class HypothesisDrafter:
         Returns:
             Tokens and parents' indices of the nodes below the root; parent 0 is the root.
         """
-        tokens, parents, depths, node_of = list[int](), list[int](), [0], dict[tuple[int, int], int]()
+        tree = PrefixTree(plan.nodes, plan.depth)
         heap, order = list[tuple[float, int, int, _Next]](), count()
 
         def push(node: int, chance: float, options: Sequence[_Next]) -> None:
@@ -444,25 +444,20 @@ class HypothesisDrafter:
                     heappush(heap, (-chance * one.chance, next(order), node, one))
 
         push(0, 1.0, self._roots(row))
-        while heap and len(tokens) < plan.nodes:
+        while heap and not tree.is_full:
             negative, _, node, one = heappop(heap)
             chance = -negative
             for token in (*self._tokens.ids(one.text), *one.tokens):
-                if (node, token) not in node_of:
-                    if len(tokens) == plan.nodes or depths[node] == plan.depth or chance < plan.threshold:
-                        break
-                    tokens.append(token)
-                    parents.append(node)
-                    depths.append(depths[node] + 1)
-                    node_of[node, token] = len(tokens)
-                node = node_of[node, token]
+                node = tree.add(node, token) if chance >= plan.threshold else tree.child(node, token)
+                if not node:
+                    break
                 chance *= NEXT_TOKEN
             else:
                 if one.is_fresh and one.place is not None:
                     push(node, chance, self._segment(row, one.place))
                 elif one.place is not None:
                     push(node, chance, self._words(row, one.place))
-        return tokens, parents
+        return tree.tokens, tree.parents
 
     def _roots(self, row: HypothesisRow) -> list[_Next]:
         """Return what may follow the text that the target has written."""

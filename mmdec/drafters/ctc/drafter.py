@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mmdec.checks.fingerprint import fingerprint
-from mmdec.core.tree import trees_from_lists
+from mmdec.core.tree import PrefixTree, trees_from_lists
 from mmdec.drafters.ctc.confusion import Bin, ConfusionNetwork
 from mmdec.drafters.ctc.network import CtcHead
 from mmdec.drafters.ctc.tokens import BLANK, FIRST_PIECE, SEGMENT_END, TokenPieces
@@ -308,7 +308,7 @@ class Ctc:
         if alignment is None or plan.nodes < 1:
             return [], []
         self._align(row, alignment)
-        tokens, parents, depths, node_of = list[int](), list[int](), [0], dict[tuple[int, int], int]()
+        tree = PrefixTree(plan.nodes, plan.depth)
         heap, order, seen = list[tuple[float, int, Branch]](), itertools.count(), set[Branch]()
 
         def push(chance: float, branches: Iterable[tuple[float, Branch]]) -> None:
@@ -318,25 +318,20 @@ class Ctc:
 
         push(1.0, self._roots(row, alignment))
         for _ in range(STEPS_PER_NODE * plan.nodes):
-            if not heap or len(tokens) == plan.nodes:
+            if not heap or tree.is_full:
                 break
             chance, _, branch = heappop(heap)
             node = branch.node
             for token in branch.tokens:
-                if (node, token) not in node_of:
-                    if len(tokens) == plan.nodes or depths[node] == plan.depth:
-                        break
-                    tokens.append(token)
-                    parents.append(node)
-                    depths.append(depths[node] + 1)
-                    node_of[node, token] = len(tokens)
-                node = node_of[node, token]
+                node = tree.add(node, token)
+                if not node:
+                    break
             else:
                 branch = replace(branch, node=node, tokens=())
                 if branch not in seen:  # a likelier way to the same text was followed before
                     seen.add(branch)
                     push(-chance, self._next(row, alignment, branch))
-        return tokens, parents
+        return tree.tokens, tree.parents
 
     def _align(self, row: CtcRow, alignment: Alignment) -> None:
         """Align the row's newly accepted tokens."""

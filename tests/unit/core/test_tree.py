@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmdec.core import tree as trees
-from mmdec.core.tree import ancestors, chain_drafts, depths, height, root_only, trees_from_lists
+from mmdec.core.tree import PrefixTree, ancestors, chain_drafts, depths, height, root_only, trees_from_lists
 from tests.support.trees import is_chain
 
 
@@ -66,3 +66,17 @@ def test_equals_topk(vocab: int, few: int, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(trees, "MAX_DIRECT_TOP_K", few)
     logits = torch.randn(2, 3, vocab, generator=torch.Generator().manual_seed(vocab))
     assert torch.equal(trees.top_indices(logits, 8), logits.topk(min(8, vocab)).indices)
+
+
+def test_a_prefix_tree_shares_nodes_and_ends_at_its_limits() -> None:
+    tree = PrefixTree(nodes=3, depth=2)
+    first = tree.add(0, 7)
+    assert tree.add(0, 7) == first == tree.child(0, 7) == 1
+    second = tree.add(first, 7)
+    assert not tree.add(second, 7)  # too deep
+    assert not tree.is_full
+    assert tree.add(0, 8) == 3
+    assert tree.is_full
+    assert not tree.add(0, 9)
+    assert tree.add(0, 8) == 3  # what is there stays reachable
+    assert (tree.tokens, tree.parents) == ([7, 7, 8], [0, 1, 0])
