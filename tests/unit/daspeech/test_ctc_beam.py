@@ -10,20 +10,8 @@ import torch
 
 from mmdec.daspeech.ctc_beam import NGRAM_WEIGHT, PIECE_BONUS, beam_search, read_pieces
 from mmdec.drafters.ctc.network import BLANK, best_pieces, collapse
-from mmdec.phonetics.ngram import NGram
 from mmdec.phonetics.piece_ngram import PieceNGram
-
-PIECES = 6
-TEXTS = [[1, 2, 3], [1, 2, 3, 4], [4, 5], [1, 2, 4, 5], [5, 3], [1, 2, 3]]
-
-
-def ngram(order: int = 3, entries: tuple[int, ...] | None = None) -> NGram:
-    texts = [[str(piece) for piece in text] for text in TEXTS]
-    return NGram.build(texts, order=order, vocabulary=map(str, range(1, PIECES)), max_entries=entries)
-
-
-def stored(order: int = 3) -> PieceNGram:
-    return PieceNGram.pack(ngram(order), PIECES)
+from tests.support.tiny_piece_ngram import PIECES, stored
 
 
 def best_text(logprobs: np.ndarray, model: PieceNGram) -> tuple[int, ...]:

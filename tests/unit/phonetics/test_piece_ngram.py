@@ -7,20 +7,9 @@ import itertools
 import pytest
 
 from mmdec.errors import InputError
-from mmdec.phonetics.ngram import END, START, NGram
+from mmdec.phonetics.ngram import END, START
 from mmdec.phonetics.piece_ngram import PieceNGram
-
-PIECES = 6
-TEXTS = [[1, 2, 3], [1, 2, 3, 4], [4, 5], [1, 2, 4, 5], [5, 3], [1, 2, 3]]
-
-
-def ngram(order: int = 3, entries: tuple[int, ...] | None = None) -> NGram:
-    texts = [[str(piece) for piece in text] for text in TEXTS]
-    return NGram.build(texts, order=order, vocabulary=map(str, range(1, PIECES)), max_entries=entries)
-
-
-def stored(order: int = 3) -> PieceNGram:
-    return PieceNGram.pack(ngram(order), PIECES)
+from tests.support.tiny_piece_ngram import PIECES, ngram, stored
 
 
 @pytest.mark.parametrize("kind", [(1, None), (2, None), (3, None), (4, None), (5, None), (4, (9, 7, 3))])
