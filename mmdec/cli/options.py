@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from mmdec import InputError
 from mmdec.checks.files import printable
+from mmdec.pretrained import DEFAULT_VLM
 from mmdec.tasks.options import OptionInfo, TaskOptions, options_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 SPEECH_MODEL, SPEECH_CORPUS = "daspeech-everyday", Path("data/natural/manifest.tsv")
 SPEECH_TEXT = Path("data/everyday"), Path("data/phrasebook")
 WHISPER_MODEL, WHISPER_CORPUS = "whisper-tiny.en", Path("data/english")
-VLM_MODEL = "vlm-scenes"
+VLM_MODEL = DEFAULT_VLM
 OWN_PROMPT = "Describe this image."
 
 Inputs = Annotated[
