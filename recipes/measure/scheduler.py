@@ -198,7 +198,7 @@ def first_text(options: argparse.Namespace) -> Iterator[Row]:
             with closing(pieces(INSTRUCTIONS[0])) as answer:
                 return [next(answer)]
 
-        def alone() -> Run:
+        def arrive_alone() -> Run:
             run = timed(arrive)
             _wait_until_idle(client)
             return run
@@ -227,7 +227,7 @@ def first_text(options: argparse.Namespace) -> Iterator[Row]:
             _wait_until_idle(client)
             return run
 
-        yield Row(f"first text beside {CLIENTS - 1} chats", "at most 2", alone, beside, delay=True)
+        yield Row(f"first text beside {CLIENTS - 1} chats", "at most 2", arrive_alone, beside, delay=True)
 
 
 def _wait_until_idle(client: httpx.Client) -> None:
@@ -313,11 +313,11 @@ def lone(options: argparse.Namespace) -> Iterator[Row]:
         if task.error is not None:
             raise task.error
 
-    def alone(prepared: Any) -> None:
+    def run_steps(prepared: Any) -> None:
         for _ in run_alone(prepared.steps):
             pass
 
-    yield Row("a lone request", "0.99", lambda: run(alone), lambda: run(scheduled))
+    yield Row("a lone request", "0.99", lambda: run(run_steps), lambda: run(scheduled))
 
 
 def whisper_call(options: argparse.Namespace) -> Mapping[str, Any]:
