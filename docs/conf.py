@@ -47,7 +47,7 @@ OPTIONS: dict[Any, Any] = {
 
 
 def fields_with_comments(cls: type) -> list[tuple[str, str]]:
-    """A dataclass's fields, and what the comment behind each says: its shape, its unit."""
+    """A dataclass's fields, and what the comment after each says: its shape, its unit."""
     body = inspect.cleandoc("\n" + inspect.getsource(cls))
     comments = {
         token.start[0]: token.string.lstrip("# ")

@@ -32,7 +32,7 @@ from voices import resample
 BOOKS = 0.7  # of the passages
 LONG, SHORT = (18.0, 28.0), (2.0, 14.0)  # seconds of a passage, about
 LONG_SHARE = 0.75
-PACE = 2.6  # words a second
+PACE = 2.6  # words per second
 PAUSE = (0.15, 0.9)  # seconds between sentences
 SHARES = (0.2, 0.4)  # of Piper and of Kokoro in the passages, where given; Kokoro takes ten times Piper's time
 HELD = 40  # each so many-th passage is one of dev

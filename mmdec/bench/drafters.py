@@ -633,7 +633,7 @@ def _progress(label: str, repeat: int, repeats: int, calls: Mapping[str, Measure
     parts = [f"{GREEDY} {greedy.total:.1f} s"]
     for name, call in calls.items():
         if name != GREEDY:
-            tokens = f" {call.tokens_per_round:.1f} tokens a round," if call.rounds and name != PLAIN else ""
+            tokens = f" {call.tokens_per_round:.1f} tokens per round," if call.rounds and name != PLAIN else ""
             parts.append(f"{name}{tokens} x{greedy.total / call.total:.2f}")
     turn = f" (repeat {repeat + 1} of {repeats})" if repeats > 1 else ""
     return f"{label}{turn}: {'; '.join(parts)}"

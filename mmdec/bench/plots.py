@@ -61,7 +61,7 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
 
 
 def plot_drafters(run: BenchRun, path: str | Path) -> Path:
-    """Draw what `mmdec bench drafters` measured: tokens a round, and the speed against greedy decoding, with quartiles.
+    """Draw what `mmdec bench drafters` measured: tokens per round and speed against greedy decoding, with quartiles.
 
     Args:
         run: Results with one such report.
@@ -75,7 +75,7 @@ def plot_drafters(run: BenchRun, path: str | Path) -> Path:
     with new_figure(pyplot, 1, 2) as (figure, (left, right)):
         drafted = [(row.method, row.tokens_per_round) for row in report.methods if row.tokens_per_round is not None]
         _ranges(left, [(name, spread.value, spread.low, spread.high) for name, spread in drafted])
-        left.set_xlabel("tokens a round, bonus included")
+        left.set_xlabel("tokens per round, bonus included")
         faster = [row for row in report.comparisons if row.kind == "all" and row.baseline == GREEDY]
         timed = [row for row in faster if row.timed == WALL_CLOCK and row.times is not None]
         _ranges(right, [(row.subject, row.times or 0.0, row.low or 0.0, row.high or 0.0) for row in timed])
@@ -230,7 +230,7 @@ def _tokens(axes: Axes, report: BenchReport) -> bool:
     groups = [*dict.fromkeys(group for _, group in chosen)]
     subjects = [*dict.fromkeys(subject for subject, _ in chosen)]
     _bars(axes, groups, {name: [chosen.get((name, group)) for group in groups] for name in subjects})
-    axes.set_ylabel("tokens a round, bonus included")
+    axes.set_ylabel("tokens per round, bonus included")
     axes.axhline(1.0, color="grey", linewidth=0.8, linestyle="--")
     return True
 

@@ -282,7 +282,7 @@ def _report(report: BenchReport, width: int | None) -> Iterator[tuple[str, tuple
             )
     if not report.methods and any(row.tokens_per_round is not None for row in report.comparisons):
         without = any(row.accepted_per_round is not None for row in report.comparisons)
-        note = "tok/round: tokens a round, correction or bonus included"
+        note = "tok/round: tokens per round, correction or bonus included"
         yield f"{note}; accepted: without it" if without else note, (), []
     if report.quantities:
         rows = [(entry.name, _quantity(entry), entry.unit, str(entry.n)) for entry in report.quantities]
@@ -300,7 +300,7 @@ def _report(report: BenchReport, width: int | None) -> Iterator[tuple[str, tuple
 
 def _methods(report: BenchReport, width: int | None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     """Yield the tables (title, headings, rows) of a comparison of drafters: what each does and how much faster it is,
-    and its tokens a round by kind of input.
+    and its tokens per round by kind of input.
 
     Args:
         width: Characters in a line; None: the first two tables are one.
@@ -317,8 +317,8 @@ def _methods(report: BenchReport, width: int | None) -> Iterator[tuple[str, tupl
         )
         for row in report.methods
     ]
-    head = ("", "equal", "tokens a round", "drafter", "passes", "s", "CPU s")
-    title = "Tokens a round include the bonus token; quartiles over calls; passes and seconds of a call"
+    head = ("", "equal", "tokens per round", "drafter", "passes", "s", "CPU s")
+    title = "Tokens per round include the bonus token; quartiles over calls; passes and seconds of a call"
     faster = "Times faster than each column's method: median (quartiles) of pairs of calls"
     cells = {(row.subject, row.baseline, row.timed): _times(row) for row in report.comparisons if row.kind == "all"}
     baselines = [*dict.fromkeys(baseline for _, baseline, _ in cells)]
@@ -350,7 +350,7 @@ def _methods(report: BenchReport, width: int | None) -> Iterator[tuple[str, tupl
     drafting = [row.method for row in report.methods if row.tokens_per_round is not None]
     for some in _chunks(groups, drafting, [4] * len(drafting), width):
         table = [(group, *(by_group.get((drafting[at], group), "-") for at in some)) for group in groups]
-        yield "Tokens a round by kind", ("", *(drafting[at] for at in some)), table
+        yield "Tokens per round by kind", ("", *(drafting[at] for at in some)), table
 
 
 def _chunks(first: Sequence[str], names: Sequence[str], widths: Sequence[int], most: int | None) -> Iterator[list[int]]:

@@ -214,6 +214,6 @@ def _report(
         stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
         return (
             f"{title} -> {printable(str(target))}\n  {result.text}\n"
-            f"  {stages} s; {result.tokens_per_round:.2f} tokens a round; confidence {result.confidence:.2f}"
+            f"  {stages} s; {result.tokens_per_round:.2f} tokens per round; confidence {result.confidence:.2f}"
         )
     return f"{title}:\n  {result.text}" if several else result.text

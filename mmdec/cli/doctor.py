@@ -114,7 +114,7 @@ def _text(examination: Examination) -> str:
         title = "What else was tried, on top of the changes" if examination.findings else "What else was tried"
         lines += ["", title, *_table(rows)]
     changed = any(row.after_changes is not None for row in examination.rounds)
-    sizes: list[tuple[str, ...]] = [("drafts", "tokens a round, bonus included")]
+    sizes: list[tuple[str, ...]] = [("drafts", "tokens per round, bonus included")]
     sizes += [(row.name, f"{row.as_is:.2f}") for row in examination.rounds]
     if changed:
         after = [f"{row.after_changes:.2f}" if row.after_changes else "" for row in examination.rounds]

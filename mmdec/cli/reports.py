@@ -149,7 +149,7 @@ class DrafterDestinations(Destinations):
             "--plot",
             metavar="FILE",
             callback=_plot_target,
-            help="Draw tokens a round and speed into a .png or .svg file.",
+            help="Draw tokens per round and speed into a .png or .svg file.",
         ),
     ] = None
 

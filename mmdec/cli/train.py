@@ -74,8 +74,8 @@ def drafter(
         task = bar.add_task("the model answers", total=None)
         result = train_drafter(run, lambda done, total: bar.update(task, completed=done, total=total), log, start=start)
     text = (
-        f"{result['output']}: {result['chain']:.2f} tokens a round on held-out answers in chains, {result['tree']:.2f} "
-        f"in trees. Use it with `mmdec describe --drafter {result['output']}`"
+        f"{result['output']}: {result['chain']:.2f} tokens per round on held-out answers in chains, "
+        f"{result['tree']:.2f} in trees. Use it with `mmdec describe --drafter {result['output']}`"
     )
     print_result({"model": model, "system": system, **result}, as_json, text)
 

@@ -403,7 +403,7 @@ def _report(
         return (
             f"{printable(str(source))} -> {printable(str(target))}\n  {result.text}\n"
             f"  {result.seconds:.2f} s of audio in "
-            f"{result.timings['total']:.3f} s: {stages}; {result.tokens_per_round:.2f} tokens a round; "
+            f"{result.timings['total']:.3f} s: {stages}; {result.tokens_per_round:.2f} tokens per round; "
             f"{confidence}{'' if result.calibrated else ', not calibrated for this model'}"
         )
     if kind != "text":

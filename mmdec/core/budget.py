@@ -1,7 +1,7 @@
 """Chooses before each round how many tokens to draft, so that decoding is expected to be fastest.
 
 The target passes over the last token and k drafted ones. A chain of k nodes yields (1 + E(k)) / (T(1 + k) + D(k))
-tokens a second in each row. E is the expected number of accepted nodes. T is the time of the target's pass, by its
+tokens per second in each row. E is the expected number of accepted nodes. T is the time of the target's pass, by its
 number of tokens. D is the drafter's time. Plain decoding yields 1 / T(1). This is the hardware-aware objective of
 Sequoia (Chen et al. 2024, section 3.3), but T and D are measured while decoding, not in advance.
 
@@ -10,8 +10,8 @@ Sequoia (Chen et al. 2024, section 3.3), but T and D are measured while decoding
 - E of a chain follows from p_i, the chance that node i is accepted if node i - 1 was. For trees, the mean number of
   accepted nodes is measured for each tree size.
 - Some drafters estimate their own accuracy and end a chain early. The chain ends at the first node that is too
-  unlikely to be accepted together with all nodes before it. The limit is (seconds of one more node) x (tokens a second
-  in each row).
+  unlikely to be accepted together with all nodes before it. The limit is (seconds of one more node) x (tokens per
+  second in each row).
 - If the thread waited for a CPU, wall time shows how busy the machine is, so CPU time is recorded instead. Both clocks
   have curves of their own, because CPU time on a busy machine is longer than wall time on an idle one: comparing a pass
   of one kind with a pass of the other would say nothing about drafts. The curves of the last round's kind are used.
@@ -76,7 +76,7 @@ NO_DRAFT = Plan(0, 0)
 class RatedPlan(NamedTuple):
     """A plan, with what it is expected to bring."""
 
-    rate: float  # tokens a second in each batch row
+    rate: float  # tokens per second in each batch row
     accepted: float  # number of accepted nodes
     plan: Plan
     draft: CostCurve  # the drafter's seconds
@@ -105,7 +105,7 @@ class Budget:
         self._plan = Plan(0, 0)
         self._is_trial = False  # whether the plan is a trial draft: no gain is expected from it, it only measures
         self._rounds_since_plain = 0  # rounds since the last target pass without a draft
-        self._rate = 0.0  # tokens a second in each batch row that the best draft size is expected to give
+        self._rate = 0.0  # tokens per second in each batch row that the best draft size is expected to give
         # passes over one token that this call's drafts may still lose
         self.allowance = INITIAL_ALLOWANCE if stops or prior else INITIAL_ALLOWANCE_WITHOUT_PRIOR
         self._lock = statistics.lock

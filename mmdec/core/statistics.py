@@ -349,7 +349,7 @@ class PairStatistics:
     now, so no other drafter shares them.
     """
 
-    target: dict[int, CostCurve]  # power -> seconds of a target pass by tokens a row; shared by the target's drafters
+    target: dict[int, CostCurve]  # power -> seconds of a target pass by tokens per row; shared by the target's drafters
     acceptance: Acceptance
     # power -> seconds of the drafter for a chain of tokens, by the length of the chain
     chains: dict[int, CostCurve] = field(default_factory=lambda: {})

@@ -22,7 +22,7 @@ def format_result(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
 
 def rounds_line(rounds: int, tokens_per_round: float, lossless: bool) -> str:
     """Return a result's second line: rounds, tokens per round, and "LOSSY" if decoding was not lossless."""
-    return f"{pluralise(rounds, 'round')}, {tokens_per_round:.2f} tokens a round{'' if lossless else ', LOSSY'}"
+    return f"{pluralise(rounds, 'round')}, {tokens_per_round:.2f} tokens per round{'' if lossless else ', LOSSY'}"
 
 
 def cut_note(tokens: int, raisable: bool = True) -> str:

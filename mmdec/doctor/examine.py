@@ -326,7 +326,7 @@ def _try_template(run: NetworkRun, pairs: Sequence[tuple[TargetAnswer, TargetAns
 def _rounds(
     model: PreTrainedModel, drafter: Drafter, run: NetworkRun | None, texts: Sequence[TargetAnswer]
 ) -> tuple[list[TokensPerRound], list[float]]:
-    """Measure tokens a round of chains and trees, and acceptance by depth.
+    """Measure tokens per round of chains and trees, and acceptance by depth.
 
     Args:
         run: Runs the drafter's network, so that chains are counted without decoding; None: everything is decoded,

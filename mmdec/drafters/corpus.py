@@ -53,7 +53,7 @@ class TokenIndex:
     """Token ids of texts, and their places sorted by the tokens before them.
 
     Args:
-        tokens: (n,) int32, the texts, each with `END` behind it.
+        tokens: (n,) int32, the texts, each with `END` after it.
         places: (n,) int32, indices of `tokens`, sorted by the tokens before them from the nearest on.
         tokenizer: Fingerprint of the tokenizer that made the tokens; "" if it is not known.
     """
@@ -147,7 +147,7 @@ class TokenIndex:
         return found[::-1]
 
     def continuations(self, first: int, last: int, length: int) -> list[list[int]]:
-        """Return at most `length` tokens behind each of the places first, ..., last - 1; of many places, an even
+        """Return at most `length` tokens after each of the places first, ..., last - 1; of many places, an even
         sample."""
         step = -(-(last - first) // MAX_HITS)
         starts = self.places[first:last:step].astype(np.int64)
@@ -205,8 +205,8 @@ class RowText:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.text = list[int]()
-        self._places = dict[tuple[int, ...], list[int]]()  # n-gram -> places behind it, the newest last
-        # of each match of the last query: its group, and the tokens behind it
+        self._places = dict[tuple[int, ...], list[int]]()  # n-gram -> places after it, the newest last
+        # of each match of the last query: its group, and the tokens after it
         self.asked = list[tuple[tuple[int, ...], frozenset[int]]]()
         for token in tokens:
             self.add(token)
@@ -236,12 +236,12 @@ class CorpusState:
     """The drafter's state of one `generate` call."""
 
     rows: list[RowText]
-    # group of matches -> how often the next token was among those behind the match, and how often it was compared
+    # group of matches -> how often the next token was among those after the match, and how often it was compared
     hits: dict[tuple[int, ...], float] = field(default_factory=dict)
     trials: dict[tuple[int, ...], float] = field(default_factory=dict)
 
     def chance(self, group: tuple[int, ...]) -> float:
-        """Return the chance that the next token is among those behind a match; the prior grows with its length."""
+        """Return the chance that the next token is among those after a match; the prior grows with its length."""
         _, length, _ = group
         prior = PRIOR_TRIALS * (length + 1) / (length + 3)
         return (prior + self.hits.get(group, 0.0)) / (PRIOR_TRIALS + self.trials.get(group, 0.0))
@@ -298,7 +298,7 @@ class CorpusDrafter:
         return trees_from_lists(roots, [self._tree(state, row, plan) for row in state.rows])
 
     def update(self, state: CorpusState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Append the new tokens to the rows' texts, and count whether the first was behind each match."""
+        """Append the new tokens to the rows' texts, and count whether the first was after each match."""
         for row, tokens, length in zip(state.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             state.count(row, tokens[0])
             for token in tokens[:length]:

@@ -9,7 +9,7 @@ tree of the likeliest continuations.
 `Follower` is the search.
 
 References:
-    SSBD (2509.21740) drafts an earlier translation of the growing sentence; SpecASR (2507.18181) resumes a draft behind
+    SSBD (2509.21740) drafts an earlier translation of the growing sentence; SpecASR (2507.18181) resumes a draft after
     a difference. Neither drafts text of another vocabulary.
 """
 
@@ -41,7 +41,7 @@ UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 WORD = re.compile(rf"[{UNSPACED}]|[^\s'{UNSPACED}]+(?:'[^\s'{UNSPACED}]+)*")
-JOINING = ("Pd", "Ps", "Pi")  # Unicode categories of dashes and opening marks, behind which no space stands
+JOINING = ("Pd", "Ps", "Pi")  # Unicode categories of dashes and opening marks, after which no space stands
 MAX_JOINED = 12  # at most this many words without a gap are drafted as one string
 NONE, COMMA, STOP = range(3)  # kinds of what stands between two words
 MARKS = "", ",", "."  # of each kind, the mark that is drafted where the text has another
@@ -56,7 +56,7 @@ FINAL_STOP = 0.8  # chance that the target ends with a full stop, if the text ha
 WORD_TRIALS, WORD_HITS = 8.0, 7.6  # words of which so many were the expected ones, before anything was counted
 COUNT_DECAY = 0.98  # each word multiplies the weight of all earlier ones by this factor
 SAME_CASE = 0.96  # chance that a word has the capital letter, or none, that is expected
-SHIFTS = ((0, 0.6), (-1, 0.25), (1, 0.1))  # behind a changed word, where the text may continue: (words, chance)
+SHIFTS = ((0, 0.6), (-1, 0.25), (1, 0.1))  # after a changed word, where the text may continue: (words, chance)
 NEXT_TOKEN = 0.99  # chance of each further token of a word
 SAME_TIME = 0.85  # chance that a segment begins with the timestamp at which the last one ended
 MAX_TEXT_CONTEXT = 200  # characters of the row's text that are held at least
@@ -81,7 +81,7 @@ class Follower(Generic[Item]):
 
     @property
     def expected(self) -> int:
-        """Index of the item that is expected next: behind the last match, as many items as the new text has written."""
+        """Index of the item that is expected next: after the last match, as many items as the new text has written."""
         return min(self.at + self.missed, len(self.items))
 
     def add(self, item: Item) -> bool:
@@ -101,7 +101,7 @@ class Follower(Generic[Item]):
         return hit
 
     def place_of(self, item: Item) -> int | None:
-        """Return the index behind `item`, if it is the new text's next item; None: it is not found."""
+        """Return the index after `item`, if it is the new text's next item; None: it is not found."""
         other = Follower(self.items, self._places, self.at)
         other.missed, other.newest = self.missed, self.newest
         other.add(item)
@@ -111,7 +111,7 @@ class Follower(Generic[Item]):
         """Find the newest items in the text.
 
         Returns:
-            The index behind them; None if they are not found.
+            The index after them; None if they are not found.
         """
         near = range(max(expected - NEAR, 1), min(expected + NEAR, len(self.items)) + 1)
         worth = {at: MATCH_WORTH * equal - abs(at - expected) for at in near if (equal := self._equal(at))}
@@ -214,7 +214,7 @@ class Script:
         return self.text[self.begins[at] : self.ends[at]]
 
     def gap(self, at: int) -> str:
-        """Return what stands before the word `at`; behind the last word, the rest of the text."""
+        """Return what stands before the word `at`; after the last word, the rest of the text."""
         end = self.begins[at] if at < len(self.begins) else len(self.text)
         return self.text[self.ends[at - 1] if at else 0 : end]
 
@@ -260,7 +260,7 @@ class TokenText:
         return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def ids(self, text: str) -> list[int]:
-        """Return the tokens of a text that stands behind a word."""
+        """Return the tokens of a text that follows a word."""
         if not text:
             return []
         found = self._ids.get(text)
@@ -293,9 +293,9 @@ class _Next:
 
     chance: float
     text: str = ""
-    tokens: Sequence[int] = ()  # behind the text
+    tokens: Sequence[int] = ()  # after the text
     place: int | None = None  # index of the word that follows; None: nothing does
-    is_fresh: bool = False  # whether a segment begins behind it, so that no mark follows
+    is_fresh: bool = False  # whether a segment begins after it, so that no mark follows
 
 
 @dataclass
@@ -306,7 +306,7 @@ class HypothesisRow:
     script: Script
     follower: Follower[str]
     text: str = ""  # the end of what the target has written
-    done: int = 0  # offset in `text` behind the last complete word
+    done: int = 0  # offset in `text` after the last complete word
     words: int = 0  # number of complete words
     tokens: list[int] = field(default_factory=list[int])  # the newest text tokens, since the last special token
     decoded: str = ""  # their text, without an incomplete character at its end
@@ -373,7 +373,7 @@ class HypothesisDrafter:
                 text = []
                 self._begin_segment(row, token)
             self._write(row, text)
-            if done:  # behind the last pair of timestamps, the next window begins
+            if done:  # after the last pair of timestamps, the next window begins
                 open_segment = row.is_timed and not row.times
                 self._begins[row.index] = row.segment if open_segment else row.follower.expected
 
@@ -410,7 +410,7 @@ class HypothesisDrafter:
             row.segment = row.follower.expected
 
     def _follow(self, row: HypothesisRow) -> None:
-        """Follow the complete words behind `row.done`; the last word may still grow."""
+        """Follow the complete words after `row.done`; the last word may still grow."""
         if row.done > 2 * MAX_TEXT_CONTEXT:
             cut = row.done - MAX_TEXT_CONTEXT
             row.text, row.done = row.text[cut:], row.done - cut
@@ -511,7 +511,7 @@ class HypothesisDrafter:
         """Return what may follow the word before `place`.
 
         Args:
-            written: What the target has already written behind this word.
+            written: What the target has already written after this word.
         """
         script = row.script
         own = script.gap(place)
@@ -540,7 +540,7 @@ class HypothesisDrafter:
         Args:
             gap: What is still to be written before the word.
             stopped: Whether a sentence begins with the word.
-            chance: That the target writes the word behind this gap, if it is the expected one.
+            chance: That the target writes the word after this gap, if it is the expected one.
         """
         script, known = row.script, chance * self._chance(row)
         after = place + 1

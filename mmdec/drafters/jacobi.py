@@ -2,7 +2,7 @@
 
 What the target predicts after a wrong token is often right one place further on. Each pass predicts all places of a
 window again, so that guesses improve from round to round. A chain (`Plan.nodes` <= `Plan.depth`) is Jacobi decoding:
-the predictions behind the first mismatch. A tree is lookahead decoding. It is a comb: a trunk of guesses, and below
+the predictions after the first mismatch. A tree is lookahead decoding. It is a comb: a trunk of guesses, and below
 each of its nodes a tooth with the guesses of the following rounds. A tooth and the prediction at its end are an n-gram
 that the target wrote by itself. These n-grams, and those of the text, are stored by their first token; when it is the
 newest, they are drafted as further branches. Models that were trained for it (consistency large language models)
@@ -26,7 +26,7 @@ from mmdec.drafters.lookup import COUNT_DECAY, PRIOR_TRIALS
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
-MAX_LEVELS = 4  # tokens of a stored n-gram behind its first, and levels of the comb; the paper's N is one more
+MAX_LEVELS = 4  # tokens of a stored n-gram after its first, and levels of the comb; the paper's N is one more
 MAX_NGRAMS = 12  # of each first token, at most this many n-grams are stored, the newest
 MAX_GUESS_TEXT = 1024  # the first guesses are drawn from so many tokens of the prompt
 MAX_STORED = 2**15  # first tokens of n-grams that are stored; the oldest are forgotten
@@ -43,7 +43,7 @@ class JacobiRow:
 
     def __init__(self, text: Sequence[int]) -> None:
         self.newest = list(text[-MAX_LEVELS - 1 :])
-        # levels[k][j]: guess for the place j + k behind the newest token, made k rounds after that of levels[0][j];
+        # levels[k][j]: guess for the place j + k after the newest token, made k rounds after that of levels[0][j];
         # [0][0] is the newest token itself
         self.levels: list[list[int]] = [[]]
         self.capacity = 1  # number of levels of the last plan's comb
@@ -86,7 +86,7 @@ class JacobiRow:
         self.asked = {kind: ngram[0] for kind, ngram in (("comb", first), ("stored", self.follow(root, 1))) if ngram}
 
     def follow(self, token: int, length: int) -> list[int]:
-        """Return at most `length` tokens that stored n-grams put behind a token."""
+        """Return at most `length` tokens that stored n-grams put after a token."""
         chain = list[int]()
         while len(chain) < length and (stored := self.stored_ngrams(chain[-1] if chain else token)):
             chain += stored[0]
@@ -119,7 +119,7 @@ class JacobiRow:
                 newest.append((trunk[column + len(self.levels) :] or [self.random_token()])[0])
             if node >= 0 and teeth:
                 self.store(trunk[column], [*(level[column] for level in teeth), newest[-1]])
-        if not teeth:  # a chain: predictions behind guesses that were predicted again are n-grams, too
+        if not teeth:  # a chain: predictions after guesses that were predicted again are n-grams, too
             for column in range(len(trunk) - 1):
                 run = column
                 while run + 1 < len(trunk) and trunk[run + 1] == newest[run]:

@@ -101,7 +101,7 @@ class CanvasGeneration:
     def __str__(self) -> str:
         """Return a line: number of tokens, number of passes."""
         tokens, passes = pluralise(sum(self.new_tokens), "new token"), sum(map(len, self.passes))
-        return f"{tokens}, {passes} {'pass' if passes == 1 else 'passes'}, {self.tokens_per_pass:.2f} tokens a pass"
+        return f"{tokens}, {passes} {'pass' if passes == 1 else 'passes'}, {self.tokens_per_pass:.2f} tokens per pass"
 
 
 def canvas_options(choice: object) -> CanvasOptions:
@@ -149,7 +149,7 @@ def diffusion_generate(
     if foreign:
         raise InputError(
             f"`{foreign[0]}` must be left out, but is {show(options[foreign[0]])}: `diffusion_generate` takes "
-            f"{', '.join(CANVAS_OPTIONS)}. `canvas` decides which tokens a pass reveals."
+            f"{', '.join(CANVAS_OPTIONS)}. `canvas` decides which tokens per pass reveals."
         )
     layout, policy = settings.layout(model), policy_of(settings.policy)
     named = prompt_inputs(model, inputs)

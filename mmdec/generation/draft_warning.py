@@ -14,7 +14,7 @@ from mmdec.types import Drafter, Round
 MIN_WARNING_ROUNDS = 20  # a call of at least this many rounds warns if its drafts brought nothing
 # a drafter that may find nothing causes a warning only after this many rounds with drafts
 MIN_SELECTIVE_ROUNDS = 10
-# accepted tokens a row and round below which a half-precision dtype on a CPU is named as the cause
+# accepted tokens per row and round below which a half-precision dtype on a CPU is named as the cause
 LOW_ACCEPTANCE = 0.1
 
 

@@ -161,7 +161,7 @@ def _paths(links: Sequence[int]) -> list[tuple[list[int], list[int]]]:
 @final
 @dataclass(frozen=True)
 class ChainMask:
-    """What the nodes of a chain attend to, once the chain's keys lie behind its row's text."""
+    """What the nodes of a chain attend to, once the chain's keys lie after its row's text."""
 
     nodes: Tensor  # (B, n) int64, the nodes
     path: Tensor  # (B, D) int64, the nodes whose keys and values are copied

@@ -54,7 +54,7 @@ class LoadedAudioLm(LoadedMediaModel):
         rate = getattr(self.extractor, "sampling_rate", SAMPLE_RATE)
         if rate != SAMPLE_RATE:
             raise InputError(
-                f"`processor` must read {SAMPLE_RATE} samples a second, but reads {rate}. Load it from the model's "
+                f"`processor` must read {SAMPLE_RATE} samples per second, but reads {rate}. Load it from the model's "
                 "folder."
             )
 

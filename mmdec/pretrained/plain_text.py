@@ -62,7 +62,7 @@ class PlainText:
     def hide(self, texts: Sequence[str], argument: str = "prompt") -> list[str]:
         """Return a caller's texts with the special tokens in them hidden, from template and processor alike.
 
-        Texts may stand behind each other in the prompt, so tokens that only all of them together spell are hidden, too.
+        Texts may follow one another in the prompt, so tokens that only all of them together spell are hidden, too.
 
         Args:
             argument: The name of the texts, for the message.

@@ -16,7 +16,7 @@ COUNTERS = {
     "requests_total": "Requests by endpoint and status.",
     "stage_seconds_total": "Seconds of decoding by model and stage; a batch's seconds are shared by its rows.",
     "sound_seconds_total": "Seconds of sound that were decoded.",
-    "tokens_total": "Tokens that were written; divided by rounds, the tokens a round.",
+    "tokens_total": "Tokens that were written; divided by rounds, the tokens per round.",
     "rounds_total": "Rounds that the rows took part in: a draft and one pass of the model.",
     "stopped_total": "Jobs whose client went away or waited too long.",
 }

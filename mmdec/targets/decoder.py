@@ -191,7 +191,7 @@ def store_rope_offsets(cache: DynamicCache, offsets: Tensor, columns: int) -> No
     """Store M-RoPE offsets (3, B) on a chat's cache for its next turn.
 
     Args:
-        columns: Number of cached tokens a row.
+        columns: Number of cached tokens per row.
     """
     setattr(cache, ROPE_ATTRIBUTE, RopeOffsets(offsets, columns))
 

@@ -163,7 +163,7 @@ class _BlockSession(_Session):
 
 @final
 class _FullSession(_Session):
-    """A text of a bidirectional model. Each canvas is a batch row, with the text before it and mask tokens behind."""
+    """A text of a bidirectional model. Each canvas is a batch row, with the text before it and mask tokens after."""
 
     def __init__(self, model: PreTrainedModel, layout: CanvasLayout, prompt: Tensor, blocks: int) -> None:
         super().__init__(model, layout, prompt)

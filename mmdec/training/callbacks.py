@@ -159,9 +159,9 @@ class StageBar(Callback):
         filled = round(BAR_WIDTH * part)
         loss = "" if self.loss is None else f"  loss {self.loss:.3f}"
         if self.held_out is not None:
-            loss += f": {self.held_out:.1f} tokens a round on held-out answers"
+            loss += f": {self.held_out:.1f} tokens per round on held-out answers"
         elif self.rounds is not None:
-            loss += f": chains of {ESTIMATED_CHAIN_LENGTH} give about {self.rounds:.1f} tokens a round"
+            loss += f": chains of {ESTIMATED_CHAIN_LENGTH} give about {self.rounds:.1f} tokens per round"
         left = max(round(self.started + self.seconds - now), 0)
         rest = "done" if done else f"{left // 60}:{left % 60:02d} left"
         line = (

@@ -108,7 +108,7 @@ class DrafterModule(RecipeModule):
         scores = {"loss": sums["loss"] / sums["rows"], **self.score(texts)}
         if self.trainer.sanity_checking:  # Lightning's check before training: these scores are the initial drafter's
             chain, tree = scores["chain"], scores["tree"]
-            rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
+            rank_zero_info(f"at the start: {chain:.2f} tokens per round in chains, {tree:.2f} in trees")
             # a resumed training is validated once more at its beginning; this is not logged
             if self.global_step:
                 return

@@ -74,7 +74,7 @@ class LoadedWhisper:
         for what, expected, actual in (
             ("mels", shape.num_mel_bins, extractor.feature_size),
             ("frames in a window", frames, extractor.nb_max_frames),
-            ("samples a second", SAMPLE_RATE, extractor.sampling_rate),
+            ("samples per second", SAMPLE_RATE, extractor.sampling_rate),
             ("as the token <|notimestamps|>", *self._marks(settings)),
         ):
             if expected != actual:

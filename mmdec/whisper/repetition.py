@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-MAX_TOKENS_PER_SECOND, EXTRA_TOKENS = 12, 24  # a text with more than 12 tokens a second, plus 24, cannot be speech
+MAX_TOKENS_PER_SECOND, EXTRA_TOKENS = 12, 24  # a text with more than 12 tokens per second, plus 24, cannot be speech
 # maximum compression ratio of the token ids as bytes, Whisper's threshold; above it, text repeats
 MAX_COMPRESSION_RATIO = 1.35
 

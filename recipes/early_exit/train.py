@@ -84,7 +84,7 @@ def train(model: Any, data: Tensor, steps: int, early_exit: bool) -> None:
 
 
 def measure(model: Any, tokens: int) -> None:
-    """Print tokens a round and processor seconds without drafts and with an early exit."""
+    """Print tokens per round and processor seconds without drafts and with an early exit."""
     prompts = [torch.tensor([list(text.encode())]) for text in PROMPTS]
     drafter, texts = EarlyExit.of(model), list[list[list[int]]]()
     for choice in (None, drafter, None, drafter):
@@ -96,7 +96,7 @@ def measure(model: Any, tokens: int) -> None:
         texts.append(found)
         seconds = time.process_time() - began
         name = "none" if choice is None else f"early exit, layers {drafter.layers}"
-        print(f"  {name}: {tokens * len(prompts) / rounds:.2f} tokens a round, {seconds:.1f} s", flush=True)
+        print(f"  {name}: {tokens * len(prompts) / rounds:.2f} tokens per round, {seconds:.1f} s", flush=True)
     if any(one != texts[0] for one in texts):
         raise SystemExit("error: the texts differ")
 

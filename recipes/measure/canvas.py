@@ -52,7 +52,7 @@ def measure(model: Any, prompts: Tensor, new: int, policy: Policy, score: Score)
     """Decode prompts (B, P) without and with drafts.
 
     Returns:
-        The score of each row, and the tokens a pass without drafts and with each number of `DRAFTS`.
+        The score of each row, and the tokens per pass without drafts and with each number of `DRAFTS`.
 
     Raises:
         AssertionError: If drafts changed a text.
@@ -94,7 +94,7 @@ def likelihood(writer: Any, prompts: Tensor) -> Score:
 
 
 def row(name: str, scores: Sequence[Sequence[float]], rates: Sequence[Sequence[float]]) -> str:
-    """Format a row of the table: mean scores, then tokens a pass, averaged over the tasks."""
+    """Format a row of the table: mean scores, then tokens per pass, averaged over the tasks."""
     cells = [f"{sum(values) / len(values):.2f}" for values in scores]
     return " | ".join(
         ["", name, *cells, *(f"{sum(rate) / len(rate):.2f}" for rate in zip(*rates, strict=True)), ""]
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prompts, learned = texts[: options.count], texts[options.count :]
         jobs.append(("log-probability", prompts, options.length, likelihood(writer, prompts)))
     names = [name for name, *_ in jobs]
-    print(" | ".join(["", "policy", *names, "tokens a pass", *(f"{drafts} drafts" for drafts in DRAFTS), ""]).strip())
+    print(" | ".join(["", "policy", *names, "tokens per pass", *(f"{drafts} drafts" for drafts in DRAFTS), ""]).strip())
     for name, policy in policies(model, list(learned)).items():
         scores, rates = zip(
             *(measure(model, prompts, new, policy, score) for _, prompts, new, score in jobs), strict=True

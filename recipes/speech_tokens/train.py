@@ -267,7 +267,7 @@ def compared(
         if any(edits) and not {"rule", "seed"} & set(options):
             raise SystemExit(f"error: {title} changed the codes")
         harms = [speech.harm(said) for said in way]
-        values = {"tokens a round": [said["tokens"] / said["rounds"] for said in way]}
+        values = {"tokens per round": [said["tokens"] / said["rounds"] for said in way]}
         values |= {"CPU s": [said["seconds"] for said in way], "changed": edits}
         values |= {name: [harm[name] for harm in harms] for name in harms[0]}
         row: dict[str, Any] = {"way": title}

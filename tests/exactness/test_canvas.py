@@ -108,7 +108,7 @@ def test_drafts_save_passes_of_a_model_that_is_sure() -> None:
     assert len(drafted.passes[0]) < 16
     assert plain.tokens_per_pass == 1.0
     assert drafted.tokens_per_pass == 16 / len(drafted.passes[0])
-    assert str(plain) == "16 new tokens, 16 passes, 1.00 tokens a pass"
+    assert str(plain) == "16 new tokens, 16 passes, 1.00 tokens per pass"
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:

@@ -19,4 +19,4 @@ def test_it_trains_and_measures(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
     runpy.run_path(str(RECIPE), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     assert sum("early exit, layers (" in line for line in lines) == 4
-    assert sum("none: 1.00 tokens a round" in line for line in lines) == 4
+    assert sum("none: 1.00 tokens per round" in line for line in lines) == 4

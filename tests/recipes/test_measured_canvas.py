@@ -40,7 +40,7 @@ def test_the_command_prints_a_row_for_each_policy(tmp_path: Path, capsys: pytest
     model.save_pretrained(tmp_path / "model")
     main([f"--model={tmp_path / 'model'}", "--count=2", "--length=3"])
     lists = capsys.readouterr().out.splitlines()
-    assert lists[0].startswith("| policy | copy | reverse | sort | shuffle | tokens a pass | 4 drafts")
+    assert lists[0].startswith("| policy | copy | reverse | sort | shuffle | tokens per pass | 4 drafts")
     assert len(lists) == 11
     main([f"--model={tmp_path / 'model'}", f"--writer={tmp_path / 'model'}", "--count=2", "--length=4"])
-    assert capsys.readouterr().out.startswith("| policy | log-probability | tokens a pass")
+    assert capsys.readouterr().out.startswith("| policy | log-probability | tokens per pass")

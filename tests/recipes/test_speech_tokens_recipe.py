@@ -142,10 +142,10 @@ def test_the_script_trains_and_measures(tmp_path: Path, monkeypatch: pytest.Monk
     train.main([f"--output={tmp_path}", *sizes])
     rows = json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))
     named = {row["way"]: {name: value[0] for name, value in row.items() if name != "way"} for row in rows}
-    assert named["greedy"]["tokens a round"] == 1.0
+    assert named["greedy"]["tokens per round"] == 1.0
     assert named["greedy, lookup"]["changed"] == 0.0
     residual, relaxed = (named[f"sampled, dspark, {way}"] for way in ("tolerance 0.0", "tolerance 0.5"))
-    assert relaxed["tokens a round"] > residual["tokens a round"]
+    assert relaxed["tokens per round"] > residual["tokens per round"]
     # unchanged: groups of one code each
-    for name in ("tokens a round", "changed", "mel"):
+    for name in ("tokens per round", "changed", "mel"):
         assert named["sampled, dspark, groups of 1"][name] == residual[name]

@@ -74,10 +74,10 @@ def test_a_language_model_gets_a_drafter(system: str, head: str | None, workplac
     listed.write_text("\n".join(f"{asked} {word}?" for asked in ASKED for word in ["red", "green", "blue", "grey"]))
     result = call(base, listed, "--system", system, "--json", *(() if head is None else ("--head", head)))
     summary, log = json.loads(result.stdout), result.stderr
-    assert "on dev: tokens a round in chains" in log
+    assert "on dev: tokens per round in chains" in log
     assert ("chains of 4 give about" in log) == (system not in ("eagle", "prompt_tokens"))
     assert "give about" not in log.split("on dev")[-1]  # answers that were learned by heart promise too much
-    assert "tokens a round on held-out answers" in log
+    assert "tokens per round on held-out answers" in log
     assert summary["output"] == "out/drafter"
     assert summary["chain"] >= 1
     settings = json.loads(Path("out/drafter/config.json").read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def test_repeating_the_call_resumes(workplace: Path) -> None:
     first = read_checkpoint(Path("out/checkpoints/last.ckpt"))["global_step"]
     answers = next(Path("out/answers").glob("answers-*/*.jsonl")).read_bytes()
     result = call(base, pictures, "--prompt", "What colour is it?")
-    assert re.match(r"out/drafter: \d\.\d\d tokens a round on held-out answers in chains", result.stdout)
+    assert re.match(r"out/drafter: \d\.\d\d tokens per round on held-out answers in chains", result.stdout)
     assert read_checkpoint(Path("out/checkpoints/last.ckpt"))["global_step"] > first > 0
     assert next(Path("out/answers").glob("answers-*/*.jsonl")).read_bytes() == answers
     settings = json.loads(Path("out/drafter/config.json").read_text(encoding="utf-8"))

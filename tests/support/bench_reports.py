@@ -54,7 +54,7 @@ def compared(
     **more: Any,
 ) -> list[Comparison]:
     """Make report rows of `n` inputs, measured twice each. decoder, wall: the ratios on the two clocks. tokens: tokens
-    a round. accepted: drafted tokens accepted in 100 rounds."""
+    per round. accepted: drafted tokens accepted in 100 rounds."""
     ours = [measurement(0.25, 0.25, 100, round(100 * tokens), accepted=accepted)] * 2
     theirs = [measurement(0.25 * decoder * share, 0.25 * wall * share) for share in (0.9, 1.1)]
     sides = {subject: [ours] * n, baseline: [theirs] * n}

@@ -1,1 +1,1 @@
-"""FLASH: a drafter with a compressed picture, which drafts several tokens a step."""
+"""FLASH: a drafter with a compressed picture, which drafts several tokens per step."""

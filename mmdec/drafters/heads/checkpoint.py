@@ -2,7 +2,7 @@
 
 | format | recognised by | read as |
 |---|---|---|
-| Medusa-1 (FasterDecoding/Medusa) | `0.0.linear.*`, also behind `medusa_head.` | medusa |
+| Medusa-1 (FasterDecoding/Medusa) | `0.0.linear.*`, also under `medusa_head.` | medusa |
 | Hydra, Hydra++ (zankner/Hydra) | `hydra_mlp.*`; Hydra++ has `prefix_embeding_layer.*` beside it | hydra |
 | ReDrafter (apple/ml-recurrent-drafter) | `model_type`, or `rnn_u.*` and `rnn_w.*` | recurrent |
 | MLPSpeculator (fms-extras, vLLM) | `model_type`, or `speculator.proj.0.weight` | mlp |

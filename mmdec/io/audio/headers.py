@@ -2,7 +2,7 @@
 
 A recorder that crashed or wrote to a pipe leaves a size of 0, of 0xFFFFFFFF, or of the moment when it was last filled
 in. libsndfile believes it. Here the size is believed only if the samples end at the end of the file, or are followed by
-chunks that do: metadata behind the samples is not sound. Otherwise the samples go on to the end of the file, or to the
+chunks that do: metadata after the samples is not sound. Otherwise the samples go on to the end of the file, or to the
 metadata there. The file itself is not changed or copied: libsndfile reads it through an object that replaces the bytes
 of the wrong sizes.
 """

@@ -28,7 +28,7 @@ TABLE_SLACK = 0.25
 MAX_HEADER = 1 << 24  # maximum bytes of an MP4's header that are read
 MAX_PLACES = 1000  # maximum number of damaged places that are searched for what follows them
 MAX_JUNK = 1 << 16  # bytes at the beginning of a file of no known format in which an MP3 is searched for
-MIN_MP3_FRAMES = 8  # consecutive frames that prove an MP3 behind such bytes
+MIN_MP3_FRAMES = 8  # consecutive frames that prove an MP3 after such bytes
 MAX_MP3_BYTES = 2**29  # an MP3 is read into memory; a larger one is not examined
 NAMED = re.compile(rb"[A-Za-z0-9\xa9 ]{4}")  # the name of a chunk or box
 
@@ -40,7 +40,7 @@ class FileStructure:
     cut: bool = False  # whether the file ends before its declared end
     share: float = 1.0  # declared bytes of samples / bytes of samples that are there; 1: unknown, or nothing is missing
     seconds: float | None = None  # duration that a FLAC, an MP3, or an MP4 of fragments declares; None: none
-    start: int = 0  # position at which an MP3 begins behind other bytes; all other positions count from it
+    start: int = 0  # position at which an MP3 begins after other bytes; all other positions count from it
     # byte position -> bytes that decoders should read there
     patches: dict[int, bytes] = field(default_factory=lambda: {})
     block: int = 0  # samples of a FLAC's block, if all have the same length
@@ -648,7 +648,7 @@ def _matroska(file: BinaryIO, size: int) -> FileStructure:
             continue
         if length is None:
             break
-        if inside and name in INNER and start + length > ends:  # it reaches behind its cluster
+        if inside and name in INNER and start + length > ends:  # it ends after its cluster
             structure.damaged.append((at, ends))
             at, inside = ends, False
             continue

@@ -2,7 +2,7 @@
 
 Each block of a text gets a share of masks, drawn from 0 to 1. The model predicts the hidden tokens from the rest of the
 block and, for a block-causal model, from the clean blocks before. All blocks are trained in one pass over the clean
-text and, behind it, its masked copy (Arriola et al. 2025, arXiv 2503.09573, section 4). The loss is the mean
+text and, after it, its masked copy (Arriola et al. 2025, arXiv 2503.09573, section 4). The loss is the mean
 cross-entropy of the hidden tokens.
 
 In shapes: B texts, N tokens of a text, A tokens after the prompt.
@@ -253,7 +253,7 @@ class OwnTexts(_CanvasData):
     """Texts that an autoregressive model itself samples, so that no corpus is needed.
 
     Args:
-        model: Folder of the model. The mask token is added behind its vocabulary.
+        model: Folder of the model. The mask token is added after its vocabulary.
         texts: Number of texts; a tenth is for validation.
         length: Tokens of a text.
     """

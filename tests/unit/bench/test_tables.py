@@ -63,7 +63,7 @@ def test_a_comparison_is_read_in_one_line() -> None:
     assert "  AMD EPYC 9R14 96-Core Processor, 2 threads, float32, batch 1 and 8, torch" in lines
     assert "    2.11.0, transformers 5.23.0, commit 0123456789, 2026-11-22" in lines
     assert "  tokens of prompt lookup and of the greedy loop: 3 of 4 equal" in lines
-    assert "tok/round: tokens a round, correction or bonus included" in lines
+    assert "tok/round: tokens per round, correction or bonus included" in lines
 
 
 def test_markdown_says_what_the_screen_says() -> None:

@@ -50,7 +50,7 @@ def test_each_line_of_a_pipe_is_a_turn_of_one_dialogue(folder: Path, drafter: st
     result = chat(folder, [TURNS[0], "", *TURNS[1:]], "--max-new-tokens", 12, "--temperature", 0, "-d", drafter)
     assert result.exit_code == 0, result.output
     assert result.stdout == "".join(f"{answer}\n" for answer in wanted)
-    notes = [line for line in result.stderr.splitlines() if "tokens a round" in line]
+    notes = [line for line in result.stderr.splitlines() if "tokens per round" in line]
     assert len(notes) == len(TURNS)
     assert "set --max-new-tokens" in notes[0] or "cut" not in notes[0]
 
@@ -81,7 +81,7 @@ def test_system_seed_and_temperature(folder: Path) -> None:
 def test_exit_ends_the_chat(folder: Path) -> None:
     result = chat(folder, [TURNS[0], "/exit", TURNS[1]], "--max-new-tokens", 3)
     assert result.exit_code == 0
-    assert result.stderr.count("tokens a round") == 1
+    assert result.stderr.count("tokens per round") == 1
 
 
 def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_dialogue_that_is_too_long_is_one_error(folder: Path) -> None:
     result = chat(folder, ["a dog " * 300, TURNS[0]], "--max-new-tokens", 3)
     assert result.exit_code == 1
     assert "positions" in result.stderr
-    assert result.stderr.count("tokens a round") == 1
+    assert result.stderr.count("tokens per round") == 1
 
 
 def test_other_models_are_refused(tmp_path: Path, folder: Path) -> None:

@@ -28,7 +28,7 @@ STAGES = {"decoder": 0.25, "drafter": 0.125}
             mmdec.Generation(torch.zeros(2, 9, dtype=torch.long), ROUNDS, True),
             [
                 "2 rows, 7 new tokens",
-                "2 rounds, 2.50 tokens a round",
+                "2 rounds, 2.50 tokens per round",
                 f"2.000 s: {STEPS[0]}",
             ],
         ),
@@ -36,17 +36,17 @@ STAGES = {"decoder": 0.25, "drafter": 0.125}
             mmdec.Generation(torch.zeros(1, 9, dtype=torch.long), [Round(0, [0], [[5]], [0], [0], [True])], False),
             [
                 "1 row, 1 new token",
-                "1 round, 1.00 tokens a round, LOSSY",
+                "1 round, 1.00 tokens per round, LOSSY",
                 f"0.000 s: {STEPS[1]}",
             ],
         ),
         (
             mmdec.Transcript("Good\nmorning.", "en", [], timings={**STAGES, "total": 0.5}, **COST),
-            ["Good morning.", "3 rounds, 2.50 tokens a round", "0.500 s: decoder 0.250, drafter 0.125"],
+            ["Good morning.", "3 rounds, 2.50 tokens per round", "0.500 s: decoder 0.250, drafter 0.125"],
         ),
         (
             mmdec.Description("", timings={**STAGES, "total": 0.5}, lossless=False, **COST),
-            ["(no text)", "3 rounds, 2.50 tokens a round, LOSSY", "0.500 s: decoder 0.250, drafter 0.125"],
+            ["(no text)", "3 rounds, 2.50 tokens per round, LOSSY", "0.500 s: decoder 0.250, drafter 0.125"],
         ),
         (
             mmdec.Translation("Hello.", np.zeros(9, np.float32), 16_000, ["HH", "L"], STAGES),

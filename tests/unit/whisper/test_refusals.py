@@ -134,7 +134,7 @@ def test_processors_of_another_whisper_are_refused(loose: LoadedWhisper) -> None
     for options, message in (
         ({"feature_size": 128, "chunk_length": 1}, "must have 80 mels for this model, but has 128"),
         ({"feature_size": 80}, "must have 100 frames in a window for this model, but has 3000"),
-        ({"feature_size": 80, "chunk_length": 2, "sampling_rate": 8000}, "16000 samples a second"),
+        ({"feature_size": 80, "chunk_length": 2, "sampling_rate": 8000}, "16000 samples per second"),
     ):
         wrong = WhisperProcessor(WhisperFeatureExtractor(**options), loose.tokenizer)
         with pytest.raises(mmdec.InputError, match=message):

@@ -71,7 +71,7 @@ def test_progress_never_goes_back(whisper: LoadedWhisper) -> None:
 
 
 def test_progress_is_counted_in_the_extractors_frames(loose: LoadedWhisper) -> None:
-    extractor = WhisperFeatureExtractor(feature_size=80, chunk_length=2, hop_length=320)  # 50 frames a second
+    extractor = WhisperFeatureExtractor(feature_size=80, chunk_length=2, hop_length=320)  # 50 frames per second
     whisper = LoadedWhisper(loose.model, WhisperProcessor(extractor, loose.tokenizer))  # type: ignore[attr-defined]
     done = list[float]()
     transcribe(buzz(5.0), model=whisper, max_new_tokens=None, progress=lambda one, _: done.append(one))

@@ -204,7 +204,9 @@ def _measure(options: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) 
     print(f"words wrong: {wrong['value']:.1%} of {wrong['length']}, {len(edits)} windows")
     for size, rows in results.items():
         tokens, rounds, drafted = (sum(getattr(row, name) for row in rows) for name in ("tokens", "rounds", "drafted"))
-        print(f"trees of {size}: {tokens / max(rounds, 1):.2f} tokens a round, {drafted / max(rounds, 1):.2f} drafted")
+        print(
+            f"trees of {size}: {tokens / max(rounds, 1):.2f} tokens per round, {drafted / max(rounds, 1):.2f} drafted"
+        )
 
 
 if __name__ == "__main__":

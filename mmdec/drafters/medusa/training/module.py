@@ -178,7 +178,7 @@ class MedusaOptions:
         max_tokens: The most tokens of a text that the model decodes.
         draft_nodes: Number of tokens that the heads draft in each round while the model decodes labels.
         keep_states: Store states on disk, so that windows that repeat are not encoded again: the decoder's for linear
-            heads, 2 H bytes a token; the encoder's for a block, 2 S H bytes a window.
+            heads, 2 H bytes per token; the encoder's for a block, 2 S H bytes per window.
         vocabulary: 0, or the number of the most frequent tokens among the labels so far that the training loss compares
             a target with, in addition to the targets of the batch. The cost of a step on a processor is nearly
             proportional to it.

@@ -173,7 +173,7 @@ class DraftTrainingOptions:
         through: Let gradients flow from a drafting step into earlier ones.
         noise: Random noise of up to noise * 512 / (length of the text in tokens) is added to the features.
         tokens, features, distribution, ranks: Weights of the parts of the loss; null: those of the drafter's paper.
-        keep_features: Store features on disk (2 H bytes a token and layer), so that the target reads each sample only
+        keep_features: Store features on disk (2 H bytes per token and layer), so that the target reads each sample only
             once.
         chain, tree_nodes: Sizes of the drafts that validation simulates to log tokens per round.
         decoded: Number of questions that validation also decodes for real, with trees of `tree_nodes` nodes.
@@ -287,7 +287,7 @@ class DraftModule(DrafterModule):
     heads: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     decides = "chain"
     weights: ClassVar[LossWeights] = LossWeights()
-    words: ClassVar[Mapping[str, str]] = {"chain": "tokens a round in chains", "tree": "in trees"}  # names in logs
+    words: ClassVar[Mapping[str, str]] = {"chain": "tokens per round in chains", "tree": "in trees"}  # names in logs
 
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
         super().__init__()

@@ -238,7 +238,7 @@ def test_a_drafter_of_another_model_is_refused() -> None:
 
 @pytest.mark.parametrize("system", ["eagle", "eagle3"])
 def test_a_drafter_that_knows_the_text_saves_passes(system: str) -> None:
-    """Trained on what the model writes, three steps ahead: more than three tokens a round."""
+    """Trained on what the model writes, three steps ahead: more than three tokens per round."""
     model, ids = language_model(), torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
     options: Any = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": 60}
     text = model.generate(ids, attention_mask=torch.ones_like(ids), **options)  # type: ignore[operator]

@@ -50,7 +50,7 @@ def texts_of(module: DFlashModule) -> list[TargetFeatures]:
 
 
 def naive(module: DFlashModule, texts: list[TargetFeatures]) -> tuple[float, float]:
-    """Return the loss and the estimate of tokens a round: root by root, token by token."""
+    """Return the loss and the estimate of tokens per round: root by root, token by token."""
     drafter = NetworkDrafter(module.network, MODEL.get_input_embeddings(), MODEL.get_output_embeddings())
     depth = module.depth
     sums, counts, reached, roots = [0.0] * depth, [0] * depth, 0, 0

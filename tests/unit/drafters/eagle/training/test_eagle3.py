@@ -52,7 +52,7 @@ def texts_of(module: Eagle3Module) -> list[TargetFeatures]:
 
 
 def naive(module: Eagle3Module, texts: list[TargetFeatures], steps: list[Tensor]) -> tuple[float, float]:
-    """Return the loss and the estimate of tokens a round: root by root, token by token."""
+    """Return the loss and the estimate of tokens per round: root by root, token by token."""
     network: Any = module.network
     tokens = network.token_ids(torch.arange(network.vocabulary)).tolist()
     total, reached, roots = 0.0, 0, 0
