@@ -52,6 +52,7 @@ class Scores:
 
     logits: Tensor  # (B, N, V), the target's raw logits after each node, before any logits processor
     features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer of `Needs.layers` -> states (B, N, H)
+    columns: int = 0  # number of nodes that the pass computed for each row, on average; 0: N
 
 
 @dataclass(frozen=True)

@@ -164,8 +164,7 @@ class Budget:
             target_seconds: Seconds of the target's pass.
             draft_seconds: Seconds of the drafter; 0 if it was not called.
             starved: Whether the thread waited for a free CPU. The seconds are then CPU time, else wall time.
-            columns: Number of nodes that the pass computed for each row, padding included; 0: those of the largest
-                draft.
+            columns: Number of nodes that the pass computed for each row, on average; 0: those of the largest draft.
         """
         if self._constant is not None:
             return

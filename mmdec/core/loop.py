@@ -154,7 +154,7 @@ def decode_steps(
                     target_seconds=target_seconds,
                     draft_seconds=draft_seconds / share_of_pass,
                     starved=starved,
-                    columns=result.columns or max(sizes),
+                    columns=scores.columns or max(sizes),
                 )
             elif context.media is not None:
                 round_ = replace(round_, vision=context.media.vision_seconds, summaries=context.media.summaries)

@@ -398,5 +398,4 @@ def _results(tasks: Sequence[Task]) -> list[PassResult]:
     parts = [(request.session, request.draft) for request in requests]
     shared = time_pass(requests[0].device, partial(requests[0].target.score_together, parts))
     rows = sum(len(draft.tokens) for _, draft in parts)
-    columns = max(draft.tokens.shape[1] for _, draft in parts)
-    return [PassResult(value, shared.seconds, shared.cpu_seconds, rows, columns) for value in shared.value]
+    return [PassResult(value, shared.seconds, shared.cpu_seconds, rows) for value in shared.value]

@@ -64,7 +64,6 @@ class PassResult:
     seconds: float  # wall-clock seconds of the pass
     cpu_seconds: float
     rows: int = 0  # number of rows that shared the pass; 0: only those that asked
-    columns: int = 0  # number of nodes that the pass computed for each row, padding included; 0: those of the draft
 
 
 PassRequest = Prefill | Score | Compute

@@ -12,6 +12,7 @@ import copy
 import inspect
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self, cast
@@ -31,6 +32,7 @@ from mmdec.targets.attention import tree_masks
 from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.hf_target import FIRST_LAYER_INPUTS, HfTarget, check_layers, record_states, soft_inputs
 from mmdec.targets.kv_cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
+from mmdec.targets.ragged import packed_linear
 from mmdec.targets.recurrent_cache import (
     STATE_CACHE,
     RecurrentCache,
@@ -518,10 +520,11 @@ class DecoderTarget(HfTarget):
         if tokenwise:
             cast(KVPool, session.store).show_multiple()
         gap_positions = None if session.gaps is None else session.gaps.places(rows.width)
-        with soft_inputs(self.model, draft.soft):
+        packed = None if tokenwise or session.stepwise is not None else packed_linear(draft)
+        with soft_inputs(self.model, draft.soft), packed or nullcontext():
             scores = self._draft(session.layers, firsts, gap_positions, draft.tokens, tree, positions, session.cache)
         rows.record_draft(draft.tokens.shape[1])
-        return scores
+        return scores if packed is None else replace(scores, columns=packed.columns)
 
     def _draft(
         self,

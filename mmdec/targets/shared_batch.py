@@ -112,6 +112,5 @@ def _rows_of(scores: Scores, session: DecoderSession, nodes: int) -> Scores:
     first, count = session.slots[0], len(session.slots)
     contiguous = session.slots == list(range(first, first + count))
     rows = slice(first, first + count) if contiguous else session.slots
-    return Scores(
-        scores.logits[rows, :nodes], {layer: scores.features[layer][rows, :nodes] for layer in session.layers}
-    )
+    features = {layer: scores.features[layer][rows, :nodes] for layer in session.layers}
+    return Scores(scores.logits[rows, :nodes], features, scores.columns or scores.logits.shape[1])

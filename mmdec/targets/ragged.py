@@ -1,0 +1,56 @@
+"""Passes over ragged drafts: linear layers skip the padding.
+
+Rows that share a pass draft different numbers of tokens, and the batch is padded to the longest draft. On a CPU a
+linear layer takes time for each node, so a single long draft would cost as much as a long draft of every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+
+from mmdec.core.tree import int_list
+from mmdec.types import Draft
+
+# Packing copies the nodes of each layer's input and output, so it must save this many of them, and this share of all.
+MIN_PADDING = 8
+MIN_PADDING_SHARE = 0.25
+
+
+@final
+class PackedLinear(TorchFunctionMode):
+    """In this context, linear layers compute only the nodes of a batch of drafts. Their output at padding is 0.
+
+    Args:
+        sizes: Number of nodes of each row.
+        columns: Number of nodes to which all rows are padded.
+    """
+
+    def __init__(self, sizes: Sequence[int], columns: int) -> None:
+        super().__init__()
+        self.columns = -(-sum(sizes) // len(sizes))  # number of nodes that are computed for each row, on average
+        self._shape = len(sizes), columns
+        self._nodes = torch.tensor([row * columns + node for row, size in enumerate(sizes) for node in range(size)])
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is linear and isinstance(args[0], Tensor) and args[0].ndim == 3 and args[0].shape[:2] == self._shape:
+            packed: Tensor = func(args[0].flatten(0, 1)[self._nodes], *args[1:], **(kwargs or {}))
+            out = packed.new_zeros(self._shape[0] * self._shape[1], packed.shape[-1])
+            return out.index_copy_(0, self._nodes, packed).unflatten(0, self._shape)
+        return func(*args, **(kwargs or {}))
+
+
+def packed_linear(draft: Draft) -> PackedLinear | None:
+    """Return a context in which the model's linear layers skip the padding of a draft; None if that does not pay."""
+    rows, columns = draft.tokens.shape
+    sizes = int_list(draft.size)
+    padding = rows * columns - sum(sizes)
+    pays = draft.tokens.device.type == "cpu" and padding >= max(MIN_PADDING, MIN_PADDING_SHARE * rows * columns)
+    return PackedLinear(sizes, columns) if pays else None
