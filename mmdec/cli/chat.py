@@ -17,7 +17,7 @@ from mmdec.drafters.built_in import AUTO, FALLBACK_DRAFTER, built_in_names
 
 if TYPE_CHECKING:
     from mmdec.cli.text_chat import TextChat
-    from mmdec.generation.drafter_choice import DrafterSource
+    from mmdec.generation.drafter_source import DrafterSource
 
 EXIT = "/exit"
 PROMPT = "> "

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.numpy import save
+from safetensors.torch import save
 from torch import Tensor
 
 from mmdec.checks.files import open_regular, quote_path, write_atomically
@@ -94,7 +95,7 @@ class TokenIndex:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the index to a file (safetensors), whole or not at all."""
-        arrays: dict[str, Any] = {"tokens": self.tokens, "places": self.places}
+        arrays = {"tokens": torch.from_numpy(self.tokens), "places": torch.from_numpy(self.places)}
         return write_atomically(path, save(arrays, {"format": INDEX_FORMAT, "tokenizer": self.tokenizer}))
 
     @classmethod

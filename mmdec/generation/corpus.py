@@ -17,7 +17,7 @@ from mmdec.checks.weights import WEIGHTS_SUFFIX, read_settings
 from mmdec.drafters.corpus import MAX_INDEX_TOKENS, CorpusDrafter, TokenIndex, tokenizer_fingerprint
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import is_speech_model
-from mmdec.generation.drafter_choice import DrafterHome, DrafterSource
+from mmdec.generation.drafter_source import DrafterHome, DrafterSource
 from mmdec.hub.find import TOKENIZER_FILES, find_model
 from mmdec.pretrained.language_model import folder_tokenizer
 from mmdec.pretrained.load_small_model import required_tokenizer

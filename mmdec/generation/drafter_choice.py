@@ -7,18 +7,9 @@ only place that tells these apart. Its result gives the drafter for any target m
 from __future__ import annotations
 
 import os
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, final
-from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import did_you_mean, show
@@ -35,108 +26,14 @@ from mmdec.drafters.registry import (
 )
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter, is_speech_model
+from mmdec.generation.corpus import corpus
+from mmdec.generation.drafter_source import DrafterHome, DrafterOfModel, DrafterSource, FixedDrafter
 from mmdec.hub.find import drafter_by_name, drafter_folder
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.load_small_model import small_drafter, small_target
 from mmdec.types import Drafter
 
-
-@dataclass(frozen=True)
-class DraftInput:
-    """An input of a call, or a part of it that is decoded by itself."""
-
-    index: int  # of the input in the call
-    samples: Tensor | None = None  # (T,) at 16 kHz; None: the input is not audio
-    start: float = 0.0  # seconds of the recording before the samples
-    total: float = 0.0  # seconds of the whole recording
-
-
-class DrafterSource(ABC):
-    """Gives the drafter for a target model."""
-
-    networks: tuple[PreTrainedModel, ...] = ()  # models that the drafter runs, which are locked during a call
-
-    @abstractmethod
-    def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
-        """Return the drafter for a target model, on its device and in its dtype; None for plain decoding."""
-
-    def of_home(self, home: DrafterHome) -> DrafterSource:
-        """Return the source for the target model of `home`."""
-        return self
-
-    def check_inputs(self, count: int, sound: bool = False) -> None:  # noqa: B027 # most sources accept all calls
-        """Raise InputError if there are no drafts for a call with `count` inputs.
-
-        Args:
-            sound: Whether `for_inputs` will get their sound.
-        """
-
-    def for_inputs(self, inputs: Sequence[DraftInput]) -> DrafterSource:
-        """Return the source for these inputs of a call, one for each row of a batch, which are decoded together."""
-        return self
-
-
-CORPUS = "mmdec.generation.corpus"  # imported by name, because it imports this module
 DrafterChoice = Drafter | DrafterSource | PreTrainedModel | str | os.PathLike[str] | None
-
-
-@final
-class FixedDrafter(DrafterSource):
-    """The same drafter for every target model.
-
-    Args:
-        drafter: The drafter; None for plain decoding.
-    """
-
-    def __init__(self, drafter: Drafter | None) -> None:
-        self._drafter = drafter
-
-    def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
-        return self._drafter
-
-
-@final
-class DrafterOfModel(DrafterSource):
-    """A drafter that depends on the target model. It is made once for each model, device and dtype.
-
-    Args:
-        make: Makes the drafter from the target model.
-        networks: Models that the drafter runs.
-    """
-
-    def __init__(self, make: Callable[[PreTrainedModel], Drafter], networks: tuple[PreTrainedModel, ...] = ()) -> None:
-        self.networks = networks
-        self._make = make
-        self._drafters: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
-        self._drafters = WeakKeyDictionary()
-        self._lock = threading.Lock()
-
-    def drafter_for(self, model: PreTrainedModel) -> Drafter:
-        with self._lock:
-            device, dtype, drafter = self._drafters.get(model, (None, None, None))
-            if drafter is None or (device, dtype) != (model.device, model.dtype):
-                drafter = self._make(model)
-                self._drafters[model] = model.device, model.dtype, drafter
-            return drafter
-
-
-class DrafterHome(Protocol):
-    """A loaded model that finds its drafters in its own folder and loads each of them once."""
-
-    @property
-    def model(self) -> Any: ...
-    @property
-    def directory(self) -> Path | None: ...
-    @property
-    def tokenizer(self) -> Any: ...
-
-    def read_drafter(self, folder: Path) -> Drafter:
-        """Load the drafter in a folder."""
-        ...
-
-    def own_drafter(self, name: str) -> Drafter:
-        """Load the drafter of this name that belongs to the model. Raises InputError if there is none."""
-        ...
 
 
 def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> DrafterSource:
@@ -172,7 +69,7 @@ def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> D
         check_drafter(choice)
         return FixedDrafter(choice)
     if os.fsdecode(choice).endswith(WEIGHTS_SUFFIX):
-        index: DrafterSource = import_module(CORPUS).corpus(choice)
+        index = corpus(choice)
         return index if home is None else index.of_home(home)
     folder = drafter_by_name(choice, "drafter") or _local_folder(choice)
     if home is not None:

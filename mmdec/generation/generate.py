@@ -32,7 +32,8 @@ from mmdec.core.verify import Relaxation, RuleName
 from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.generation import register_attention
 from mmdec.generation.decoding_run import DecodingRun
-from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
+from mmdec.generation.drafter_choice import DrafterChoice
+from mmdec.generation.drafter_source import DraftInput
 from mmdec.generation.hf_bridge import keeps_state, return_prepared, try_late_checks
 from mmdec.generation.inputs import (
     MAX_SEQUENCES,

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from mmdec.checks.devices import PASSED_ON
 from mmdec.drafters.hypothesis import HypothesisDrafter, Script, TokenText, clean_text
 from mmdec.errors import InputError
-from mmdec.generation.drafter_choice import DrafterHome, DrafterSource, DraftInput
+from mmdec.generation.drafter_source import DrafterHome, DrafterSource, DraftInput
 from mmdec.pretrained.load_small_model import required_tokenizer
 
 Listen = Callable[[Tensor], str]  # writes the text of 16 kHz samples (T,)

@@ -13,7 +13,7 @@ from mmdec.checks.arguments import show
 from mmdec.drafters.small_model.short_prompt import Shorten, check_prompt
 from mmdec.drafters.small_model.staged import InnerDrafter, inner_drafter
 from mmdec.errors import InputError
-from mmdec.generation.drafter_choice import DrafterHome, DrafterOfModel, DrafterSource
+from mmdec.generation.drafter_source import DrafterHome, DrafterOfModel, DrafterSource
 from mmdec.hub.find import drafter_by_name
 from mmdec.pretrained.load_small_model import load_small_model, small_drafter, small_target
 from mmdec.types import Drafter

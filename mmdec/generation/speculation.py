@@ -46,7 +46,8 @@ from mmdec.errors import InputError
 from mmdec.generation.chat_state import drop_chat_state, in_conversation
 from mmdec.generation.decoding_run import DecodingRun, SpeculativeRun
 from mmdec.generation.draft_warning import DraftCounts
-from mmdec.generation.drafter_choice import DrafterChoice, DrafterSource, DraftInput, resolve_drafter
+from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
+from mmdec.generation.drafter_source import DrafterSource, DraftInput
 from mmdec.generation.hf_bridge import (
     OutputRecorder,
     check_config,

@@ -13,7 +13,8 @@ from transformers import ProcessorMixin
 from mmdec.checks.arguments import show
 from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
 from mmdec.errors import InputError
-from mmdec.generation.drafter_choice import DrafterChoice, DrafterHome, resolve_drafter
+from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
+from mmdec.generation.drafter_source import DrafterHome
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of

@@ -27,7 +27,8 @@ from mmdec.core.verify import Relaxation, RuleName
 from mmdec.drafters.built_in import AUTO
 from mmdec.drafters.registry import auto_names, drafter_entry
 from mmdec.errors import InputError, without_frames
-from mmdec.generation.drafter_choice import DrafterChoice, DraftInput
+from mmdec.generation.drafter_choice import DrafterChoice
+from mmdec.generation.drafter_source import DraftInput
 from mmdec.generation.model_lock import reading
 from mmdec.hub.find import drafter_folder
 from mmdec.io.images import ImageSource, read_image, to_pil

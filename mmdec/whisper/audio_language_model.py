@@ -19,7 +19,7 @@ from mmdec.core.scheduler import decode_together
 from mmdec.core.steps import Steps
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
-from mmdec.generation.drafter_choice import DraftInput
+from mmdec.generation.drafter_source import DraftInput
 from mmdec.generation.generate import GenerateCall
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import Speculation

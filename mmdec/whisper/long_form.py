@@ -31,7 +31,7 @@ from mmdec.checks.arguments import show
 from mmdec.core.steps import Steps, timed
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
-from mmdec.generation.drafter_choice import DraftInput
+from mmdec.generation.drafter_source import DraftInput
 from mmdec.generation.speculation import Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.usage import Usage
