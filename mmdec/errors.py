@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +19,29 @@ class InputError(MmdecError, ValueError):
     """An argument or a file breaks a rule. Nothing was written.
 
     A message names the argument, the rule, the value and the remedy: "`sample_rate` must be at least 8000 Hz, but is
-    4000. Resample the audio first."
+    4000. Resample the audio first." Arguments, and values that it advises (`batch_size=1`), are in backquotes.
     """
+
+    @property
+    def argument(self) -> str | None:
+        """The wrong argument's name, with which the message begins; None if it begins otherwise."""
+        named = re.match(r"`(\w+)`", str(self))
+        return named and named[1]
+
+    def with_names(self, names: Mapping[str, str]) -> InputError:
+        """Return an error of the same message with other names of arguments; `rename_arguments` has the details."""
+        return InputError(rename_arguments(str(self), names))
+
+
+def rename_arguments(message: str, names: Mapping[str, str]) -> str:
+    """Replace names in backquotes, such as `batch_size` and that of `batch_size=1`; the rest of the prose stays.
+
+    Args:
+        names: Name in the message -> its replacement, which is not itself a name in the message.
+    """
+    for name, other in names.items():
+        message = message.replace(f"`{name}`", f"`{other}`").replace(f"`{name}=", f"`{other}=")
+    return message
 
 
 class BatchError(InputError):

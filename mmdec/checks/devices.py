@@ -31,7 +31,7 @@ def check_device(device: str | torch.device | None) -> torch.device:
             f"`device` must be 'cpu' or 'cuda', but is {show(device)}. Leave it out to have it chosen."
         ) from error
     if checked.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"`device` must exist, but is '{device}' and this machine has no GPU. Use device='cpu'.")
+        raise InputError(f"`device` must exist, but is '{device}' and this machine has no GPU. Use `device='cpu'`.")
     if checked.type == "cuda" and (checked.index or 0) >= torch.cuda.device_count():
         raise InputError(
             f"`device` must exist, but is '{device}' and the last GPU is cuda:{torch.cuda.device_count() - 1}. "

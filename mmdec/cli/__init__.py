@@ -33,7 +33,7 @@ from mmdec.cli import (
     transcribe,
     translate,
 )
-from mmdec.cli.options import AsJson, VerbGroup, as_verb
+from mmdec.cli.options import AsJson, as_verb
 from mmdec.errors import EXIT_CODE_REFUSED
 
 EPILOG = (
@@ -47,7 +47,6 @@ INTERRUPTED, UNWRITTEN = 130, 1
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EROFS}
 app = typer.Typer(
     name="mmdec",
-    cls=VerbGroup,
     help="Parallel decoding for speech and pictures: translate French speech into English speech, transcribe speech, "
     "describe pictures, talk to language models.",
     no_args_is_help=True,

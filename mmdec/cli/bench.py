@@ -33,7 +33,6 @@ from mmdec.cli.options import (
     OwnPrompt,
     Pictures,
     Plan,
-    VerbGroup,
     as_verb,
     language_or_none,
     log,
@@ -134,7 +133,6 @@ def show_saved(
 
 
 app = typer.Typer(
-    cls=VerbGroup,
     help="Time a model and its baseline in turn. Outputs are compared first: without equality there are no figures.",
     no_args_is_help=True,
     epilog="Example: mmdec bench all --quick",

@@ -100,10 +100,8 @@ def _small_model(drafter: str, inner: str | None, prompt: int | None) -> Drafter
     try:
         return small_model(drafter, inner=inner, prompt=prompt)
     except InputError as error:
-        text = str(error)
-        for argument, option in (("model", "drafter"), ("inner", "drafter_inner"), ("prompt", "drafter_prompt")):
-            text = text.replace(f"`{argument}`", f"`{option}`")
-        raise InputError(text) from error
+        names = {"model": "drafter", "inner": "drafter_inner", "prompt": "drafter_prompt"}
+        raise error.with_names(names) from error
 
 
 def _print_answer(talk: TextChat, line: str) -> None:

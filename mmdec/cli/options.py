@@ -3,10 +3,8 @@ as the user types them."""
 
 from __future__ import annotations
 
-import re
-import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import is_dataclass
@@ -17,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperOption
 
 from mmdec import InputError
 from mmdec.checks.files import printable
+from mmdec.errors import rename_arguments
 from mmdec.pretrained import DEFAULT_VLM
 from mmdec.tasks.options import OptionInfo, TaskOptions, options_of
 
@@ -164,20 +163,15 @@ class Verb(TyperCommand):
             return super().parse_args(ctx, whole)
 
     def invoke(self, ctx: Any) -> Any:
-        with _errors_as_typed(self.params):
+        options = [one for one in self.params if isinstance(one, TyperOption)]
+        typed = {str(one.name): next(name for name in one.opts if name.startswith("--")) for one in options}
+        mark = _cli_names.set({**typed, **VERBS})
+        try:
             return super().invoke(ctx)
-
-
-class VerbGroup(TyperGroup):
-    """A command with subcommands. Its error messages, like all others, name options as the user types them."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _range_errors():
-            return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _errors_as_typed(self.params):
-            return super().invoke(ctx)
+        except InputError as error:
+            raise error.with_names(_cli_names.get()) from error
+        finally:
+            _cli_names.reset(mark)
 
 
 @contextmanager
@@ -200,58 +194,15 @@ def _range_errors() -> Iterator[None]:
         raise InputError(f"`{typed}` must be {kind}{bounds}, but is {value:.60}. See `--help`.") from None
 
 
-@contextmanager
-def _errors_as_typed(params: Iterable[Any]) -> Iterator[None]:
-    mark = _typed.set(tuple(params))
-    try:
-        yield
-    except InputError as error:
-        raise InputError(as_typed(str(error), params)) from error
-    finally:
-        _typed.reset(mark)
-
-
-_typed: ContextVar[tuple[Any, ...]] = ContextVar("_typed", default=())  # parameters of the command that runs
-VERBS = {"translate_speech": "translate", "transcribe": "transcribe", "describe": "describe"}  # call -> its command
+VERBS = {"mmdec.translate_speech": "mmdec translate", "mmdec.transcribe": "mmdec transcribe"}  # call -> its command
+# of the command that runs: name in the library -> as the user types it
+_cli_names: ContextVar[Mapping[str, str]] = ContextVar("_cli_names", default=VERBS)
 
 
 def in_cli_syntax(message: str) -> str:
-    """Return a message of the library, such as a note or the error of one file, in the syntax of the command line."""
-    return as_typed(message, _typed.get())
-
-
-def as_typed(message: str, params: Iterable[Any]) -> str:
-    """Convert a message of the library to the syntax of the command line: `batch_size` becomes `--batch-size`, and
-    model="x" becomes --model x.
-
-    Args:
-        params: The command's parameters.
-    """
-    for option in params:
-        if isinstance(option, TyperOption) and option.name:
-            typed = next(name for name in option.opts if name.startswith("--"))
-            message = message.replace(f"`{option.name}`", f"`{typed}`")
-            if "_" in option.name:  # no word of a sentence
-                message = re.sub(rf"(?<![\w.=/`'\"-]){option.name}(?![\w.=/`'\"(-])", typed, message)
-            message = re.sub(
-                rf"""(?<![\w.?&/-]){option.name}=(?:"([^"]*)"|'([^']*)'|([\w.-]*\w))""",
-                lambda match, typed=typed: _given(typed, next(text for text in match.groups() if text is not None)),
-                message,
-            )
-    for call, verb in VERBS.items():
-        message = message.replace(f"`mmdec.{call}`", f"`mmdec {verb}`")
-    return message
-
-
-def _given(option: str, value: str) -> str:
-    """Write an option with its value.
-
-    Args:
-        value: As in Python.
-    """
-    if value in ("True", "False"):
-        return option if value == "True" else f"no {option}"
-    return f"{option} {'none' if value == 'None' else shlex.quote(value)}"
+    """Return a message of the library, such as a note or the error of one file, in the syntax of the command line:
+    `batch_size` becomes `--batch-size`."""
+    return rename_arguments(message, _cli_names.get())
 
 
 def as_verb(example: str) -> dict[str, Any]:

@@ -13,12 +13,11 @@ from typing import Annotated
 import typer
 
 from mmdec.checks.arguments import check_finite
-from mmdec.cli.options import OWN_PROMPT, AbsolutePaths, AsJson, Model, VerbGroup, as_verb, log
+from mmdec.cli.options import OWN_PROMPT, AbsolutePaths, AsJson, Model, as_verb, log
 from mmdec.cli.progress import progress_bar
 from mmdec.cli.reports import print_result
 
 app = typer.Typer(
-    cls=VerbGroup,
     no_args_is_help=True,
     epilog="Example: mmdec train drafter --model vlm-scenes --data questions.json --output my-drafter",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-RAISE_LENGTH = "; set max_new_tokens"  # the end of a note on a text that was cut: what the caller can do
+RAISE_LENGTH = "; set `max_new_tokens`"  # the end of a note on a text that was cut: what the caller can do
 
 
 def format_result(what: str, rounds: str, seconds: Mapping[str, float]) -> str:

@@ -47,7 +47,7 @@ def small_target(network: PreTrainedModel) -> HfTarget:
     try:
         return target_of(network)
     except InputError as error:
-        raise InputError(str(error).replace("`model`", "`drafter`", 1)) from error
+        raise error.with_names({"model": "drafter"}) from error
 
 
 def small_drafter(

@@ -7,7 +7,6 @@ import hmac
 import json
 import logging
 import math
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -78,8 +77,7 @@ class ApiError(Exception):
         if isinstance(error, DecodingStopped):
             return cls(503, f"The request was not answered: {error}.", "server_error", "stopped")
         if isinstance(error, InputError):
-            named = re.match(r"`(\w+)`", str(error))
-            return cls(400, str(error), param=named and named[1])
+            return cls(400, str(error), param=error.argument)
         log.error("a request failed", exc_info=error)
         return cls(500, "The server failed. Its log says more.", "server_error")
 

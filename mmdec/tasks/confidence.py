@@ -169,8 +169,8 @@ def confidence_error(value: float | None, least: float | None, what: str) -> Inp
     if least is None or value is None or value >= least:
         return None
     return InputError(
-        f"`{what}` must give an output with a confidence of at least min_confidence={least:g}, but it has {value:.2f}. "
-        f"Check that `{what}` is what the model was made for, or lower `min_confidence`."
+        f"`{what}` must give an output with a confidence of at least `min_confidence={least:g}`, but it has "
+        f"{value:.2f}. Check that `{what}` is what the model was made for, or lower `min_confidence`."
     )
 
 

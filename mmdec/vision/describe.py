@@ -405,7 +405,7 @@ def _tensors(
         if not refused:
             raise InputError(
                 f"`image` must be what the model's processor takes, but it refuses these together "
-                f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Use batch_size=1."
+                f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Use `batch_size=1`."
             ) from error
     else:
         remedy = "Shorten it, or ask about fewer or smaller pictures."

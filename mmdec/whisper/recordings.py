@@ -210,7 +210,9 @@ def _advice(whisper: LoadedWhisper, confidence: float) -> str:
     if not english or confidence >= ADVICE_CONFIDENCE:
         return ""
     name = whisper.directory.name if whisper.directory is not None else "this model"
-    return f'{name} is English-only and is unsure of this recording; model="{MULTILINGUAL_MODEL}" knows other languages'
+    return (
+        f'{name} is English-only and is unsure of this recording; `model="{MULTILINGUAL_MODEL}"` knows other languages'
+    )
 
 
 def _log_token_rate(tokens: Sequence[int], first: int, samples: int) -> float:

@@ -119,7 +119,7 @@ class Transcript:
         if self.text and not self.segments:
             raise InputError(
                 f"`timestamps` must be requested if `format` is {kind!r}, but were not. Transcribe with "
-                'timestamps="segment" or "word".'
+                '`timestamps="segment"` or "word".'
             )
         return srt(self.segments) if kind == "srt" else vtt(self.segments)
 

@@ -68,7 +68,7 @@ def inner_drafter(inner: object) -> InnerDrafter:
     try:
         check_drafter(inner)
     except InputError as error:
-        raise InputError(str(error).replace("`drafter`", "`inner`", 1)) from error
+        raise error.with_names({"drafter": "inner"}) from error
     return cast(InnerDrafter, inner)
 
 

@@ -52,7 +52,7 @@ def test_each_line_of_a_pipe_is_a_turn_of_one_dialogue(folder: Path, drafter: st
     assert result.stdout == "".join(f"{answer}\n" for answer in wanted)
     notes = [line for line in result.stderr.splitlines() if "tokens per round" in line]
     assert len(notes) == len(TURNS)
-    assert "set --max-new-tokens" in notes[0] or "cut" not in notes[0]
+    assert "set `--max-new-tokens`" in notes[0] or "cut" not in notes[0]
 
 
 def test_a_smaller_model_drafts_with_options(folder: Path) -> None:

@@ -144,7 +144,7 @@ def test_the_command_runs_as_a_process(model: Path, pictures: list[Path]) -> Non
     command = [sys.executable, "-m", "mmdec", "describe", *map(str, pictures), "--together", "--prompt", QUESTION]
     command += ["--model", str(model), "--device", "cpu", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "set --max-new-tokens" in done.stderr  # the small model cuts its text
+    assert "set `--max-new-tokens`" in done.stderr  # the small model cuts its text
     assert len(done.stderr.splitlines()) == 1
     assert json.loads(done.stdout)["text"] == answers(model, tuple(pictures))[0]
 

@@ -219,7 +219,7 @@ def test_truncated_rows_are_named(drafter: str | None) -> None:
     model, prompts = language_model("llama"), torch.tensor([[3, 4, 5, 3, 4], [9, 8, 7, 9, 8]])
     plain = mmdec.generate(model, prompts, drafter=drafter, max_new_tokens=6, eos_token_id=None)
     assert plain.finish_reasons == ["length", "length"]
-    assert plain.note == "2 rows cut at 6 tokens; set max_new_tokens"
+    assert plain.note == "2 rows cut at 6 tokens; set `max_new_tokens`"
     end = int(plain.sequences[0, -1])  # the first row may end with it even at the last position
     out = mmdec.generate(model, prompts, drafter=drafter, max_new_tokens=6, eos_token_id=end, pad_token_id=0)
     expected = ["stop" if end in row else "length" for row in plain.sequences[:, 5:].tolist()]

@@ -232,7 +232,7 @@ def test_truncated_text_is_noted(
         [buzz(0.7)] * count, sample_rate=RATE, model=whisper, drafter=drafter, max_new_tokens=5
     ):
         assert out.finish_reason == "length"
-        assert out.note == "cut at 5 tokens; set max_new_tokens"
+        assert out.note == "cut at 5 tokens; set `max_new_tokens`"
         assert out.confidence > 0.0  # the caller set the length
         assert out.to_dict()["finish_reason"] == "length"
 
@@ -262,7 +262,7 @@ def test_a_default_length_limit_lowers_the_confidence(loose: LoadedWhisper, monk
     settings: Any = loose.model.generation_config
     settings.max_length, settings.max_new_tokens = None, 5
     out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=loose, drafter=None)
-    assert (out.finish_reason, out.note) == ("length", "cut at 5 tokens; set max_new_tokens")
+    assert (out.finish_reason, out.note) == ("length", "cut at 5 tokens; set `max_new_tokens`")
     assert out.confidence == 0.0
 
 
@@ -274,13 +274,13 @@ def test_the_note_names_the_length_of_a_window(whisper: LoadedWhisper, pieces: b
     out = mmdec.transcribe(sound, sample_rate=RATE, model=whisper, max_new_tokens=5, cut_at_pauses=pieces)
     assert out.windows > 1
     assert len(out.tokens) > 5
-    assert out.note == "cut at 5 tokens; set max_new_tokens"
+    assert out.note == "cut at 5 tokens; set `max_new_tokens`"
 
 
 def test_the_note_on_a_cut_text_keeps_the_advice(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmdec.whisper.recordings._advice", lambda *_: "use another model")
     out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=whisper, max_new_tokens=5)
-    assert out.note == "cut at 5 tokens; set max_new_tokens; use another model"
+    assert out.note == "cut at 5 tokens; set `max_new_tokens`; use another model"
 
 
 def test_seconds_of_transformers_loop_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_an_audio_language_model_has_the_same_rule(tmp_path: Path, monkeypatch: 
     settings.max_new_tokens = 2
     own = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=model, drafter=None)
     assert {(out.finish_reason, out.note) for out in (asked, own)} == {
-        ("length", "cut at 2 tokens; set max_new_tokens")
+        ("length", "cut at 2 tokens; set `max_new_tokens`")
     }
     assert asked.confidence > 0.0
     assert own.confidence == 0.0

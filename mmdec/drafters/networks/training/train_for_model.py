@@ -124,10 +124,7 @@ def train_drafter(
     try:
         return _train(run, on_progress, log, start)
     except InputError as error:
-        message = str(error)
-        for inner, argument in OPTION_ARGUMENTS.items():
-            message = message.replace(f"`{inner}`", f"`{argument}`")
-        raise InputError(message) from error
+        raise error.with_names(OPTION_ARGUMENTS) from error
 
 
 def _train(
