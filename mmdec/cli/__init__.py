@@ -34,6 +34,7 @@ from mmdec.cli import (
     translate,
 )
 from mmdec.cli.options import AsJson, as_verb
+from mmdec.cli.progress import own_process
 from mmdec.errors import EXIT_CODE_REFUSED
 
 EPILOG = (
@@ -105,7 +106,8 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def main() -> None:
     """Run the command line: entry point of the script `mmdec`. What it cannot do is one line on stderr."""
     show_logs()
-    code = _run()
+    with own_process():
+        code = _run()
     if error := _flush(sys.stdout):
         code = code or _unwritten(error)
     _flush(sys.stderr)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from mmdec.checks.files import printable
@@ -18,14 +18,27 @@ if TYPE_CHECKING:
 
 LOADING_DELAY = 0.5  # seconds of loading before "loading ..." is printed
 PROGRESS_INTERVAL = 30.0  # seconds between two lines of progress; shorter work prints none
+_owns_process: ContextVar[bool] = ContextVar("_owns_process", default=False)
+
+
+@contextmanager
+def own_process() -> Iterator[None]:
+    """Say that the process is mmdec's own in the block, and ends after it: models stay until then, and are left out of
+    garbage collection."""
+    mark = _owns_process.set(True)
+    try:
+        yield
+    finally:
+        _owns_process.reset(mark)
+        gc.unfreeze()  # libraries such as triton report objects that are still there at the very end
 
 
 @contextmanager
 def show_loading(model: str, quiet: bool = False) -> Iterator[None]:
     """Print "loading ..." on a terminal if the block takes more than half a second (importing torch, reading weights).
 
-    Nothing is printed if stderr is not a terminal. Meanwhile the garbage collector pauses, because what the block makes
-    stays until the program ends, and later collections leave it out.
+    Nothing is printed if stderr is not a terminal. In a process of mmdec's own, the garbage collector pauses meanwhile,
+    and later collections leave out what the block made.
 
     Args:
         quiet: Print nothing at all.
@@ -37,11 +50,12 @@ def show_loading(model: str, quiet: bool = False) -> Iterator[None]:
             waiting.daemon = True
             waiting.start()
             stack.callback(waiting.cancel)
-        gc.disable()
-        stack.callback(gc.enable)
+        if _owns_process.get():
+            gc.disable()
+            stack.callback(gc.enable)
         yield
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # libraries such as triton report objects that are still there at the very end
+        if _owns_process.get():
+            gc.freeze()
 
 
 @contextmanager

@@ -13,9 +13,10 @@ import pytest
 import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
+from mmdec import cli
 from mmdec.checks import weights
 from mmdec.checks.weights import load_pretrained, read_settings
-from mmdec.cli.progress import show_loading
+from mmdec.cli.progress import own_process, show_loading
 from mmdec.hub.find import find_model
 from mmdec.whisper.checkpoint import WHISPER_FILES, WHISPER_KIND, read_model
 
@@ -85,17 +86,32 @@ def test_a_whisper_is_loaded_as_transformers_loads_it() -> None:
     assert (ours.dtype, ours.training) == (stock.dtype, stock.training)
 
 
-def test_a_command_leaves_its_model_out_of_collections() -> None:
-    try:
+def test_the_command_line_leaves_its_model_out_of_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [gc.get_freeze_count()]
+
+    def run() -> int:
         with show_loading("tiny", quiet=True):
             assert not gc.isenabled()
         assert gc.isenabled()
-        assert gc.get_freeze_count()
-    finally:
-        gc.unfreeze()
+        counts.append(gc.get_freeze_count())
+        return 0
+
+    monkeypatch.setattr(cli, "_run", run)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert counts[1] > counts[0]
+    assert gc.get_freeze_count() == 0
+
+
+def test_another_process_collects_as_ever() -> None:
+    before = gc.get_freeze_count()
+    with show_loading("tiny", quiet=True):
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before
 
 
 def test_collection_goes_on_after_a_model_that_cannot_be_loaded() -> None:
-    with pytest.raises(ValueError, match="damaged"), show_loading("tiny", quiet=True):
-        raise ValueError("damaged")
-    assert gc.isenabled()
+    with own_process():
+        with pytest.raises(ValueError, match="damaged"), show_loading("tiny", quiet=True):
+            raise ValueError("damaged")
+        assert gc.isenabled()
