@@ -48,10 +48,12 @@ class PlainText:
         chance = random.SystemRandom()  # nobody can guess the aliases, and write them into a text
         special = sorted(_special(tokenizer, processor), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
-        first = sorted({each[0] for each in special})
-        private = [chr(point) for point in chance.sample(PRIVATE_CODE_POINTS, len(first))]
-        self._hidden = dict(zip(first, private, strict=True))
-        self._restored = str.maketrans(dict(zip(private, first, strict=True)))
+        self._chance = chance
+        self._hidden: dict[str, str] = {}  # character -> the private character that hides it
+        self._restored: dict[int, str] = {}  # code point of a private character -> the character it stands for
+        self._in_texts: set[int] = set()  # the private code points that callers' texts had
+        for first in sorted({each[0] for each in special}):
+            self._hide_character(first, "prompt")
         added = tokenizer.get_added_vocab()
         self._aliases = {
             each: "".join(chr(point) for point in chance.choices(PRIVATE_CODE_POINTS, k=len(each)))
@@ -62,7 +64,8 @@ class PlainText:
     def hide(self, texts: Sequence[str], argument: str = "prompt") -> list[str]:
         """Return a caller's texts with the special tokens in them hidden, from template and processor alike.
 
-        Texts may follow one another in the prompt, so tokens that only all of them together spell are hidden, too.
+        Texts may follow one another in the prompt, so tokens that only all of them together spell are hidden, too. A
+        caller's own private character that hides another one is itself hidden by a third.
 
         Args:
             argument: The name of the texts, for the message.
@@ -80,7 +83,11 @@ class PlainText:
                 )
             return self._hidden[token[0]] + token[1:]
 
-        text, count = self._special.subn(hidden, "".join(texts))
+        text = "".join(texts)
+        private = {point for point in map(ord, set(text)) if point in PRIVATE_CODE_POINTS}
+        self._in_texts |= private
+        taken = {point: self._hide_character(chr(point), argument) for point in private if point in self._restored}
+        text, count = self._special.subn(hidden, text.translate(taken))
         while count:  # tokens may overlap, so that a hidden one lay over another
             text, count = self._special.subn(hidden, text)
         ends = [0, *accumulate(map(len, texts))]
@@ -88,7 +95,8 @@ class PlainText:
 
     def hides(self, texts: Sequence[str]) -> bool:
         """Return whether any of these texts has a hidden special token."""
-        return any(mark in text for mark in self._hidden.values() for text in texts)
+        marks = [*self._hidden.values()]  # a copy, because another thread may add one
+        return any(mark in text for mark in marks for text in texts)
 
     def restore(self, text: str) -> str:
         """Return the text with its hidden special tokens restored."""
@@ -115,6 +123,20 @@ class PlainText:
         reading = copy.copy(self._processor)
         reading.tokenizer = self.reader
         return reading
+
+    def _hide_character(self, character: str, argument: str) -> str:
+        """Return the private character that hides this one: random, and in no text so far."""
+        if character not in self._hidden:
+            free = [p for p in PRIVATE_CODE_POINTS if p not in self._restored and p not in self._in_texts]
+            if not free:
+                raise InputError(
+                    f"`{argument}` must not have every private character from U+{PRIVATE_CODE_POINTS[0]:X} to "
+                    f"U+{PRIVATE_CODE_POINTS[-1]:X}, but this text and earlier ones do. Remove {character!r}."
+                )
+            point = self._chance.choice(free)
+            self._restored[point] = character
+            self._hidden[character] = chr(point)
+        return self._hidden[character]
 
     def _unreadable(self, token: str) -> bool:
         """Return whether the tokenizer makes the special token even of text, as a vocabulary of whole words may, or has

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 import mmdec
 from mmdec.io.images import to_pil
-from mmdec.pretrained.plain_text import PlainText
+from mmdec.pretrained.plain_text import PRIVATE_CODE_POINTS, PlainText
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.serving.dialogue import Dialogue
 from mmdec.vision.describe import Question, VlmMessage, model_inputs, render_chat, user_message
@@ -166,12 +166,28 @@ def test_a_question_about_html_is_answered(family: str) -> None:
     assert vlm.plain.restore(dialogue.question.text).count(name) == 1
 
 
-def test_a_text_with_private_characters_is_kept() -> None:
+def test_private_characters_of_a_caller_that_hide_a_token_are_read_as_written() -> None:
     vlm = loaded("qwen")
     text = "".join(map(chr, range(0xF0100, 0xF0200))) + vlm.image_token
-    (hidden,) = vlm.plain.hide([text])
-    assert len(hidden) == len(text)
+    for _ in range(3):  # the private character that hides a token, then the one that hides that one, and so on
+        (hidden,) = vlm.plain.hide([text])
+        assert vlm.plain.hides([hidden])
+        assert len(hidden) == len(text)
+        assert vlm.plain.restore(hidden) == text
+        assert vlm.tokenizer.decode(vlm.plain.encode(text)) == text
+        text += "".join(each for each in hidden if each not in text)
+
+
+def test_a_text_without_special_tokens_but_with_a_hiding_character_is_read_as_written() -> None:
+    vlm = loaded("qwen")
+    text = vlm.plain.hide([vlm.image_token])[0][0]
     assert vlm.tokenizer.decode(vlm.plain.encode(text)) == text
+
+
+def test_a_text_of_all_private_characters_is_refused() -> None:
+    plain = loaded("qwen").plain
+    with pytest.raises(mmdec.InputError, match="`prompt` must not have every private character"):
+        plain.hide(["".join(map(chr, PRIVATE_CODE_POINTS))])
 
 
 def test_a_tokenizer_that_knows_tokens_as_words_names_them() -> None:
