@@ -51,7 +51,7 @@ def enumerated(match: Tensor, links: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("holes", [0.0, 0.3])
-def test_marginal_and_its_gradient(seed: int, holes: float) -> None:
+def test_marginal_and_its_gradient_equal_enumeration(seed: int, holes: float) -> None:
     match, links = batch(seed, holes)
     log_prob, vertices, counts = enumerated(match, links)
     match.requires_grad_()

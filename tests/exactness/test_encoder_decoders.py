@@ -135,7 +135,7 @@ def test_a_prompt_of_the_decoder_may_be_padded() -> None:
         decode_both_ways(model, inputs, "lookup", 4, False)
 
 
-def test_several_samples_of_one_source() -> None:
+def test_samples_of_one_source_equal_those_without_drafts() -> None:
     model = encoder_decoder("BartForConditionalGeneration")
     options: dict[str, Any] = {"do_sample": True, "num_return_sequences": 4, "max_new_tokens": 12, "seed": 3}
     plain = mmdec.generate(model, sources(model, 2), None, **options).sequences

@@ -183,7 +183,7 @@ def test_the_returned_cache_can_be_continued() -> None:
     assert torch.equal(later, model.generate(ids, attention_mask=mask, **options))  # type: ignore[operator]
 
 
-def test_several_samples_of_one_prompt() -> None:
+def test_samples_of_one_prompt_differ_from_each_other() -> None:
     options: dict[str, Any] = {"do_sample": True, "num_return_sequences": 4, "max_new_tokens": 12}
     result = mmdec.generate(MODELS["llama"], prompts(1), "lookup", seed=3, **options).sequences
     assert result.shape[0] == 4

@@ -82,7 +82,7 @@ def test_each_nodes_logits_are_those_of_plain_decoding(family: str, lengths: lis
 
 @half_precision
 @torch.inference_mode()
-def test_logits_across_a_block_of_512_keys(dtype: torch.dtype) -> None:
+def test_drafts_across_512_keys_have_the_logits_of_plain_decoding(dtype: torch.dtype) -> None:
     rng = random.Random(2)
     model: Any = language_model("llama", num_hidden_layers=3, max_position_embeddings=1024)
     compare(TextTarget(model.to(dtype)), padded(rng, [500, 530]), rng, (9, 1, 33, 90), VOCABULARY)

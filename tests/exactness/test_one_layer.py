@@ -16,7 +16,7 @@ ONE_LAYER = ("Gemma3ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "Lla
 
 
 @pytest.mark.parametrize("family", ONE_LAYER)
-def test_a_model_of_one_layer_is_target_and_drafter(family: str) -> None:
+def test_a_model_of_one_layer_keeps_its_text_with_drafts(family: str) -> None:
     """Its lists with an entry for each layer have one entry."""
     kind: Any = getattr(transformers, family)
     fields = tiny_config(kind.config_class()).to_dict()

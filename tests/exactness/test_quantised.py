@@ -88,7 +88,7 @@ def test_quantised_whispers_keep_their_texts(mode: str) -> None:
         assert torch.equal(result, expected)
 
 
-def test_quantised_models_in_transcribe_and_describe(tmp_path: Path) -> None:
+def test_quantised_activations_turn_drafts_off_in_transcribe_and_describe(tmp_path: Path) -> None:
     whisper = load_whisper(tiny_whisper.write(tmp_path / "whisper"), "cpu")
     whisper = replace(whisper, model=dynamic(whisper.model))
     plain = mmdec.transcribe(buzz(0.9), sample_rate=16_000, model=whisper, drafter=None)

@@ -89,7 +89,7 @@ def test_timestamps_keep_their_text(whisper: LoadedWhisper, sounds: dict[str, Te
 
 
 @pytest.mark.slow
-def test_long_form_with_fallback_and_conditioning(whisper: LoadedWhisper, sounds: dict[str, Tensor]):
+def test_long_form_with_fallback_and_conditioning_equals_stock(whisper: LoadedWhisper, sounds: dict[str, Tensor]):
     ladder = {"temperature": (0.0, 0.4), "logprob_threshold": -0.2, "compression_ratio_threshold": 1.8}
     conditioned: dict[str, Any] = {"return_timestamps": True, "condition_on_prev_tokens": True, **ladder}
     plain, drafted = same(whisper, features(whisper, [sounds["long"]]), 8, **conditioned)

@@ -111,7 +111,9 @@ def test_gptq_and_awq_layers_keep_their_texts(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ORDER)
-def test_checkpoints_of_gptq_and_awq(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_of_gptq_and_awq_keep_their_texts(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are loaded as users do it: by transformers, with the layers of gptqmodel."""
     pytest.importorskip("gptqmodel", reason="gptqmodel is not installed")
     pytest.importorskip("optimum", reason="optimum is not installed")

@@ -189,7 +189,7 @@ def test_a_list_is_as_one_by_one(whisper: LoadedWhisper) -> None:
         assert (one.text, one.segments, one.language) == (alone.text, alone.segments, alone.language)
 
 
-def test_the_fallback_ladder_under_a_seed(whisper: LoadedWhisper) -> None:
+def test_temperature_fallback_under_a_seed_equals_stock(whisper: LoadedWhisper) -> None:
     ladder: dict[str, Any] = {"temperature": (0.0, 0.7), "logprob_threshold": -0.2}
     torch.manual_seed(1)
     out: Any = whisper.model.generate(
@@ -285,7 +285,9 @@ def test_a_smaller_whisper_runs_its_own_encoder(whisper: LoadedWhisper, name: st
     assert [one.tokens for one in own] == [one.tokens for one in wanted]
 
 
-def test_the_folder_of_a_smaller_whisper(whisper: LoadedWhisper, tmp_path: Path) -> None:
+def test_the_folder_of_a_smaller_whisper_drafts_without_changing_the_text(
+    whisper: LoadedWhisper, tmp_path: Path
+) -> None:
     """`--drafter FOLDER` takes one with its own encoder, and one of fewer decoder layers on the target's states."""
     wanted = mmdec.transcribe(sound(0.7), sample_rate=RATE, model=whisper, drafter=None)
     for name, sizes in (("own", {"d_model": 16}), ("fewer", {"decoder_layers": 1})):
@@ -303,7 +305,7 @@ def test_a_smaller_whisper_of_another_vocabulary_is_refused(whisper: LoadedWhisp
         mmdec.transcribe(sound(0.7), sample_rate=RATE, model=whisper, drafter=small)
 
 
-def test_the_heads_of_a_directory_and_an_object(whisper: LoadedWhisper) -> None:
+def test_heads_by_folder_or_object_give_the_models_own_text(whisper: LoadedWhisper) -> None:
     assert whisper.directory is not None
     folder: Path = whisper.directory / "medusa"
     for drafter in (folder, str(folder), load_heads(folder, whisper.model)):

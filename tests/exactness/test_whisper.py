@@ -136,7 +136,7 @@ def test_passes_are_as_few_as_the_drafts_are_good(mode: str, batch: int, bushy: 
 @pytest.mark.parametrize(
     ("mels", "batch", "nodes"), [(80, 2, 1), (80, 2, 2), (80, 2, 3), (80, 2, 7), (128, 5, 4), (128, 5, 20)]
 )
-def test_ends_and_timestamp_pairs_anywhere_in_a_draft(mels: int, batch: int, nodes: int) -> None:
+def test_drafts_with_ends_and_timestamp_pairs_anywhere_equal_stock(mels: int, batch: int, nodes: int) -> None:
     """All of a window is drafted: its end, the length limit and the pairs of timestamps fall on every node in turn."""
     texts = windows(mels, "long", batch)
     tokens = [token for rows in texts for row in rows.tolist() for token in row[3:]]

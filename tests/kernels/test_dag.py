@@ -27,7 +27,7 @@ def test_an_infinite_gradient_of_an_impossible_sample_is_dropped() -> None:
     assert match.grad[1].any()
 
 
-def test_of_equal_paths_the_first_is_taken() -> None:
+def test_best_alignment_takes_the_first_of_equal_paths() -> None:
     match, links = torch.zeros(1, 3, 5).to(DEVICE), torch.zeros(1, 5, 5).to(DEVICE)
     last, ends = torch.tensor([2]).to(DEVICE), torch.tensor([4]).to(DEVICE)
     path = dag_triton.best_alignment_triton(match, links, last, ends)

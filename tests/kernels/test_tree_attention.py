@@ -12,7 +12,7 @@ from tests.kernels.tree_attention_cases import CASES, NEAR, difference, random_t
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_the_reference(name: str) -> None:
+def test_triton_tree_attention_equals_the_reference(name: str) -> None:
     case = CASES[name]
     assert difference(tree_attention_triton, case) < NEAR[case[-1]]
 

@@ -14,7 +14,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "early_exit" / "train.py"
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:drafter .* brought:UserWarning")
-def test_it_trains_and_measures(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_recipe_prints_tokens_per_round_of_each_exit(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", [str(RECIPE), "--steps", "3", "--tokens", "12"])
     runpy.run_path(str(RECIPE), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()

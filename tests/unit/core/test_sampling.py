@@ -75,7 +75,7 @@ def test_a_row_is_always_its_prompt_and_tokens(processors: list[Counter]) -> Non
     assert PROMPT.tolist() == [[0, 5, 6], [7, 8, 9]]
 
 
-def test_suppressed_tokens_of_all_positions_at_once() -> None:
+def test_suppressing_all_positions_at_once_equals_one_by_one() -> None:
     tokens = torch.tensor([1, 2])
     text = Sequences(PROMPT, Stop(99), [Suppression(tokens), Suppression(torch.tensor([3]), only_at=3)])
     logits = torch.tensor([0.0, 5.0, 4.0, 3.0, 2.0], dtype=torch.bfloat16)

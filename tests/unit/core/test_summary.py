@@ -59,6 +59,6 @@ def test_a_summary_is_printed(result: Any, lines: list[str]) -> None:
     assert repr(result).startswith(f"{type(result).__name__}(")
 
 
-def test_a_translation_without_passes() -> None:
+def test_the_summary_of_a_translation_without_passes_shows_zeros() -> None:
     silent = mmdec.Translation("", np.zeros(9, np.float32), 16_000, [], {}, passes=0)
     assert str(silent) == format_result("", "0 passes, 0.00 units a pass", {})

@@ -69,7 +69,7 @@ def worked(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> list[float]:
     ("worked_seconds", "learned"),
     [((2.75, 0.25), (3.0, 1.0, False)), ((0.75, 0.25), (0.75, 0.25, True)), ((2.0, 0.5), (2.0, 0.5, True))],
 )
-def test_a_round_that_waited_for_a_processor(
+def test_a_round_that_waited_for_a_cpu_costs_its_cpu_seconds(
     worked_seconds: tuple[float, float], learned: tuple[float, float, bool], clock: list[float], worked: list[float]
 ) -> None:
     """Each stage's CPU seconds replace those of the wall clock."""

@@ -28,7 +28,7 @@ def test_trees_are_built_from_lists() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9, 40])
-def test_ancestors_of_random_trees(size: int) -> None:
+def test_ancestors_equal_a_walk_along_the_parents(size: int) -> None:
     random = Random(size)
     parents = torch.tensor([[-1, *(random.randrange(node) for node in range(1, size))] for _ in range(4)])
     parents[0] = torch.arange(size) - 1  # a chain, the deepest of all
@@ -62,7 +62,7 @@ def test_probabilities_are_passed_on() -> None:
 
 @pytest.mark.parametrize("few", [0, trees.MAX_DIRECT_TOP_K])
 @pytest.mark.parametrize("vocab", [3, 8, 100, 64 * 17, 64 * 17 + 5, 64 * 40 + 63])
-def test_equals_topk(vocab: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_indices_equal_topk(vocab: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trees, "MAX_DIRECT_TOP_K", few)
     logits = torch.randn(2, 3, vocab, generator=torch.Generator().manual_seed(vocab))
     assert torch.equal(trees.top_indices(logits, 8), logits.topk(min(8, vocab)).indices)

@@ -51,7 +51,7 @@ def tree() -> Draft:
     return trees_from_lists(torch.tensor([1, 1]), [([2, 3, 4, 5], [0, 0, 1, 3]), ([6], [0])])
 
 
-def test_verdict_of_ragged_rows() -> None:
+def test_rows_of_one_draft_accept_different_lengths() -> None:
     verdict = verify(tree(), scores([[2, 4, 0, 5, 6], [3, 0, 0, 0, 0]]), MatchRule(), text(2))
     assert verdict.path.tolist() == [[0, 1, 3, 4], [0, -1, -1, -1]]
     assert verdict.tokens.tolist() == [[2, 4, 5, 6], [3, -1, -1, -1]]

@@ -46,7 +46,7 @@ def test_every_strategy_answers(any_model: Path, strategy: str, tmp_path: Path) 
     assert np.allclose(back, out.audio, atol=1e-4)
 
 
-def test_a_translation_as_plain_values(any_model: Path) -> None:
+def test_a_translation_survives_json(any_model: Path) -> None:
     out = mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=any_model, device="cpu")
     fields = json.loads(json.dumps(out.to_dict()))
     assert fields.keys() == {

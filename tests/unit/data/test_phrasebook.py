@@ -338,7 +338,7 @@ def test_lexicon_finds_pronunciations_in_context() -> None:
     ]
 
 
-def test_plan_of_the_recordings(sentences: list[splits.Sentence]) -> None:
+def test_the_plan_has_as_many_recordings_of_each_split_as_asked(sentences: list[splits.Sentence]) -> None:
     plan = recording.Plan(sentences=60, recordings=2, dev=5, test=7, seed=0)
     rows = recording.plan_recordings(plan, sentences[::11])
     assert Counter(row.split for row in rows) == {"train": 120, "dev": 5, "test": 7, "test_voices": 7}

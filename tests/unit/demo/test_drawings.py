@@ -103,7 +103,7 @@ def test_percentages_are_rounded() -> None:
     assert [percent(value) for value in (0.934, 0.01, 0.004, 1.0)] == ["93 %", "1 %", "< 1 %", "100 %"]
 
 
-def test_words_with_their_times() -> None:
+def test_each_word_is_shown_with_its_time() -> None:
     words = [Word(" We're", 0.1, 0.4), Word(" <late>", 0.42, 0.9)]
     segments = [Segment(0.0, 1.0, "We're <late>", [], words)]
     html = words_html(SimpleNamespace(segments=segments))  # type: ignore[arg-type] # what is read of a transcript

@@ -64,7 +64,7 @@ def test_waiting_is_shown_and_read_out() -> None:
     assert len(ElementTree.fromstring(status("Done.", "done"))) == 0
 
 
-def test_confidence_in_words() -> None:
+def test_a_low_confidence_is_explained_in_a_sentence() -> None:
     assert "Confidence 93 %: of 100 words that come out like this, about 93 are right." in confidence_html(
         0.934, "words", True
     )

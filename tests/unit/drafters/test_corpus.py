@@ -175,7 +175,7 @@ def test_a_cut_file_is_refused(tmp_path: Path) -> None:
             TokenIndex.load(file)
 
 
-def test_a_place_in_a_wrong_order_is_harmless() -> None:
+def test_an_index_in_the_wrong_order_drafts_only_its_own_tokens() -> None:
     tokens = np.array([1, 2, 1, 2, 3, -1], np.int32)
     for seed in range(20):
         places = np.random.default_rng(seed).integers(0, 6, 6).astype(np.int32)

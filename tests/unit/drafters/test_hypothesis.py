@@ -104,7 +104,7 @@ def test_the_rest_of_the_text_is_drafted_up_to_its_end() -> None:
         (" country can do for", " you. Ask"),  # the beginning is missing
     ],
 )
-def test_the_place_is_found_again(written: str, expected: str) -> None:
+def test_drafting_resumes_in_the_hypothesis_after_a_difference(written: str, expected: str) -> None:
     assert any(path.startswith(expected) for path in Run(TEXT).write(written).paths())
 
 

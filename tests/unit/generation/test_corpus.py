@@ -107,7 +107,9 @@ def test_a_model_without_a_tokenizer_needs_one(loaded: LoadedLanguageModel) -> N
     assert mmdec.corpus([TEXT], tokenizer=loaded.tokenizer).drafter_for(language_model("llama")).name
 
 
-def test_it_is_made_once_and_copied(loaded: LoadedLanguageModel, folder: Path, tmp_path: Path) -> None:
+def test_the_corpus_drafter_is_made_once_a_model_and_survives_pickling(
+    loaded: LoadedLanguageModel, folder: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "text.txt"
     file.write_text(TEXT, encoding="utf-8")
     path, _ = write_index([file], folder, tmp_path / "texts.safetensors")

@@ -17,7 +17,7 @@ def write_manifest(folder: Path, name: str, content: str | bytes) -> Path:
     return path
 
 
-def test_a_table_with_names(tmp_path: Path) -> None:
+def test_columns_of_a_table_are_read_by_name(tmp_path: Path) -> None:
     path = write_manifest(
         tmp_path, "a.tsv", "\ufeffid\ttext\taudio\tlanguage\r\n1\tx\ta b.wav\tfr\r\n\r\n2\ty\tc.wav\t\r\n"
     )
@@ -55,7 +55,7 @@ def test_a_bad_row_keeps_its_place_and_costs_no_other(tmp_path: Path, line: byte
     assert message in bad.refusal
 
 
-def test_a_row_of_a_table_with_too_few_columns(tmp_path: Path) -> None:
+def test_a_table_row_with_too_few_columns_is_refused_alone(tmp_path: Path) -> None:
     rows = read_manifest(write_manifest(tmp_path, "a.tsv", "path\tid\na\nb\t2\n"))
     assert "must have 2 columns, but has 1" in rows[0].refusal
     assert rows[1] == Row(1, "b", "2")

@@ -56,7 +56,7 @@ def test_agrees_with_the_naive_recursion(
             assert not posterior[:, n:].any()
 
 
-def test_finite_differences() -> None:
+def test_gradients_of_the_marginal_equal_finite_differences() -> None:
     match, links, _, _ = random_graph(2, 3, 5)
     targets, graphs = torch.tensor([3, 2]), torch.tensor([5, 4])
 
@@ -131,7 +131,7 @@ def test_impossible_samples_give_minus_infinity_and_no_gradient() -> None:
     assert not dag_posterior(match, links, targets, graphs)[:5].any()
 
 
-def test_float32_and_half_inputs() -> None:
+def test_float32_and_half_precision_agree_with_float64() -> None:
     match, links, targets, graphs = random_graph(4, 40, 200, scale=3.0)
     graphs = graphs.clamp(min=80)
     result, match_grad, links_grad = gradients(match, links, targets, graphs)

@@ -29,7 +29,7 @@ def mask(columns: int, dtype: torch.dtype = torch.float64) -> TreeMask:
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_equals_the_reference(key_heads: int) -> None:
+def test_tree_attention_equals_the_reference_in_float64(key_heads: int) -> None:
     q, k, v = parts(9, key_heads)
     got = tree_attention(q, k, v, mask(9), 0.3)
     torch.testing.assert_close(got, tree_attention_reference(q, k, v, mask(9), 0.3), rtol=1e-12, atol=1e-12)

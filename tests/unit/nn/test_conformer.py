@@ -34,7 +34,7 @@ def test_a_batch_equals_its_rows_alone():
 
 
 @pytest.mark.parametrize(("frames", "states"), [(1, 1), (4, 1), (5, 2), (8, 2), (100, 25), (101, 26), (1500, 375)])
-def test_a_quarter_of_the_frames_rounded_up(frames: int, states: int):
+def test_subsampling_gives_a_quarter_of_the_frames_rounded_up(frames: int, states: int):
     lengths = torch.tensor([frames])
     with torch.inference_mode():
         made, state_lengths = tiny().subsample(torch.randn(1, frames, 80), lengths)

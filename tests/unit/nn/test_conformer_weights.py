@@ -66,7 +66,7 @@ def test_outputs_equal_fairseq2(golden: dict[str, Tensor], theirs: dict[str, Ten
     assert worst(states, golden) <= 1e-5
 
 
-def test_outputs_one_by_one(golden: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+def test_outputs_of_single_recordings_equal_fairseq2(golden: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     state = conformer_weights.from_fairseq2(theirs)
     for features, n, expected, m in zip(
         golden["inputs"], golden["lengths"], golden["outputs"], golden["output_lengths"], strict=True

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("system", ["eagle", "msd"])
-def test_saved_and_loaded_it_is_the_same_drafter(system: str, tmp_path: Path) -> None:
+def test_a_drafter_is_the_same_after_saving_and_loading(system: str, tmp_path: Path) -> None:
     network = draft_network(system, MODEL, input_norm=True, layers=(0, -1), base="tiny")
     save_network(network, tmp_path / "drafter")
     again = load_network(tmp_path / "drafter", MODEL)
@@ -91,7 +91,7 @@ def test_shipped_cards_equal_those_written_now(system: str) -> None:
     assert (folder / "README.md").read_text(encoding="utf-8") == draft_card(read_network(folder))
 
 
-def test_a_drafter_of_a_deeper_model(tmp_path: Path) -> None:
+def test_a_drafter_that_reads_layers_the_model_lacks_is_refused(tmp_path: Path) -> None:
     save_network(draft_network("eagle", MODEL, layers=(3, -1)), tmp_path / "drafter")
     with pytest.raises(InputError, match="must have the layers"):
         load_network(tmp_path / "drafter", MODEL)

@@ -99,7 +99,7 @@ def test_the_name_gives_one_drafter_for_all_calls() -> None:
     assert EarlyExit(model, [0, 2]).name.startswith("early-exit-0.2(")
 
 
-def test_it_does_not_keep_the_model_alive() -> None:
+def test_early_exit_does_not_keep_the_model_alive() -> None:
     model = language_model("llama")
     EarlyExit.of(model)
     gone = ref(model)
@@ -109,7 +109,7 @@ def test_it_does_not_keep_the_model_alive() -> None:
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
-def test_it_follows_the_attention_implementation() -> None:
+def test_early_exit_follows_the_models_attention_implementation() -> None:
     model = language_model("llama", num_hidden_layers=4)
     for attention in ("sdpa", "eager", "mmdec_tree"):
         model.set_attn_implementation(attention)

@@ -201,9 +201,7 @@ def test_truncated_text_is_noted(client: httpx.Client, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_note_on_a_text_that_was_cut(
-    engines: dict[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cut_answer_carries_a_note(engines: dict[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmdec.serving.completions.CUT_CONFIDENCE", 0.0)
 
     def answer(**options: Any) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_trapezoid_is_flat_until_it_falls():
     assert Schedule("trapezoid", warmup=10)(1_000_000) == 1.0
 
 
-def test_trapezoid_without_a_flat_part():
+def test_trapezoid_without_a_flat_part_falls_after_the_warm_up():
     rate = Schedule("trapezoid", warmup=5, decay_from=0, decay_steps=20)
     assert rate(0) == pytest.approx(0.2)
     assert rate(10) == pytest.approx(0.5)

@@ -87,7 +87,7 @@ def test_encodings_give_the_same_sound(four: LoadedWhisper, encoding: str) -> No
     ],
     ids=["tensor", "stereo", "float64", "bytearray", "memoryview", "int16", "empty chunks"],
 )
-def test_chunks_in_any_form(four: LoadedWhisper, pieces: list[Any]) -> None:
+def test_chunks_of_any_type_and_size_give_the_same_text(four: LoadedWhisper, pieces: list[Any]) -> None:
     wanted = texts([VOICE], four)
     assert [one[:2] for one in texts(pieces, four)] == [one[:2] for one in wanted]
 

@@ -245,7 +245,7 @@ def test_a_corpus_without_a_usable_row_is_an_error(corpus: TinyCorpus):
         data_of(corpus, upsample=0.01, min_vertices=2).setup("fit")
 
 
-def test_phones_and_letters_that_training_has_not_seen(corpus: TinyCorpus):
+def test_unseen_phones_become_unknown_and_unseen_letters_are_dropped(corpus: TinyCorpus):
     lines = read_table(corpus.cvss / "dev.alignment.tsv")
     lines[0][1] = lines[0][1].replace("hh:", "zz:")
     write_table(corpus.cvss / "dev.alignment.tsv", lines)

@@ -277,7 +277,7 @@ def test_glancing_fades_out(monkeypatch: pytest.MonkeyPatch):
         assert glat_ratio(module.options, module.global_step) == pytest.approx(ratio)
 
 
-def test_phone_distance_of_unit_numbers():
+def test_phone_distance_is_the_edit_distance():
     assert phone_distance([1, 2, 3], [1, 2, 3]) == 0
     assert phone_distance([1, 2, 3], [2, 3, 4]) == 2
     assert phone_distance([], [1, 1]) == phone_distance([5, 5], []) == 2

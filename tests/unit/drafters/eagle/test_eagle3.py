@@ -126,7 +126,7 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
         torch.testing.assert_close(result[1][:, 0].abs(), sines.abs())
 
 
-def test_a_part_of_the_vocabulary() -> None:
+def test_a_draft_vocabulary_is_mapped_to_the_targets() -> None:
     network = eagle3(draft_vocab_size=4)
     network.get_buffer("d2t").copy_(torch.tensor([3, 9, 20, 30]) - torch.arange(4))
     assert network.token_ids(torch.tensor([[0, 3], [2, 1]])).tolist() == [[3, 30], [20, 9]]

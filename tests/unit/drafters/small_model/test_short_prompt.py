@@ -21,7 +21,7 @@ from tests.support.draft_networks import texts
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=400), st.integers(16, 300))
-def test_it_is_a_part_in_order_with_both_ends(ids: list[int], size: int) -> None:
+def test_the_shortened_prompt_is_in_order_and_keeps_both_ends(ids: list[int], size: int) -> None:
     part = most_alike(ids, size)
     assert len(part) == len(ids) if len(ids) <= size else size - CHUNK_TOKENS < len(part) <= size
     rest = iter(ids)

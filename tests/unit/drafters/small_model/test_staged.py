@@ -73,7 +73,7 @@ def proposal(drafter: SmallModel, rows: int, plan: Plan) -> Draft:
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("inner", [*INNER, "script"])
 @pytest.mark.parametrize("kind", [Toy, Bigrams])
-def test_the_chain_is_the_same(kind: type[Toy], inner: Any, rows: int, threshold: float) -> None:
+def test_an_inner_drafter_does_not_change_the_chain(kind: type[Toy], inner: Any, rows: int, threshold: float) -> None:
     plan = Plan(7, 7, threshold=threshold)
     expected = proposal(SmallModel(kind()), rows, plan)
     if inner == "script":  # it is right about the first row for some tokens

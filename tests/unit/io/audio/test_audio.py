@@ -161,7 +161,7 @@ def test_log_mel_is_differentiable_even_in_silence() -> None:
 
 
 @pytest.mark.parametrize("hertz", [75.0, 110.0, 180.0, 260.0, 380.0])
-def test_pitch_of_a_rich_tone(hertz: float) -> None:
+def test_pitch_of_a_tone_with_harmonics_is_its_fundamental(hertz: float) -> None:
     sound = sum((tone(hertz * n, RATE) / n for n in range(1, 8)), torch.zeros(RATE))
     assert audio.pitch(sound)[5:-5].median().item() == pytest.approx(hertz, rel=0.01)
 

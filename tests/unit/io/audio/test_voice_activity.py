@@ -48,7 +48,7 @@ def test_windows_do_not_depend_on_the_chunks(sizes: list[int], pause: float) -> 
 
 @pytest.mark.parametrize("level", [0.0, 1e-4, 1e-3, 3e-3])
 @pytest.mark.parametrize("quiet", [0.0, 0.4, 3.0])
-def test_one_window_a_sentence(level: float, quiet: float) -> None:
+def test_each_sentence_between_pauses_gets_its_own_window(level: float, quiet: float) -> None:
     """In rooms with and without noise; the room is heard first, or somebody speaks at once."""
     sound = talk([quiet, ("austen", None), 2.0, ("two_cities", 3.7), 2.0, ("austen", None), 0.2], level)
     result = windows(sound, [1600])

@@ -232,7 +232,7 @@ def test_speed_changes_nothing_but_pitch_and_length(pace: float) -> None:
     assert np.mean((made - ideal)[500:-500] ** 2) < 1e-6 * 0.125
 
 
-def test_speed_of_one_and_of_nothing() -> None:
+def test_speed_one_and_empty_sound_change_nothing() -> None:
     sound = voiced(100, 1000)
     assert np.array_equal(sounds.speed_perturb(sound, 1.0), sound)
     assert len(sounds.speed_perturb(np.zeros(0, np.float32), 1.1)) == 0

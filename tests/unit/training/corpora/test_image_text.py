@@ -138,7 +138,7 @@ def write_json(path: Path, value: Any) -> Path:
     return path
 
 
-def test_llava_bench_in_the_wild(tmp_path: Path) -> None:
+def test_questions_of_llava_bench_in_the_wild_are_read(tmp_path: Path) -> None:
     rows = [
         {"question_id": 0, "image": "001.jpg", "text": "What is the name of this famous sight?", "category": "conv"},
         {"question_id": 1, "image": "001.jpg", "text": "Describe this photo in detail.", "category": "detail"},
@@ -171,7 +171,7 @@ def test_questions_of_mmspec_are_read(tmp_path: Path) -> None:
     assert vqa.images == (tmp_path / "images" / "mmspec_001.jpg",)
 
 
-def test_a_users_own_list(tmp_path: Path) -> None:
+def test_questions_of_a_users_own_list_are_read(tmp_path: Path) -> None:
     rows = [
         {"image": ["a.png", "b/c.png"], "question": "Which is larger?", "answer": "The first"},
         {"question": "Say nothing.", "answers": ["-"] * 10, "task": "quiet"},
@@ -254,7 +254,7 @@ def test_questions_of_vqav2_are_read(tmp_path: Path) -> None:
     assert other.scoring == ""
 
 
-def test_conversations_with_notes(tmp_path: Path) -> None:
+def test_conversations_take_their_scoring_from_their_notes(tmp_path: Path) -> None:
     pairs = [
         ("<image>\nDescribe this image.", "A red star."),
         ("What colour?", "It is red."),

@@ -52,5 +52,5 @@ def test_a_sample_is_evenly_spaced_and_in_order():
     assert evenly_spaced(range(10), 0) == []
 
 
-def test_all_rows_where_there_are_no_more():
+def test_evenly_spaced_gives_all_rows_if_there_are_too_few():
     assert evenly_spaced(range(3), None) == evenly_spaced(range(3), 3) == evenly_spaced(range(3), 9) == [0, 1, 2]

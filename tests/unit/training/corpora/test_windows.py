@@ -66,7 +66,7 @@ def test_the_tokenizer_is_whispers(tokenizer: WhisperTokenizer, tmp_path: Path):
     assert config.lang_to_id == {"<|en|>": tokenizer.convert_tokens_to_ids("<|en|>")}
 
 
-def test_utterances_of_both_layouts(corpus: Path, tmp_path: Path):
+def test_utterances_of_folders_and_manifests_are_read(corpus: Path, tmp_path: Path):
     rows = read_utterances(corpus, "train")
     assert [row.text for row in rows] == TEXTS
     assert {(row.speaker, row.chapter) for row in rows} == {("0001", "0001-1")}
@@ -121,7 +121,7 @@ def test_a_window_joins_utterances_and_marks_when_they_are_spoken(corpus: Path, 
     assert np.abs(made.sound[8000 : 8000 + 20000]).max() > 0.05
 
 
-def test_a_window_without_times_and_with_text_before(corpus: Path, tokenizer: WhisperTokenizer):
+def test_a_window_without_timestamps_begins_with_the_previous_text(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
     made = compose(WindowPlan((2,), 7, 6.0), rows, tokenizer, Composition(0, 0, 0, 0, 0, 1, 0))
     text = tokenizer.decode(made.tokens)
