@@ -1,5 +1,5 @@
 """`python -m mmdec` is the command line of `mmdec.cli`."""
 
-from mmdec.cli import main
+from mmdec.cli import run_script
 
-main()
+run_script()

@@ -6,13 +6,14 @@ arguments; `EPILOG` lists all codes. Torch is imported only when a subcommand ru
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import logging
 import os
 import sys
 from contextlib import suppress
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 
@@ -103,8 +104,22 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
+def run_script() -> None:
+    """Run the command line as the process's only program: entry point of the script `mmdec`.
+
+    The process ends without destroying the objects of torch and transformers, which would take most of a second.
+    """
+    try:
+        main()
+    except SystemExit as end:
+        cast(Any, atexit)._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            _flush(stream)
+        os._exit(cast(int, end.code))
+
+
 def main() -> None:
-    """Run the command line: entry point of the script `mmdec`. What it cannot do is one line on stderr."""
+    """Run the command line, and exit. What it cannot do is one line on stderr."""
     show_logs()
     with own_process():
         code = _run()

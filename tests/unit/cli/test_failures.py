@@ -95,3 +95,11 @@ def test_a_package_names_its_extra(module: str, preferred: str, extra: str) -> N
 @pytest.mark.parametrize("module", ["mmdec.nothing", "torch", "no_such_package", ""])
 def test_another_missing_module_is_raised(module: str) -> None:
     assert missing_extra(ModuleNotFoundError(name=module)) is None
+
+
+@pytest.mark.parametrize(("argument", "code"), [("--version", 0), ("--no-such-option", 2)])
+def test_the_script_ends_with_its_exit_code_after_exit_handlers(argument: str, code: int) -> None:
+    script = "import atexit; atexit.register(print, 'handler'); from mmdec.cli import run_script; run_script()"
+    done = call(script, argument)
+    assert done.returncode == code
+    assert done.stdout.splitlines()[-1] == "handler"
