@@ -84,7 +84,7 @@ real: .venv-dev/ready  ## Whispers in MODELS=FOLDER on RECORDINGS=FOLDER: token 
 real-tables: .venv-dev/ready
 	mkdir -p out
 	for model in $(REAL); do $(DEV)/python -m mmdec transcribe $(SOUNDS) --model $$model --compare --threads 1 --json > out/real_$$(basename $$model).jsonl || exit; done
-	test ! -f "$(NATURAL)/manifest.tsv" || for folder in $(TEXT); do $(DEV)/python -m mmdec eval speech --corpus $(NATURAL)/manifest.tsv --text $$folder --judge $(JUDGE) --threads 1 --output out/real_$$(basename $$folder).json || exit; done
+	test ! -f "$(NATURAL)/manifest.tsv" || for folder in $(TEXT); do $(DEV)/python -m mmdec eval speech --corpus $(NATURAL)/manifest.tsv --text $$folder --judge $(JUDGE) --threads 1 --json out/real_$$(basename $$folder).json || exit; done
 	test ! -f "$(NATURAL)/manifest.tsv" || $(DEV)/python -m mmdec bench speech --judge $(JUDGE) --threads 1 --json out/real_bench.json
 
 corpus: .venv-dev/ready  ## the French-English phrasebook corpus: needs espeak-ng and flite

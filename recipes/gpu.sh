@@ -34,12 +34,12 @@ part() { # name, seconds, command...: its output and its exit code are kept
 
 part info 20 sh -c '"$0" -m mmdec info --json > "$1"' "$python" "$parts/info.json"
 part tests 185 "$python" -m pytest -n 4 tests/kernels
-part kernels 150 "$python" -m mmdec bench kernels --device cuda --output "$parts/kernels.json"
-part speech 40 "$python" -m mmdec bench speech --device cuda --repeats 5 --output "$parts/speech.json"
+part kernels 150 "$python" -m mmdec bench kernels --device cuda --json "$parts/kernels.json"
+part speech 40 "$python" -m mmdec bench speech --device cuda --repeats 5 --json "$parts/speech.json"
 part asr 75 "$python" -m mmdec bench drafters --model whisper-tiny.en --device cuda --repeats 3 --minutes 1 \
-  --output "$parts/asr.json"
+  --json "$parts/asr.json"
 part vlm 50 "$python" -m mmdec bench drafters --model vlm-scenes --device cuda --per-kind 1 --minutes 0.6 \
-  --repeats 2 --output "$parts/vlm.json"
+  --repeats 2 --json "$parts/vlm.json"
 part train 660 "$python" -m mmdec train drafter --model vlm-scenes --data data/samples/images --output "$parts/drafter" --minutes 8
 
 mkdir -p "$(dirname "$output")"

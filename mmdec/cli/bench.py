@@ -37,7 +37,7 @@ from mmdec.cli.options import (
     language_or_none,
     log,
 )
-from mmdec.cli.reports import Against, Destinations, DrafterDestinations, JsonTo, MarkdownTo, PlotsTo, with_report
+from mmdec.cli.reports import Against, Destinations, DrafterDestinations, JsonTo, MarkdownTo, PlotTo, with_report
 from mmdec.io.suffixes import SOUND_SUFFIXES
 
 COMMANDS: dict[str, list[str]] = {  # the benchmarks of `bench all` and their words
@@ -120,15 +120,15 @@ def _run(command: Sequence[str], seconds: float) -> str:
 def show_saved(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="JSON of `mmdec bench`.")],
     metrics: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="With --plots: a metrics.csv of Lightning, as training curves.")
+        Path | None, typer.Option(metavar="CSV", help="With --plot: a metrics.csv of Lightning, as training curves.")
     ] = None,
     json_to: JsonTo = None,
     markdown: MarkdownTo = None,
-    plots: PlotsTo = None,
+    plot: PlotTo = None,
     against: Against = None,
 ) -> None:
     """Show saved runs again: as a table, as Markdown, as plots, beside another run. Nothing is measured."""
-    to = Destinations(None, json_to, markdown, plots, against, metrics)
+    to = Destinations(json_to, markdown, plot, against, metrics)
     to.deliver(merge_runs([load_run(path) for path in files]))
 
 

@@ -41,7 +41,7 @@ from mmdec.cli.options import (
     language_or_none,
     log,
 )
-from mmdec.cli.reports import JsonTo, Report, deliver_report
+from mmdec.cli.reports import JsonTo, deliver_report
 
 app = typer.Typer(
     help="Score a model on a split of a corpus.",
@@ -82,7 +82,6 @@ def speech(
     allow_absolute_paths: AbsolutePaths = False,
     limit: Limit = None,
     asr: Annotated[bool, typer.Option(help="Compute ASR-BLEU: --judge transcribes the translations.")] = True,
-    output: Report = None,
     json_to: JsonTo = None,
     device: Device = None,
     threads: BenchThreads = 2,
@@ -106,7 +105,7 @@ def speech(
     if hearing.knows_french:
         systems = systems.with_others(comparison_systems(hearing, load(model, device)))
     report = evaluate_speech(clips, systems, hearing if asr else None, log)
-    deliver_report(report, output, json_to, speech_table)
+    deliver_report(report, json_to, speech_table)
 
 
 @app.command(**as_verb("eval asr --split test --limit 50"))
@@ -131,7 +130,6 @@ def asr(
     limit: Limit = None,
     max_new_tokens: MaxNewTokens = None,
     worst: Annotated[int, typer.Option(min=0, help="List this many transcripts with most errors.")] = 10,
-    output: Report = None,
     json_to: JsonTo = None,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
@@ -158,7 +156,7 @@ def asr(
         worst=worst,
         log=log,
     )
-    deliver_report(report, output, json_to, asr_table)
+    deliver_report(report, json_to, asr_table)
 
 
 @app.command(**as_verb("eval vlm --questions data/samples/images/samples.tsv"))
@@ -177,7 +175,6 @@ def vlm(
     max_new_tokens: AnswerTokens = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Questions in a batch.")] = 1,
     worst: Annotated[int, typer.Option(min=0, help="List this many wrong answers.")] = 10,
-    output: Report = None,
     json_to: JsonTo = None,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
@@ -203,7 +200,7 @@ def vlm(
         worst=worst,
         log=log,
     )
-    deliver_report(report, output, json_to, vlm_table)
+    deliver_report(report, json_to, vlm_table)
     if report["refused"]:
         raise typer.Exit(1)
 

@@ -23,39 +23,46 @@ if TYPE_CHECKING:
 TABLE_WIDTH = 80  # most characters in a line of a table, even on a wider terminal
 
 
-def report_target(name: str, suffix: str, printed: bool = True) -> Callable[[Any], Any]:
-    """Make a callback that checks an option's file before anything is measured: its name must end in `suffix`.
+def report_target(name: str, suffix: str) -> Callable[[Any], Any]:
+    """Make a callback that checks an option's file before anything is measured: its name must end in `suffix`, or it is
+    "-", for stdout.
 
-    name: the option's name in errors. printed: whether "-" is allowed, too: print to stdout.
+    name: the option's name in errors.
 
     `--json` takes the next word as its file. Without this check, that word could be a recording, and the report would
     overwrite it.
     """
 
     def checked(target: Any) -> Any:
-        if target is None or (printed and target == STDOUT):
+        if target is None or target == STDOUT:
             return target
         if Path(target).suffix.lower() != suffix or Path(target).is_dir():
-            printing = f" Write `{name} -` before an input, to print only the report." if printed else ""
             raise InputError(
-                f"`{name}` must be a file that ends in {suffix}{', or -' if printed else ''}, but is "
-                f"'{printable(str(target))}'. Name another.{printing}"
+                f"`{name}` must be a file that ends in {suffix}, or -, but is '{printable(str(target))}'. Name another."
+                f" Write `{name} -` before an input, to print only the report."
             )
         return target
 
     return checked
 
 
-Report = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        callback=report_target("--output", ".json", printed=False),
-        help="Write the report to this .json file, too.",
-    ),
-]
+def _plot_target(*suffixes: str) -> Callable[[Any], Any]:
+    """Make a callback that checks `--plot` before anything is measured: a folder, or a file with one of the suffixes.
+
+    The name of another file is refused, so that no folder of that name is made.
+    """
+    or_file = f", or a file that ends in {' or '.join(suffixes)}" if suffixes else ""
+
+    def checked(target: Any) -> Any:
+        if target is None or target.is_dir() or target.suffix.lower() in suffixes:
+            return target
+        if not target.suffix and not target.exists():  # the folder is made when there is something to draw
+            return target
+        raise InputError(f"`--plot` must be a folder{or_file}, but is '{printable(str(target))}'. Name another.")
+
+    return checked
+
+
 JsonTo = Annotated[
     str | None,
     typer.Option(
@@ -74,8 +81,18 @@ MarkdownTo = Annotated[
         help="Write Markdown to this .md file; -: print only that.",
     ),
 ]
-PlotsTo = Annotated[
-    Path | None, typer.Option("--plots", metavar="DIR", file_okay=False, help="Draw plots into this folder.")
+PlotTo = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="DIR", callback=_plot_target(), help="Draw plots into this folder."),
+]
+DrafterPlotTo = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE|DIR",
+        callback=_plot_target(".png", ".svg"),
+        help="Draw tokens per round and speed into a .png or .svg file, or all plots into a folder.",
+    ),
 ]
 Against = Annotated[
     Path | None, typer.Option("--against", metavar="FILE", help="Compare with this saved JSON of `mmdec bench`.")
@@ -90,24 +107,29 @@ class Destinations:
     `with_report` decorates, the annotated fields are options.
     """
 
-    output: Report = None
     json: JsonTo = None
     markdown: MarkdownTo = None
-    plots: PlotsTo = None
+    plot: PlotTo = None
     against: Against = None
     metrics: Path | None = None  # metrics.csv of a training run, to plot; only for `bench show`
 
     def __post_init__(self) -> None:
         if self.json == STDOUT and self.markdown == STDOUT:
             raise InputError("`--json` and `--markdown` must not both be printed, but both are -. Name a file for one.")
-        if self.metrics is not None and self.plots is None:
-            raise InputError("`--metrics` must come with `--plots`, but that is missing. Name a folder.")
+        if self.metrics is not None and self.plot is None:
+            raise InputError("`--metrics` must come with `--plot`, but that is missing. Name a folder.")
         if self.against is not None:
             load_run(self.against)
-        if self.plots is not None:
+        if self.plot is not None:
             from mmdec.bench.plots import check_plots
 
             check_plots(self.metrics)
+
+    def draw(self, run: BenchRun, target: Path) -> list[Path]:
+        """Draw the results' plots into `target`, and return their files."""
+        from mmdec.bench.plots import plot_run
+
+        return plot_run(run, target, self.metrics)
 
     def deliver(self, run: BenchRun) -> None:
         """Write the results to the named files and plots. Print tables, unless JSON or Markdown is printed."""
@@ -115,12 +137,8 @@ class Destinations:
 
         changes = None if self.against is None else compare_runs(run, load_run(self.against), self.against.name)
         text = to_json(run, **({} if changes is None else {"against": asdict(changes)}))
-        if self.output is not None:
-            write_atomically(self.output, text.encode())
-        if self.plots is not None:
-            from mmdec.bench.plots import plot_run
-
-            for path in plot_run(run, self.plots, self.metrics):
+        if self.plot is not None:
+            for path in self.draw(run, self.plot):
                 print(path, file=sys.stderr)
         for target, content in ((self.json, text), (self.markdown, format_markdown(run, changes))):
             if target == STDOUT:
@@ -131,41 +149,16 @@ class Destinations:
             print_table(format_screen(run, changes))
 
 
-def _plot_target(target: Path | None) -> Path | None:
-    if target is not None and (target.suffix.lower() not in (".png", ".svg") or target.is_dir()):
-        raise InputError(
-            f"`--plot` must be a file that ends in .png or .svg, but is '{printable(str(target))}'. Name another."
-        )
-    return target
-
-
 @dataclass(frozen=True)
 class DrafterDestinations(Destinations):
-    """Says where a comparison of drafters goes: one more plot."""
+    """Says where a comparison of drafters goes, which can be one picture."""
 
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE",
-            callback=_plot_target,
-            help="Draw tokens per round and speed into a .png or .svg file.",
-        ),
-    ] = None
+    plot: DrafterPlotTo = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.plot is not None:
-            from mmdec.bench.plots import check_plots
+    def draw(self, run: BenchRun, target: Path) -> list[Path]:
+        from mmdec.bench.plots import plot_drafters
 
-            check_plots()
-
-    def deliver(self, run: BenchRun) -> None:
-        if self.plot is not None:
-            from mmdec.bench.plots import plot_drafters
-
-            plot_drafters(run, self.plot)
-        super().deliver(run)
+        return [plot_drafters(run, target)] if target.suffix and not target.is_dir() else super().draw(run, target)
 
 
 def with_report(
@@ -193,23 +186,20 @@ def with_report(
 
 def deliver_report(
     report: Mapping[str, Any],
-    output: Path | None,
     json_to: str | None,
     table: Callable[[dict[str, Any]], RenderableType],
 ) -> None:
     """Print an evaluation's report as a table or as JSON; also write it as JSON if a file is given.
 
-    output: JSON file; None: none. json_to: another JSON file; "-": print JSON instead of the table; None: neither.
-    table: makes the table of the report.
+    json_to: JSON file; "-": print JSON instead of the table; None: neither. table: makes the table of the report.
     """
     text = json_text(dict(report), 2) + "\n"
-    for path in (output, None if json_to in (None, STDOUT) else Path(str(json_to))):
-        if path is not None:
-            write_atomically(path, text.encode())
     if json_to == STDOUT:
         sys.stdout.write(text)
-    else:
-        print_table(table(dict(report)))
+        return
+    if json_to is not None:
+        write_atomically(json_to, text.encode())
+    print_table(table(dict(report)))
 
 
 def print_table(table: RenderableType) -> None:

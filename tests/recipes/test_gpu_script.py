@@ -70,8 +70,8 @@ case "$*" in
   -c*) exit 0 ;;
   "- "*) exec {sys.executable} "$@" ;;
   *info*) echo warning >&2; echo '{{"gpus": 1}}' ;;
-  *kernels*) while [ "$1" != --output ]; do shift; done; echo '{{"half' > "$2"; exit 3 ;;
-  *speech*) while [ "$1" != --output ]; do shift; done; echo '{{"n": 5}}' > "$2" ;;
+  *kernels*) while [ "$1" != --json ]; do shift; done; echo '{{"half' > "$2"; exit 3 ;;
+  *speech*) while [ "$1" != --json ]; do shift; done; echo '{{"n": 5}}' > "$2" ;;
 esac
 """,
         encoding="utf-8",

@@ -37,14 +37,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_one_report_goes_everywhere(measured: list[str], tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("a.json", "b.json", "c.md")]
-    result = run("bench", "drafters", "-m", "model", "-o", files[0], "--json", files[1], "--markdown", files[2])
+    report, page = tmp_path / "a.json", tmp_path / "b.md"
+    result = run("bench", "drafters", "-m", "model", "--json", report, "--markdown", page)
     assert result.exit_code == 0, result.output
     assert "Times faster than each column's method" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
-    assert files[0].read_text() == files[1].read_text()
-    assert load_run(files[0]).reports[0].bench == "drafters-text"
-    assert "| recycling | 15 of 16 | - |" in files[2].read_text()
+    assert load_run(report).reports[0].bench == "drafters-text"
+    assert "| recycling | 15 of 16 | - |" in page.read_text()
 
 
 @pytest.mark.parametrize("words", [["--json"], ["--json", "-"], ["--json=-"], ["--json", "--repeats", "2"]])
@@ -69,7 +68,7 @@ def test_impossible_benchmarks_are_refused_before_they_run(
     for words, message in (
         (["--against", damaged], "must be JSON"),
         (["--json", "-", "--markdown", "-"], "must not both be printed"),
-        (["--plots", tmp_path / "plots"], "matplotlib"),
+        (["--plot", tmp_path / "plots"], "matplotlib"),
     ):
         result = run("bench", "drafters", "-m", "model", *words)
         assert isinstance(result.exception, InputError)
@@ -81,7 +80,11 @@ def test_impossible_benchmarks_are_refused_before_they_run(
     ("words", "message"),
     [
         (["bench", "speech", "--json", "OWN", "other.wav"], r"`--json` must be a file that ends in \.json, or -"),
-        (["bench", "drafters", "-m", "model", "-o", "OWN"], r"`--output` must be a file that ends in \.json, but"),
+        (
+            ["bench", "drafters", "-m", "model", "--plot", "OWN"],
+            r"`--plot` must be a folder, or a file that ends in \.png",
+        ),
+        (["bench", "show", "saved.json", "--plot", "OWN"], "`--plot` must be a folder, but is"),
         (
             ["bench", "drafters", "-m", "model", "--markdown", "OWN"],
             r"`--markdown` must be a file that ends in \.md, or -",
@@ -90,7 +93,7 @@ def test_impossible_benchmarks_are_refused_before_they_run(
         (["bench", "all", "--json", "FOLDER"], "`--json` must be"),
         (["eval", "asr", "--json", "OWN"], "`--json` must be"),
         (["eval", "vlm", "--json=OWN"], "`--json` must be"),
-        (["eval", "speech", "--output", "OWN"], "`--output` must be"),
+        (["eval", "speech", "--json", "OWN"], "`--json` must be"),
     ],
 )
 def test_a_report_overwrites_no_file_of_another_kind(
@@ -183,14 +186,19 @@ def test_folders_of_recordings_are_read(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_plot_is_written_whole_or_refused_before_measuring(measured: list[str], tmp_path: Path) -> None:
-    for wrong in ("plot.pdf", "plot"):
+    (tmp_path / "file").touch()
+    for wrong in ("plot.pdf", "file"):
         result = run("bench", "drafters", "-m", "model", "--plot", tmp_path / wrong)
-        assert "`--plot` must be a file that ends in .png or .svg" in str(result.exception)
+        assert "`--plot` must be a folder, or a file that ends in .png or .svg" in str(result.exception)
+    result = run("bench", "speech", "x.wav", "--plot", tmp_path / "plot.png")
+    assert "`--plot` must be a folder, but is" in str(result.exception)
     assert measured == []
     for name, begin in (("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml")):
         result = run("bench", "drafters", "-m", "model", "--plot", tmp_path / name)
         assert result.exit_code == 0, result.output
         assert (tmp_path / name).read_bytes().startswith(begin)
+    assert run("bench", "drafters", "-m", "model", "--plot", tmp_path / "all").exit_code == 0
+    assert list((tmp_path / "all").glob("*.png"))
 
 
 @pytest.mark.parametrize("lines", [[], ["file\tquestion"], ["a.png\tb\tWhat?"], ["../a.png\tb\tWhat?\tThat."]])

@@ -157,11 +157,11 @@ def test_eval_prints_and_writes_one_report(model: Path, pictures: list[Path], tm
     common = ["--questions", asked, "--images", pictures[0].parent, "--model", model, "--drafter", "lookup"]
     common += ["--max-new-tokens", 5, "--threads", 1]
     report = tmp_path / "report.json"
-    given = [str(one) for one in ("eval", "vlm", *common, "--swap", "-o", report)]
-    table = CliRunner(env={"COLUMNS": "150"}).invoke(cli.app, given)
+    given = [str(one) for one in ("eval", "vlm", *common, "--swap", "--json")]
+    table = CliRunner(env={"COLUMNS": "150"}).invoke(cli.app, [*given, str(report)])
     assert table.exit_code == 0, table.output
     assert "a round" in table.stdout
-    printed = CliRunner().invoke(cli.app, [*given, "--json"])
+    printed = CliRunner().invoke(cli.app, given)
     assert json.loads(printed.stdout).keys() == json.loads(report.read_text(encoding="utf-8")).keys()
     with open(asked, "a", encoding="utf-8") as file:
         file.write("\n" + json.dumps({**rows[0], "image": "absent.png"}))

@@ -140,7 +140,7 @@ def test_the_verb_compares_all_systems_on_a_manifest(folder: Path, hearing: Path
     rows = ["path\tsplit\ttext", *(f"said-{number}.wav\ttest\tBonjour." for number in (1, 2))]
     (tmp_path / "manifest.tsv").write_text("\n".join(rows) + "\n")
     call = ["eval", "speech", "--corpus", tmp_path / "manifest.tsv", "--text", tmp_path / "said", "--model", hearing]
-    call += ["--judge", folder, "--device", "cpu", "--threads", "1", "--output", tmp_path / "report.json"]
+    call += ["--judge", folder, "--device", "cpu", "--threads", "1", "--json", tmp_path / "report.json"]
     result = CliRunner().invoke(cli.app, [str(word) for word in call])
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "report.json").read_text())

@@ -134,11 +134,13 @@ def test_a_model_without_heads_is_scored_by_transformers_own_loop(tmp_path: Path
 
 
 def test_the_verbs_print_and_write_json(corpus: Path, whisper: LoadedWhisper, model: Path, tmp_path: Path) -> None:
-    call = ["eval", "asr", "--split", "own", "--corpus", corpus, "--model", model, "--json", "-o", tmp_path / "e.json"]
-    call += ["--max-new-tokens", "12", "--threads", "1", "--plan", "4x2", "--limit", "1"]
-    done = CliRunner().invoke(cli.app, [str(part) for part in call])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout) == json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
+    call = ["eval", "asr", "--split", "own", "--corpus", corpus, "--model", model]
+    call += ["--max-new-tokens", "12", "--threads", "1", "--plan", "4x2", "--limit", "1", "--json"]
+    done = [CliRunner().invoke(cli.app, [str(part) for part in (*call, to)]) for to in ("-", tmp_path / "e.json")]
+    assert [one.exit_code for one in done] == [0, 0], done[0].output
+    printed, written = json.loads(done[0].stdout), json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
+    assert (printed.keys(), printed["wer"]) == (written.keys(), written["wer"])
+    assert "word error rate" in done[1].stdout
 
 
 def test_passes_windows_and_rounds_are_counted(whisper: LoadedWhisper) -> None:
