@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mmdec.bench.options import DrafterBenchOptions
 from mmdec.bench.pairing import Group, MethodTimings, length_groups, quartiles, task_groups
-from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, MIN_NEW_TOKENS, encode_prompts, read_prompts
+from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, encode_prompts, read_prompts
 from mmdec.bench.report import BenchReport, BenchRun, MethodRow, Spread
-from mmdec.checks.arguments import check_finite, check_threads, check_whole, did_you_mean
+from mmdec.checks.arguments import did_you_mean
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import error_line
 from mmdec.core.budget import Nodes
@@ -40,7 +41,7 @@ from mmdec.drafters.registry import (
     loader_names,
 )
 from mmdec.errors import InputError, MmdecError
-from mmdec.evaluation.description import PROMPT, DescriptionHarness, questions_of
+from mmdec.evaluation.description import DescriptionHarness, questions_of
 from mmdec.evaluation.harness import (
     GREEDY,
     Harness,
@@ -84,22 +85,6 @@ SAMPLE_RECORDINGS = Path("data/samples/english")
 RECORDING_SUFFIXES = (".flac", ".wav", ".mp3", ".ogg")
 TRAINED_FOLDER = "drafter"  # where `mmdec train drafter` puts the drafter, in the folder of its run
 TEXT_SUFFIXES = (".txt", ".srt", ".vtt")  # of the texts in a folder that is a hypothesis
-
-
-@final
-@dataclass(frozen=True)
-class InputOptions:
-    """What is decoded; see `bench_drafters`."""
-
-    data: str | os.PathLike[str] | None
-    audio: Sequence[Path]
-    images: str | os.PathLike[str] | None
-    prompt: str
-    draft_text: Sequence[Path]
-    language: str | None
-    per_kind: int | None
-    max_new_tokens: int | None
-    admission: Admission
 
 
 @final
@@ -256,103 +241,43 @@ class QuestionWorkload(Workload[ImageQuestion]):
 
 
 def bench_drafters(
-    model: str | os.PathLike[str],
-    drafter: Sequence[str] = (),
-    data: str | os.PathLike[str] | None = None,
-    *,
-    audio: Sequence[Path] = (),
-    images: str | os.PathLike[str] | None = None,
-    prompt: str = PROMPT,
-    inner: str | None = None,
-    draft_text: Sequence[Path] = (),
-    draft_model: Sequence[str] = (),
-    language: str | None = "en",
-    per_kind: int | None = None,
-    repeats: int = 3,
-    plan: str = "learned",
-    max_new_tokens: int | None = None,
-    minutes: float | None = None,
-    allow_absolute_paths: bool = False,
-    device: str | None = "cpu",
-    threads: int = 2,
-    log: Log = no_log,
+    model: str | os.PathLike[str], options: DrafterBenchOptions | None = None, log: Log = no_log
 ) -> BenchRun:
     """Time drafters for one model on the same inputs, against plain decoding and transformers' own loops.
 
     Args:
         model: A shipped name, a folder or a Hugging Face id of a language model, a Whisper, an audio language model or
             a vision-language model.
-        drafter: Names of drafters, folders or Hugging Face ids of drafters with weights or of smaller models,
-            "<model>/<drafter>" for shipped ones. Empty: lookup, recycling and those in the model's folder.
-        data: Prompts (.txt with one on each line, .jsonl or .json of chats), or questions about pictures. None:
-            built-in prompts, or questions about the sample pictures.
-        audio: Recordings for a model that hears. Empty: the sample recordings.
-        images: Folder of the pictures, or one picture.
-        prompt: The question about each picture where there is no `data`.
-        inner: Also time each smaller model with its chains drafted by this ("lookup", "recycling").
-        draft_text: Folders with a text of each recording, of its name: each folder is a drafter (`mmdec.hypothesis`).
-        draft_model: Faster recognisers, whose text is the draft.
-        language: Of the recordings, for a Whisper; None: detect it. Audio language models detect it.
-        per_kind: Number of prompts or questions of each kind, evenly spaced. None: all of `data` and `images`, else 2.
-        repeats: Timed calls of each method on each input.
-        plan: Draft size: "learned", a chain such as "8", or a tree such as "16x6" (16 nodes, at most 6 deep).
-        max_new_tokens: Maximum number of new tokens of an answer, or of a window. None: 128 for prompts, else the
-            model's default.
-        minutes: Stop after this time, loading included, with what was measured. None: no limit.
-        allow_absolute_paths: Accept absolute paths in `data`.
-        device: Device of the model.
-        threads: torch's threads.
+        options: What is decoded, by which drafters; None: built-in inputs, by the drafters that the model has.
         log: Receives a line for each input.
 
     Returns:
         The report; drafters whose tokens differ are left out of it.
 
     Raises:
-        InputError: If an argument is not valid; before the model is loaded where that can be known.
+        InputError: If an option is not valid; before the model is loaded where that can be known.
     """
     start = time.monotonic()
-    if per_kind is not None:
-        check_whole("per_kind", per_kind, 1, 2**31, "2 of each kind give a first impression.")
-    elif data is None and images is None:
-        per_kind = DEFAULT_PER_KIND
-    check_whole("repeats", repeats, 1, 10_000, "3 give quartiles.")
-    if max_new_tokens is not None:
-        check_whole("max_new_tokens", max_new_tokens, MIN_NEW_TOKENS, 2**31, "Give 128.")
-    if minutes is not None:
-        check_finite("minutes", minutes, "Give 10, for instance.")
-        if minutes <= 0:
-            raise InputError(f"`minutes` must be positive, but is {minutes}. Give 10, for instance.")
-    check_threads(threads)
-    nodes, torch_device = parse_plan(plan), check_device(device)
+    options = options or DrafterBenchOptions()
+    nodes, device = parse_plan(options.plan), check_device(options.device)
     directory = find_model(model, None, (*LANGUAGE_MODEL_FILES, *WHISPER_FILES, *VLM_FILES))
-    kind = _kind(directory, audio, images)
-    named = find_drafters(drafter or _own_drafters(directory, kind), directory, kind)
-    if kind != "audio" and (draft_text or draft_model):
+    kind = _kind(directory, options.audio, options.images)
+    named = find_drafters(options.drafter or _own_drafters(directory, kind), directory, kind)
+    if kind != "audio" and (options.draft_text or options.draft_model):
         raise InputError("`draft_text` and `draft_model` must be for recordings, but there are none. Leave them out.")
-    recognisers = {Path(name).name: hypothesis(Path(name), device=torch_device) for name in draft_model}
-    keep_threads(threads)
-    inputs = InputOptions(
-        data,
-        audio or _recordings(SAMPLE_RECORDINGS),
-        images,
-        prompt,
-        draft_text,
-        language,
-        per_kind,
-        max_new_tokens,
-        Admission(allow_absolute_paths),
-    )
-    workload = load_workload(kind, directory, torch_device, inputs)
-    ours, stock = make_methods(workload, named, inner, nodes)
-    ours += _hypotheses(workload, draft_text, recognisers, nodes)
+    recognisers = {Path(name).name: hypothesis(Path(name), device=device) for name in options.draft_model}
+    keep_threads(options.threads)
+    workload = load_workload(kind, directory, device, options)
+    ours, stock = make_methods(workload, named, options.inner, nodes)
+    ours += _hypotheses(workload, options.draft_text, recognisers, nodes)
     left_out: dict[str, str] = {}
-    count = len(workload.inputs)
+    count, repeats = len(workload.inputs), options.repeats
     log(f"{count} {workload.what}, {'once' if repeats == 1 else f'{repeats} times'}; a first call of each method:")
     greedy, plain = InputMethod(Method.greedy()), InputMethod(Method.with_drafter(PLAIN, None, nodes))
     runnable = [method for method in (greedy, plain, *ours, *stock) if _is_runnable(workload, method, left_out, log)]
-    deadline = None if minutes is None else start + 60 * minutes
+    deadline = None if options.minutes is None else start + 60 * options.minutes
     measured, equal, stopped = measure_in_turn(workload, runnable, repeats, deadline, log)
-    return _report(workload, runnable, measured, equal, left_out, stopped, plan, repeats, directory.name)
+    return _report(workload, runnable, measured, equal, left_out, stopped, options.plan, repeats, directory.name)
 
 
 def _kind(directory: Path, audio: Sequence[Path], images: object) -> str:
@@ -443,7 +368,7 @@ def _recordings(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.suffix in RECORDING_SUFFIXES)
 
 
-def load_workload(kind: str, directory: Path, device: torch.device, options: InputOptions) -> Workload[Any]:
+def load_workload(kind: str, directory: Path, device: torch.device, options: DrafterBenchOptions) -> Workload[Any]:
     """Read the inputs, then load the model.
 
     Args:
@@ -455,30 +380,36 @@ def load_workload(kind: str, directory: Path, device: torch.device, options: Inp
     Raises:
         InputError: If there is nothing to decode, or the model is damaged.
     """
+    per_kind = options.per_kind
+    if per_kind is None and options.data is None and options.images is None:
+        per_kind = DEFAULT_PER_KIND
     if kind == "text":
         given = None if options.data is None else read_prompts(os.fspath(options.data))
         language = load_language_model(directory, device)
         prompts = (INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS) if given is None else given
-        chosen: Any = in_turn(by_task(list[Any](prompts), options.per_kind))
+        chosen: Any = in_turn(by_task(list[Any](prompts), per_kind))
         return PromptWorkload(language, encode_prompts(language, chosen, options.max_new_tokens or MAX_NEW_TOKENS))
     if kind == "images":
-        questions = questions_of(options.data, options.images, options.prompt, options.per_kind, options.admission)
+        admission = Admission(options.allow_absolute_paths)
+        questions = questions_of(options.data, options.images, options.prompt, per_kind, admission)
         return QuestionWorkload(load_vlm(directory, device), directory, in_turn(questions), options.max_new_tokens)
     if options.data is not None:
         raise InputError("`data` must be for prompts or pictures, but the model hears. Give `audio` instead.")
-    if not options.audio:
+    recordings = options.audio or _recordings(SAMPLE_RECORDINGS)
+    if not recordings:
         raise InputError(f"`audio` must name recordings where '{SAMPLE_RECORDINGS}' has none. Name files or a folder.")
-    for path in options.audio:
+    for path in recordings:
         if not path.is_file():
             raise InputError(f"`audio` must be files, but '{path}' is none. Check the path.")
         for folder in options.draft_text:
             text_of(folder, path)
     if audio_family(directory):
         hearing = load_audio_lm(directory, device)
-        return RecordingWorkload(hearing, directory, options.audio, AudioLmHarness(hearing, options.max_new_tokens))
+        return RecordingWorkload(hearing, directory, recordings, AudioLmHarness(hearing, options.max_new_tokens))
     whisper = load_whisper(directory, device)
-    harness = TranscriptionHarness(whisper, options.language, options.max_new_tokens)
-    return RecordingWorkload(whisper, directory, options.audio, harness)
+    spoken = None if options.language == "auto" else options.language
+    harness = TranscriptionHarness(whisper, spoken, options.max_new_tokens)
+    return RecordingWorkload(whisper, directory, recordings, harness)
 
 
 def in_turn(inputs: Sequence[Any]) -> list[Any]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmdec.bench.options import MIN_NEW_TOKENS
 from mmdec.errors import InputError
 from mmdec.evaluation.language_model import TokenPrompt
 from mmdec.pretrained.language_model import LoadedLanguageModel
 from mmdec.training.corpora.chats import SYSTEM_KEY, Conversation, read_chats
 
-MIN_NEW_TOKENS = 8  # a prompt after which the model has positions for fewer new tokens is left out
 # names of fields in the file that may hold a prompt's kind; the first one that exists is used
 TASK_FIELDS = ("category", "task", "topic", "kind")
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -14,15 +15,13 @@ from typing import Annotated
 import typer
 
 from mmdec import InputError
+from mmdec.bench.options import DrafterBenchOptions
 from mmdec.bench.report import BenchReport, BenchRun, load_run, merge_runs
 from mmdec.cli.inputs import FileKind, input_files
 from mmdec.cli.options import (
-    OWN_PROMPT,
     SPEECH_MODEL,
     VLM_MODEL,
     WHISPER_MODEL,
-    AbsolutePaths,
-    AnswerTokens,
     AudioFiles,
     BenchDevice,
     BenchThreads,
@@ -30,9 +29,6 @@ from mmdec.cli.options import (
     Judging,
     Language,
     Model,
-    OwnPrompt,
-    Pictures,
-    Plan,
     as_verb,
     language_or_none,
     log,
@@ -182,62 +178,7 @@ def kernels(
 
 @app.command(**as_verb("bench drafters --model whisper-tiny.en --drafter medusa --drafter ctc"))
 @partial(with_report, destinations=DrafterDestinations)
-def drafters(
-    model: Model,
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter",
-            "-d",
-            metavar="NAME|FOLDER",
-            help="A drafter's name, its folder or Hugging Face id, <model>/<drafter> for a shipped one, or a smaller "
-            "model. Repeat it. Default: lookup, recycling and those in the model's folder.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Prompts, a line each or a .jsonl; for a model that sees, questions as `mmdec eval vlm` reads them. "
-            "Default: built-in prompts, or questions about the sample pictures."
-        ),
-    ] = None,
-    audio: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE|FOLDER", help="Recordings for a model that hears. Repeat it. Default: the samples."),
-    ] = None,
-    images: Pictures = None,
-    prompt: OwnPrompt = OWN_PROMPT,
-    inner: Annotated[
-        str | None, typer.Option(help="Also time each smaller model with its chains drafted by lookup or recycling.")
-    ] = None,
-    draft_text: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FOLDER",
-            file_okay=False,
-            exists=True,
-            help="A text of each recording (.txt, .srt, .vtt), of its name: drafted as a hypothesis. Repeat it.",
-        ),
-    ] = None,
-    draft_model: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MODEL", help="A faster recogniser, whose text is drafted. Repeat it."),
-    ] = None,
-    language: Language = "en",
-    per_kind: Annotated[
-        int | None,
-        typer.Option(min=1, help="Prompts or questions of each kind. Default: all of --data and --images, else 2."),
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that each method decodes each input.")] = 3,
-    plan: Plan = "learned",
-    max_new_tokens: AnswerTokens = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.01, help="Stop after this time, with what was measured. Default: no limit.")
-    ] = None,
-    allow_absolute_paths: AbsolutePaths = False,
-    device: BenchDevice = "cpu",
-    threads: BenchThreads = 2,
-) -> BenchRun:
+def drafters(model: Model, options: DrafterBenchOptions) -> BenchRun:
     """Time drafters in turn on the same prompts, recordings or pictures, against plain decoding and transformers' own
     loops. A line is printed after each input.
 
@@ -245,27 +186,7 @@ def drafters(
     """
     from mmdec.bench.drafters import bench_drafters
 
-    return bench_drafters(
-        model,
-        drafter or (),
-        data,
-        audio=_expand_folders(audio or ()),
-        images=images,
-        prompt=prompt,
-        inner=inner,
-        draft_text=draft_text or (),
-        draft_model=draft_model or (),
-        language=language_or_none(language),
-        per_kind=per_kind,
-        repeats=repeats,
-        plan=plan,
-        max_new_tokens=max_new_tokens,
-        minutes=minutes,
-        allow_absolute_paths=allow_absolute_paths,
-        device=device,
-        threads=threads,
-        log=log,
-    )
+    return bench_drafters(model, replace(options, audio=_expand_folders(options.audio)), log)
 
 
 @app.command(**as_verb("bench peer data/samples/english --model whisper-tiny.en"))

@@ -18,10 +18,11 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from mmdec import InputError
+from mmdec.bench.options import DrafterBenchOptions
 from mmdec.checks.files import printable
 from mmdec.errors import rename_arguments
 from mmdec.pretrained import DEFAULT_VLM
-from mmdec.tasks.options import OptionInfo, TaskOptions, options_of
+from mmdec.tasks.options import OptionInfo, option_help, options_of
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,7 @@ SPEECH_MODEL, SPEECH_CORPUS = "daspeech-everyday", Path("data/natural/manifest.t
 SPEECH_TEXT = Path("data/everyday"), Path("data/phrasebook")
 WHISPER_MODEL, WHISPER_CORPUS = "whisper-tiny.en", Path("data/english")
 VLM_MODEL = DEFAULT_VLM
-OWN_PROMPT = "Describe this image."
+OWN_PROMPT = DrafterBenchOptions.prompt
 
 Inputs = Annotated[
     list[str],
@@ -72,14 +73,10 @@ WhisperCorpus = Annotated[
     Path, typer.Option("--corpus", help="A folder in LibriSpeech's layout, or a .tsv or .jsonl with path and text.")
 ]
 AbsolutePaths = Annotated[
-    bool,
-    typer.Option("--allow-absolute", help="Lists may name absolute paths, and links may lead out of the corpus."),
+    bool, typer.Option("--allow-absolute", help=option_help(DrafterBenchOptions, "allow_absolute_paths"))
 ]
 Heads = Annotated[Path | None, typer.Option(help="A folder with Medusa heads. Default: the model's own.")]
-Plan = Annotated[
-    str,
-    typer.Option(help="Draft size: learned, 8 (a chain of 8 tokens), or 16x6 (a tree of 16 tokens, at most 6 deep)."),
-]
+Plan = Annotated[str, typer.Option(help=option_help(DrafterBenchOptions, "plan"))]
 Questions = Annotated[
     Path | None,
     typer.Option(
@@ -89,21 +86,14 @@ Questions = Annotated[
         show_default=False,
     ),
 ]
-Pictures = Annotated[
-    Path | None,
-    typer.Option(
-        "--images", help="Folder of the pictures, or one picture. Default: next to the questions, or in images/ there."
-    ),
-]
-OwnPrompt = Annotated[
-    str, typer.Option("--prompt", "-p", help="What is asked about --images without a file of questions.")
-]
+Pictures = Annotated[Path | None, typer.Option("--images", help=option_help(DrafterBenchOptions, "images"))]
+OwnPrompt = Annotated[str, typer.Option("--prompt", "-p", help=option_help(DrafterBenchOptions, "prompt"))]
 AudioFiles = Annotated[
     list[Path] | None,
     typer.Option("--audio", metavar="FILE", help="A recording of your own, as the arguments are. Repeat it."),
 ]
-AnswerTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens of an answer.")]
-Language = Annotated[str, typer.Option(help="Language of the recordings; auto detects it.")]
+AnswerTokens = Annotated[int | None, typer.Option(min=1, help=option_help(DrafterBenchOptions, "max_new_tokens"))]
+Language = Annotated[str, typer.Option(help=option_help(DrafterBenchOptions, "language"))]
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens in a 30 s window.")]
 
 
@@ -241,9 +231,10 @@ def with_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _group_options(kind: Any) -> list[Parameter]:
-    """Return the options of a dataclass: of a task's options, those that have a type on the command line; of another
-    dataclass, its fields whose annotations are typer's."""
-    if not issubclass(kind, TaskOptions):
+    """Return the options of a dataclass: of those declared with `option`, all that have a type on the command line; of
+    another dataclass, its fields whose annotations are typer's."""
+    declared = [one for one in options_of(kind) if "option" in one.metadata]
+    if not declared:
         hints = get_type_hints(kind, include_extras=True)
         return [
             Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(kind, name), annotation=hint)
@@ -251,10 +242,10 @@ def _group_options(kind: Any) -> list[Parameter]:
             if get_origin(hint) is Annotated
         ]
     options = []
-    for one in options_of(kind):
+    for one in declared:
         info: OptionInfo = one.metadata["option"]
         if info.typed is not None:
-            names = [f"--{one.name.replace('_', '-')}", *filter(None, [info.short])]
+            names = [info.name or f"--{one.name.replace('_', '-')}", *filter(None, [info.short])]
             shown = typer.Option(*names, help=info.help, min=info.least, max=info.most, metavar=info.metavar)
             annotation = Annotated[info.typed, shown]
             options.append(Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=annotation))

@@ -35,6 +35,7 @@ class OptionInfo:
 
     help: str
     typed: Any = None  # its type on the command line; None: it is not an option of the command
+    name: str = ""  # its name on the command line; "": by the field's name
     short: str = ""  # short name on the command line, such as "-d"
     metavar: str | None = None
     least: float | None = None

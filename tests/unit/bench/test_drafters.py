@@ -15,9 +15,11 @@ from PIL import Image
 
 from mmdec.bench import drafters
 from mmdec.bench.drafters import bench_drafters
+from mmdec.bench.options import DrafterBenchOptions
 from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, ChatPrompt
 from mmdec.bench.report import BenchReport, BenchRun, format_markdown
 from mmdec.errors import InputError
+from mmdec.evaluation.harness import Log, no_log
 from mmdec.evaluation.language_model import LanguageHarness
 from mmdec.pretrained.drafters import save_network
 from mmdec.pretrained.language_model import load_language_model
@@ -82,6 +84,10 @@ def only(run: BenchRun) -> BenchReport:
     return report
 
 
+def compare(model: Path, log: Log = no_log, **options: Any) -> BenchRun:
+    return bench_drafters(model, DrafterBenchOptions(**{**OPTIONS, **options}), log)
+
+
 def names(report: BenchReport) -> list[str]:
     return [row.method for row in report.methods]
 
@@ -89,7 +95,7 @@ def names(report: BenchReport) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["large", "chat"])
 def test_built_in_prompts_are_grouped_by_kind(home: Path, model: str) -> None:
-    report = only(bench_drafters(home / model, **OPTIONS))
+    report = only(compare(home / model))
     assert names(report) == ["greedy", "plain", "lookup", "recycling", "jacobi", "prompt lookup"]
     kinds = {prompt.task for prompt in (INSTRUCTIONS if model == "chat" else BEGINNINGS)}
     assert {row.group for row in report.comparisons} == {"all", *(f"task {kind}" for kind in kinds)}
@@ -100,7 +106,7 @@ def test_built_in_prompts_are_grouped_by_kind(home: Path, model: str) -> None:
 def test_a_smaller_model_is_compared_with_assisted_generation(home: Path, prompts: Path, small: str) -> None:
     inner = "lookup" if small == "same" else None
     drafts = [str(home / small), "lookup", str(home / "eagle3" / "drafter")]
-    report = only(bench_drafters(home / "large", drafts, prompts, inner=inner, **{**OPTIONS, "per_kind": None}))
+    report = only(compare(home / "large", drafter=drafts, data=prompts, inner=inner, per_kind=None))
     staged = ["same, inner lookup"] if inner else []
     # transformers takes vocabularies of equal size for the same one
     stock = ["prompt lookup", "assisted by same"] if small == "same" else ["prompt lookup"]
@@ -118,7 +124,7 @@ def test_a_smaller_model_is_compared_with_assisted_generation(home: Path, prompt
 def test_recordings_are_drafted_by_heads_and_by_texts(home: Path, recordings: list[Path], tmp_path: Path) -> None:
     for path in recordings:
         (tmp_path / f"{path.stem}.txt").write_text("where is the station", encoding="utf-8")
-    report = only(bench_drafters(home / "whisper", audio=recordings, draft_text=[tmp_path], **OPTIONS))
+    report = only(compare(home / "whisper", audio=recordings, draft_text=[tmp_path]))
     assert names(report) == [
         *("greedy", "plain", "lookup", "recycling", "jacobi", "medusa", f"text {tmp_path.name}"),
         *({"prompt lookup"} - report.not_measured.keys()),
@@ -130,17 +136,17 @@ def test_recordings_are_drafted_by_heads_and_by_texts(home: Path, recordings: li
 @pytest.mark.parametrize("family", sample(("Qwen2Audio", "GraniteSpeech"), ("Qwen2Audio",)))
 def test_audio_language_models_are_measured(family: str, recordings: list[Path], tmp_path: Path) -> None:
     audio_lm_folders.write(family, tmp_path / "hearing")
-    report = only(bench_drafters(tmp_path / "hearing", audio=recordings, **OPTIONS))
+    report = only(compare(tmp_path / "hearing", audio=recordings))
     assert names(report)[:4] == ["greedy", "plain", "lookup", "recycling"]
     assert {row.equal for row in report.methods[:4]} == {2}
     assert report.bench == "drafters-audio"
 
 
 def test_questions_about_pictures_are_answered(home: Path, questions: Path) -> None:
-    report = only(bench_drafters(home / "vlm", ["lookup"], questions, **OPTIONS))
+    report = only(compare(home / "vlm", drafter=["lookup"], data=questions))
     assert report.bench == "drafters-images"
     assert {"all", "task a", "task b", "1-8 tokens"} <= {row.group for row in report.comparisons}
-    only(bench_drafters(home / "vlm", ["lookup"], images=questions.parent / "1.png", **OPTIONS))
+    only(compare(home / "vlm", drafter=["lookup"], images=questions.parent / "1.png"))
 
 
 def test_a_drafter_with_different_text_has_no_figures(
@@ -158,7 +164,7 @@ def test_a_drafter_with_different_text_has_no_figures(
     shortest = min(len(language.tokenizer(line)["input_ids"]) for line in prompts.read_text().splitlines())
     monkeypatch.setattr(LanguageHarness, "measure", wrong)
     lines: list[str] = []
-    run = bench_drafters(home / "large", data=prompts, log=lines.append, **{**OPTIONS, "per_kind": None})
+    run = compare(home / "large", lines.append, data=prompts, per_kind=None)
     assert sum("OTHER TOKENS: recycling, prompt lookup;" in line for line in lines) == 1
     assert run.left_out.keys() == {"recycling"}
     assert "differ from greedy decoding on 1 of 2 prompts: no figures" in run.left_out["recycling"]
@@ -175,15 +181,15 @@ def test_a_time_limit_keeps_what_was_measured(home: Path, prompts: Path, monkeyp
     monkeypatch.setattr(drafters.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(drafters.time, "process_time", time.perf_counter)
     lines: list[str] = []
-    options = {**OPTIONS, "per_kind": 2, "repeats": 5}
-    report = only(bench_drafters(home / "large", data=prompts, minutes=1.0, log=lines.append, **options))
+    options: dict[str, Any] = {"data": prompts, "per_kind": 2, "repeats": 5}
+    report = only(compare(home / "large", lines.append, minutes=1.0, **options))
     assert report.not_measured["the rest"] == "the time was over after 3 of 10 calls of each method, 2 of 2 prompts"
     assert [row.n for row in (report.methods[2].tokens_per_round,) if row is not None] == [3]
     methods = ["greedy", "plain", "lookup", "recycling", "jacobi", "prompt lookup"]
     assert [line.split(":")[0] for line in lines[1:7]] == methods
     assert lines[7].startswith("1 of 2, all (repeat 1 of 5): greedy ")
     assert len(lines) == 10
-    report = only(bench_drafters(home / "large", data=prompts, minutes=0.01, **options))
+    report = only(compare(home / "large", minutes=0.01, **options))
     assert "1 of 10 calls of each method, 1 of 2 prompts" in report.not_measured["the rest"]
     assert {row.of for row in report.methods} == {1}
 
@@ -226,11 +232,11 @@ def test_bad_arguments_are_refused_before_the_model_is_loaded(
         monkeypatch.setattr(drafters, "load_language_model", lambda *_: pytest.fail("the model was loaded"))
     (tmp_path / "EMPTY").mkdir()
     monkeypatch.chdir(tmp_path)
+    options = dict(options)
     if options.get("drafter") == ["large"]:
-        options = {**options, "drafter": [str(home / "large")]}
-    given = {**OPTIONS, **options}
+        options["drafter"] = [str(home / "large")]
     with pytest.raises(InputError, match=message):
-        bench_drafters(home / given.pop("model", "large"), **given)
+        compare(home / options.pop("model", "large"), **options)
 
 
 def test_kinds_take_turns() -> None:
@@ -243,7 +249,7 @@ def test_kinds_take_turns() -> None:
 def test_prompts_that_leave_no_room_are_left_out(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text(f"Short.\n{'It is. ' * 300}\n", encoding="utf-8")
-    assert "1 prompts" in only(bench_drafters(home / "large", data=path, **{**OPTIONS, "per_kind": 9})).title
+    assert "1 prompts" in only(compare(home / "large", data=path, per_kind=9)).title
     path.write_text("It is. " * 300, encoding="utf-8")
     with pytest.raises(InputError, match="must hold prompts that leave 8 of the model's 256 positions"):
-        bench_drafters(home / "large", data=path, **OPTIONS)
+        compare(home / "large", data=path)

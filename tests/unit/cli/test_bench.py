@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from mmdec import cli
 from mmdec.bench import drafters as bench_drafters
+from mmdec.bench.options import DrafterBenchOptions
 from mmdec.bench.report import load_run, to_json
 from mmdec.cli import bench
 from mmdec.errors import InputError
@@ -165,13 +166,13 @@ def test_bench_all_runs_each_and_names_what_it_skipped(monkeypatch: pytest.Monke
     assert isinstance(run("bench", "all", "--only", "vlm").exception, InputError)
 
 
-def first_options(monkeypatch: pytest.MonkeyPatch, *words: object) -> dict[str, Any]:
+def first_options(monkeypatch: pytest.MonkeyPatch, *words: object) -> DrafterBenchOptions:
     """Return the options with which `mmdec bench drafters` begins the measurement."""
-    given: list[dict[str, Any]] = []
+    given: list[DrafterBenchOptions] = []
     monkeypatch.setattr(
         bench_drafters,
         "bench_drafters",
-        lambda *_, **options: (given.append(options), findings.run("drafters-audio"))[1],
+        lambda _, options, *__: (given.append(options), findings.run("drafters-audio"))[1],
     )
     result = run("bench", "drafters", "-m", "whisper-tiny.en", *words)
     assert result.exit_code == 0, result.output
@@ -180,8 +181,8 @@ def first_options(monkeypatch: pytest.MonkeyPatch, *words: object) -> dict[str, 
 
 def test_folders_of_recordings_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = Path(__file__).parents[3] / "data" / "samples" / "english"
-    assert first_options(monkeypatch)["audio"] == []
-    found = first_options(monkeypatch, "--audio", samples, "--audio", "own.wav")["audio"]
+    assert first_options(monkeypatch) == DrafterBenchOptions(drafter=[], audio=[], draft_text=[], draft_model=[])
+    found = first_options(monkeypatch, "--audio", samples, "--audio", "own.wav").audio
     assert sorted(found) == sorted([*samples.glob("*.flac"), Path("own.wav")])
 
 
