@@ -26,7 +26,7 @@ endif
 REAL = $(foreach config,$(wildcard $(MODELS)/*/config.json),$(if $(shell grep -l '"model_type": "whisper"' $(config)),$(patsubst %/config.json,%,$(config))))
 SOUNDS = $(foreach kind,wav flac ogg mp3,$(wildcard $(RECORDINGS)/*.$(kind)))
 
-.PHONY: help translate test test-slow test-all peers authors fairseq2 check bench real real-tables corpus train demo site wheel clean
+.PHONY: help translate test coverage test-slow test-all peers authors fairseq2 check bench real real-tables corpus train demo site wheel clean
 FIT = $(DEV)/python -m mmdec.training fit --config recipes/base.yaml --config recipes/daspeech/phrasebook
 LIMIT = --ckpt_path last --trainer.max_time '{minutes: $(MINUTES)}'
 PEERS ?= .venv-peers
@@ -42,6 +42,9 @@ translate: .venv/ready  ## translate the sample recordings into out/
 
 test: .venv-dev/ready  ## the tests, with a share of the large grids, files spread over WORKERS=2 processes
 	OMP_NUM_THREADS=1 $(DEV)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
+
+coverage: .venv-dev/ready  ## the lines that `make test` runs, and those that it misses
+	OMP_NUM_THREADS=1 $(DEV)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --cov mmdec --cov-report term-missing:skip-covered
 
 test-slow: .venv-dev/ready  ## what runs servers, browsers, training, other processes, and every block of the pages
 	OMP_NUM_THREADS=1 $(DEV)/python -m pytest -m slow -n $(WORKERS) --dist loadfile
