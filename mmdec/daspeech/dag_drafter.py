@@ -99,6 +99,7 @@ class DagDrafter:
         return trees_from_lists(roots, [self._tree(row, plan) for row in state])
 
     def _tree(self, state: RowState, plan: Plan) -> tuple[list[int], list[int]]:
+        """Return tokens and parents of the most probable path, then of the most probable branches beside it."""
         tokens: list[int] = []
         parents: list[int] = []
         # Branches to draft later, the most probable first. Each is (-its probability, node below which it begins, its

@@ -222,6 +222,7 @@ def _dag_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor], vertic
 
 
 def _acoustic_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> FastSpeech2Config:
+    """Read FastSpeech 2's sizes from the checkpoint's arguments and the shapes of its weights."""
     heads = _required_number(arguments, "tts_encoder_attention_heads")
     if heads != _required_number(arguments, "tts_decoder_attention_heads"):
         raise InputError(

@@ -59,6 +59,7 @@ def load_hifigan(vocoder: str | Path) -> HifiGanVocoder:
 
 
 def _read(folder: Path) -> HifiGanVocoder:
+    """Read a HiFi-GAN in transformers' format; the mels that it expects follow from its type or config.json."""
     if not (folder / "config.json").is_file():
         raise InputError(f"`vocoder` must hold a config.json, but '{folder}' does not. Check the path.")
     described = read_settings(folder / "config.json", "vocoder")

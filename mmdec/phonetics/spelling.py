@@ -130,6 +130,7 @@ def _decimal(whole: str, part: str) -> str:
 
 
 def _words(match: re.Match[str]) -> str:
+    """Spell a match of the pattern out: an amount of money, a time, a rank, a fraction, a measure or a sign."""
     got = match.groupdict(default="")
     if got["money"]:
         return _money(got["money"], got["amount"], got["cents"], got["scale"])

@@ -346,6 +346,7 @@ class AccessMiddleware:
         return origin in self._origins or origin.partition("://")[2].encode("latin-1") == headers.get(b"host")
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request, or pass it on with its upload limited; count it either way."""
         server, began, status = self._server, time.monotonic(), 499
 
         async def sending(message: Message) -> None:

@@ -217,6 +217,7 @@ def _is_proven(kind: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
 
 
 def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, scorer: Scorer) -> None:
+    """Raise an InputError if a small random model of this class scores a tree otherwise than its paths."""
     shape = {name: value for name, value in config.to_dict().items() if name not in IDENTITY_FIELDS}
     with _probing:
         try:

@@ -452,6 +452,7 @@ class MediaTarget(DecoderTarget):
         return (1 + positions.amax((0, 2))).tolist()
 
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
+        """Encode the media of a prompt, and sort its inputs into text, positions and what `forward` also takes."""
         vision = self._vision_inputs(inputs)
         text_inputs = {
             name: value for name, value in inputs.items() if name not in self._vision and name != VISION_INPUTS_KEY
@@ -482,6 +483,7 @@ class MediaTarget(DecoderTarget):
         return Prompt(text, positions, offsets, extra, MediaContext(placeholders, images, vision.seconds, summaries))
 
     def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, more: Mapping[str, Any]) -> Any:
+        """Call the model with the arguments that its `forward` takes; media that do not fit are an InputError."""
         model: Any = self.model
         media = sorted(
             name

@@ -254,6 +254,7 @@ def integer_rate(sample_rate: object) -> int:
 
 
 def _channels(array: np.ndarray) -> np.ndarray:
+    """Return the samples as float64 of shape (T, channels); integers are scaled to -1 to 1."""
     kind = array.dtype
     if kind.kind not in "fiu" or (kind.kind in "iu" and kind.itemsize > 4):
         raise InputError(

@@ -185,6 +185,7 @@ class TranscriptionRequest:
 
 
 def _options(whisper: LoadedWhisper, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the options for transformers' `generate`, and complete them from the model's configuration."""
     settings: Any = whisper.model.generation_config
     chosen = {name: value for name, value in options.items() if value is not None}
     check_generate_options(chosen, whisper.model, RESERVED_HERE, "model.generate")

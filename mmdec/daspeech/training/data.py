@@ -345,6 +345,7 @@ class SpeechTranslationData(LightningDataModule):
             self._dataset(split, BadRows())
 
     def _dataset(self, split: str, bad: BadRows, limit: int | None = None) -> SpeechDataset:
+        """Make the dataset of a split's usable rows; the others are counted in `bad` with the reason."""
         rows, bad_rows = read_pairs(self.common_voice, self.cvss, split, admission=self.admission)
         table, unread = f"rows of '{quote_path(self.cvss / f'{split}.tsv')}'", BadRows()
         self.admission.check(bad_rows, len(rows) + bad_rows.count, table)

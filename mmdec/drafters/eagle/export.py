@@ -48,6 +48,7 @@ def export_eagle3(network: Eagle3, to: Layout, served: ExportTarget, count: int)
 
 
 def _flat(network: Eagle3, served: ExportTarget) -> Exported:
+    """Write the EAGLE authors' layout as vLLM and SGLang read it, or refuse what they would read otherwise."""
     config, state = network.config, export_state(network)
     default = config.layers == default_layers(served.depth)
     # SGLang adds 1 to all layer ids if the first one is 1; vLLM does not, so vLLM would read other layers

@@ -148,6 +148,7 @@ def _medusa(checkpoint: Checkpoint) -> Read:
 
 
 def _hydra(checkpoint: Checkpoint) -> Read:
+    """Read Hydra's heads, or Hydra++'s, which have a decoder layer before them."""
     described, state = checkpoint.config, dict(checkpoint.state)
     architecture, offset = described.get("hydra_head_arch", "mlp"), described.get("hidden_state_offset", 0)
     if architecture not in HYDRA_ARCHITECTURES or offset != 0:
@@ -204,6 +205,7 @@ def _redrafter(checkpoint: Checkpoint) -> Read:
 
 
 def _mlp(checkpoint: Checkpoint) -> Read:
+    """Read an MLPSpeculator; tied weights, which some files hold once a level, are read once."""
     described, given = checkpoint.config, checkpoint.state
     prefix = MLP_PREFIX if any(name.startswith(MLP_PREFIX) for name in given) else ""
     inner, size = checkpoint.shape(prefix + "proj.0.weight")

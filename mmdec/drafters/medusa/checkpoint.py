@@ -124,6 +124,7 @@ def _takes_heads(model: PreTrainedModel) -> bool:
 
 
 def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[str, Tensor]]:
+    """Return the heads' shape, acceptance by rank (None: unknown) and weights, of mmdec's or a published folder."""
     is_own_format = (folder / HEADS_FILE).is_file()
     if (folder / "config.json").is_file() and not is_own_format and recognises({}, tensor_names(folder, "directory")):
         heads = _published_heads(folder, "directory")

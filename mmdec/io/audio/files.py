@@ -274,6 +274,7 @@ def _decode(
 def _libsndfile_blocks(
     content: int | io.BytesIO, name: str, path: str, max_seconds: float, structure: FileStructure, loss: AudioLoss
 ) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the sample rate and blocks (n, channels); at the end, note in `loss` what the file lacks."""
     if isinstance(content, int):
         os.lseek(content, 0, os.SEEK_SET)
     else:

@@ -234,6 +234,7 @@ def _ogg_checksum(page: bytes) -> int:
 
 
 def _ogg(file: BinaryIO, size: int) -> FileStructure:
+    """Go from page to page, and find damaged ranges and a cut end."""
     structure, sequence = FileStructure(), dict[int, int]()
     at = lost = tries = 0  # position; where the current damaged range begins
     while at < size:
@@ -366,6 +367,7 @@ def _mp3_frame(head: bytes) -> tuple[int, int] | None:
 
 
 def _mp3(file: BinaryIO, size: int) -> FileStructure:
+    """Go from frame to frame, and find damaged ranges, a cut end and the duration that was declared."""
     if size > MAX_MP3_BYTES:
         return FileStructure()
     content = file.read()
@@ -483,6 +485,7 @@ def _xing(content: bytes, at: int) -> int | None:
 
 
 def _mp4(file: BinaryIO, size: int) -> FileStructure:
+    """Go from box to box, and find a cut end and what must be patched before PyAV reads the file."""
     structure, name = FileStructure(), b""
     for name, start, end in _boxes(file, size, structure):
         structure.fragmented |= name == b"moof"
@@ -621,6 +624,7 @@ INNER = frozenset((0xE7, 0x5854, 0xA7, 0xAB, 0xA3, 0xA0, 0xAF))
 
 
 def _matroska(file: BinaryIO, size: int) -> FileStructure:
+    """Go from element to element, and find damaged ranges and a cut end."""
     structure = FileStructure()
     at = 0
     ends = size  # where the open cluster ends

@@ -177,6 +177,7 @@ def _sentences(folders: Sequence[Path], language: str) -> Iterable[str]:
 
 
 def _measure(options: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) -> None:
+    """Print the head's word errors and its tokens per round for each tree size, decoding being simulated."""
     transcriber, folder = WindowTranscriber(whisper), options.states
     store = FrameStore(folder / "states", whisper.model.config.d_model)
     transcripts = TokenStore(folder / "transcripts")
