@@ -25,8 +25,9 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from mmdec.bench.prompts import INSTRUCTIONS
-from mmdec.drafters.networks.draft_network import DraftNetwork, KeyValues, PromptInput
+from mmdec.drafters.networks.draft_network import DraftNetwork, PromptInput
 from mmdec.drafters.networks.drafter import NetworkDrafter
+from mmdec.drafters.networks.layers import KeyValues
 from mmdec.errors import InputError
 from mmdec.generation.generate import generate
 from mmdec.hub.find import find_model
@@ -223,7 +224,7 @@ def right_tokens(run: NetworkRun, text: TargetAnswer, depth: int) -> list[Tensor
             # the chains after all roots at once: a chain attends to the text up to its root, and to itself
             states = _next_inputs(run, embeds[begin + step :], hidden[0, :-1], prompted.carry)
             mask = _chain_mask(len(prompted.states), count, step, states)
-            hidden, pair = network.layer(states[None], columns[None, step:], past, mask)
+            hidden, pair = network(states[None], columns[None, step:], past, mask)
             past = torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2)
         drafted = network.token_ids(network.logits(hidden[0], run.output).argmax(-1))
         hits.append((drafted == answer[1 + step :]).cpu())
@@ -243,10 +244,11 @@ def _run_to_roots(run: NetworkRun, text: TargetAnswer) -> tuple[PromptInput, Ten
     positions, start = run.positions(text, prompted)
     past: KeyValues | None = None
     if len(prompted.states):
-        _, past = network.layer(prompted.states[None], positions)
+        _, past = network(prompted.states[None], positions)
     columns = torch.arange(start, start + text.positions, device=embeds.device)
     states = network.fuse(embeds[begin:], features[begin - 1 : -1], prompted.carry)
-    hidden, pair = network.layer(states[None], columns[None], past)
+    pair: KeyValues
+    hidden, pair = network(states[None], columns[None], past)
     past = pair if past is None else (torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2))
     return prompted, embeds, hidden, past, columns
 

@@ -68,7 +68,7 @@ def our_logits(network: Any, tokens: Tensor, features: Tensor, drafted: list[int
     """Compute the logits (STEPS, D) of mmdec's network, with a cache. Arguments: as for `peers_logits`."""
     embed, head = network.embed_tokens, torch.nn.Linear(1, 1)
     positions = torch.arange(len(tokens))[None]
-    hidden, pair = network.layer(network.fuse(embed(tokens)[None], features[None]), positions)
+    hidden, pair = network(network.fuse(embed(tokens)[None], features[None]), positions)
     logits, hidden = [], hidden[:, -1:]
     for step in range(STEPS):
         logits.append(network.logits(hidden[0, 0], head))
@@ -76,6 +76,6 @@ def our_logits(network: Any, tokens: Tensor, features: Tensor, drafted: list[int
             states = network.masked_input(embed(torch.tensor(network.config.mask_token)))[None, None]
         else:
             states = network.follow(embed(torch.tensor([[drafted[step]]])), hidden)
-        hidden, own = network.layer(states, torch.tensor([[len(tokens) + step]]), pair)
+        hidden, own = network(states, torch.tensor([[len(tokens) + step]]), pair)
         pair = torch.cat([pair[0], own[0]], 2), torch.cat([pair[1], own[1]], 2)
     return torch.stack(logits)

@@ -151,9 +151,9 @@ def our_states(network: Any, embedding: Any, root: int, features: Tensor) -> Ten
     mask = torch.zeros(1, 1, size, columns + size)
     for index in range(network.depth):
         past = network.context(states, before, index)
-        queries, *own = network.project(block, positions, None, index)
+        queries, *own = network.layer(index).project(block, positions)
         keys, values = (torch.cat(pair, 2) for pair in zip(past, own, strict=True))
-        block = network.attend(block, queries, keys, values, mask, None, index)
+        block = network.layer(index).attend(block, queries, keys, values, mask)
     return block[0]
 
 

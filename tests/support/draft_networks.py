@@ -143,20 +143,20 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
         if isinstance(network, FlashNetwork):
             return drafter.logits(_slot(network, embedding, states, positions, features[-1], path)).log_softmax(-1)
         if isinstance(network, Heads):
-            hidden = network.norm(network.layer(states, positions[None])[0]) if network.layers else states
+            hidden = network.norm(network(states, positions[None])[0]) if network.layers else states
             own, root = dict(network.state_dict()), [text[-1], *path]
             scores = naive_heads(own, network.config, hidden[0, -1], root, embedding.weight, drafter.output.weight)
             return scores.log_softmax(-1)
         mask = getattr(network.config, "mask_token", None)
         for index, token in enumerate(path):
-            hidden, _ = network.layer(states, positions[None])
+            hidden, _ = network(states, positions[None])
             if mask is None:
                 drafted = network.follow(embedding(torch.tensor([[token]])), hidden[:, -1:], prompt.carry)
             else:
                 drafted = network.masked_input(embedding(torch.tensor(mask)))[None, None]
             states = torch.cat([states, drafted], 1)
             positions = torch.cat([positions, torch.tensor([len(text) - 1 + index])])
-        hidden, _ = network.layer(states, positions[None])
+        hidden, _ = network(states, positions[None])
         return network.spread(drafter.logits(hidden[0, -1])).log_softmax(-1)
 
 
@@ -225,7 +225,7 @@ def _slot(
     count = network.slots
     slots = network.slot_states(states[0, -1])
     after = torch.cat([positions, positions[-1] + torch.arange(1, count)])
-    hidden, _ = network.layer(torch.cat([states, slots[None, 1:]], 1), after[None])  # causal
+    hidden, _ = network(torch.cat([states, slots[None, 1:]], 1), after[None])  # causal
     slots = network.finish(hidden[0, -count:], feature)
     embedded, refined = torch.zeros_like(feature), [slots[0]]
     for index, token in enumerate(path[:count]):

@@ -36,18 +36,20 @@ from mmdec.drafters.dflash.heads import (
     SequentialHead,
 )
 from mmdec.drafters.dflash.levels import SequentialLevels
-from mmdec.drafters.networks.draft_network import (
-    MAX_CONFIG_SIZE,
-    DraftConfig,
+from mmdec.drafters.networks.config import DraftConfig
+from mmdec.drafters.networks.layered_network import LayeredConfig, LayeredNetwork
+from mmdec.drafters.networks.layers import (
+    DraftLayer,
     KeyValues,
     PackedWeights,
     RMSNorm,
+    RotaryEmbedding,
     apply_rms_norm,
-    check_size,
     positions_from,
+    rotate,
 )
-from mmdec.drafters.networks.layered_network import LayeredConfig, LayeredNetwork
 from mmdec.drafters.networks.tree import BlockLevels, Levels
+from mmdec.drafters.networks.weights import MAX_CONFIG_SIZE, check_size
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.types import Context
@@ -186,7 +188,10 @@ class DFlash(LayeredNetwork):
         sizes, size, eps = cast(DFlashConfig, config), config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(sizes.features * size, size, bias=sizes.fc_bias)
         self.hidden_norm = RMSNorm(size, eps)
-        self.build_layers(sizes, 0, qk_norm=True, output_bias=sizes.attention_bias)
+        rotary = RotaryEmbedding(sizes.head_dim, sizes.rope_theta, sizes.rope_scaling)
+        kind = ConvolutionLayer if sizes.head == "dflash2" else DraftLayer
+        layers = [kind(sizes, rotary, qk_norm=True) for _ in range(sizes.num_hidden_layers)]
+        self.build_layers(layers, output_bias=sizes.attention_bias)
         self.build_ends(sizes, sizes.own_head)
         if sizes.head in MARKOV_HEADS:
             self.markov_head = MarkovHead(sizes)
@@ -284,9 +289,10 @@ class DFlash(LayeredNetwork):
         positions = positions_from(state.positions, config.block_size, roots.device)
         mask = cache.mask(states.new_zeros(len(roots), config.block_size, config.block_size))  # no -inf: all see all
         for index in range(self.depth):
-            queries, keys, values = self.project(states, positions, state.packed, index)
+            layer = self.layer(index)
+            queries, keys, values = layer.project(states, positions, state.packed)
             keys, values = cache.draft(keys, values, 0, index)
-            states = self.attend(states, queries, keys, values, mask, state.packed, index)
+            states = layer.attend(states, queries, keys, values, mask, state.packed)
         first, head = config.block_size - config.drafts, self.head  # `first`: index of the first draft token's state
         drafted = states[:, first : first + depth]
         if head is None:
@@ -298,24 +304,6 @@ class DFlash(LayeredNetwork):
         confidence = self.confidence_head if config.confidence else None
         return root, SequentialLevels(drafter, state, head, confidence, hidden, base)
 
-    def attention_input(self, states: Tensor, index: int, packed: PackedWeights | None = None) -> Tensor:
-        normed = super().attention_input(states, index, packed)
-        return self._layer(index).attention_conv(normed, normed, 0) if self.config.head == "dflash2" else normed
-
-    def after_attention(
-        self, states: Tensor, mixed: Tensor, packed: PackedWeights | None = None, index: int = 0
-    ) -> Tensor:
-        if self.config.head != "dflash2":
-            return super().after_attention(states, mixed, packed, index)
-        layer = self._layer(index)
-        normed = super().attention_input(states, index, packed)
-        output = layer.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
-        states = states + layer.attention_conv(output, normed, 1)
-        normed, mlp = layer.post_attention_layernorm(states), layer.mlp
-        inner = layer.mlp_conv(normed, normed, 0)
-        output = mlp.down_proj(silu(mlp.gate_proj(inner)) * mlp.up_proj(inner))
-        return states + layer.mlp_conv(output, normed, 1)
-
     def context(self, states: Tensor, positions: Tensor, index: int) -> KeyValues:
         """Compute the keys and values (B, h, n, d) of layer `index`.
 
@@ -323,14 +311,15 @@ class DFlash(LayeredNetwork):
             states: (B, n, H), from `fuse`.
             positions: (B, n).
         """
-        attention, heads = self._layer(index).self_attn, (self.config.num_key_value_heads, self.config.head_dim)
+        layer, heads = self.layer(index), (self.config.num_key_value_heads, self.config.head_dim)
+        attention = layer.self_attn
         keys, values = (
             linear(states, part.weight, part.bias).unflatten(-1, heads).transpose(1, 2)
             for part in (attention.k_proj, attention.v_proj)
         )
-        keys = attention.k_norm(keys)
-        cosines, sines = self.rotations(positions, states.dtype, states.device)
-        return keys * cosines + keys.roll(self.config.head_dim // 2, -1) * sines, values
+        if attention.k_norm is not None:
+            keys = attention.k_norm(keys)
+        return rotate(keys, *layer.rotary(positions, states.dtype, states.device)), values
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Compute logits (..., `vocabulary`) from a block's hidden states (..., H).
@@ -391,3 +380,24 @@ class BlockConvolution(nn.Module):
         taps = self.base_kernel[place] + corrections.unflatten(-1, (2, -1)).repeat_interleave(self.group, -1)
         own, other = taps.unflatten(1, (-1, self.block_size)).unbind(-2)
         return (own * blocks + other * before).flatten(1, 2)
+
+
+@final
+class ConvolutionLayer(DraftLayer):
+    """DFlash 2's decoder layer: a convolution before and after each sublayer."""
+
+    attention_conv: BlockConvolution
+    mlp_conv: BlockConvolution
+
+    def attention_input(self, states: Tensor, packed: PackedWeights | None = None) -> Tensor:
+        normed = super().attention_input(states)
+        return self.attention_conv(normed, normed, 0)
+
+    def after_attention(self, states: Tensor, mixed: Tensor, packed: PackedWeights | None = None) -> Tensor:
+        normed = super().attention_input(states)
+        output = self.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
+        states = states + self.attention_conv(output, normed, 1)
+        normed, mlp = self.post_attention_layernorm(states), self.mlp
+        inner = self.mlp_conv(normed, normed, 0)
+        output = mlp.down_proj(silu(mlp.gate_proj(inner)) * mlp.up_proj(inner))
+        return states + self.mlp_conv(output, normed, 1)

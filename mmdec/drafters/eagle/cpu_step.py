@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.drafters.networks.cpu_step import ColumnStep, LayerStep, Vector, buffer, is_plain_lookup, owner
-from mmdec.drafters.networks.draft_network import DraftNetwork, PackedWeights
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.layers import DraftLayer, PackedWeights
 
 if TYPE_CHECKING:
     from mmdec.drafters.eagle.eagle import EagleInputNetwork
@@ -22,7 +23,7 @@ class DraftStep(ColumnStep):
     Holds weights and buffers.
 
     Args:
-        packed: The network's concatenated weights, from `DraftNetwork.packed`.
+        packed: The network's concatenated weights, from `DraftNetwork.pack_weights`.
         fused: (weight (H, 2 H), bias (H,)) from `EagleInputNetwork.fused_weights`.
     """
 
@@ -36,8 +37,8 @@ class DraftStep(ColumnStep):
     ) -> None:
         super().__init__(embedding, output)
         self.fused, self.layer, self.joined = fused, LayerStep(network, packed), buffer(2 * network.config.hidden_size)
-        own: Any = network.layers[0]
-        self.input_norm = own.input_layernorm.weight.detach().numpy() if network.config.input_norm else None
+        norm = network.layer(0).input_layernorm
+        self.input_norm = None if norm is None else norm.weight.detach().numpy()
 
     @classmethod
     def of(
@@ -64,7 +65,7 @@ class DraftStep(ColumnStep):
         """
         if packed is None or not is_plain_lookup(embedding, packed.attention, output.weight):
             return None
-        overrides = any(owner(network, name) is not DraftNetwork for name in ("feature", "project", "attend"))
+        overrides = owner(network, "follow") is not DraftNetwork or type(network.layer(0)) is not DraftLayer
         if overrides or owner(network, "fuse") is not owner(network, "fused_weights"):
             return None
         fused = network.fused_weights(carry)
@@ -85,7 +86,7 @@ class Eagle3Step(ColumnStep):
     Holds weights and buffers.
 
     Args:
-        packed: The network's concatenated weights, from `Eagle3.packed`.
+        packed: The network's concatenated weights, from `Eagle3.pack_weights`.
     """
 
     def __init__(self, network: Eagle3, packed: PackedWeights, embedding: Tensor) -> None:

@@ -17,16 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mmdec.drafters.eagle.cpu_step import DraftStep
+from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.networks.conventions import Conventions, OptionalNorm
 from mmdec.drafters.networks.cpu_step import ColumnStep
-from mmdec.drafters.networks.draft_network import (
-    DraftConfig,
-    DraftLayer,
-    DraftNetwork,
-    KeyValues,
-    PackedWeights,
-    RMSNorm,
-)
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.layers import DraftLayer, KeyValues, PackedWeights, RMSNorm
 from mmdec.drafters.registry import built_in_network
 
 

@@ -29,20 +29,21 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mmdec.drafters.eagle.cpu_step import Eagle3Step
+from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.networks.conventions import Conventions, OptionalNorm, PictureChoice, Switch
 from mmdec.drafters.networks.cpu_step import ColumnStep
-from mmdec.drafters.networks.draft_network import (
-    MAX_CONFIG_SIZE,
-    DraftConfig,
+from mmdec.drafters.networks.draft_network import PromptInput
+from mmdec.drafters.networks.layered_network import LayeredConfig, LayeredNetwork
+from mmdec.drafters.networks.layers import (
+    DraftLayer,
     KeyValues,
     PackedWeights,
-    PromptInput,
     RMSNorm,
+    RotaryEmbedding,
     apply_rms_norm,
-    check_size,
 )
-from mmdec.drafters.networks.layered_network import LayeredConfig, LayeredNetwork
 from mmdec.drafters.networks.tree import BlockLevels, Levels
+from mmdec.drafters.networks.weights import MAX_CONFIG_SIZE, check_size
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.types import Context
@@ -198,8 +199,9 @@ class Eagle3(LayeredNetwork):
             self.input_norm = RMSNorm(width, eps)
         if sizes.fc_norm:
             self.fc_norm = nn.ModuleList(RMSNorm(sizes.target_size, eps) for _ in range(sizes.features))
-        self.build_layers(sizes, 2 * size, sizes.qk_norm, sizes.output_bias)
-        self.layers[0].hidden_norm = RMSNorm(size, eps)
+        rotary = AxesRotaryEmbedding(sizes)
+        later = (DraftLayer(sizes, rotary, qk_norm=sizes.qk_norm) for _ in range(1, sizes.num_hidden_layers))
+        self.build_layers([FirstLayer(sizes, rotary), *later], sizes.output_bias)
         self.build_ends(sizes, own_head=True)
         if sizes.mask_token is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, width))
@@ -254,13 +256,6 @@ class Eagle3(LayeredNetwork):
             return prompted
         states = prompted.states[~visual[1:]]
         return PromptInput(states, prompted.positions[: len(states)], end=len(states))
-
-    def feature(self, hidden: Tensor) -> Tensor:
-        """Return `hidden`, the network's own output.
-
-        It replaces the target's features of a drafted token, which are unknown.
-        """
-        return hidden
 
     def masked_input(self, embed: Tensor) -> Tensor:
         """Compute the first layer's input (2 H,) at P-EAGLE's added positions, where no token is known.
@@ -361,7 +356,8 @@ class Eagle3(LayeredNetwork):
         chosen = begins - 1 + torch.arange(depth, device=device)
         queries = queries.transpose(1, 2)[rows, chosen].transpose(1, 2)
         mask = cache.causal_mask(wide.shape[1], keys.shape[2])[rows, 0, chosen][:, None]
-        hidden = self.attend(wide[rows, chosen], queries, keys, values, mask, state.packed, self.depth - 1)
+        last = self.layer(self.depth - 1)
+        hidden = self.final_norm(last.attend(wide[rows, chosen], queries, keys, values, mask, state.packed))
         cache.accept(counts)
         return hidden[:, :1], BlockLevels(drafter, state, hidden)
 
@@ -370,54 +366,8 @@ class Eagle3(LayeredNetwork):
     ) -> ColumnStep | None:
         return Eagle3Step.of(self, packed, embedding)
 
-    def pack_weights(self) -> PackedWeights | None:
-        """Return the weights of the network's single layer, concatenated, and its two input norms.
-
-        The result is None if the network is large or has several layers.
-        """
-        packed = super().pack_weights()
-        return None if packed is None else PackedWeights(*packed[:3], norms=self._norms())
-
-    def _norms(self) -> Tensor:
-        layer = self._layer(0)
-        return torch.stack([layer.input_layernorm.weight, layer.hidden_norm.weight])
-
-    def attention_input(self, states: Tensor, index: int, packed: PackedWeights | None = None) -> Tensor:
-        """Compute the input of the query, key and value projections of layer `index`: the layer's input, normalised.
-
-        In the first layer (..., 2 H), embedding and feature are normalised separately.
-        """
-        if index:
-            return self._layer(index).input_layernorm(states)
-        # one operation computes both norms, because a small network's time depends on the number of operations
-        weights = self._norms() if packed is None or packed.norms is None else packed.norms
-        halves = states.view(*states.shape[:-1], 2, self.config.hidden_size)
-        return apply_rms_norm(halves, weights, self.config.rms_norm_eps).view(states.shape)
-
-    def residual(self, states: Tensor, index: int) -> Tensor:
-        """Return the tensor to which layer `index` adds attention's output.
-
-        In the first layer it is the feature, normalised if `norm_before_residual` is set. In later layers it is the
-        layer's input.
-        """
-        if index:
-            return states
-        features = states.narrow(-1, self.config.hidden_size, self.config.hidden_size)
-        return self._layer(0).hidden_norm(features) if self.config.norm_before_residual else features
-
-    def after_attention(
-        self, states: Tensor, mixed: Tensor, packed: PackedWeights | None = None, index: int = 0
-    ) -> Tensor:
-        """Compute the rest of layer `index`, after attention.
-
-        With `norm_output`, the last layer's output is normalised.
-
-        Args:
-            states: (B, n, H) or in the first layer (B, n, 2 H), the layer's input.
-            mixed: (B, heads, n, d), attention's output.
-        """
-        hidden = super().after_attention(states, mixed, packed, index)
-        return self.norm(hidden) if self.config.norm_output and index + 1 == self.depth else hidden
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        return self.norm(hidden) if self.config.norm_output else hidden
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Compute logits (..., `vocabulary`) from hidden states (..., H) by the network's own LM head.
@@ -429,58 +379,60 @@ class Eagle3(LayeredNetwork):
             hidden = apply_rms_norm(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(hidden, self.lm_head.weight)
 
-    def layer(
-        self, states: Tensor, positions: Tensor, past: KeyValues | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, KeyValues]:
-        """Run all layers.
 
-        Args:
-            states: (B, n, 2 H).
-            positions: (B, n), or (3, B, n) for M-RoPE.
-            past: Keys and values of S earlier positions, those of all layers concatenated along the heads: (B, layers *
-                h, S, d).
-            mask: Additive (B, 1, n, S + n); None: causal.
+@final
+class FirstLayer(DraftLayer):
+    """EAGLE-3's first layer, whose input (B, n, 2 H) is a token's embedding and a feature."""
 
-        Returns:
-            Hidden (B, n, H); keys and values of the n positions, in the same form as `past`.
-        """
-        pairs: list[KeyValues] = []
-        for index in range(self.depth):
-            queries, *keys_values = self.project(states, positions, index=index)
-            pairs.append((keys_values[0], keys_values[1]))
-            if past is not None:
-                keys_values = [
-                    torch.cat([old.chunk(self.depth, 1)[index], new], 2)
-                    for old, new in zip(past, keys_values, strict=True)
-                ]
-            states = self.attend(states, queries, keys_values[0], keys_values[1], mask, index=index)
-        keys, values = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))
-        return states, (keys, values)
+    def __init__(self, config: Eagle3Config, rotary: RotaryEmbedding) -> None:
+        super().__init__(config, rotary, 2 * config.hidden_size, config.qk_norm)
+        self.norm_before_residual = config.norm_before_residual
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> KeyValues:
-        """Return cosines and signed sines (B, 1, n, d) of rotary positions.
+    def pack_weights(self) -> PackedWeights | None:
+        packed = super().pack_weights()
+        return None if packed is None else PackedWeights(*packed[:3], norms=self._norms())
 
-        Args:
-            positions: (B, n), or (3, B, n) for M-RoPE; then `mrope_section` says which of the three axes rotates each
-                frequency.
-        """
+    def attention_input(self, states: Tensor, packed: PackedWeights | None = None) -> Tensor:
+        # one operation computes both norms, because a small network's time depends on the number of operations
+        weights = self._norms() if packed is None or packed.norms is None else packed.norms
+        halves = states.view(*states.shape[:-1], 2, self.config.hidden_size)
+        return apply_rms_norm(halves, weights, self.config.rms_norm_eps).view(states.shape)
+
+    def residual(self, states: Tensor) -> Tensor:
+        features = states.narrow(-1, self.config.hidden_size, self.config.hidden_size)
+        return self.hidden_norm(features) if self.norm_before_residual else features
+
+    def _norms(self) -> Tensor:
+        return torch.stack([cast(RMSNorm, self.input_layernorm).weight, self.hidden_norm.weight])
+
+
+@final
+class AxesRotaryEmbedding(RotaryEmbedding):
+    """Rotary positions, with M-RoPE's three axes where positions are (3, B, n)."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__(config.head_dim, config.rope_theta, config.rope_scaling)
+        self.sections, self.interleaved = config.mrope_section, config.mrope_interleaved
+
+    def __call__(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> KeyValues:
         if isinstance(positions, int) or positions.dim() == 2:
-            return super().rotations(positions, dtype, device)
+            return super().__call__(positions, dtype, device)
         axes = self._axes(device)  # shape (d,)
-        parts = [super(Eagle3, self).rotations(axis, dtype, device) for axis in positions]
+        parts = [super(AxesRotaryEmbedding, self).__call__(axis, dtype, device) for axis in positions]
         cosines, sines = (torch.stack(part, -1) for part in zip(*parts, strict=True))  # shape (B, 1, n, d, 3)
         index = axes.expand(cosines.shape[:-1])[..., None]
         return cosines.gather(-1, index)[..., 0], sines.gather(-1, index)[..., 0]
 
     def _axes(self, device: torch.device) -> Tensor:
         """Return for each channel the M-RoPE axis whose position rotates it, (d,) int64."""
-        sections = self.config.mrope_section
-        if not self.config.mrope_interleaved:
+        sections = self.sections
+        if not self.interleaved:
             axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
         else:
             # Frequencies 1, 4, 7, ... belong to axis 1, and 2, 5, 8, ... to axis 2, as many as their sections say.
             # Axis 0 has the rest.
-            axes = [0] * (self.config.head_dim // 2)
+            axes = [0] * (self.dim // 2)
             for axis in (1, 2):
                 for frequency in range(axis, min(3 * sections[axis], len(axes)), 3):
                     axes[frequency] = axis

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
+from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.networks.conventions import Conventions, PictureChoice
-from mmdec.drafters.networks.draft_network import DraftConfig
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 

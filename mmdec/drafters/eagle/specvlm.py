@@ -36,7 +36,8 @@ from mmdec.drafters.networks.compressors import (
     image_spans,
     separate_positions,
 )
-from mmdec.drafters.networks.draft_network import DraftConfig, PromptInput
+from mmdec.drafters.networks.config import DraftConfig
+from mmdec.drafters.networks.draft_network import PromptInput
 from mmdec.drafters.networks.weights import check_size
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError

@@ -18,7 +18,8 @@ from torch.nn.functional import linear
 
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
 from mmdec.drafters.networks.compressors import Resampler, image_spans, last_positions
-from mmdec.drafters.networks.draft_network import DraftConfig, PromptInput
+from mmdec.drafters.networks.config import DraftConfig
+from mmdec.drafters.networks.draft_network import PromptInput
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.drafters.networks.cpu_step import TokenStep, Vector, buffer, is_plain_lookup, rotations
-from mmdec.drafters.networks.draft_network import PackedWeights
+from mmdec.drafters.networks.layers import PackedWeights
 
 SPARE_MASK_ENTRIES = 512  # number of further entries that a new mask gets, so that it is not made again for each token
 
@@ -34,12 +34,12 @@ class SlotStep(TokenStep):
     queries, keys and values. The rest of the layer is computed for the slots only.
 
     Args:
-        packed: The network's concatenated weights, from `DraftNetwork.packed`.
+        packed: The network's concatenated weights, from `DraftNetwork.pack_weights`.
     """
 
     def __init__(self, network: FlashNetwork, packed: PackedWeights, embedding: Tensor, output: nn.Linear) -> None:
         super().__init__(embedding, output)
-        config, layer = network.config, cast(Any, network.layers[0])
+        config, layer = network.config, network.layer(0)
         self.network, self.config, self.slots = network, config, network.slots
         gate, up = network.fc_gate, network.fc_up
         self.fused = torch.cat([gate.weight, up.weight]).detach().t()  # shape (2 H, 2 H)
@@ -49,7 +49,7 @@ class SlotStep(TokenStep):
         self.mixing = layer.self_attn.o_proj.weight.detach().t()
         self.down = layer.mlp.down_proj.weight.detach().t()
         self.post_norm = layer.post_attention_layernorm.weight.detach().numpy()
-        self.input_norm = layer.input_layernorm.weight.detach().numpy() if config.input_norm else None
+        self.input_norm = None if layer.input_layernorm is None else layer.input_layernorm.weight.detach().numpy()
         self.fused_norm = cast(Any, network.fc_norm).weight.detach().numpy() if config.fc_norm else None
         self.embeddings = network.slot_embeddings.detach().numpy()
         self.residual_gate = network.residual_gate.detach().numpy()[:, None]

@@ -134,7 +134,8 @@ class SlotLevels(Levels):
 
     def __init__(self, drafter: Flash, state: DraftState, last: RootState, depth: int) -> None:
         super().__init__(drafter, state)
-        self.head, self.depth, self.device = drafter.network, depth, last.states.device
+        self.head, self.layer = drafter.network, drafter.network.layer(0)
+        self.depth, self.device = depth, last.states.device
         # (B, n, H): for each node of the newest level, the sum of the embeddings on its path since the block began
         self.preceding: Tensor | None = None
         self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block began
@@ -180,7 +181,7 @@ class SlotLevels(Levels):
         # tokens (B, k) of this block, and the features (B, k, H) that they were predicted from
         tokens, features = (torch.cat(parts, 1) for parts in zip(*self.path, strict=True))
         states = self.head.fuse(self.drafter.embedding(tokens), features)
-        queries, keys, values = self.head.project(states, self._positions(states.shape[1]), self.state.packed)
+        queries, keys, values = self.layer.project(states, self._positions(states.shape[1]), self.state.packed)
         self.state.cache.draft(keys, values, self.offset)
         self.offset, self.done = self.offset + states.shape[1], self.level
         self.preceding, self.path = None, []
@@ -203,14 +204,14 @@ class SlotLevels(Levels):
         spread = self.head.slot_states(states)[:, 0, :count]  # shape (B, k', H)
         keys = values = states.new_empty(len(states), config.num_key_value_heads, 0, config.head_dim)
         if count > 1:
-            others, keys, values = self.head.project(spread[:, 1:], self._positions(count - 1), self.state.packed)
+            others, keys, values = self.layer.project(spread[:, 1:], self._positions(count - 1), self.state.packed)
             queries = torch.cat([queries, others], 2)
         keys, values = cache.draft(keys, values, self.offset)
         # All slots attend to the cached tokens; slot i > 0 also attends to slots 1 .. i of this pass.
         slot_mask = torch.full((count, count - 1), -math.inf, dtype=states.dtype, device=states.device).triu()
         slot_mask = torch.cat([slot_mask.new_zeros(count, self.offset), slot_mask], 1)
         mask = cache.mask(slot_mask.expand(len(states), -1, -1))
-        hidden = self.head.attend(spread, queries, keys, values, mask, self.state.packed)
+        hidden = self.layer.attend(spread, queries, keys, values, mask, self.state.packed)
         return self.head.finish(hidden, features[:, 0])
 
     def _positions(self, count: int) -> Tensor:

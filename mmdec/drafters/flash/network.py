@@ -26,14 +26,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
 from mmdec.drafters.networks.compressors import LatentAttention, image_spans, separate_positions
-from mmdec.drafters.networks.draft_network import (
-    DraftConfig,
-    DraftLayer,
-    DraftNetwork,
-    PromptInput,
-    RMSNorm,
-    check_size,
-)
+from mmdec.drafters.networks.config import DraftConfig
+from mmdec.drafters.networks.draft_network import DraftNetwork, PromptInput
+from mmdec.drafters.networks.layers import DraftLayer, RMSNorm
+from mmdec.drafters.networks.weights import check_size
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.types import Drafter

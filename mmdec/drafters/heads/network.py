@@ -37,16 +37,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, rms_norm, silu
 
-from mmdec.drafters.networks.draft_network import (
-    MAX_CONFIG_SIZE,
-    DraftConfig,
-    DraftLayer,
-    DraftNetwork,
-    PackedWeights,
-    RMSNorm,
-    check_size,
-)
+from mmdec.drafters.networks.config import DraftConfig
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.layers import DraftLayer, PackedWeights, RMSNorm
 from mmdec.drafters.networks.tree import Levels
+from mmdec.drafters.networks.weights import MAX_CONFIG_SIZE, check_size
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 from mmdec.types import Context
@@ -319,9 +314,6 @@ class Heads(DraftNetwork):
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
         """Return the target's features (..., H), the input of `prefix_layer`. Other arguments are not read."""
         return features
-
-    def pack_weights(self) -> PackedWeights | None:
-        return super().pack_weights() if self.layers else None
 
     def extend_cache(
         self,

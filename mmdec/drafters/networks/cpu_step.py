@@ -2,13 +2,13 @@
 
 The layer of a draft network has three implementations with equal outputs up to rounding, which tests compare:
 
-    DraftNetwork (`draft_network.py`)   whole rows and batches, any device, differentiable: for training, prompts,
+    DraftLayer (`layers.py`)            whole rows and batches, any device, differentiable: for training, prompts,
                                         and drafting if no fast path applies (`DraftStep.of` says when)
     DraftStep, Eagle3Step               one token at a time, to draft chains (`../eagle/cpu_step.py`)
     SlotStep (`../flash/cpu_step.py`)   FLASH: in one pass new accepted tokens, and the slots that draft after them
 
 Drafting one token of a chain takes about forty operations on vectors of a few hundred numbers, and the call overhead
-of torch would take most of the time. With 128 and 160 channels, `DraftNetwork` takes about twice the time of these
+of torch would take most of the time. With 128 and 160 channels, `DraftLayer` takes about twice the time of these
 classes, and torch's functions on the same prepared weights 1.2 to 1.8 times. Matrix products stay in torch, which obeys
 its thread settings.
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, cast, final
+from typing import final
 
 import numpy as np
 import torch
@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from mmdec.drafters.networks.draft_network import DraftNetwork, PackedWeights
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.layers import PackedWeights
 
 Vector = NDArray[np.float32]
 
@@ -83,11 +84,11 @@ class LayerStep:
     Holds weights and buffers.
 
     Args:
-        packed: The network's concatenated weights, from `DraftNetwork.packed`.
+        packed: The network's concatenated weights, from `DraftNetwork.pack_weights`.
     """
 
     def __init__(self, network: DraftNetwork, packed: PackedWeights) -> None:
-        config, layer = network.config, cast(Any, network.layers[0])
+        config, layer = network.config, network.layer(0)
         self.network, self.config = network, config
         self.attention, self.bias = packed.attention, packed.bias
         self.mixing, self.gate_up = layer.self_attn.o_proj.weight.detach(), packed.gate_up
@@ -184,7 +185,7 @@ def ignore_overflow() -> np.errstate:
 
 def rotations(network: DraftNetwork, length: int) -> tuple[Vector, Vector]:
     """Return the network's cosines and signed sines (L, d) of the positions 0 .. L - 1. L is at least `length`."""
-    cosines, sines = network.rope_table(length, torch.float32, torch.device("cpu"))
+    cosines, sines = network.layer(0).rotary.table(length, torch.float32, torch.device("cpu"))
     return cosines.numpy(), sines.numpy()
 
 

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import root_only
-from mmdec.drafters.networks.draft_network import DraftNetwork, positions_from
+from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.kv_cache import DraftCache, DraftState, PendingPrompt, PendingTokens, PromptInfo, RootState
+from mmdec.drafters.networks.layers import positions_from
 from mmdec.drafters.networks.tree import Levels
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.drafters.networks.cpu_step import TokenStep
-from mmdec.drafters.networks.draft_network import DraftNetwork, KeyValues, PackedWeights
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.layers import KeyValues, PackedWeights
 from mmdec.types import Verdict
 
 SPARE_POSITIONS = 256  # spare token positions of a new cache tensor, so that it must rarely be copied to a larger one
@@ -295,4 +296,5 @@ class RootState:
         Args:
             packed: Packed weights for a faster pass.
         """
-        return network.attend(self.states, self.queries, *cache.accepted(), packed, network.depth - 1)
+        last = network.layer(network.depth - 1)
+        return network.final_norm(last.attend(self.states, self.queries, *cache.accepted(), packed))

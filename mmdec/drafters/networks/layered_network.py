@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from mmdec.drafters.networks.draft_network import (
-    MAX_CONFIG_SIZE,
-    DraftConfig,
-    DraftLayer,
-    DraftNetwork,
-    RMSNorm,
-    check_size,
-    scaled_frequencies,
-)
+from mmdec.drafters.networks.config import DraftConfig
+from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.layers import DraftLayer, RMSNorm
+from mmdec.drafters.networks.weights import MAX_CONFIG_SIZE, check_size
 from mmdec.errors import InputError
 
 MAX_LAYERS = 64
@@ -57,22 +53,17 @@ class LayeredNetwork(DraftNetwork):
 
     config: Any  # a `LayeredConfig`; each subclass declares its own class
 
-    def build_layers(self, sizes: LayeredConfig, inputs: int, qk_norm: bool, output_bias: bool) -> None:
-        """Create the decoder layers.
+    def build_layers(self, layers: Sequence[DraftLayer], output_bias: bool) -> None:
+        """Add the decoder layers.
 
         Args:
-            inputs: Input channels of the first layer's attention; 0: H.
-            qk_norm: Whether queries and keys are normalised, as in Qwen3.
             output_bias: Whether attention's output projection has a bias.
         """
-        count, self.qk_norm = sizes.num_hidden_layers, qk_norm
-        self.layers = nn.ModuleList([DraftLayer(sizes, 0 if index else inputs) for index in range(count)])
-        for layer in self.layers:
-            attention: Any = layer.self_attn
-            if qk_norm:
-                attention.q_norm, attention.k_norm = (RMSNorm(sizes.head_dim, sizes.rms_norm_eps) for _ in range(2))
-            if output_bias:
-                attention.o_proj = nn.Linear(attention.o_proj.in_features, sizes.hidden_size)
+        self.layers = nn.ModuleList(layers)
+        if output_bias:
+            for layer in layers:
+                attention = layer.self_attn
+                attention.o_proj = nn.Linear(attention.o_proj.in_features, attention.o_proj.out_features)
 
     def build_ends(self, sizes: LayeredConfig, own_head: bool) -> None:
         """Create the final norm and, as configured, an LM head, an embedding, and the tables between the draft
@@ -108,16 +99,3 @@ class LayeredNetwork(DraftNetwork):
     @property
     def offsets(self) -> Tensor | None:
         return cast(Tensor, self.d2t) if self.config.has_draft_vocabulary else None
-
-    def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
-        """Normalise queries and keys (B, heads + h, n, d), if the layers have norms for them (as in Qwen3)."""
-        if not self.qk_norm:
-            return queries_keys
-        attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
-        return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
-
-    def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
-        """Return the rotary frequencies (d / 2,) and a factor on cosines and sines, scaled as `config.rope_scaling`
-        says."""
-        scaling = self.config.rope_scaling
-        return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)

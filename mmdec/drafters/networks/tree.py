@@ -26,8 +26,9 @@ from mmdec.core.tree import (
 from mmdec.core.tree_shape import likeliest_paths
 from mmdec.drafters.growing_tree import SampledTrees
 from mmdec.drafters.networks.cpu_step import ColumnStep, TokenStep, Vector, ignore_overflow
-from mmdec.drafters.networks.draft_network import DraftNetwork, positions_from
+from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.kv_cache import DraftState
+from mmdec.drafters.networks.layers import positions_from
 from mmdec.types import Draft, Plan
 
 LARGE_VOCABULARY = 4096  # from this vocabulary size on, `top_indices` finds the best tokens faster than `torch.topk`
@@ -91,11 +92,12 @@ class Levels:
             self.visible = torch.cat([before, diagonal.expand(rows, -1, -1)], -1)
             mask = self.visible[:, None]
         for index in range(network.depth):
-            queries, keys, values = network.project(states, positions, state.packed, index)
+            layer = network.layer(index)
+            queries, keys, values = layer.project(states, positions, state.packed)
             keys, values = cache.draft(keys, values, self.offset, index)
-            states = network.attend(states, queries, keys, values, mask, state.packed, index)
+            states = layer.attend(states, queries, keys, values, mask, state.packed)
         self.level, self.offset = self.level + 1, self.offset + size
-        return states
+        return network.final_norm(states)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute the logits (B, n, V) of the children of the newest level's nodes, from their hidden states."""

@@ -134,14 +134,14 @@ def _loss(network: Eagle3, texts: Tensor, features: Tensor, ids: Tensor) -> Tens
     length = texts.shape[1] - 2  # columns that have two tokens after their own
     states = network.fuse(embeds[:, 1:-1], torch.cat(list(features), -1)[:, :-2])
     positions = torch.arange(length).expand(len(texts), -1)
-    hidden, past = network.layer(states, positions)
+    hidden, past = network(states, positions)
     own = slice(PROMPT - 1, None)  # columns whose root the target wrote
     total = _error(network, hidden[:, own], ids[texts[:, 2:]][:, own])
     states = network.follow(embeds[:, 2:-1], hidden[:, :-1])
     seen = torch.ones(length - 1, length, dtype=torch.bool).tril()
     seen = torch.cat([seen, torch.eye(length - 1, dtype=torch.bool)], 1)
     mask = torch.zeros(seen.shape).masked_fill(~seen, -math.inf).expand(len(texts), 1, -1, -1)
-    hidden, _ = network.layer(states, positions[:, 1:], past, mask)
+    hidden, _ = network(states, positions[:, 1:], past, mask)
     return total + _error(network, hidden[:, own], ids[texts[:, 3:]][:, own])
 
 

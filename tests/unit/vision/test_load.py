@@ -15,7 +15,7 @@ import mmdec
 from mmdec.drafters import built_in, registry
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
 from mmdec.drafters.lookup import Lookup
-from mmdec.drafters.networks.draft_network import DraftConfig
+from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.registry import built_in_network, network_class
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter

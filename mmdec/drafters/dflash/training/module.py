@@ -23,7 +23,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.drafters.dflash.heads import MARKOV_HEADS
 from mmdec.drafters.dflash.network import DFlash, DFlashConfig
-from mmdec.drafters.networks.draft_network import DraftConfig, KeyValues
+from mmdec.drafters.networks.config import DraftConfig
+from mmdec.drafters.networks.layers import KeyValues
 from mmdec.drafters.networks.training.module import (
     LOSSES,
     MAX_LOGITS,
@@ -276,10 +277,11 @@ def block_states(network: DFlash, columns: UnrollInputs, roots: Tensor, block: T
     mask = additive_mask(visible, read.dtype)[:, :, None]  # (B, 1, 1, R, M + N), the same for all heads
     positions = columns.positions.gather(1, at)[..., None] + torch.arange(1, size + 1, device=roots.device)
     for index in range(network.depth):
+        layer = network.layer(index)
         context = network.context(read, before, index)
-        queries, keys, values = network.project(block, positions.flatten(1), None, index)
+        queries, keys, values = layer.project(block, positions.flatten(1))
         mixed = block_attention(queries, context, (keys, values), mask, size)
-        block = network.after_attention(block, mixed, None, index)
+        block = layer.after_attention(block, mixed)
     return network.norm(block).unflatten(1, (-1, size))
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
-from mmdec.drafters.networks.draft_network import DraftConfig, DraftNetwork
+from mmdec.drafters.networks.config import DraftConfig
+from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.training.data import DraftData
 from mmdec.drafters.networks.training.module import (
     MAX_LOGITS,

@@ -102,14 +102,15 @@ def raw_slots(network: FlashNetwork, columns: UnrollInputs) -> Tensor:
     device = states.device
     slots = torch.arange(count, device=device)
     positions = (columns.positions[..., None] + slots).flatten(1)
-    _, keys, values = network.project(columns.states, columns.prompt_positions)
-    queries, own_keys, own_values = network.project(spread, positions)
+    layer = network.layer(0)
+    _, keys, values = layer.project(columns.states, columns.prompt_positions)
+    queries, own_keys, own_values = layer.project(spread, positions)
     column = torch.arange(length, device=device).repeat_interleave(count)
     slot = slots.repeat(length)
     visible = (slot == 0) & (column < column[:, None]) | (column == column[:, None]) & (slot <= slot[:, None])
     prompt = columns.prompt_mask[:, None].expand(-1, len(column), -1)
     mask = additive_mask(torch.cat([prompt, visible.expand(rows, -1, -1)], 2), states.dtype)
-    hidden = network.attend(spread, queries, torch.cat([keys, own_keys], 2), torch.cat([values, own_values], 2), mask)
+    hidden = layer.attend(spread, queries, torch.cat([keys, own_keys], 2), torch.cat([values, own_values], 2), mask)
     return network.finish(hidden.view(rows, length, count, -1), columns.features)
 
 

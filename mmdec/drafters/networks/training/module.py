@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.tree_shape import MAX_RANKS
-from mmdec.drafters.networks.draft_network import DraftConfig
+from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.networks.training.data import DraftBatch, DraftData
 from mmdec.drafters.networks.training.simulation import measure
 from mmdec.drafters.networks.training.teacher import FeatureStore, TargetFeatures, Teacher

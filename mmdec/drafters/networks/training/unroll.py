@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmdec.drafters.networks.draft_network import DraftNetwork, KeyValues, PromptInput
+from mmdec.drafters.networks.draft_network import DraftNetwork, PromptInput
+from mmdec.drafters.networks.layers import KeyValues
 from mmdec.drafters.networks.training.teacher import TargetFeatures
 
 
@@ -110,15 +111,17 @@ def unroll_steps(network: DraftNetwork, columns: UnrollInputs, steps: int, throu
         states = enter(columns.embeds[:, step:], features, columns.carry)
         mask = visible[:, :, : length - step]
         for index, diagonal in enumerate(diagonals):
-            queries, *pair = network.project(states, columns.positions[..., step:], index=index)
+            layer = network.layer(index)
+            queries, *pair = layer.project(states, columns.positions[..., step:])
             if step:
                 diagonal.append((pair[0], pair[1]))
                 mixed = diagonal_attention(queries, context[index], diagonal, mask)
-                states = network.after_attention(states, mixed, index=index)
+                states = layer.after_attention(states, mixed)
             else:
                 keys, values = (torch.cat(both, 2) for both in zip(context[index], pair, strict=True))
                 context[index] = keys, values
-                states = network.attend(states, queries, keys, values, mask, index=index)
+                states = layer.attend(states, queries, keys, values, mask)
+        states = network.final_norm(states)
         outputs.append(states)
         features = states[:, :-1] if through else states[:, :-1].detach()
     return outputs
@@ -128,10 +131,11 @@ def prompt_keys(network: DraftNetwork, columns: UnrollInputs) -> list[KeyValues]
     """Return for each layer the prompts' keys and values (B, h, M, d): h heads with d channels."""
     states, pairs = columns.states, list[KeyValues]()
     for index in range(network.depth):
-        queries, keys, values = network.project(states, columns.prompt_positions, index=index)
+        layer = network.layer(index)
+        queries, keys, values = layer.project(states, columns.prompt_positions)
         pairs.append((keys, values))
         if index + 1 < network.depth:
-            states = network.attend(states, queries, keys, values, None, index=index)
+            states = layer.attend(states, queries, keys, values)
     return pairs
 
 

@@ -55,7 +55,7 @@ def options(config: Eagle3Config) -> dict[str, Any]:
 def drafted_logits(network: Eagle3, embeds: Tensor, features: Tensor, drafted: Tensor) -> Tensor:
     """Ours, step by step over a cache."""
     head = torch.nn.Linear(1, 1)
-    hidden, pair = network.layer(network.fuse(embeds, features)[None], torch.arange(len(embeds))[None])
+    hidden, pair = network(network.fuse(embeds, features)[None], torch.arange(len(embeds))[None])
     hidden, logits = hidden[:, -1:], []
     for step, embed in enumerate([*drafted, None]):
         logits.append(network.logits(hidden[0, 0], head))
@@ -63,7 +63,7 @@ def drafted_logits(network: Eagle3, embeds: Tensor, features: Tensor, drafted: T
             return torch.stack(logits)
         masked = network.config.mask_token is not None
         states = network.masked_input(embed)[None, None] if masked else network.follow(embed[None, None], hidden)
-        hidden, own = network.layer(states, torch.tensor([[len(embeds) + step]]), pair)
+        hidden, own = network(states, torch.tensor([[len(embeds) + step]]), pair)
         pair = torch.cat([pair[0], own[0]], 2), torch.cat([pair[1], own[1]], 2)
     raise AssertionError
 
@@ -90,9 +90,9 @@ def test_positions_on_three_axes_turn_each_its_own_channels() -> None:
         network = eagle3(head_dim=8, positions="axes", mrope_section=(2, 1, 1), mrope_interleaved=interleaved)
         states = torch.randn(1, 3, 32, dtype=torch.float64)
         axes = torch.tensor([[[4, 4, 7]], [[1, 2, 7]], [[9, 3, 7]]])
-        queries, _, _ = network.project(states, axes)
+        queries, _, _ = network.layer(0).project(states, axes)
         for channel, axis in enumerate(expected):
-            single, _, _ = network.project(states, axes[axis])
+            single, _, _ = network.layer(0).project(states, axes[axis])
             for half in (channel, channel + 4):
                 torch.testing.assert_close(queries[..., half], single[..., half])
 
@@ -121,7 +121,7 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
         )
         positions = torch.arange(50)[None]
         cosines, sines = LlamaRotaryEmbedding(stock)(torch.zeros(1), positions)
-        result = network.rotations(positions, torch.float32, torch.device("cpu"))
+        result = network.layer(0).rotary(positions, torch.float32, torch.device("cpu"))
         torch.testing.assert_close(result[0][:, 0], cosines)
         torch.testing.assert_close(result[1][:, 0].abs(), sines.abs())
 

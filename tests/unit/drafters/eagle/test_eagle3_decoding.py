@@ -97,7 +97,7 @@ def test_pictures_stand_where_the_configuration_says(positions: str, pictures: s
         elif positions == "temporal":
             places = places[:1].expand(3, -1)
         for depth in range(3):
-            hidden, _ = network.layer(states, places[:, None] if positions == "axes" else places[:1])
+            hidden, _ = network(states, places[:, None] if positions == "axes" else places[:1])
             token = drafter.logits(hidden[0, -1]).argmax()
             assert int(result.tokens[row, 1 + depth]) == int(token)
             states = torch.cat([states, network.follow(embedding(token)[None, None], hidden[:, -1:])], 1)

@@ -132,7 +132,7 @@ def row(length: int = 14) -> tuple[Tensor, Tensor, Tensor]:
 def hidden(network: DraftNetwork, embeds: Tensor, features: Tensor, visual: Tensor) -> Tensor:
     """Ours, of a whole row."""
     prompt = network.prompt(embeds, features, visual)
-    return network.layer(prompt.states[None], prompt.positions[None])[0][0]
+    return network(prompt.states[None], prompt.positions[None])[0][0]
 
 
 @pytest.mark.parametrize("pickled", [True, False])
@@ -166,12 +166,12 @@ def test_a_converted_msd_gives_the_published_logits(tmp_path: Path, qwen: bool, 
     expected = naive_layer(state, states, torch.arange(19), 1e6 if qwen else 1e4)
     end = 20 - rounds  # of the prompt
     prompt = network.prompt(embeds[:end], features[:end], visual[:end])
-    parts, past = [network.layer(prompt.states[None], prompt.positions[None])], None
+    parts, past = [network(prompt.states[None], prompt.positions[None])], None
     for column in range(end - 1, 19):
         pairs = [pair for _, pair in parts]
         past = torch.cat([keys for keys, _ in pairs], 2), torch.cat([values for _, values in pairs], 2)
         fresh = network.fuse(embeds[None, column + 1 : column + 2], features[None, column : column + 1])
-        parts.append(network.layer(fresh, torch.tensor([[column]]), past))
+        parts.append(network(fresh, torch.tensor([[column]]), past))
     result = torch.cat([out for out, _ in parts], 1)[0]
     head = state["embed_tokens.weight"].T
     torch.testing.assert_close(result @ head, expected @ head, rtol=0, atol=1e-4)

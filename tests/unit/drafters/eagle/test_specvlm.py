@@ -176,8 +176,8 @@ def test_without_an_image_it_is_eagle_with_an_input_norm() -> None:
     one, other = model.prompt(*random_prompt((), LENGTH)), eagle.prompt(*random_prompt((), LENGTH))
     torch.testing.assert_close(one.states, other.states)
     assert torch.equal(one.positions, other.positions)
-    hidden, _ = model.layer(one.states[None], one.positions[None])
-    torch.testing.assert_close(hidden, eagle.layer(one.states[None], one.positions[None])[0])
+    hidden, _ = model(one.states[None], one.positions[None])
+    torch.testing.assert_close(hidden, eagle(one.states[None], one.positions[None])[0])
 
 
 def test_the_small_models_network_is_small() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from mmdec.drafters.eagle.eagle import Eagle
 from mmdec.drafters.eagle.vispec import ViSpec, ViSpecConfig
-from mmdec.drafters.networks.draft_network import DraftConfig
+from mmdec.drafters.networks.config import DraftConfig
 from mmdec.errors import InputError
 from tests.support.compressing_drafters import random_prompt
 

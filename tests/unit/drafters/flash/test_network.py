@@ -75,7 +75,7 @@ def test_slots_equal_loops() -> None:
         torch.testing.assert_close(slots[t][2], states[t] + model.slot_embeddings[1])
 
     def project(state: torch.Tensor, place: int) -> tuple[torch.Tensor, ...]:
-        result = model.project(state[None, None], torch.tensor([[place]]))
+        result = model.layer(0).project(state[None, None], torch.tensor([[place]]))
         return tuple(part[0, :, 0] for part in result)  # (heads, d)
 
     t, expected = columns - 1, []
@@ -93,7 +93,7 @@ def test_slots_equal_loops() -> None:
         expected.append(state + model.residual_gate[i] * features)
     order = torch.cat([states, slots[t][1:]])[None]  # slots 0 of the columns, then the last one's others: causal
     places = torch.cat([torch.arange(columns), t + torch.arange(1, count)])[None]
-    hidden, _ = model.layer(order, places)
+    hidden, _ = model(order, places)
     torch.testing.assert_close(model.finish(hidden[0, -count:], features), torch.stack(expected), rtol=1e-4, atol=1e-5)
 
 

@@ -48,10 +48,10 @@ def test_cpu_steps_equal_the_network(system: str, changes: dict[str, Any]) -> No
     for index, token in enumerate([5, 30, 0, 5]):
         position, end = WIDTH + index, WIDTH + index + 1
         states = net.follow(embedding(torch.tensor([[token]])), hidden, carry)
-        queries, *own = net.project(states, position)
+        queries, *own = net.layer(0).project(states, position)
         for whole, column in zip(cache, own, strict=True):
             whole[:, :, position] = column[:, :, 0]
-        hidden = net.attend(states, queries, cache[0][:, :, :end], cache[1][:, :, :end], None)
+        hidden = net.final_norm(net.layer(0).attend(states, queries, cache[0][:, :, :end], cache[1][:, :, :end]))
         feature = step(token, feature, position, keys[:, :, :end], values[:, :, :end]).copy()
         torch.testing.assert_close(torch.from_numpy(feature), hidden[0, 0], rtol=1e-4, atol=1e-4)
         logits = net.logits(hidden[0, 0], output)
@@ -85,7 +85,7 @@ def odd_layers(case: str, net: DraftNetwork, monkeypatch: pytest.MonkeyPatch) ->
         for module in (net, embedding, output):
             module.double()
     if case == "large":
-        monkeypatch.setattr("mmdec.drafters.networks.draft_network.MAX_PACKED_WEIGHTS", 100)
+        monkeypatch.setattr("mmdec.drafters.networks.layers.MAX_PACKED_WEIGHTS", 100)
     if case == "scaled":
 
         class Scaled(nn.Embedding):
@@ -139,10 +139,10 @@ def test_cpu_blocks_equal_the_network(changes: dict[str, Any], tokens: list[int]
     for count in {1, 2, net.slots} - set(range(net.slots + 1, 3)):
         order = torch.cat([states, net.slot_states(states[-1])[1:count]])[None]  # each sees what stands before it
         own = len(tokens) + count - 1
-        queries, *pair = net.project(order, torch.arange(begin, begin + own)[None])
+        queries, *pair = net.layer(0).project(order, torch.arange(begin, begin + own)[None])
         past = [torch.randn(1, net.config.num_key_value_heads, begin, 8) for _ in range(2)]
         expected = tuple(torch.cat(parts, 2) for parts in zip(past, pair, strict=True))
-        hidden = net.attend(order, queries, *expected, None)[0, -count:]
+        hidden = net.layer(0).attend(order, queries, *expected, None)[0, -count:]
         room = [torch.cat([part, torch.full_like(new, torch.nan)], 2) for part, new in zip(past, pair, strict=True)]
         result = step.block(tokens, features.numpy(), begin, count, room[0], room[1])
         torch.testing.assert_close(torch.from_numpy(result), net.finish(hidden, features[-1]), **CLOSE)

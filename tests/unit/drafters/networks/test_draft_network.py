@@ -11,7 +11,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from mmdec.drafters.eagle.eagle import Eagle
-from mmdec.drafters.networks.draft_network import DraftConfig, DraftNetwork
+from mmdec.drafters.networks.config import DraftConfig
+from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
 from tests.unit.drafters.networks.small_networks import SHAPE
@@ -35,7 +36,7 @@ def inputs(batch: int = 2, length: int = 9) -> tuple[Tensor, Tensor]:
 def rows(net: DraftNetwork, embeds: Tensor, features: Tensor) -> Tensor:
     """Return whole texts at once: (B, L - 1, H)."""
     states = net.inputs(embeds, features)
-    return net.layer(states, torch.arange(states.shape[1]).expand(len(states), -1))[0]
+    return net(states, torch.arange(states.shape[1]).expand(len(states), -1))[0]
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -55,8 +56,8 @@ def test_the_layer_equals_llamas(bias: bool, packed: bool) -> None:
     with torch.no_grad():
         expected: Any = theirs(states, attention_mask=mask, position_embeddings=wave)
         weights = net.pack_weights() if packed else None
-        queries, keys, values = net.project(states, positions, weights)
-        result = net.attend(states, queries, keys, values, None, weights)
+        queries, keys, values = net.layer(0).project(states, positions, weights)
+        result = net.layer(0).attend(states, queries, keys, values, None, weights)
     torch.testing.assert_close(result, expected[0] if isinstance(expected, tuple) else expected)
 
 
@@ -93,7 +94,7 @@ def test_batched_columns_equal_sequential_columns() -> None:
     whole = rows(net, embeds, features)
     states, past = net.inputs(embeds, features), None
     for begin, end in ((0, 3), (3, 4), (4, 8)):
-        hidden, pair = net.layer(states[:, begin:end], torch.arange(begin, end).expand(2, -1), past)
+        hidden, pair = net(states[:, begin:end], torch.arange(begin, end).expand(2, -1), past)
         past = pair if past is None else (torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2))
         torch.testing.assert_close(hidden, whole[:, begin:end])
 
@@ -113,9 +114,9 @@ def test_products_in_bfloat16_leave_weights_and_norms_in_float32() -> None:
     """Lightning's "bf16-mixed" does this; a warning of torch about mixed precisions would be an error here."""
     model = network().float().train()
     embeds, features = (part.float() for part in inputs())
-    plain = model.layer(model.inputs(embeds, features), torch.arange(8).expand(2, -1))[0]
+    plain = model(model.inputs(embeds, features), torch.arange(8).expand(2, -1))[0]
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = model.layer(model.inputs(embeds, features), torch.arange(8).expand(2, -1))[0]
+        mixed = model(model.inputs(embeds, features), torch.arange(8).expand(2, -1))[0]
     assert not torch.equal(mixed.float(), plain)
     torch.testing.assert_close(mixed.float(), plain, rtol=0.05, atol=0.05)
     mixed.float().square().sum().backward()
@@ -125,8 +126,8 @@ def test_products_in_bfloat16_leave_weights_and_norms_in_float32() -> None:
 def test_features_of_several_layers_are_joined() -> None:
     net = network(layers=(0, 2, -1))
     assert net.fc.in_features == 4 * 24
-    hidden = inputs()[0]
-    assert torch.equal(net.feature(hidden), torch.cat([hidden] * 3, -1))
+    embeds = hidden = inputs()[0]
+    assert torch.equal(net.follow(embeds, hidden), net.fuse(embeds, torch.cat([hidden] * 3, -1)))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def slots_of(network: FlashNetwork, text: TargetFeatures, root: int) -> list[Ten
     states = torch.cat([prompt.states, known[:-1], own])
     place = begin - 1 + root
     positions = torch.cat([prompt.positions, torch.arange(begin - 1, place), place + torch.arange(network.slots)])
-    hidden, _ = network.layer(states[None], positions[None])
+    hidden, _ = network(states[None], positions[None])
     raw, result = network.finish(hidden[0, -network.slots :], text.features[place]), []
     for slot in range(min(network.slots, len(text.answer) - 1 - root)):
         if slot:

@@ -52,7 +52,7 @@ def drafted(network: DraftNetwork, text: TargetFeatures, root: int, steps: int) 
             own = network.follow(text.embeds[begin + root + step], result[-1], prompt.carry)
             states = torch.cat([states, own[None]])
             positions = torch.cat([positions, torch.tensor([start + root + step])])
-        hidden, _ = network.layer(states[None], positions[None])
+        hidden, _ = network(states[None], positions[None])
         result.append(hidden[0, -1])
     return result
 
