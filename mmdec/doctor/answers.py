@@ -222,7 +222,7 @@ def right_tokens(run: NetworkRun, text: TargetAnswer, depth: int) -> list[Tensor
     for step in range(min(depth, count)):
         if step:
             # the chains after all roots at once: a chain attends to the text up to its root, and to itself
-            states = _next_inputs(run, embeds[begin + step :], hidden[0, :-1], prompted.carry)
+            states = _next_inputs(run, embeds[begin + step :], hidden[0, :-1], prompted)
             mask = _chain_mask(len(prompted.states), count, step, states)
             hidden, pair = network(states[None], columns[None, step:], past, mask)
             past = torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2)
@@ -246,7 +246,7 @@ def _run_to_roots(run: NetworkRun, text: TargetAnswer) -> tuple[PromptInput, Ten
     if len(prompted.states):
         _, past = network(prompted.states[None], positions)
     columns = torch.arange(start, start + text.positions, device=embeds.device)
-    states = network.fuse(embeds[begin:], features[begin - 1 : -1], prompted.carry)
+    states = network.condition_on(prompted.condition).fuse(embeds[begin:], features[begin - 1 : -1])
     pair: KeyValues
     hidden, pair = network(states[None], columns[None], past)
     past = pair if past is None else (torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2))
@@ -273,15 +273,16 @@ def token_surprisals(run: NetworkRun, text: TargetAnswer) -> Tensor:
     return -logits.log_softmax(-1)[matches[:, 0], matches[:, 1]].cpu()
 
 
-def _next_inputs(run: NetworkRun, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
+def _next_inputs(run: NetworkRun, embeds: Tensor, hidden: Tensor, prompted: PromptInput) -> Tensor:
     """Compute the draft network's input (n, H) at the next token of n drafted chains.
 
     Args:
         embeds: (n, H) embeddings of the tokens.
         hidden: (n, H), the network's output at the tokens before them.
-        carry: What the network has stored of the prompt for later tokens (`PromptInput.carry`).
+        prompted: The network's inputs for the prompt.
     """
-    return run.network.drafted_input(embeds, hidden, carry, lambda token: run.table(token) * run.scale)
+    network = run.network.condition_on(prompted.condition)
+    return network.drafted_input(embeds, hidden, lambda token: run.table(token) * run.scale)
 
 
 def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:

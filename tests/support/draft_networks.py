@@ -151,7 +151,8 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
         for index, token in enumerate(path):
             hidden, _ = network(states, positions[None])
             if mask is None:
-                drafted = network.follow(embedding(torch.tensor([[token]])), hidden[:, -1:], prompt.carry)
+                conditioned = network.condition_on(prompt.condition)
+                drafted = conditioned.follow(embedding(torch.tensor([[token]])), hidden[:, -1:])
             else:
                 drafted = network.masked_input(embedding(torch.tensor(mask)))[None, None]
             states = torch.cat([states, drafted], 1)

@@ -250,14 +250,13 @@ class DFlash(LayeredNetwork):
         """
         return looked_up(tokens, cast(Tensor, embedding.weight)) if self.config.plain_embedding else embedding(tokens)
 
-    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
         """Compute a token's state (..., H) from the target's features (..., k * H) of this token.
 
         Each layer projects its key and value from this state.
 
         Args:
             embeds: Not used; other draft networks need it.
-            carry: Not used; other draft networks need it.
         """
         return self.hidden_norm(linear(features, self.fc.weight, self.fc.bias))
 

@@ -45,7 +45,6 @@ class DraftStep(ColumnStep):
         cls,
         network: EagleInputNetwork,
         packed: PackedWeights | None,
-        carry: Any,
         embedding: nn.Module,
         output: nn.Linear,
     ) -> DraftStep | None:
@@ -56,7 +55,6 @@ class DraftStep(ColumnStep):
 
         Args:
             packed: The network's concatenated weights, or None.
-            carry: Further input of `fuse`.
             embedding: The target's embedding (`model.get_input_embeddings()`).
             output: The target's LM head (`model.get_output_embeddings()`).
 
@@ -68,7 +66,7 @@ class DraftStep(ColumnStep):
         overrides = owner(network, "follow") is not DraftNetwork or type(network.layer(0)) is not DraftLayer
         if overrides or owner(network, "fuse") is not owner(network, "fused_weights"):
             return None
-        fused = network.fused_weights(carry)
+        fused = network.fused_weights()
         return None if fused is None else cls(network, packed, fused, cast(nn.Embedding, embedding).weight, output)
 
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:

@@ -10,7 +10,7 @@ MSD, SpecVLM and ViSpec read text in the same way, and images in other ways.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -39,20 +39,19 @@ class EagleInputNetwork(DraftNetwork):
             self.fc_norm = RMSNorm(width, config.rms_norm_eps)
         self.layers = nn.ModuleList([DraftLayer(config)])
 
-    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
         """Compute the layer's input at position t.
 
         Args:
             embeds: (..., H), embedding of token t + 1.
             features: (..., k * H), of token t.
-            carry: For ViSpec, the global vector of the last image.
         """
         inputs = torch.cat([embeds, features], -1)
         if self.config.fc_norm:
             inputs = self.fc_norm(inputs)
         return linear(inputs, self.fc.weight, self.fc.bias)
 
-    def fused_weights(self, carry: Any = None) -> KeyValues | None:
+    def fused_weights(self) -> KeyValues | None:
         """Write `follow` as one linear map of [embedding; the network's last output].
 
         Returns:
@@ -72,10 +71,8 @@ class EagleInputNetwork(DraftNetwork):
         )
         return Conventions(norms=[norm], embedding_columns="fc.weight")
 
-    def column_step(
-        self, packed: PackedWeights | None, carry: Any, embedding: nn.Module, output: nn.Linear
-    ) -> ColumnStep | None:
-        return DraftStep.of(self, packed, carry, embedding, output)
+    def column_step(self, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear) -> ColumnStep | None:
+        return DraftStep.of(self, packed, embedding, output)
 
 
 @built_in_network(

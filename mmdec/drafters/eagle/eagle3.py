@@ -206,13 +206,12 @@ class Eagle3(LayeredNetwork):
         if sizes.mask_token is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, width))
 
-    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
         """Compute the first layer's input (..., 2 H) at position t.
 
         Args:
             embeds: (..., H), embedding of token t + 1.
             features: (..., k * Ht), the target's features of token t, which fc maps to H channels.
-            carry: Only for ViSpec, not used.
         """
         return torch.cat([embeds, self.fuse_features(features)], -1)
 
@@ -230,17 +229,16 @@ class Eagle3(LayeredNetwork):
             features = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], -1)
         return linear(features, self.fc.weight, self.fc.bias)
 
-    def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
+    def follow(self, embeds: Tensor, hidden: Tensor) -> Tensor:
         """Compute the first layer's input (..., 2 H) at drafted tokens.
 
         Args:
             embeds: (..., H), their embeddings.
             hidden: (..., H), the network's output at the token before each.
-            carry: Only for ViSpec, not used.
         """
         return torch.cat([embeds, hidden], -1)
 
-    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor) -> PromptInput:
         """Compute the first layer's input for the prompt of one row with L tokens.
 
         If `config.pictures` is "dropped", positions that read an image token are left out.
@@ -249,7 +247,6 @@ class Eagle3(LayeredNetwork):
             embeds: (L, H).
             features: (L, k * Ht).
             visual: (L,) bool, True at visual tokens.
-            carry: Only for ViSpec, not used.
         """
         prompted = super().prompt(embeds, features, visual)
         if self.config.pictures != "dropped":
@@ -318,12 +315,10 @@ class Eagle3(LayeredNetwork):
         embeds = embedding(context.tokens[:, -visual.shape[1] :])
         return embeds if context.embeds is None else torch.where(visual[..., None], context.embeds, embeds)
 
-    def drafted_input(
-        self, embeds: Tensor, hidden: Tensor, carry: Any, embedding: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def drafted_input(self, embeds: Tensor, hidden: Tensor, embedding: Callable[[Tensor], Tensor]) -> Tensor:
         mask = self.config.mask_token
         if mask is None:
-            return self.follow(embeds, hidden, carry)
+            return self.follow(embeds, hidden)
         return self.masked_input(embedding(torch.tensor(mask, device=embeds.device))).expand(len(embeds), -1)
 
     def draft_at_once(
@@ -361,9 +356,7 @@ class Eagle3(LayeredNetwork):
         cache.accept(counts)
         return hidden[:, :1], BlockLevels(drafter, state, hidden)
 
-    def column_step(
-        self, packed: PackedWeights | None, carry: Any, embedding: nn.Module, output: nn.Linear
-    ) -> ColumnStep | None:
+    def column_step(self, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear) -> ColumnStep | None:
         return Eagle3Step.of(self, packed, embedding)
 
     def final_norm(self, hidden: Tensor) -> Tensor:

@@ -296,7 +296,7 @@ class SpecVLM(EagleInputNetwork):
             question = torch.ones_like(question)
         return self.gate(embeds[question].mean(0), features[question][-1])
 
-    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor) -> PromptInput:
         """Compute the layer's input for the prompt of one row, without padding; images are compressed.
 
         The question that the gate reads is the text after the first image.
@@ -305,7 +305,6 @@ class SpecVLM(EagleInputNetwork):
             embeds: (L, H).
             features: (L, k * H).
             visual: (L,) bool, True at visual tokens.
-            carry: Only for ViSpec, not used.
         """
         config = cast(SpecVLMConfig, self.config)
         inputs = torch.cat([embeds[1:], features[:-1]], -1)  # shape (L - 1, J)

@@ -9,8 +9,9 @@ initialised as the identity on the feature.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast, final
+from typing import ClassVar, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,7 @@ class ViSpec(EagleInputNetwork):
     """
 
     config_class: ClassVar[type[DraftConfig]] = ViSpecConfig
+    global_vector: Tensor | None = None  # the latest image's, broadcastable to the features; None: no image
 
     def __init__(self, config: ViSpecConfig) -> None:
         super().__init__(config)
@@ -73,54 +75,44 @@ class ViSpec(EagleInputNetwork):
             if self.img_fc.bias is not None:
                 self.img_fc.bias.zero_()
 
-    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Compute the layer's input at position t.
+    def condition_on(self, vector: Tensor | None) -> Self:
+        conditioned = copy(self)
+        conditioned.global_vector = vector
+        return conditioned
 
-        Args:
-            embeds: (..., H), embedding of token t + 1.
-            features: (..., H), of token t.
-            carry: The global vector (H,) of the latest image, broadcastable to the features; None: no image.
-        """
+    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
         weight, bias, size = self.img_fc.weight, self.img_fc.bias, self.config.hidden_size
         mixed = linear(features, weight[:, :size], bias)
-        if carry is not None:
-            mixed = mixed + linear(carry, weight[:, size:])
+        if self.global_vector is not None:
+            mixed = mixed + linear(self.global_vector, weight[:, size:])
         return super().fuse(embeds, mixed)
 
-    def fused_weights(self, carry: Any = None) -> tuple[Tensor, Tensor] | None:
-        """Multiply `img_fc` and `fc` into one linear map of [embedding; the network's last output].
-
-        Args:
-            carry: The global vector (H,) of the latest image, or None.
-
-        Returns:
-            Weight (H, 2 H) and bias (H,); None if the map is not linear.
-        """
+    def fused_weights(self) -> tuple[Tensor, Tensor] | None:
         weights = super().fused_weights()
         if weights is None:
             return None
         (weight, bias), size = weights, self.config.hidden_size
         columns, mixing = weight[:, size:], self.img_fc.weight.detach()
         added = weight.new_zeros(size) if self.img_fc.bias is None else self.img_fc.bias.detach()
-        if carry is not None:
-            added = added + mixing[:, size:] @ carry.flatten()
+        if self.global_vector is not None:
+            added = added + mixing[:, size:] @ self.global_vector.flatten()
         return torch.cat([weight[:, :size], columns @ mixing[:, :size]], 1), bias + columns @ added
 
-    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor) -> PromptInput:
         """Compute the layer's input for the prompt of one row, without padding; images are compressed.
 
         Args:
             embeds: (L, H).
             features: (L, H).
             visual: (L,) bool, True at visual tokens.
-            carry: The global vector (H,) of the last image in earlier turns of the chat; None: there is none.
         """
         following, images = embeds[1:], image_spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
         if not images:
-            return PromptInput(self.fuse(following, features[:-1], carry), text, carry)
+            return PromptInput(self.fuse(following, features[:-1]), text, self.global_vector)
         queries = cast(ViSpecConfig, self.config).queries
-        globals_ = [following.new_zeros(following.shape[1]) if carry is None else carry]
+        earlier = self.global_vector
+        globals_ = [following.new_zeros(following.shape[1]) if earlier is None else earlier]
         states, columns = [], [text]
         # position t reads token t + 1, so no position reads the first token
         weights = [following.new_zeros(1)] if bool(visual[0]) else []
@@ -133,7 +125,7 @@ class ViSpec(EagleInputNetwork):
             weights.append(compressed.visual_weights)
         ends = torch.tensor([end for _, end in images], device=text.device)
         latest = (text[:, None] >= ends).sum(1)  # for each text position: the number of images before it
-        fused = self.fuse(following[text], features[:-1][text], torch.stack(globals_)[latest])
+        fused = self.condition_on(torch.stack(globals_)[latest]).fuse(following[text], features[:-1][text])
         order = torch.cat(columns).argsort()
         merged = torch.cat([fused, *states])[order]
         return PromptInput(merged, torch.cat(columns)[order], globals_[-1], torch.cat(weights), "queries")

@@ -19,7 +19,7 @@ Letters in shapes: B rows, L tokens, k slots, H channels, m latents.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast, final
+from typing import ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -116,13 +116,12 @@ class FlashNetwork(DraftNetwork):
     def slots(self) -> int:
         return cast(FlashConfig, self.config).slots
 
-    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
         """Compute the layer's input (..., H) at a text position t.
 
         Args:
             embeds: (..., H), embedding of token t + 1.
             features: (..., H), of token t.
-            carry: Only for ViSpec, not used.
         """
         inputs = torch.cat([embeds, features], -1)
         if self.config.fc_norm:
@@ -130,7 +129,7 @@ class FlashNetwork(DraftNetwork):
         gate = silu(linear(inputs, self.fc_gate.weight, self.fc_gate.bias))
         return gate * linear(inputs, self.fc_up.weight, self.fc_up.bias)
 
-    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor) -> PromptInput:
         """Compute the layer's input for the prompt of one row, without padding; images are compressed.
 
         Position t counts as visual if token t + 1 is visual.
@@ -139,7 +138,6 @@ class FlashNetwork(DraftNetwork):
             embeds: (L, H).
             features: (L, H).
             visual: (L,) bool, True at visual tokens.
-            carry: Only for ViSpec, not used.
         """
         images = image_spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]

@@ -31,7 +31,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, final
+from typing import TYPE_CHECKING, ClassVar, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -311,7 +311,7 @@ class Heads(DraftNetwork):
     def prompt_embeds(self, context: Context, visual: Tensor, embedding: nn.Module) -> Tensor:
         return next(iter(context.features.values()))[..., :0]  # they are not read
 
-    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
         """Return the target's features (..., H), the input of `prefix_layer`. Other arguments are not read."""
         return features
 

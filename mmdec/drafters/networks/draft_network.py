@@ -21,7 +21,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,12 +47,24 @@ class PromptInput:
 
     states: Tensor  # (M, H), the layer's input at each position; M is L - 1, or less if images are compressed
     positions: Tensor  # (M,), position id of each state, counted from the row's first token after padding
-    # what later positions need of this prompt: for ViSpec, a vector of the last image; else None
-    carry: Any = None
+    condition: Tensor | None = None  # vector that all later positions read, see `condition_on`; None: there is none
     # (visual tokens,) in [0, 1]: weight of each one after compression, 0 if dropped; None: no image was compressed
     visual_weights: Tensor | None = None
     compressor: str | None = None  # name of the image compressor that was used; None: no image was compressed
     end: int | None = None  # position id of the first token after the prompt's states; None: L - 1
+
+
+def stack_conditions(prompts: Sequence[PromptInput]) -> Tensor | None:
+    """Stack the vectors that prompts gave for later positions: (B, 1, C), zeros for a prompt without one.
+
+    Returns:
+        None if no prompt gave one.
+    """
+    first = next((prompt.condition for prompt in prompts if prompt.condition is not None), None)
+    if first is None:
+        return None
+    zeros = torch.zeros_like(first)
+    return torch.stack([zeros if prompt.condition is None else prompt.condition for prompt in prompts])[:, None]
 
 
 class DraftNetwork(DrafterWeights[DraftConfig]):
@@ -64,14 +76,23 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
     continues_features: ClassVar[bool] = True
 
     @abstractmethod
-    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
         """Compute the layer's input at position t.
 
         Args:
             embeds: (..., H), embedding of token t + 1.
             features: (..., k * H), of token t.
-            carry: What `prompt` has stored of the prompt for later positions (`PromptInput.carry`).
         """
+
+    def condition_on(self, vector: Tensor | None) -> Self:
+        """Return the network whose positions also read a vector that the prompt gave (`PromptInput.condition`).
+
+        It shares its weights with this network. Here it is this network, which reads no such vector.
+
+        Args:
+            vector: Broadcastable to the features; None: the prompt gave none.
+        """
+        return self
 
     def make_drafter(self, embedding: nn.Module, output: nn.Linear) -> Drafter:
         from mmdec.drafters.networks.drafter import NetworkDrafter
@@ -194,14 +215,11 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
             states = layer.attend(states, queries, keys, values, cache.causal_mask(states.shape[1], keys.shape[2]))
         return states, *self.layer(last).project(states, positions, packed)
 
-    def column_step(
-        self, packed: PackedWeights | None, carry: Any, embedding: nn.Module, output: nn.Linear
-    ) -> ColumnStep | None:
+    def column_step(self, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear) -> ColumnStep | None:
         """Make the fast path that runs the network on one token at a time; None if there is none for this network.
 
         Args:
             packed: The result of `packed`, or None.
-            carry: Further input of `fuse`.
             embedding: The embedding that the network uses.
             output: The target's LM head.
         """
@@ -296,32 +314,28 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         wide[..., self.token_ids(torch.arange(self.vocabulary, device=logits.device))] = logits
         return wide
 
-    def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
+    def follow(self, embeds: Tensor, hidden: Tensor) -> Tensor:
         """Compute the layer's input at drafted tokens.
 
         Args:
             embeds: (..., H), their embeddings.
             hidden: (..., H), the network's output at the token before each.
-            carry: For ViSpec, the global vector of the last image.
         """
         # only the target could compute the true features: outputs of k of its layers
         count = len(self.config.layers)
         features = hidden if count == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), count)
-        return self.fuse(embeds, features, carry)
+        return self.fuse(embeds, features)
 
-    def drafted_input(
-        self, embeds: Tensor, hidden: Tensor, carry: Any, embedding: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def drafted_input(self, embeds: Tensor, hidden: Tensor, embedding: Callable[[Tensor], Tensor]) -> Tensor:
         """Compute the layer's input at drafted tokens, as `follow` does, for a network that may draft all depths at
         once and then does not read the drafted tokens.
 
         Args:
             embeds: (n, H), the tokens' embeddings.
             hidden: (n, H), the network's output at the token before each.
-            carry: What `prompt` has stored of the prompt for later positions (`PromptInput.carry`).
             embedding: Embeds the token that such a network reads instead.
         """
-        return self.follow(embeds, hidden, carry)
+        return self.follow(embeds, hidden)
 
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
         """Compute the layer's input (B, L - 1, H) for whole rows. Position t reads the embedding of token t + 1.
@@ -333,7 +347,7 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         """
         return self.fuse(embeds[:, 1:], features[:, :-1])
 
-    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor) -> PromptInput:
         """Compute the layer's input for the prompt of one row, without padding.
 
         The last token has no input: it would need the next token.
@@ -342,7 +356,6 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
             embeds: (L, H).
             features: (L, k * H).
             visual: (L,) bool, True at visual tokens.
-            carry: From an earlier turn of the chat; for ViSpec, the global vector of the last image.
         """
         states = self.inputs(embeds[None], features[None], visual[None])[0]
         return PromptInput(states, torch.arange(len(states), device=states.device))

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import root_only
-from mmdec.drafters.networks.draft_network import DraftNetwork
+from mmdec.drafters.networks.draft_network import DraftNetwork, stack_conditions
 from mmdec.drafters.networks.kv_cache import DraftCache, DraftState, PendingPrompt, PendingTokens, PromptInfo, RootState
 from mmdec.drafters.networks.layers import positions_from
 from mmdec.drafters.networks.tree import Levels
@@ -130,7 +130,7 @@ class NetworkDrafter:
         state.columns = [state.columns[row] for row in rows]
         state.positions = [state.positions[row] for row in rows]
         state.queue = [part.select(live) for part in state.queue]
-        state.carry = None if state.carry is None else state.carry[live]
+        state.condition = None if state.condition is None else state.condition[live]
         state.info = [state.info[row] for row in rows] if state.info else []
 
     def propose(self, state: DraftState, roots: Tensor, plan: Plan) -> Draft:
@@ -153,7 +153,8 @@ class NetworkDrafter:
             return levels.tree(roots, hidden, plan)
         if block is None and len(roots) == 1 and not state.asked:
             state.asked = True
-            state.step = network.column_step(state.packed, state.carry, self.embedding, self.output)
+            conditioned = network.condition_on(state.condition)
+            state.step = conditioned.column_step(state.packed, self.embedding, self.output)
         return levels.chain(roots, hidden, depth, plan.threshold)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -221,7 +222,8 @@ class NetworkDrafter:
         """Return the network's input for accepted tokens: states (B, n, H), position ids (B, n), and each batch row's
         number of tokens.
         """
-        states = self.network.fuse(self.embedding(part.tokens), part.features, state.carry)
+        network = self.network.condition_on(state.condition)
+        states = network.fuse(self.embedding(part.tokens), part.features)
         positions = positions_from(state.positions, states.shape[1], states.device)
         state.positions = [start + count for start, count in zip(state.positions, part.counts, strict=True)]
         return states, positions, part.counts
@@ -229,19 +231,17 @@ class NetworkDrafter:
     def _prompt(self, state: DraftState, part: PendingPrompt) -> tuple[Tensor, Tensor, list[int]]:
         """Return the network's input for the prompts, with visual tokens compressed: states (B, M, H), position ids
         (B, M) or (3, B, M), both padded on the right, and each batch row's number of positions."""
-        earlier = [None] * len(part.mask) if state.carry is None else list(state.carry[:, 0])
+        earlier = [None] * len(part.mask) if state.condition is None else list(state.condition[:, 0])
         prompts = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)
         rows = [
-            self.network.prompt(embeds[mask], features[mask], visual[mask], carry)
-            for embeds, features, visual, mask, carry in prompts
+            self.network.condition_on(vector).prompt(embeds[mask], features[mask], visual[mask])
+            for embeds, features, visual, mask, vector in prompts
         ]
         state.info = [PromptInfo(row.compressor, row.visual_weights) for row in rows]
-        carried = [row.carry for row in rows]
-        if any(carry is not None for carry in carried):
-            zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
-            # drop the fast code `step`: it has a copy of `carry`, which changes here
-            state.step, state.asked = None, False
-            state.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
+        condition = stack_conditions(rows)
+        if condition is not None:
+            # drop the fast code `step`: it has a copy of the condition, which changes here
+            state.condition, state.step, state.asked = condition, None, False
         pad = nn.utils.rnn.pad_sequence
         if part.positions is None or part.next is None:
             row_positions = [row.positions + start for row, start in zip(rows, state.positions, strict=True)]

@@ -270,7 +270,7 @@ class DraftState:
     positions: list[int]  # position id of each batch row's next token to process
     queue: list[PendingPrompt | PendingTokens] = field(default_factory=list)  # tokens to process, oldest first
     # (B, 1, C), a vector that the network reads at each text token: in ViSpec, a summary of the last image; else None
-    carry: Tensor | None = None
+    condition: Tensor | None = None
     info: list[PromptInfo] = field(default_factory=list)  # one for each batch row; empty until the prompt is processed
     # faster code that runs the network on one token of one batch row; None: not available, or not tried yet
     step: TokenStep | None = None

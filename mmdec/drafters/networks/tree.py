@@ -72,9 +72,10 @@ class Levels:
         Returns:
             The nodes' hidden states (B, n, H).
         """
-        network, cache, state = self.drafter.network, self.state.cache, self.state
+        cache, state = self.state.cache, self.state
+        network = self.drafter.network.condition_on(state.condition)
         rows, size = tokens.shape
-        states = network.follow(self.drafter.embedding(tokens), features, state.carry)
+        states = network.follow(self.drafter.embedding(tokens), features)
         starts = state.positions
         positions: Tensor | int = starts[0] + self.level
         if rows > 1:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmdec.drafters.networks.draft_network import DraftNetwork, PromptInput
+from mmdec.drafters.networks.draft_network import DraftNetwork, PromptInput, stack_conditions
 from mmdec.drafters.networks.layers import KeyValues
 from mmdec.drafters.networks.training.teacher import TargetFeatures
 
@@ -39,7 +39,7 @@ class UnrollInputs:
     prompt_mask: Tensor
     # (B, 1, H) a vector that is computed once from each prompt, and read at all later positions, as in ViSpec; else
     # None
-    carry: Tensor | None
+    condition: Tensor | None
     embeds: Tensor  # (B, N, H) embeddings of the answers' tokens
     features: Tensor  # (B, N, k * H) hidden states of k target layers at the token before each answer token
     positions: Tensor  # (B, N), or (3, B, N), position ids of the answers' tokens
@@ -67,7 +67,7 @@ def unroll_inputs(network: DraftNetwork, texts: Sequence[TargetFeatures], noise:
         states=pad_sequence([prompt.states for prompt in prompts], batch_first=True),
         prompt_positions=_stack_positions([before for before, _ in positions]),
         prompt_mask=_padding_mask([len(prompt.states) for prompt in prompts], embeds[0].device),
-        carry=_stack_carries([prompt.carry for prompt in prompts]),
+        condition=stack_conditions(prompts),
         embeds=pad_sequence(embeds, batch_first=True),
         features=pad_sequence(features, batch_first=True),
         positions=_stack_positions([after for _, after in positions]),
@@ -103,12 +103,12 @@ def unroll_steps(network: DraftNetwork, columns: UnrollInputs, steps: int, throu
         For each step s, the network's hidden states (B, N - s, H) at answer tokens s ... N - 1.
     """
     length, features, outputs = columns.embeds.shape[1], columns.features, list[Tensor]()
-    context = prompt_keys(network, columns)
+    context, conditioned = prompt_keys(network, columns), network.condition_on(columns.condition)
     diagonals: list[list[KeyValues]] = [[] for _ in context]
     visible = additive_mask(causal_mask(columns.prompt_mask, length), columns.states.dtype)
     for step in range(min(steps, length)):
-        enter = network.follow if step else network.fuse
-        states = enter(columns.embeds[:, step:], features, columns.carry)
+        enter = conditioned.follow if step else conditioned.fuse
+        states = enter(columns.embeds[:, step:], features)
         mask = visible[:, :, : length - step]
         for index, diagonal in enumerate(diagonals):
             layer = network.layer(index)
@@ -182,19 +182,6 @@ def causal_mask(prompt_mask: Tensor, length: int) -> Tensor:
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a mask (B, 1, n, S) to add to attention scores: 0 where `visible` (B, n, S) is True, else -inf."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -math.inf)[:, None]
-
-
-def _stack_carries(carries: Sequence[Tensor | None]) -> Tensor | None:
-    """Stack the vectors that ViSpec-like networks compute from each prompt for later positions: (B, 1, H), zeros for a
-    prompt without one.
-
-    Returns:
-        None if no prompt has one.
-    """
-    first = next((carry for carry in carries if carry is not None), None)
-    if first is None:
-        return None
-    return torch.stack([torch.zeros_like(first) if carry is None else carry for carry in carries])[:, None]
 
 
 def _stack_positions(positions: Sequence[Tensor]) -> Tensor:

@@ -204,7 +204,7 @@ def test_a_converted_vispec_equals_a_naive_reading(tmp_path: Path, qwen: bool) -
     prompt = network.prompt(embeds, features, visual)
     assert prompt.positions.tolist() == places.tolist()
     torch.testing.assert_close(hidden(network, embeds, features, visual), expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(prompt.carry, out[2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(prompt.condition, out[2], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("state", "config"), [(layer(), LLAVA), (vispec(), LLAVA), (layer(True, True), QWEN)])

@@ -63,13 +63,13 @@ def test_prompts_equal_a_naive_reading(queries: int, images: tuple[tuple[int, in
     torch.testing.assert_close(result.states, states)
     assert result.positions.tolist() == positions
     if images:
-        torch.testing.assert_close(result.carry, latest)
+        torch.testing.assert_close(result.condition, latest)
         assert result.visual_weights is not None
         assert len(result.visual_weights) == int(visual.sum())
     else:
-        assert result.carry is None
+        assert result.condition is None
     # a text column of later rounds, in a batch
-    later = model.fuse(embeds[:1], features[:1], None if not images else result.carry[None])
+    later = model.condition_on(result.condition).fuse(embeds[:1], features[:1])
     by_hand = model.fc(torch.cat([embeds[0], model.img_fc(torch.cat([features[0], latest]))]))
     torch.testing.assert_close(later[0], by_hand)
 
@@ -78,13 +78,15 @@ def test_mixing_equals_a_hand_computation() -> None:
     """img_fc begins as [I | 0]; with [I | 2 I] the global vector counts double."""
     model = ViSpec(ViSpecConfig(**SIZES))
     embeds, features = torch.randn(3, 16), torch.randn(3, 16)
-    carry = torch.randn(16)
+    vector = torch.randn(16)
     plain = Eagle(DraftConfig(**SIZES))
     plain.fc = model.fc
-    torch.testing.assert_close(model.fuse(embeds, features, carry), plain.fuse(embeds, features))
+    torch.testing.assert_close(model.condition_on(vector).fuse(embeds, features), plain.fuse(embeds, features))
     with torch.no_grad():
         model.img_fc.weight[:, 16:] = 2 * torch.eye(16)
-    torch.testing.assert_close(model.fuse(embeds, features, carry), plain.fuse(embeds, features + 2 * carry))
+    torch.testing.assert_close(
+        model.condition_on(vector).fuse(embeds, features), plain.fuse(embeds, features + 2 * vector)
+    )
 
 
 def test_an_image_smaller_than_the_outputs() -> None:
@@ -94,20 +96,22 @@ def test_an_image_smaller_than_the_outputs() -> None:
     assert result.positions.tolist() == list(range(23))
     out = model.imadpt(embeds[3:5]).states
     torch.testing.assert_close(result.states[2:4], out[1:3])
-    torch.testing.assert_close(result.carry, out[3])
+    torch.testing.assert_close(result.condition, out[3])
 
 
 def test_the_global_vector_goes_on_to_the_next_turn() -> None:
     model = network()
     earlier = torch.randn(16)
     embeds, features, visual = random_prompt(())
-    result = model.prompt(embeds, features, visual, earlier)
-    assert result.carry is earlier
-    torch.testing.assert_close(result.states, model.fuse(embeds[1:], features[:-1], earlier))
+    result = model.condition_on(earlier).prompt(embeds, features, visual)
+    assert result.condition is earlier
+    torch.testing.assert_close(result.states, model.condition_on(earlier).fuse(embeds[1:], features[:-1]))
     embeds, features, visual = random_prompt(((6, 12),))
-    result = model.prompt(embeds, features, visual, earlier)
-    torch.testing.assert_close(result.states[:5], model.fuse(embeds[1:6], features[:5], earlier))
-    torch.testing.assert_close(result.states[6:], model.fuse(embeds[12:], features[11:-1], result.carry))
+    result = model.condition_on(earlier).prompt(embeds, features, visual)
+    torch.testing.assert_close(result.states[:5], model.condition_on(earlier).fuse(embeds[1:6], features[:5]))
+    torch.testing.assert_close(
+        result.states[6:], model.condition_on(result.condition).fuse(embeds[12:], features[11:-1])
+    )
 
 
 def test_the_small_models_network_is_small() -> None:

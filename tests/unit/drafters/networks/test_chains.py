@@ -213,12 +213,12 @@ def test_autocast_and_gradients_use_torch(system: str) -> None:
 
 def test_a_network_with_its_own_fusion_has_no_fast_step() -> None:
     class Squashed(type(tree_growing("eagle", language_model()).network)):  # type: ignore[misc]
-        def fuse(self, embeds: torch.Tensor, features: torch.Tensor, carry: Any = None) -> torch.Tensor:
-            return super().fuse(embeds, features, carry).tanh()
+        def fuse(self, embeds: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+            return super().fuse(embeds, features).tanh()
 
     model = language_model()
     drafter = tree_growing("eagle", model)
-    parts = drafter.network.pack_weights(), None, drafter.embedding, drafter.output
+    parts = drafter.network.pack_weights(), drafter.embedding, drafter.output
     assert DraftStep.of(drafter.network, *parts) is not None
     drafter.network.__class__ = Squashed
     assert DraftStep.of(drafter.network, *parts) is None

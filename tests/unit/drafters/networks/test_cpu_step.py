@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mmdec.drafters.flash.cpu_step import SlotStep
 from mmdec.drafters.flash.network import FlashNetwork
@@ -15,10 +15,10 @@ from mmdec.drafters.networks.draft_network import DraftNetwork
 from tests.unit.drafters.networks.small_networks import WIDTH, network
 
 
-def step_of(net: DraftNetwork, carry: Tensor | None = None, bias: bool = True) -> tuple[Any, nn.Embedding, nn.Linear]:
+def step_of(net: DraftNetwork, bias: bool = True) -> tuple[Any, nn.Embedding, nn.Linear]:
     torch.manual_seed(1)
     embedding, output = nn.Embedding(31, 24), nn.Linear(24, 31, bias=bias)
-    return net.column_step(net.pack_weights(), carry, embedding, output), embedding, output
+    return net.column_step(net.pack_weights(), embedding, output), embedding, output
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,16 @@ def step_of(net: DraftNetwork, carry: Tensor | None = None, bias: bool = True) -
 @torch.inference_mode()
 def test_cpu_steps_equal_the_network(system: str, changes: dict[str, Any]) -> None:
     net = network(system, **changes)
-    carry = torch.randn(1, 1, 24) if system == "vispec" else None
-    step, embedding, output = step_of(net, carry, bias="layers" in changes)
+    if system == "vispec":
+        net = net.condition_on(torch.randn(1, 1, 24))
+    step, embedding, output = step_of(net, bias="layers" in changes)
     cache = [torch.randn(1, net.config.num_key_value_heads, WIDTH + 4, 8) for _ in range(2)]
     keys, values = (part.clone() for part in cache)
     feature = torch.randn(24)
     hidden = feature[None, None]
     for index, token in enumerate([5, 30, 0, 5]):
         position, end = WIDTH + index, WIDTH + index + 1
-        states = net.follow(embedding(torch.tensor([[token]])), hidden, carry)
+        states = net.follow(embedding(torch.tensor([[token]])), hidden)
         queries, *own = net.layer(0).project(states, position)
         for whole, column in zip(cache, own, strict=True):
             whole[:, :, position] = column[:, :, 0]
@@ -99,7 +100,7 @@ def odd_layers(case: str, net: DraftNetwork, monkeypatch: pytest.MonkeyPatch) ->
 def test_unsupported_networks_have_no_cpu_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network("flash" if case == "flash" else "eagle", fc_norm=case == "fc_norm")
     embedding, output = odd_layers(case, net, monkeypatch)
-    assert net.column_step(net.pack_weights(), None, embedding, output) is None
+    assert net.column_step(net.pack_weights(), embedding, output) is None
 
 
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-4}

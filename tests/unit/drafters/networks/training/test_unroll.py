@@ -42,14 +42,15 @@ def drafted(network: DraftNetwork, text: TargetFeatures, root: int, steps: int) 
     """Features (H,) that a draft from one root gives, each by a pass over the whole row."""
     begin = text.prompt
     prompt = network.prompt(text.embeds[:begin], text.features[:begin], text.visual[:begin])
-    known = network.fuse(text.embeds[begin : begin + root + 1], text.features[begin - 1 : begin + root], prompt.carry)
+    conditioned = network.condition_on(prompt.condition)
+    known = conditioned.fuse(text.embeds[begin : begin + root + 1], text.features[begin - 1 : begin + root])
     states = torch.cat([prompt.states, known])
     start = begin - 1 if prompt.end is None else prompt.end
     positions = torch.cat([prompt.positions, torch.arange(start, start + root + 1)])
     result: list[Tensor] = []
     for step in range(steps):
         if step:
-            own = network.follow(text.embeds[begin + root + step], result[-1], prompt.carry)
+            own = conditioned.follow(text.embeds[begin + root + step], result[-1])
             states = torch.cat([states, own[None]])
             positions = torch.cat([positions, torch.tensor([start + root + step])])
         hidden, _ = network(states[None], positions[None])
