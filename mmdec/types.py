@@ -52,7 +52,7 @@ class Scores:
 
     logits: Tensor  # (B, N, V), the target's raw logits after each node, before any logits processor
     features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer of `Needs.layers` -> states (B, N, H)
-    columns: int = 0  # number of nodes that the pass computed for each row, on average; 0: N
+    nodes_per_row: int = 0  # that the pass computed, on average; 0: N
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Context:
 
     # What the loop and the chat add for the drafter.
     # chooses tree shapes by the acceptance rates of earlier generate() calls; None without `Needs.prior`
-    shape: TreeShape | None = None
+    tree_shape: TreeShape | None = None
     previous_state: Any = None  # the drafter's state from the previous turn of a chat; None: there is none
 
     @property

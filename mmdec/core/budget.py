@@ -93,13 +93,17 @@ class Budget:
         statistics: Measurements of earlier calls; this call adds to them.
         key: Names of target, device and drafter.
         prior: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; used before measurements.
-        stops: Whether the drafter may end chains early.
+        may_stop_early: Whether the drafter may end chains early.
     """
 
     def __init__(
-        self, statistics: DecodingStatistics, key: MeasurementKey, prior: Sequence[float] = (), stops: bool = False
+        self,
+        statistics: DecodingStatistics,
+        key: MeasurementKey,
+        prior: Sequence[float] = (),
+        may_stop_early: bool = False,
     ) -> None:
-        self._stops = stops
+        self._may_stop_early = may_stop_early
         self._has_prior = bool(prior)
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
@@ -107,7 +111,7 @@ class Budget:
         self._rounds_since_plain = 0  # rounds since the last target pass without a draft
         self._rate = 0.0  # tokens per second in each batch row that the best draft size is expected to give
         # passes over one token that this call's drafts may still lose
-        self.allowance = INITIAL_ALLOWANCE if stops or prior else INITIAL_ALLOWANCE_WITHOUT_PRIOR
+        self.allowance = INITIAL_ALLOWANCE if may_stop_early or prior else INITIAL_ALLOWANCE_WITHOUT_PRIOR
         self._lock = statistics.lock
         with self._lock:
             self._measured = statistics.of(key, prior)
@@ -135,7 +139,7 @@ class Budget:
             return self._constant
         with self._lock:
             self._plan, self._is_trial = self._choose(batch)
-            if self._stops and self._plan.nodes == self._plan.depth >= 1:
+            if self._may_stop_early and self._plan.nodes == self._plan.depth >= 1:
                 self._plan = replace(
                     self._plan,
                     threshold=self._threshold(batch),
@@ -151,8 +155,8 @@ class Budget:
         accepted: Sequence[int],
         target_seconds: float,
         draft_seconds: float,
-        starved: bool = False,
-        columns: int = 0,
+        waited_for_cpu: bool = False,
+        nodes_per_row: int = 0,
     ) -> None:
         """Record the times and the accepted tokens of the round that `plan` planned last.
 
@@ -163,33 +167,34 @@ class Budget:
             accepted: Each row's number of accepted nodes, root excluded.
             target_seconds: Seconds of the target's pass.
             draft_seconds: Seconds of the drafter; 0 if it was not called.
-            starved: Whether the thread waited for a free CPU. The seconds are then CPU time, else wall time.
-            columns: Number of nodes that the pass computed for each row, on average; 0: those of the largest draft.
+            waited_for_cpu: Whether the thread waited for a free CPU. The seconds are then CPU time, else wall time.
+            nodes_per_row: Number of nodes that the pass computed for each row, on average; 0: those of the largest
+                draft.
         """
         if self._constant is not None:
             return
         with self._lock:
-            self._measured.waited_for_cpu = starved
+            self._measured.waited_for_cpu = waited_for_cpu
             target, chain, tree = self._curves(batch)
             size, plan, acceptance = max(draft_sizes), self._plan, self.acceptance
-            columns = columns or size
-            target.add(columns, target_seconds)
-            self._rounds_since_plain = 0 if columns == 1 else self._rounds_since_plain + 1
+            nodes = nodes_per_row or size
+            target.add(nodes, target_seconds)
+            self._rounds_since_plain = 0 if nodes == 1 else self._rounds_since_plain + 1
             tokens = 1 + sum(accepted) / len(accepted)
             self.allowance = min(self.allowance + ALLOWANCE_PER_TOKEN * tokens, MAX_ALLOWANCE)
             self._measured.allow_trials(TRIALS_PER_TOKEN * tokens)
             if not plan.nodes:
                 return
             for counts in (acceptance, self._measured.acceptance):
-                counts.learn(plan, draft_sizes, depth, accepted, self._stops)
+                counts.learn(plan, draft_sizes, depth, accepted, self._may_stop_early)
             draft = tree if plan.nodes > plan.depth else chain
-            ending = self._stops and plan.nodes == plan.depth
+            ending = self._may_stop_early and plan.nodes == plan.depth
             levels = max(size - 1, 1) if ending else plan.depth
             if size > 1 or not ending:
                 draft.add(levels, draft_seconds)  # not for a chain that ended before its first node: it has no depth
             plain = self.plain_seconds(batch)
             if plain:
-                gain = tokens - 1 - _extra_passes(target, draft, columns, levels, plain)
+                gain = tokens - 1 - _extra_passes(target, draft, nodes, levels, plain)
                 self.allowance = min(self.allowance + gain, MAX_ALLOWANCE)
                 if self._is_trial:
                     self._measured.allow_trials(gain)
@@ -210,10 +215,10 @@ class Budget:
         """
         curves, measured, least = self._curves(batch), self._measured, (batch - 1).bit_length()
         if curves[0].timed < MIN_ROUNDS_AT_BATCH_SIZE or not curves[0].samples(1):
-            for starved in (measured.waited_for_cpu, not measured.waited_for_cpu):
-                for power in measured.powers(starved):
-                    if power > least or (power == least and starved is not measured.waited_for_cpu):
-                        target, chain, tree = measured.costs(power, starved)
+            for waited in (measured.waited_for_cpu, not measured.waited_for_cpu):
+                for power in measured.powers(waited):
+                    if power > least or (power == least and waited is not measured.waited_for_cpu):
+                        target, chain, tree = measured.costs(power, waited)
                         if (
                             target.timed >= MIN_ROUNDS_AT_BATCH_SIZE
                             and target.samples(1)
@@ -222,18 +227,18 @@ class Budget:
                             return target, chain, tree
         return curves
 
-    def plain_seconds(self, batch: int, starved: bool | None = None) -> float:
+    def plain_seconds(self, batch: int, waited_for_cpu: bool | None = None) -> float:
         """Return the seconds of a target pass over one token per batch row.
 
         If no such pass was timed at this batch size, the seconds are estimated from longer passes; 0 if nothing was
         timed.
 
         Args:
-            starved: Whether to return CPU time as measured while the thread waited for a CPU; None: as in the last
-                round.
+            waited_for_cpu: Whether to return CPU time as measured while the thread waited for a CPU; None: as in the
+                last round.
         """
-        if starved is not None and starved is not self._measured.waited_for_cpu:
-            return self._measured.costs((batch - 1).bit_length(), starved)[0].at(1)
+        if waited_for_cpu is not None and waited_for_cpu is not self._measured.waited_for_cpu:
+            return self._measured.costs((batch - 1).bit_length(), waited_for_cpu)[0].at(1)
         target = self._curves(batch)[0]
         if target.samples(1) or not target.max_timed:
             return target.at(1)
@@ -276,7 +281,7 @@ class Budget:
         acceptance, plain = self.acceptance, target.at(1)
         drafted: Sequence[float] = range(1, MAX_CHAIN_NODES + 1)
         gains: list[float] = list(accumulate(accumulate(chances, mul)))
-        if self._stops:
+        if self._may_stop_early:
             drafted, gains = acceptance.ending_chains(chances)
         plans = [(plan, gains[plan.nodes - 1], chain) for plan in CHAIN_PLANS if plan.nodes < reach]
         if acceptance.chains_only < 2:
@@ -310,7 +315,7 @@ class Budget:
         self._rate = rated[0].rate
 
         # the plans that may lose at most the allowance, those with most tokens per second first
-        affordable = (plan for plan in rated if self._loss(plan, target) <= self.allowance)
+        affordable = (plan for plan in rated if self._loss(plan, target) <= self.allowance)  # lazy: a loss costs time
         best = next(affordable, RatedPlan(0.0, 0.0, NO_DRAFT, chain))
         if best.rate * plain < MIN_SPEEDUP:
             return self._choose_trial(rated, target), True
@@ -324,11 +329,11 @@ class Budget:
                 if rating.plan.nodes == rating.plan.depth and self._loss(rating, target) <= self.allowance
             ]
             if chains:
-                rarely = MAX_ENDING_CHAIN_TRIAL_GAP if self._stops else MAX_CHAIN_TRIAL_GAP
+                rarely = MAX_ENDING_CHAIN_TRIAL_GAP if self._may_stop_early else MAX_CHAIN_TRIAL_GAP
                 acceptance.chain_gap = min(2 * acceptance.chain_gap, rarely)
                 self._measured.acceptance.chain_gap = acceptance.chain_gap
                 # A long chain costs little if the drafter ends the chain at the first unlikely token.
-                return _longest(chains) if self._stops else chains[0], False
+                return _longest(chains) if self._may_stop_early else chains[0], False
         return chosen, False
 
     def _must_time_plain(self, batch: int, target: CostCurve) -> bool:
@@ -344,7 +349,7 @@ class Budget:
         """Return the number of nodes that the next draft must stay below; it grows as longer passes are timed."""
         if not chain.max_timed:
             return 2  # the first draft has one node, because the drafter's cost is not known yet
-        first = INITIAL_MAX_NODES_WITH_PRIOR if self._has_prior or self._stops else INITIAL_MAX_NODES
+        first = INITIAL_MAX_NODES_WITH_PRIOR if self._has_prior or self._may_stop_early else INITIAL_MAX_NODES
         return max(first + 1, 2 * target.max_timed)
 
     def _loss(self, rated: RatedPlan, target: CostCurve) -> float:
@@ -359,7 +364,7 @@ class Budget:
             rated: All plans, the best first.
         """
         small = [rating for rating in rated if rating.plan.nodes <= MAX_TRIAL_NODES]
-        if self._stops:
+        if self._may_stop_early:
             # A drafter that ends its chains itself wastes little on a long one. Where a pass over two tokens takes much
             # longer than one over one token, a single node could never show that longer drafts pay.
             chains = [rating for rating in small if rating.plan.nodes == rating.plan.depth]
@@ -370,19 +375,19 @@ class Budget:
         return NO_DRAFT
 
 
-def _extra_passes(target: CostCurve, draft: CostCurve, columns: int, levels: int, plain: float) -> float:
+def _extra_passes(target: CostCurve, draft: CostCurve, tokens: int, levels: int, plain: float) -> float:
     """Return how much longer than a round without a draft a round may take, cautiously, in passes over one token.
 
     If the drafter was timed once, it is at most one pass for each level, because the first draft includes work
     that is done only once.
 
     Args:
-        columns: Number of tokens of the target's pass.
+        tokens: Number of tokens of the target's pass.
         levels: Depth of the draft.
         plain: Seconds of a target pass over one token.
     """
     plain = max(plain, MIN_ROUND_SECONDS)
-    extra = (target.capped_estimate(columns, plain) + draft.pessimistic_estimate(levels)) / plain - 1
+    extra = (target.capped_estimate(tokens, plain) + draft.pessimistic_estimate(levels)) / plain - 1
     return min(extra, levels) if draft.samples(levels) == 1 else extra
 
 

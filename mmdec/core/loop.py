@@ -38,8 +38,8 @@ class DraftBudget(Protocol):
         accepted: list[int],
         target_seconds: float,
         draft_seconds: float,
-        starved: bool,
-        columns: int,
+        waited_for_cpu: bool,
+        nodes_per_row: int,
     ) -> None:
         """Record a round.
 
@@ -50,8 +50,8 @@ class DraftBudget(Protocol):
             accepted: Number of each row's accepted nodes, root excluded.
             target_seconds: Seconds of the target's pass.
             draft_seconds: Seconds of the drafter.
-            starved: Whether the thread waited for a free CPU; the seconds are then CPU time.
-            columns: Number of nodes that the pass computed for each row, padding included.
+            waited_for_cpu: Whether the thread waited for a free CPU; the seconds are then CPU time.
+            nodes_per_row: Number of nodes that the pass computed for each row, on average.
         """
         ...
 
@@ -109,7 +109,7 @@ def decode_steps(
     session, context, draft, scores = result.value
     try:
         text.position_limits = None if context.room is None else int_list(context.room)
-        runner.start(replace(context, shape=shape))
+        runner.start(replace(context, tree_shape=shape))
         timer.lap("drafter")
         for index in count():
             rows, sizes = text.live, int_list(draft.size)
@@ -143,7 +143,7 @@ def decode_steps(
             timer.lap("core")
             share_of_pass = len(rows) / (result.rows or len(rows))
             if index > 0:
-                target_seconds, draft_seconds, starved = timer.round_costs()
+                target_seconds, draft_seconds, waited_for_cpu = timer.round_costs()
                 # The budget compares drafting with the whole pass. The decodings that share a pass draft one after
                 # another, so together they take about 1 / share_of_pass times as long as this one.
                 budget.observe(
@@ -153,8 +153,8 @@ def decode_steps(
                     accepted=round_.accepted,
                     target_seconds=target_seconds,
                     draft_seconds=draft_seconds / share_of_pass,
-                    starved=starved,
-                    columns=scores.columns or max(sizes),
+                    waited_for_cpu=waited_for_cpu,
+                    nodes_per_row=scores.nodes_per_row or max(sizes),
                 )
             elif context.media is not None:
                 round_ = replace(round_, vision=context.media.vision_seconds, summaries=context.media.summaries)

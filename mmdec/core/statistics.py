@@ -167,7 +167,9 @@ class Acceptance:
         guess = expected_in_tree(nodes, depth, chances)
         return (accepted + PRIOR_WEIGHT * trust * guess) / (weight + PRIOR_WEIGHT)
 
-    def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int], ends: bool = False) -> None:
+    def learn(
+        self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int], may_stop_early: bool = False
+    ) -> None:
         """Add the result of one round.
 
         Args:
@@ -175,7 +177,7 @@ class Acceptance:
             sizes: Each batch row's number of nodes, root included.
             depth: Depth of the deepest node.
             accepted: Each row's number of accepted nodes, root excluded.
-            ends: Whether the drafter may end chains early.
+            may_stop_early: Whether the drafter may end chains early.
         """
         rows, longest = len(sizes), max(sizes)
         self.rounds = self._decay * self.rounds + 1
@@ -191,7 +193,7 @@ class Acceptance:
             expected = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, MAX_CHAIN_NODES)))
             self.of_trees = (self._decay * accepted_in_all + mean, self._decay * expected_in_all + expected)
         self.since_chain = 0 if is_chain else self.since_chain + 1
-        if ends and plan.nodes == plan.depth:
+        if may_stop_early and plan.nodes == plan.depth:
             for i, node in enumerate(self.nodes[: plan.depth], 1):
                 hit = sum(n >= i for n in accepted) / rows
                 node.planned = self._ending_decay * node.planned + 1.0
@@ -357,31 +359,31 @@ class PairStatistics:
     accuracy: HeadAccuracy | None = None  # only for drafters that guess each depth independently (`Needs.prior`)
     waited_for_cpu: bool = False  # whether the thread waited for a CPU in the last round
     # power -> CPU seconds of rounds that waited for a CPU: of the target's passes, the drafter's chains, its trees
-    starved_costs: dict[int, tuple[CostCurve, CostCurve, CostCurve]] = field(default_factory=lambda: {})
+    waiting_costs: dict[int, tuple[CostCurve, CostCurve, CostCurve]] = field(default_factory=lambda: {})
     trial_allowance: float = MAX_TRIAL_ALLOWANCE  # passes over one token that trial drafts may still lose
 
     def allow_trials(self, passes: float) -> None:
         """Raise what trial drafts may lose by a number of passes over one token; negative: they have lost it."""
         self.trial_allowance = min(self.trial_allowance + passes, MAX_TRIAL_ALLOWANCE)
 
-    def powers(self, starved: bool = False) -> list[int]:
+    def powers(self, waited_for_cpu: bool = False) -> list[int]:
         """Return the keys of the batch sizes that have cost curves, in ascending order."""
-        return sorted(self.starved_costs if starved else self.target)
+        return sorted(self.waiting_costs if waited_for_cpu else self.target)
 
-    def costs(self, power: int, starved: bool = False) -> tuple[CostCurve, CostCurve, CostCurve]:
+    def costs(self, power: int, waited_for_cpu: bool = False) -> tuple[CostCurve, CostCurve, CostCurve]:
         """Return the cost curves for batches of up to 2 ** power rows.
 
         Args:
             power: Logarithm of the batch size to base 2, rounded up.
-            starved: Whether to return the CPU seconds of the rounds in which the thread waited for a CPU.
+            waited_for_cpu: Whether to return the CPU seconds of the rounds in which the thread waited for a CPU.
 
         Returns:
             Seconds of the target's passes, of the drafter's chains, and of its trees.
         """
-        if starved:
-            if power not in self.starved_costs:
-                self.starved_costs[power] = target_curve(), drafter_curve(), drafter_curve()
-            return self.starved_costs[power]
+        if waited_for_cpu:
+            if power not in self.waiting_costs:
+                self.waiting_costs[power] = target_curve(), drafter_curve(), drafter_curve()
+            return self.waiting_costs[power]
         if power not in self.target:
             self.target[power] = target_curve()
         if power not in self.chains:

@@ -133,6 +133,6 @@ class RoundTimer:
         If the thread waited, the seconds are CPU time, else wall time. Only the target's pass shows whether the thread
         waited, because a drafter may wait for another process or the network, and such a wait is part of its cost.
         """
-        starved = self._worked["target"] < STARVED_CPU_FRACTION * self.seconds["target"]
-        seconds = self._worked if starved else self.seconds
-        return seconds["target"], seconds["drafter"], starved
+        waited_for_cpu = self._worked["target"] < STARVED_CPU_FRACTION * self.seconds["target"]
+        seconds = self._worked if waited_for_cpu else self.seconds
+        return seconds["target"], seconds["drafter"], waited_for_cpu

@@ -99,16 +99,16 @@ def check_drafter_folder(folder: Path, model: Path, argument: str = "folder") ->
     Raises:
         InputError: If it holds no drafter, or a draft network or a smaller encoder-decoder of another model.
     """
-    loader, shape = _loader(folder, argument), _text_config(model)
-    if shape is None:
+    loader, text_config = _loader(folder, argument), _text_config(model)
+    if text_config is None:
         return
     if loader is load_network_drafter:
-        _check_fit(read_network(folder, shape.vocab_size), shape)
-    small = _text_config(folder) if loader is load_small_model and shape.is_encoder_decoder else None
-    if small is not None and small.vocab_size != shape.vocab_size:
+        _check_fit(read_network(folder, text_config.vocab_size), text_config)
+    small = _text_config(folder) if loader is load_small_model and text_config.is_encoder_decoder else None
+    if small is not None and small.vocab_size != text_config.vocab_size:
         raise InputError(
-            f"`{argument}` must have the target's {shape.vocab_size} tokens, but '{folder}' has {small.vocab_size}. "
-            "Choose a smaller model with the target's tokenizer."
+            f"`{argument}` must have the target's {text_config.vocab_size} tokens, but '{folder}' has "
+            f"{small.vocab_size}. Choose a smaller model with the target's tokenizer."
         )
 
 
@@ -247,18 +247,18 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
         InputError: If a file is damaged, or the network belongs to another model (with other channels, tokens or
             layers).
     """
-    shape = model.config.get_text_config(decoder=True)
-    network = read_network(directory, shape.vocab_size)
-    _check_fit(network, shape)
+    text_config = model.config.get_text_config(decoder=True)
+    network = read_network(directory, text_config.vocab_size)
+    _check_fit(network, text_config)
     return network.to(model.device, model.dtype)
 
 
-def _check_fit(network: DrafterWeights[Any], shape: Any) -> None:
+def _check_fit(network: DrafterWeights[Any], text_config: Any) -> None:
     """Raise InputError if a draft network belongs to another model than that with this text configuration."""
-    config = network.config = network.config.for_depth(shape.num_hidden_layers)
+    config = network.config = network.config.for_depth(text_config.num_hidden_layers)
     for what, expected, actual in (
-        ("channels", config.target_size, shape.hidden_size),
-        ("tokens", config.vocab_size, shape.vocab_size),
+        ("channels", config.target_size, text_config.hidden_size),
+        ("tokens", config.vocab_size, text_config.vocab_size),
     ):
         if expected != actual:
             remedy = ""
@@ -271,7 +271,7 @@ def _check_fit(network: DrafterWeights[Any], shape: Any) -> None:
                 f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
                 f"{config.trained_for or 'another model'}; use a drafter trained for this model.{remedy}"
             )
-    config.check_depth(shape.num_hidden_layers)
+    config.check_depth(text_config.num_hidden_layers)
 
 
 def load_network_drafter(directory: str | os.PathLike[str], model: PreTrainedModel) -> Drafter:

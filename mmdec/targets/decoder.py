@@ -524,7 +524,7 @@ class DecoderTarget(HfTarget):
         with soft_inputs(self.model, draft.soft), packed or nullcontext():
             scores = self._draft(session.layers, firsts, gap_positions, draft.tokens, tree, positions, session.cache)
         rows.record_draft(draft.tokens.shape[1])
-        return scores if packed is None else replace(scores, columns=packed.columns)
+        return scores if packed is None else replace(scores, nodes_per_row=packed.nodes_per_row)
 
     def _draft(
         self,

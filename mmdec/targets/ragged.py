@@ -33,7 +33,7 @@ class PackedLinear(TorchFunctionMode):
 
     def __init__(self, sizes: Sequence[int], columns: int) -> None:
         super().__init__()
-        self.columns = -(-sum(sizes) // len(sizes))  # number of nodes that are computed for each row, on average
+        self.nodes_per_row = -(-sum(sizes) // len(sizes))  # on average
         self._shape = len(sizes), columns
         self._nodes = torch.tensor([row * columns + node for row, size in enumerate(sizes) for node in range(size)])
 

@@ -113,4 +113,4 @@ def _rows_of(scores: Scores, session: DecoderSession, nodes: int) -> Scores:
     contiguous = session.slots == list(range(first, first + count))
     rows = slice(first, first + count) if contiguous else session.slots
     features = {layer: scores.features[layer][rows, :nodes] for layer in session.layers}
-    return Scores(scores.logits[rows, :nodes], features, scores.columns or scores.logits.shape[1])
+    return Scores(scores.logits[rows, :nodes], features, scores.nodes_per_row or scores.logits.shape[1])

@@ -213,8 +213,8 @@ class Changing:
         accepted: list[int],
         target_seconds: float,
         draft_seconds: float,
-        starved: bool,
-        columns: int,
+        waited_for_cpu: bool,
+        nodes_per_row: int,
     ) -> None:
         assert batch == len(draft_sizes) == len(accepted)
         assert all(0 <= took < size for took, size in zip(accepted, draft_sizes, strict=True))

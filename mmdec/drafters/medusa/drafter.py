@@ -124,7 +124,7 @@ class Medusa:
         layer = self.heads.block
         linears: list[Any] = [head.linear for head in self.heads.heads]
         heads = torch.cat([linear.weight for linear in linears]), torch.cat([linear.bias for linear in linears])
-        shape = context.shape or HeadAccuracy(self._prior.ranks)
+        shape = context.tree_shape or HeadAccuracy(self._prior.ranks)
         if layer is None:
             return MedusaState(None, None, heads, shape)
         hidden = context.features.get(-1)

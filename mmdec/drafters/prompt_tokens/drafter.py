@@ -81,7 +81,7 @@ class PromptTokensDrafter:
 
     def start(self, context: Context) -> PromptTokensState:
         """Return the state of one call. The prompt's pass has no soft nodes, so the first round drafts no tokens."""
-        return PromptTokensState(context.shape or HeadAccuracy(self._prior.ranks), [[] for _ in context.tokens])
+        return PromptTokensState(context.tree_shape or HeadAccuracy(self._prior.ranks), [[] for _ in context.tokens])
 
     def propose(self, state: PromptTokensState, roots: Tensor, plan: Plan) -> Draft:
         """Draft the last pass's guesses, and soft nodes for those of the next."""

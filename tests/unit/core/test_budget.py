@@ -323,11 +323,11 @@ def test_another_drafter_is_not_known_by_what_the_target_was_timed_with() -> Non
     assert sum(plan.depth for plan in plans) <= 3
 
 
-@pytest.mark.parametrize(("starved", "timed"), [(True, 3), (False, 11)])
-def test_a_starved_rounds_seconds_are_not_learned(starved: bool, timed: int) -> None:
+@pytest.mark.parametrize(("waited_for_cpu", "timed"), [(True, 3), (False, 11)])
+def test_a_starved_rounds_seconds_are_not_learned(waited_for_cpu: bool, timed: int) -> None:
     """A thread that waited for a processor says nothing of what a pass costs."""
     budget = planner()
-    for spent, waited in [*((1.0, False) for _ in range(3)), *((9.0, starved) for _ in range(8))]:
+    for spent, waited in [*((1.0, False) for _ in range(3)), *((9.0, waited_for_cpu) for _ in range(8))]:
         budget.plan(1)
         budget.observe(1, [1], 0, [0], spent, 0.0, waited)
     assert STATISTICS.of(MeasurementKey("model", "cpu", "drafter")).costs(0)[0].timed == timed
@@ -352,7 +352,7 @@ def test_a_machine_that_is_always_busy_drafts_too() -> None:
     assert sum(plan.nodes > 4 for plan in plans[20:]) > 15
 
 
-def waiting_call(slowdown: Seconds, tokens: int = 60, starved: bool = True) -> list[Plan]:
+def waiting_call(slowdown: Seconds, tokens: int = 60, waited_for_cpu: bool = True) -> list[Plan]:
     """Decode a text with a drafter that is right four times in five, beside other work. slowdown: round -> how many
     times longer than alone its computations take."""
     budget, plans, done, rng = planner(), list[Plan](), 0, random.Random(0)
@@ -361,7 +361,7 @@ def waiting_call(slowdown: Seconds, tokens: int = 60, starved: bool = True) -> l
         accepted = next((node for node in range(plan.depth) if rng.random() > 0.8), plan.depth)
         slow = slowdown(len(plans))
         seconds = slow * tiny(plan.nodes + 1), slow * 0.01 * plan.depth
-        budget.observe(1, [plan.nodes + 1], plan.depth, [accepted], *seconds, starved)
+        budget.observe(1, [plan.nodes + 1], plan.depth, [accepted], *seconds, waited_for_cpu)
         done += 1 + accepted
     return plans
 
@@ -387,15 +387,15 @@ def test_a_machine_that_becomes_busy_or_idle_is_compared_with_itself(first: bool
         budget.plan(1)
         budget.observe(1, [1], 0, [0], slow if first else 1.0, 0.0, first)
     for _ in range(2):
-        assert 60 / len(waiting_call(lambda _: slow if second else 1.0, starved=second)) > 2
+        assert 60 / len(waiting_call(lambda _: slow if second else 1.0, waited_for_cpu=second)) > 2
 
 
-@pytest.mark.parametrize("starved", [False, True])
-def test_losses_on_a_busy_machine_are_counted_in_passes(starved: bool) -> None:
+@pytest.mark.parametrize("waited_for_cpu", [False, True])
+def test_losses_on_a_busy_machine_are_counted_in_passes(waited_for_cpu: bool) -> None:
     """A draft that lost half a pass on a busy machine has not lost ten passes of an idle one."""
     budget = planner()
     for step in range(60):
-        plan, waits = budget.plan(1), starved is (step >= 30)
+        plan, waits = budget.plan(1), waited_for_cpu is (step >= 30)
         slow = 10.0 if waits else 1.0
         taken = plan.depth if step >= 30 else 0
         budget.observe(1, [plan.nodes + 1], plan.depth, [taken], slow * cliff(plan.nodes + 1), 0.0, waits)

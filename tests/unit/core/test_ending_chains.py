@@ -11,16 +11,16 @@ from mmdec.core.statistics import DecodingStatistics, MeasurementKey
 from tests.unit.core.simulated_run import cliff, median, tiny
 
 
-def speed_of_chains(stops: bool, seed: int, honest: bool = True, batch: int = 1) -> float:
+def speed_of_chains(may_stop_early: bool, seed: int, honest: bool = True, batch: int = 1) -> float:
     """Tokens a second against plain decoding, of a drafter whose next token is right in 97 or in 45 of a hundred cases
     and which knows in which; dishonest: it is always wrong, and sure of itself."""
     key = MeasurementKey("model", "cpu", "drafter")
-    rng, budget = random.Random(seed), Budget(DecodingStatistics(), key, (), stops)
+    rng, budget = random.Random(seed), Budget(DecodingStatistics(), key, (), may_stop_early)
     seconds = tokens = 0.0
     while tokens < 1500:
         plan = budget.plan(batch)
         assert plan.threshold <= 0.6
-        assert not plan.threshold or (stops and plan.nodes == plan.depth)
+        assert not plan.threshold or (may_stop_early and plan.nodes == plan.depth)
         sure, accepted, right, drafted = [1.0] * batch, [0] * batch, [honest] * batch, 0
         while drafted < plan.nodes and (drafted == 0 or sum(sure) / batch >= plan.threshold):
             drafted += 1

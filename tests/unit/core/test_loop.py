@@ -69,7 +69,7 @@ class Noted:
         return Plan(2, 2)
 
     def observe(self, batch: int, draft_sizes: list[int], depth: int, accepted: list[int], **costs: float) -> None:
-        assert sorted(costs) == ["columns", "draft_seconds", "starved", "target_seconds"]
+        assert sorted(costs) == ["draft_seconds", "nodes_per_row", "target_seconds", "waited_for_cpu"]
         self.told.append((draft_sizes, depth, accepted))
 
 

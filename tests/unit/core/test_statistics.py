@@ -71,7 +71,7 @@ def warm() -> DecodingStatistics:
     for _ in range(100):
         accuracy.learn(rng.randrange(3), rng.choice([0, 1, None]))
     rounds(Budget(learned, MeasurementKey("another", "cuda:0", "drafter")), 20)
-    rounds(Budget(learned, ENDING, stops=True), 40)
+    rounds(Budget(learned, ENDING, may_stop_early=True), 40)
     return learned
 
 
@@ -88,8 +88,8 @@ def test_copied_statistics_plan_as_those_that_were_copied(copied: Callable[[Any]
     assert rounds(Budget(DecodingStatistics(), PAIR), 1)[0].nodes == 0  # a cold one begins with a plain pass
     for pair in (PAIR, MeasurementKey("another", "cuda:0", "drafter"), ENDING):
         for batch in (1, 2, 5, 8):
-            plans = rounds(Budget(learned, pair, stops=pair is ENDING), 40, 7, batch)
-            assert rounds(Budget(other, pair, stops=pair is ENDING), 40, 7, batch) == plans
+            plans = rounds(Budget(learned, pair, may_stop_early=pair is ENDING), 40, 7, batch)
+            assert rounds(Budget(other, pair, may_stop_early=pair is ENDING), 40, 7, batch) == plans
             assert any(plan.threshold for plan in plans) == (pair is ENDING)
     assert other.accuracy(PAIR, PRIOR).chances() == learned.accuracy(PAIR, PRIOR).chances()
     assert other.accuracy(PAIR, PRIOR).tree(5, 3) == learned.accuracy(PAIR, PRIOR).tree(5, 3)

@@ -56,11 +56,11 @@ def test_linear_layers_compute_no_padding(monkeypatch: pytest.MonkeyPatch) -> No
     model = language_model("llama")
     packed, counts = score(model, lengths)
     assert counts == {sum(lengths)}
-    assert packed.columns == 5  # 17 nodes of 4 rows, rounded up
+    assert packed.nodes_per_row == 5  # 17 nodes of 4 rows, rounded up
     monkeypatch.setattr(decoder, "packed_linear", lambda draft: None)
     padded, counts = score(model, lengths)
     assert counts == {4 * 12}
-    assert padded.columns == 0
+    assert padded.nodes_per_row == 0
     for row, length in enumerate(lengths):
         assert torch.allclose(packed.logits[row, :length], padded.logits[row, :length], atol=1e-5)
         assert torch.allclose(packed.features[1][row, :length], padded.features[1][row, :length], atol=1e-5)

@@ -86,7 +86,7 @@ def test_the_soft_nodes_below_the_last_accepted_node_are_read() -> None:
 
 
 class _Context:
-    shape = None
+    tree_shape = None
     tokens = torch.zeros(1, 3)
 
 
