@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
+import torch
+
 import mmdec
 from mmdec import InputError, MmdecError
 
@@ -185,7 +187,7 @@ def make_server(
     """Load models and make a server.
 
     To start it, call its method `run` with `listening_sockets`. It runs until it receives a signal to stop, then
-    finishes the open requests.
+    finishes the open requests. torch's number of threads becomes 1 in all other threads of the process.
 
     Args:
         names: Names, folders or Hugging Face ids of models; empty: the shipped models.
@@ -202,6 +204,11 @@ def make_server(
         InputError: For a model that cannot be loaded, or two models of the same name.
     """
     config = uvicorn.Config("", timeout_graceful_shutdown=SHUTDOWN_SECONDS, log_level="warning")
+    # Each Python thread that uses several CPU threads has a pool of them. If all pools together have more threads than
+    # there are CPUs, OpenMP lets them sleep between two operations, and a pass takes up to 1.7 times as long. So only
+    # the thread that decodes has a pool.
+    initial_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     options = EngineOptions(threads, mmdec.DecodingStatistics())
     engines = dict[str, AnyEngine]()
     for model in names or MODELS:
@@ -209,6 +216,6 @@ def make_server(
         if name in engines:
             raise InputError(f"`models` must differ in their names, but two are called {name!r}. Rename a folder.")
         engines[name] = engine
-    server = Server(engines, limits or ServerLimits(), token, threads)
+    server = Server(engines, limits or ServerLimits(), token, threads, initial_threads)
     config.app = build(server, origins)
     return uvicorn.Server(config), list(engines)

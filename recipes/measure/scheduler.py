@@ -121,6 +121,7 @@ def _line(row: Row, kind: str, pairs: Sequence[tuple[Run, Run]]) -> str:
 @contextmanager
 def served(model: str, threads: int) -> Iterator[httpx.Client]:
     """Serve a model in a thread of this process. Yields a client of the server."""
+    torch.set_num_threads(1)  # as `make_server`: only the thread that decodes has a pool of CPU threads
     name, engine = load_engine(model, EngineOptions(threads=threads), "cpu", None)
     server = Server({name: engine}, ServerLimits(rows=CLIENTS), threads=threads)
     running = uvicorn.Server(uvicorn.Config(build(server), port=0, log_level="error"))
@@ -135,6 +136,7 @@ def served(model: str, threads: int) -> Iterator[httpx.Client]:
     finally:
         running.should_exit = True
         thread.join()
+        torch.set_num_threads(threads)
 
 
 def client_runs(ask: Callable[[int], str]) -> tuple[Callable[[], Run], Callable[[], Run]]:

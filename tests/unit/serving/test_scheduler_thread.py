@@ -87,6 +87,17 @@ def test_the_thread_starts_with_the_first_decoding() -> None:
         assert thread._thread is not None
 
 
+def test_the_thread_has_its_own_number_of_cpu_threads() -> None:
+    here, seen = torch.get_num_threads(), list[int]()
+
+    def steps() -> Steps[None]:
+        yield Compute(CPU, lambda: seen.append(torch.get_num_threads()))
+
+    with running(initial_threads=here + 1) as thread:
+        thread.submit(steps()).future.result(PATIENCE)
+    assert (seen, torch.get_num_threads()) == ([here + 1], here)
+
+
 def test_a_cancelled_decoding_frees_its_rows_before_the_next_pass() -> None:
     ended = threading.Event()
     passes = list[int]()
