@@ -16,6 +16,7 @@ from mmdec.checks.arguments import check_finite
 from mmdec.cli.options import OWN_PROMPT, AbsolutePaths, AsJson, Model, as_verb, log
 from mmdec.cli.progress import progress_bar
 from mmdec.cli.reports import print_result
+from mmdec.drafters.built_in import trainable_names
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,9 +40,7 @@ def drafter(
         ),
     ],
     output: Annotated[Path, typer.Option(help="Folder of the run; the drafter is in drafter/ there.")],
-    system: Annotated[
-        str, typer.Option(help="eagle3, dflash, eagle, msd, specvlm, vispec, flash, heads or prompt_tokens.")
-    ] = "eagle3",
+    system: Annotated[str, typer.Option(help=f"{', '.join(trainable_names())}.")] = "eagle3",
     head: Annotated[
         str | None,
         typer.Option(

@@ -89,7 +89,9 @@ def answer_prompt(
     most = max_positions(model.config.get_text_config(decoder=True))
     room = tokens if most is None else min(tokens, most - max(target.prompt_positions(inputs)))
     if room < MIN_ANSWER_TOKENS:
-        raise InputError(f"`data` must have prompts shorter than the model's {most} positions, but one has {begin}.")
+        raise InputError(
+            f"`data` must have prompts shorter than the model's {most} positions, but one has {begin}. Shorten it."
+        )
     written = generate(model, inputs, drafter, max_new_tokens=room, **_greedy(model)).sequences
     answer: list[int] = written[0, begin:].tolist()
     if len(answer) < MIN_ANSWER_TOKENS:

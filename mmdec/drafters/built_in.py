@@ -21,6 +21,7 @@ class BuiltIn:
 
     module: str  # has the class
     kind: DrafterKind
+    training: str = ""  # module of the class that `mmdec train drafter` trains it with; "" if it does not
 
 
 BUILT_IN = {  # in the order of lists of names
@@ -31,18 +32,25 @@ BUILT_IN = {  # in the order of lists of names
     "early_exit": BuiltIn("mmdec.pretrained.early_exit", "of_model"),
     "medusa": BuiltIn("mmdec.drafters.medusa.drafter", "speech_weights"),
     "ctc": BuiltIn("mmdec.drafters.ctc.drafter", "speech_weights"),
-    "eagle3": BuiltIn("mmdec.drafters.eagle.eagle3", "language_weights"),
-    "eagle": BuiltIn("mmdec.drafters.eagle.eagle", "language_weights"),
-    "msd": BuiltIn("mmdec.drafters.eagle.msd", "language_weights"),
-    "vispec": BuiltIn("mmdec.drafters.eagle.vispec", "language_weights"),
-    "specvlm": BuiltIn("mmdec.drafters.eagle.specvlm", "language_weights"),
-    "flash": BuiltIn("mmdec.drafters.flash.network", "language_weights"),
-    "dflash": BuiltIn("mmdec.drafters.dflash.network", "language_weights"),
-    "heads": BuiltIn("mmdec.drafters.heads.network", "language_weights"),
-    "prompt_tokens": BuiltIn("mmdec.drafters.prompt_tokens.network", "language_weights"),
+    "eagle3": BuiltIn("mmdec.drafters.eagle.eagle3", "language_weights", "mmdec.drafters.eagle.training.eagle3"),
+    "eagle": BuiltIn("mmdec.drafters.eagle.eagle", "language_weights", "mmdec.drafters.eagle.training.modules"),
+    "msd": BuiltIn("mmdec.drafters.eagle.msd", "language_weights", "mmdec.drafters.eagle.training.modules"),
+    "vispec": BuiltIn("mmdec.drafters.eagle.vispec", "language_weights", "mmdec.drafters.eagle.training.modules"),
+    "specvlm": BuiltIn("mmdec.drafters.eagle.specvlm", "language_weights", "mmdec.drafters.eagle.training.modules"),
+    "flash": BuiltIn("mmdec.drafters.flash.network", "language_weights", "mmdec.drafters.flash.training.module"),
+    "dflash": BuiltIn("mmdec.drafters.dflash.network", "language_weights", "mmdec.drafters.dflash.training.module"),
+    "heads": BuiltIn("mmdec.drafters.heads.network", "language_weights", "mmdec.drafters.heads.training.module"),
+    "prompt_tokens": BuiltIn(
+        "mmdec.drafters.prompt_tokens.network", "language_weights", "mmdec.drafters.prompt_tokens.training.module"
+    ),
 }
 
 
 def built_in_names(*kinds: DrafterKind) -> list[str]:
     """Return the names of the built-in drafters of these kinds, in the order of `BUILT_IN`."""
     return [name for name, drafter in BUILT_IN.items() if drafter.kind in kinds]
+
+
+def trainable_names() -> list[str]:
+    """Return the names of the drafters that `mmdec train drafter` trains."""
+    return [name for name, drafter in BUILT_IN.items() if drafter.training]

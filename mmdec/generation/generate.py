@@ -1,8 +1,8 @@
 """`generate`, `stream`, and `speculate` (for `model.generate`): the calls for models of transformers.
 
-transformers prepares everything (masks, caches, processors, stopping criteria), then calls mmdec's decoding loop
-instead of its own, so every option of `generate` keeps its meaning. Unsupported input raises an error before the first
-pass.
+transformers' `generate` prepares everything (masks, caches, processors, stopping criteria), so every option keeps its
+meaning. `generate` and `stream` take over what it has prepared and decode; `speculate` decodes inside it. Unsupported
+input raises an error before the first pass.
 """
 
 from __future__ import annotations

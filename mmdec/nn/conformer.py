@@ -68,7 +68,9 @@ class EncoderConfig:
         if self.kernel % 2 == 0:
             raise InputError(f"`kernel` must be odd, but is {self.kernel}. An even one would change the length.")
         if self.d_model % self.heads or self.d_model % 2:
-            raise InputError(f"`d_model` must be even and divide into {self.heads} heads, but is {self.d_model}.")
+            raise InputError(
+                f"`d_model` must be even and divide into {self.heads} heads, but is {self.d_model}. Change one of them."
+            )
 
 
 def lengths_to_mask(lengths: Tensor, size: int) -> Tensor:

@@ -3,7 +3,7 @@
 Each call begins alone, with a session of its own. When the scheduler scores the drafts of several calls together, their
 sessions move into one `SharedBatch`: a key-value cache in which each row has a slot. A row that joins is copied into a
 free slot; the other rows stay where they are. When a row leaves, the last row takes its slot. So joining and leaving
-cost a copy of one row, whatever the size of the batch.
+cost a copy of one row, unless the cache is full and must grow.
 
 Calls answer one after another between two passes, so what they say (accepted paths, rows that ended) is collected and
 applied before the next pass.

@@ -47,7 +47,9 @@ def main() -> None:
     parser.add_argument("--allow-absolute", action="store_true", help="as the recipe's option of that name")
     options = parser.parse_args()
     if not 0 <= options.part < options.parts:
-        raise InputError(f"`part` must be from 0 to {options.parts - 1}, but is {options.part}.")
+        raise InputError(
+            f"`part` must be from 0 to {options.parts - 1}, but is {options.part}. Number the parts from 0."
+        )
     changes = {name: value for name in ("base", "corpus", "cache_dir") if (value := getattr(options, name)) is not None}
     changes |= {"allow_absolute_paths": True} if options.allow_absolute else {}
     recipe = yaml.safe_load(options.config.read_text(encoding="utf-8"))

@@ -11,20 +11,16 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-import mmdec.drafters.dflash.training.module
-import mmdec.drafters.eagle.training.eagle3
-import mmdec.drafters.eagle.training.modules
-import mmdec.drafters.flash.training.module
-import mmdec.drafters.heads.training.module
-import mmdec.drafters.prompt_tokens.training.module  # noqa: F401 # so that `modules` finds their classes
 from mmdec.checks.arguments import check_choice, check_finite
 from mmdec.checks.files import write_atomically
+from mmdec.drafters.built_in import BUILT_IN
 from mmdec.drafters.networks.training.data import DraftData
 from mmdec.drafters.networks.training.module import DraftModule
 from mmdec.errors import InputError
@@ -99,8 +95,11 @@ class DrafterRun:
 
 
 def modules() -> dict[str, type[DraftModule]]:
-    """Return kind of drafter -> its training class."""
-    return {kind.system: kind for kind in DraftModule.__subclasses__()}
+    """Return name of a built-in drafter -> its training class."""
+    for drafter in BUILT_IN.values():
+        if drafter.training:
+            import_module(drafter.training)
+    return {kind.system: kind for kind in DraftModule.__subclasses__() if kind.system in BUILT_IN}
 
 
 def train_drafter(
