@@ -31,6 +31,7 @@ from mmdec.bench.report import BenchReport, BenchRun, MethodRow, Spread
 from mmdec.checks.arguments import did_you_mean
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import error_line
+from mmdec.checks.weights import WEIGHTS_SUFFIX
 from mmdec.core.budget import Nodes
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.registry import (
@@ -321,7 +322,7 @@ def find_drafters(names: Sequence[str], directory: Path, kind: str) -> dict[str,
         kind: What the model decodes.
 
     Returns:
-        Name in the report -> name, dotted path or folder of the drafter.
+        Name in the report -> name, dotted path, index or folder of the drafter.
 
     Raises:
         InputError: If there is no such drafter, it is named twice, or its folder does not fit the model.
@@ -350,8 +351,8 @@ def _find(name: str, directory: Path) -> str | Path:
                 f"none of that name. Give the folder."
             )
         return folder
-    if entry is not None or is_dotted(name):
-        return name
+    if entry is not None or is_dotted(name) or (name.endswith(WEIGHTS_SUFFIX) and os.path.isfile(name)):
+        return name  # the last is an index of texts
     if name in shipped_names(None) or any(pattern.fullmatch(name) for pattern in SHORT_NAMES):
         return find_model(name, None, LANGUAGE_MODEL_FILES)
     folder = Path(name) if name and os.path.isdir(name) else drafter_by_name(name, "drafter")
@@ -433,7 +434,7 @@ def make_methods(
 
     Args:
         workload: Has the model.
-        drafts: Name in the report -> name, dotted path or folder.
+        drafts: Name in the report -> name, dotted path, index or folder.
         inner: Drafts the chains of smaller models once more.
         nodes: Draft size; None: learned.
 

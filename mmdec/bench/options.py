@@ -22,8 +22,8 @@ class DrafterBenchOptions:
 
     drafter: Sequence[str] = option(
         (),
-        "A drafter's name, its folder or Hugging Face id, <model>/<drafter> for a shipped one, or a smaller model. "
-        "Repeat it. Default: lookup, recycling and those in the model's folder.",
+        "A drafter's name, its folder or Hugging Face id, <model>/<drafter> for a shipped one, an index of `mmdec "
+        "index`, or a smaller model. Repeat it. Default: lookup, recycling and those in the model's folder.",
         list[str],
         short="-d",
         metavar="NAME|FOLDER",

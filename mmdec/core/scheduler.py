@@ -162,8 +162,9 @@ class Scheduler:
             wait([self._aside[1]], SIDE_WAIT_SECONDS)
         with self._threads_beside():
             started = self._run_unshared(unshared)
-            if window in started:  # the other drafts share the next pass with the drafts that follow the window
-                drafts = [task for task in drafts if window is not None and task.priority < window.priority]
+            if window is not None and window in started:
+                # the other drafts share the next pass with the drafts that follow the window
+                drafts = [task for task in drafts if task.priority < window.priority]
             # a callback may have cancelled some
             for group in _shared_passes([task for task in drafts if not task.done]):
                 self._run(group)

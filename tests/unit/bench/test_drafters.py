@@ -21,6 +21,7 @@ from mmdec.bench.report import BenchReport, BenchRun, format_markdown
 from mmdec.errors import InputError
 from mmdec.evaluation.harness import Log, no_log
 from mmdec.evaluation.language_model import LanguageHarness
+from mmdec.generation.corpus import write_index
 from mmdec.pretrained.drafters import save_network
 from mmdec.pretrained.language_model import load_language_model
 from tests.support import audio_lm_folders, tiny_text_folder, tiny_vlm_folder, tiny_whisper
@@ -100,6 +101,12 @@ def test_built_in_prompts_are_grouped_by_kind(home: Path, model: str) -> None:
     kinds = {prompt.task for prompt in (INSTRUCTIONS if model == "chat" else BEGINNINGS)}
     assert {row.group for row in report.comparisons} == {"all", *(f"task {kind}" for kind in kinds)}
     assert {row.timed for row in report.comparisons} == {"wall clock", "processor"}
+
+
+def test_an_index_of_texts_is_a_drafter(home: Path, prompts: Path, tmp_path: Path) -> None:
+    index = str(write_index([prompts], home / "large", tmp_path / "texts.safetensors")[0])
+    report = only(bench_drafters(home / "large", [index], prompts, **OPTIONS))
+    assert names(report) == ["greedy", "plain", index, "prompt lookup"]
 
 
 @pytest.mark.parametrize("small", sample(("same", "other"), ("same",)))
