@@ -284,7 +284,7 @@ def _next_inputs(run: NetworkRun, embeds: Tensor, hidden: Tensor, prompted: Prom
         prompted: The network's inputs for the prompt.
     """
     network = run.network.condition_on(prompted.condition)
-    return network.drafted_input(embeds, hidden, lambda token: run.table(token) * run.scale)
+    return network.chain_input(embeds, hidden, lambda token: run.table(token) * run.scale)
 
 
 def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def our_logits(network: Any, tokens: Tensor, features: Tensor, drafted: list[int
         if network.config.mask_token is not None:
             states = network.masked_input(embed(torch.tensor(network.config.mask_token)))[None, None]
         else:
-            states = network.follow(embed(torch.tensor([[drafted[step]]])), hidden)
+            states = network.fuse_drafted(embed(torch.tensor([[drafted[step]]])), hidden)
         hidden, own = network(states, torch.tensor([[len(tokens) + step]]), pair)
         pair = torch.cat([pair[0], own[0]], 2), torch.cat([pair[1], own[1]], 2)
     return torch.stack(logits)

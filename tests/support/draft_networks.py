@@ -152,7 +152,7 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
             hidden, _ = network(states, positions[None])
             if mask is None:
                 conditioned = network.condition_on(prompt.condition)
-                drafted = conditioned.follow(embedding(torch.tensor([[token]])), hidden[:, -1:])
+                drafted = conditioned.fuse_drafted(embedding(torch.tensor([[token]])), hidden[:, -1:])
             else:
                 drafted = network.masked_input(embedding(torch.tensor(mask)))[None, None]
             states = torch.cat([states, drafted], 1)

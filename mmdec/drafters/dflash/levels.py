@@ -51,7 +51,7 @@ class SequentialLevels(Levels):
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head.logits(self.base[:, self.level, None], self.hidden[:, self.level, None], hidden, self.level)
 
-    def chances(self, logits: Tensor, hidden: Tensor) -> Tensor:
+    def acceptance_probability(self, logits: Tensor, hidden: Tensor) -> Tensor:
         if self.confidence is None:
-            return super().chances(logits, hidden)
+            return super().acceptance_probability(logits, hidden)
         return self.confidence(self.hidden[:, self.level, None], hidden).sigmoid()

@@ -276,7 +276,7 @@ class DFlash(LayeredNetwork):
             cache.write(*self.context(states, positions, index), counts, index)
         return states, torch.empty(0)
 
-    def draft_at_once(
+    def draft_in_parallel(
         self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int
     ) -> tuple[Tensor, Levels]:
         """Cache the queued tokens' features, then process a block of each batch row's last token and mask tokens."""
@@ -341,9 +341,9 @@ class DFlash(LayeredNetwork):
         candidates = self.config.head_candidates if self.config.head == "dflash2" else self.vocabulary
         return min(candidates, self.vocabulary)
 
-    def chances(self, logits: Tensor, hidden: Tensor) -> Tensor:
+    def acceptance_probability(self, logits: Tensor, hidden: Tensor) -> Tensor:
         if not self.config.confidence:
-            return super().chances(logits, hidden)
+            return super().acceptance_probability(logits, hidden)
         return self.confidence_head(self.apply_norm(hidden), None).sigmoid()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from mmdec.drafters.networks.cpu_step import ColumnStep, LayerStep, Vector, buffer, is_plain_lookup, owner
+from mmdec.drafters.networks.cpu_step import LayerStep, SingleTokenStep, Vector, buffer, is_plain_lookup, owner
 from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.layers import DraftLayer, PackedWeights
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @final
-class DraftStep(ColumnStep):
+class EagleStep(SingleTokenStep):
     """Runs a draft network and an LM head on one token of one row at a time.
 
     Holds weights and buffers.
@@ -47,7 +47,7 @@ class DraftStep(ColumnStep):
         packed: PackedWeights | None,
         embedding: nn.Module,
         output: nn.Linear,
-    ) -> DraftStep | None:
+    ) -> EagleStep | None:
         """Make the fast path for a network.
 
         None is returned for a large network, a GPU, another precision than float32, a norm in `fuse`, a subclass that
@@ -63,7 +63,7 @@ class DraftStep(ColumnStep):
         """
         if packed is None or not is_plain_lookup(embedding, packed.attention, output.weight):
             return None
-        overrides = owner(network, "follow") is not DraftNetwork or type(network.layer(0)) is not DraftLayer
+        overrides = owner(network, "fuse_drafted") is not DraftNetwork or type(network.layer(0)) is not DraftLayer
         if overrides or owner(network, "fuse") is not owner(network, "fused_weights"):
             return None
         fused = network.fused_weights()
@@ -78,7 +78,7 @@ class DraftStep(ColumnStep):
 
 
 @final
-class Eagle3Step(ColumnStep):
+class Eagle3Step(SingleTokenStep):
     """Runs EAGLE-3's network, if it has one layer, and its LM head on one token of one row at a time.
 
     Holds weights and buffers.

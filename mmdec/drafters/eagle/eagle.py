@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mmdec.drafters.eagle.cpu_step import DraftStep
+from mmdec.drafters.eagle.cpu_step import EagleStep
 from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.networks.conventions import Conventions, OptionalNorm
-from mmdec.drafters.networks.cpu_step import ColumnStep
+from mmdec.drafters.networks.cpu_step import SingleTokenStep
 from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.layers import DraftLayer, KeyValues, PackedWeights, RMSNorm
 from mmdec.drafters.registry import built_in_network
@@ -52,7 +52,7 @@ class EagleInputNetwork(DraftNetwork):
         return linear(inputs, self.fc.weight, self.fc.bias)
 
     def fused_weights(self) -> KeyValues | None:
-        """Write `follow` as one linear map of [embedding; the network's last output].
+        """Write `fuse_drafted` as one linear map of [embedding; the network's last output].
 
         Returns:
             Weight (H, 2 H) and bias (H,); None if `fuse` is not linear.
@@ -61,7 +61,7 @@ class EagleInputNetwork(DraftNetwork):
             return None
         size = self.config.hidden_size
         weight, bias = self.fc.weight.detach(), self.fc.bias
-        # instead of features `follow` uses k copies of the output, so the weights of the copies are summed
+        # instead of features `fuse_drafted` uses k copies of the output, so the weights of the copies are summed
         repeated = weight[:, size:].unflatten(1, (-1, size)).sum(1)
         return torch.cat([weight[:, :size], repeated], 1), weight.new_zeros(size) if bias is None else bias.detach()
 
@@ -71,8 +71,8 @@ class EagleInputNetwork(DraftNetwork):
         )
         return Conventions(norms=[norm], embedding_columns="fc.weight")
 
-    def column_step(self, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear) -> ColumnStep | None:
-        return DraftStep.of(self, packed, embedding, output)
+    def cpu_step(self, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear) -> SingleTokenStep | None:
+        return EagleStep.of(self, packed, embedding, output)
 
 
 @built_in_network(

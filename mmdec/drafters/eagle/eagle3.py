@@ -31,7 +31,7 @@ from torch.nn.functional import linear
 from mmdec.drafters.eagle.cpu_step import Eagle3Step
 from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.networks.conventions import Conventions, OptionalNorm, PictureChoice, Switch
-from mmdec.drafters.networks.cpu_step import ColumnStep
+from mmdec.drafters.networks.cpu_step import SingleTokenStep
 from mmdec.drafters.networks.draft_network import PromptInput
 from mmdec.drafters.networks.layered_network import LayeredConfig, LayeredNetwork
 from mmdec.drafters.networks.layers import (
@@ -229,7 +229,7 @@ class Eagle3(LayeredNetwork):
             features = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], -1)
         return linear(features, self.fc.weight, self.fc.bias)
 
-    def follow(self, embeds: Tensor, hidden: Tensor) -> Tensor:
+    def fuse_drafted(self, embeds: Tensor, hidden: Tensor) -> Tensor:
         """Compute the first layer's input (..., 2 H) at drafted tokens.
 
         Args:
@@ -315,13 +315,13 @@ class Eagle3(LayeredNetwork):
         embeds = embedding(context.tokens[:, -visual.shape[1] :])
         return embeds if context.embeds is None else torch.where(visual[..., None], context.embeds, embeds)
 
-    def drafted_input(self, embeds: Tensor, hidden: Tensor, embedding: Callable[[Tensor], Tensor]) -> Tensor:
+    def chain_input(self, embeds: Tensor, hidden: Tensor, embedding: Callable[[Tensor], Tensor]) -> Tensor:
         mask = self.config.mask_token
         if mask is None:
-            return self.follow(embeds, hidden)
+            return self.fuse_drafted(embeds, hidden)
         return self.masked_input(embedding(torch.tensor(mask, device=embeds.device))).expand(len(embeds), -1)
 
-    def draft_at_once(
+    def draft_in_parallel(
         self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int
     ) -> tuple[Tensor, Levels] | None:
         """Run P-EAGLE: one pass over the queued tokens, and over `depth` - 1 positions without tokens after them.
@@ -352,14 +352,14 @@ class Eagle3(LayeredNetwork):
         queries = queries.transpose(1, 2)[rows, chosen].transpose(1, 2)
         mask = cache.causal_mask(wide.shape[1], keys.shape[2])[rows, 0, chosen][:, None]
         last = self.layer(self.depth - 1)
-        hidden = self.final_norm(last.attend(wide[rows, chosen], queries, keys, values, mask, state.packed))
+        hidden = self.output_norm(last.attend(wide[rows, chosen], queries, keys, values, mask, state.packed))
         cache.accept(counts)
         return hidden[:, :1], BlockLevels(drafter, state, hidden)
 
-    def column_step(self, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear) -> ColumnStep | None:
+    def cpu_step(self, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear) -> SingleTokenStep | None:
         return Eagle3Step.of(self, packed, embedding)
 
-    def final_norm(self, hidden: Tensor) -> Tensor:
+    def output_norm(self, hidden: Tensor) -> Tensor:
         return self.norm(hidden) if self.config.norm_output else hidden
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:

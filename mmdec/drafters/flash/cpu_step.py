@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmdec.drafters.flash.network import FlashNetwork
-from mmdec.drafters.networks.cpu_step import TokenStep, Vector, buffer, is_plain_lookup, rotations
+from mmdec.drafters.networks.cpu_step import CpuStep, Vector, buffer, is_plain_lookup, rotations
 from mmdec.drafters.networks.layers import PackedWeights
 
 SPARE_MASK_ENTRIES = 512  # number of further entries that a new mask gets, so that it is not made again for each token
 
 
 @final
-class SlotStep(TokenStep):
+class SlotStep(CpuStep):
     """Runs FLASH's network and an LM head for one row.
 
     Each token has slots 0, 1, ...; slot i drafts the (i + 1)-th token after it. Holds weights and buffers.

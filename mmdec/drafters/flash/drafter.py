@@ -101,7 +101,7 @@ class Flash:
             if isinstance(step, SlotStep) and step.can_read(waiting.features):
                 with ignore_overflow():
                     blocks = SlotChain(step, state, waiting, depth)
-                    return draft_chain(step, roots, blocks.first, depth, plan.threshold, blocks.follow)
+                    return draft_chain(step, roots, blocks.first, depth, plan.threshold, blocks.advance)
             last = self._columns.root_state(state, waiting)
         else:
             last = self._columns.process_pending(state)
@@ -245,7 +245,7 @@ class SlotChain:
         """The hidden state (H,) from which the first token of a block is predicted."""
         return self.slots[0]
 
-    def follow(self, token: int, feature: Vector) -> Vector:
+    def advance(self, token: int, feature: Vector) -> Vector:
         """Return the hidden state (H,) that predicts the token after `token`.
 
         Args:
@@ -273,6 +273,6 @@ class SlotChain:
         position = self.state.positions[0] + self.offset
         self.offset += len(tokens)
         self.path: list[tuple[int, Vector]] = []  # tokens and features (H,) since the block began
-        # only a placeholder (H,): `follow` replaces it by the sum of the embeddings of the block's tokens
+        # only a placeholder (H,): `advance` replaces it by the sum of the embeddings of the block's tokens
         self.preceding = features[-1]
         return self.step.block(tokens, features, position, count, keys, values)

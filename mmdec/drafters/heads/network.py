@@ -327,7 +327,7 @@ class Heads(DraftNetwork):
             return super().extend_cache(cache, states, positions, counts, packed)
         return states, torch.empty(0)  # without a layer nothing is remembered
 
-    def draft_at_once(
+    def draft_in_parallel(
         self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int
     ) -> tuple[Tensor, Levels]:
         """Compute the roots' states from the target's hidden states before them; deeper levels follow one by one."""

@@ -3,8 +3,8 @@
 The layer of a draft network has three implementations with equal outputs up to rounding, which tests compare:
 
     DraftLayer (`layers.py`)            whole rows and batches, any device, differentiable: for training, prompts,
-                                        and drafting if no fast path applies (`DraftStep.of` says when)
-    DraftStep, Eagle3Step               one token at a time, to draft chains (`../eagle/cpu_step.py`)
+                                        and drafting if no fast path applies (`EagleStep.of` says when)
+    EagleStep, Eagle3Step               one token at a time, to draft chains (`../eagle/cpu_step.py`)
     SlotStep (`../flash/cpu_step.py`)   FLASH: in one pass new accepted tokens, and the slots that draft after them
 
 Drafting one token of a chain takes about forty operations on vectors of a few hundred numbers, and the call overhead
@@ -34,7 +34,7 @@ from mmdec.drafters.networks.layers import PackedWeights
 Vector = NDArray[np.float32]
 
 
-class TokenStep:
+class CpuStep:
     """Base class of the fast paths. Holds the embedding (V, H), the LM head and a buffer for logits."""
 
     def __init__(self, embedding: Tensor, output: nn.Linear) -> None:
@@ -59,7 +59,7 @@ class TokenStep:
         return drafted
 
 
-class ColumnStep(TokenStep):
+class SingleTokenStep(CpuStep):
     """Base class of the fast paths that run a network on one token of one row at a time."""
 
     @abstractmethod

@@ -34,7 +34,7 @@ from mmdec.drafters.networks.weights import DrafterWeights
 from mmdec.types import Context, Drafter
 
 if TYPE_CHECKING:
-    from mmdec.drafters.networks.cpu_step import ColumnStep
+    from mmdec.drafters.networks.cpu_step import SingleTokenStep
     from mmdec.drafters.networks.drafter import NetworkDrafter
     from mmdec.drafters.networks.export import Exported, ExportTarget, Layout
     from mmdec.drafters.networks.kv_cache import DraftCache, DraftState
@@ -151,7 +151,7 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         """
         return cast(Tensor, context.embeds)
 
-    def draft_at_once(
+    def draft_in_parallel(
         self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int
     ) -> tuple[Tensor, Levels] | None:
         """Compute the hidden states of all depths of a draft in one pass.
@@ -215,7 +215,7 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
             states = layer.attend(states, queries, keys, values, cache.causal_mask(states.shape[1], keys.shape[2]))
         return states, *self.layer(last).project(states, positions, packed)
 
-    def column_step(self, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear) -> ColumnStep | None:
+    def cpu_step(self, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear) -> SingleTokenStep | None:
         """Make the fast path that runs the network on one token at a time; None if there is none for this network.
 
         Args:
@@ -237,7 +237,7 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         """Return the weights of the network's single layer, packed; None if it has several layers or a large one."""
         return self.layer(0).pack_weights() if self.depth == 1 else None
 
-    def final_norm(self, hidden: Tensor) -> Tensor:
+    def output_norm(self, hidden: Tensor) -> Tensor:
         """Compute the network's output (B, n, H) from that of its last layer. Here both are the same."""
         return hidden
 
@@ -269,7 +269,7 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
                 )
             states = layer.attend(states, queries, keys, values, mask)
         all_keys, all_values = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))
-        return self.final_norm(states), (all_keys, all_values)
+        return self.output_norm(states), (all_keys, all_values)
 
     @property
     def vocabulary(self) -> int:
@@ -289,8 +289,8 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         """The number of a node's children that can have a probability above 0."""
         return self.vocabulary
 
-    def chances(self, logits: Tensor, hidden: Tensor) -> Tensor:
-        """Estimate how probable it is that the likeliest of drafted tokens are accepted; see `Levels.chances`."""
+    def acceptance_probability(self, logits: Tensor, hidden: Tensor) -> Tensor:
+        """Estimate how probable it is that nodes' likeliest children are accepted; see `Levels`."""
         return logits.float().softmax(-1).amax(-1)
 
     @property
@@ -314,7 +314,7 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         wide[..., self.token_ids(torch.arange(self.vocabulary, device=logits.device))] = logits
         return wide
 
-    def follow(self, embeds: Tensor, hidden: Tensor) -> Tensor:
+    def fuse_drafted(self, embeds: Tensor, hidden: Tensor) -> Tensor:
         """Compute the layer's input at drafted tokens.
 
         Args:
@@ -326,16 +326,17 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         features = hidden if count == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), count)
         return self.fuse(embeds, features)
 
-    def drafted_input(self, embeds: Tensor, hidden: Tensor, embedding: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute the layer's input at drafted tokens, as `follow` does, for a network that may draft all depths at
-        once and then does not read the drafted tokens.
+    def chain_input(self, embeds: Tensor, hidden: Tensor, embedding: Callable[[Tensor], Tensor]) -> Tensor:
+        """Compute the layer's input at the next tokens of drafted chains.
+
+        Here it is that of `fuse_drafted`. A network that drafts all depths in parallel reads a mask token instead.
 
         Args:
             embeds: (n, H), the tokens' embeddings.
             hidden: (n, H), the network's output at the token before each.
-            embedding: Embeds the token that such a network reads instead.
+            embedding: Embeds the mask token.
         """
-        return self.follow(embeds, hidden)
+        return self.fuse_drafted(embeds, hidden)
 
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
         """Compute the layer's input (B, L - 1, H) for whole rows. Position t reads the embedding of token t + 1.

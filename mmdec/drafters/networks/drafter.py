@@ -10,7 +10,7 @@ The network's cache holds only accepted tokens, with the target's features. New 
 queue until the next draft, so they cost nothing if there are no drafts. The last layer computes only their keys and
 values; only for the newest token it also computes its output, which gives the first level of the tree.
 
-Some networks compute all levels in one pass (`DraftNetwork.draft_at_once`): P-EAGLE (arXiv 2602.01469) appends
+Some networks compute all levels in one pass (`DraftNetwork.draft_in_parallel`): P-EAGLE (arXiv 2602.01469) appends
 positions without tokens, DFlash (arXiv 2602.06036) processes a block of the last token and mask tokens. The
 distribution at a depth then does not depend on the tokens above it, unless the network has a head for this. The tree
 has the nodes with the highest products of probabilities along their paths.
@@ -141,7 +141,7 @@ class NetworkDrafter:
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return root_only(roots)
-        block = network.draft_at_once(self, state, roots, depth)
+        block = network.draft_in_parallel(self, state, roots, depth)
         if block is None:
             hidden = self.process_pending(state).hidden_state(network, state.cache, state.packed)
             levels = Levels(self, state)
@@ -154,7 +154,7 @@ class NetworkDrafter:
         if block is None and len(roots) == 1 and not state.asked:
             state.asked = True
             conditioned = network.condition_on(state.condition)
-            state.step = conditioned.column_step(state.packed, self.embedding, self.output)
+            state.step = conditioned.cpu_step(state.packed, self.embedding, self.output)
         return levels.chain(roots, hidden, depth, plan.threshold)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from mmdec.drafters.networks.cpu_step import TokenStep
+from mmdec.drafters.networks.cpu_step import CpuStep
 from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.layers import KeyValues, PackedWeights
 from mmdec.types import Verdict
@@ -273,7 +273,7 @@ class DraftState:
     condition: Tensor | None = None
     info: list[PromptInfo] = field(default_factory=list)  # one for each batch row; empty until the prompt is processed
     # faster code that runs the network on one token of one batch row; None: not available, or not tried yet
-    step: TokenStep | None = None
+    step: CpuStep | None = None
     asked: bool = False  # whether the drafter has tried to make `step` since the prompt
     # weights packed for faster products; None before the first pass, or if too large
     packed: PackedWeights | None = None
@@ -297,4 +297,4 @@ class RootState:
             packed: Packed weights for a faster pass.
         """
         last = network.layer(network.depth - 1)
-        return network.final_norm(last.attend(self.states, self.queries, *cache.accepted(), packed))
+        return network.output_norm(last.attend(self.states, self.queries, *cache.accepted(), packed))

@@ -25,7 +25,7 @@ from mmdec.core.tree import (
 )
 from mmdec.core.tree_shape import likeliest_paths
 from mmdec.drafters.growing_tree import SampledTrees
-from mmdec.drafters.networks.cpu_step import ColumnStep, TokenStep, Vector, ignore_overflow
+from mmdec.drafters.networks.cpu_step import CpuStep, SingleTokenStep, Vector, ignore_overflow
 from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.kv_cache import DraftState
 from mmdec.drafters.networks.layers import positions_from
@@ -75,7 +75,7 @@ class Levels:
         cache, state = self.state.cache, self.state
         network = self.drafter.network.condition_on(state.condition)
         rows, size = tokens.shape
-        states = network.follow(self.drafter.embedding(tokens), features)
+        states = network.fuse_drafted(self.drafter.embedding(tokens), features)
         starts = state.positions
         positions: Tensor | int = starts[0] + self.level
         if rows > 1:
@@ -98,13 +98,13 @@ class Levels:
             keys, values = cache.draft(keys, values, self.offset, index)
             states = layer.attend(states, queries, keys, values, mask, state.packed)
         self.level, self.offset = self.level + 1, self.offset + size
-        return network.final_norm(states)
+        return network.output_norm(states)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute the logits (B, n, V) of the children of the newest level's nodes, from their hidden states."""
         return self.drafter.logits(hidden)
 
-    def chances(self, logits: Tensor, hidden: Tensor) -> Tensor:
+    def acceptance_probability(self, logits: Tensor, hidden: Tensor) -> Tensor:
         """Estimate how probable it is that each node's likeliest child is accepted if the node is.
 
         Args:
@@ -114,7 +114,7 @@ class Levels:
         Returns:
             (B, n).
         """
-        return self.drafter.network.chances(logits, hidden)
+        return self.drafter.network.acceptance_probability(logits, hidden)
 
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
         """Draft a chain of the likeliest tokens in each batch row.
@@ -129,9 +129,9 @@ class Levels:
                 tokens before it, averaged over the rows, is below this; 0: it never ends early.
         """
         step = self.state.step
-        if isinstance(step, ColumnStep) and len(roots) == 1 and step.can_read(hidden):
+        if isinstance(step, SingleTokenStep) and len(roots) == 1 and step.can_read(hidden):
             with ignore_overflow():
-                return draft_chain(step, roots, hidden[0, 0].numpy(), depth, threshold, self.follow)
+                return draft_chain(step, roots, hidden[0, 0].numpy(), depth, threshold, self.advance)
         tokens: list[Tensor] = []
         chances = torch.ones(len(roots), 1, device=roots.device)
         above = torch.zeros_like(roots)[:, None]
@@ -139,7 +139,7 @@ class Levels:
             logits = self.logits(hidden)
             tokens.append(self.drafter.network.token_ids(logits.argmax(-1)))
             if threshold:
-                chances = chances * self.chances(logits, hidden)
+                chances = chances * self.acceptance_probability(logits, hidden)
             if len(tokens) == depth or (threshold and float(chances.mean()) < threshold):
                 break
             hidden = self.expand(tokens[-1], hidden, above)
@@ -147,7 +147,7 @@ class Levels:
         parents = torch.arange(-1, len(tokens), device=roots.device).expand_as(drafted)
         return Draft(drafted, parents.contiguous(), torch.full_like(roots, len(tokens) + 1))
 
-    def follow(self, token: int, feature: Vector) -> Vector:
+    def advance(self, token: int, feature: Vector) -> Vector:
         """Run the network over one token of a chain, for a single row.
 
         Args:
@@ -157,7 +157,7 @@ class Levels:
             The token's hidden state (H,).
         """
         step = self.state.step
-        assert isinstance(step, ColumnStep)
+        assert isinstance(step, SingleTokenStep)
         self.level += 1
         keys, values = self.state.cache.reserve(self.level)
         return step(token, feature, self.state.positions[0] + self.level - 1, keys, values)
@@ -268,7 +268,7 @@ class BlockLevels(Levels):
         logits = self.logits(hidden)
         tokens = self.drafter.network.token_ids(logits.argmax(-1))
         if threshold:
-            below = self.chances(logits, hidden).cumprod(1).mean(0) < threshold
+            below = self.acceptance_probability(logits, hidden).cumprod(1).mean(0) < threshold
             tokens = tokens[:, : int_list(below.nonzero()[:1, 0] + 1)[0] if bool(below.any()) else depth]
         return chain_drafts(roots, int_rows(tokens))
 
@@ -301,12 +301,12 @@ def _tree_of_ranks(
 
 
 def draft_chain(
-    step: TokenStep,
+    step: CpuStep,
     roots: Tensor,
     feature: Vector,
     depth: int,
     threshold: float,
-    follow: Callable[[int, Vector], Vector],
+    advance: Callable[[int, Vector], Vector],
 ) -> Draft:
     """Draft a chain of the likeliest tokens for a single row, token by token, on NumPy arrays.
 
@@ -317,7 +317,7 @@ def draft_chain(
         depth: Maximum tokens.
         threshold: The chain ends after the first token whose chance to be accepted together with all tokens before it
             is below this.
-        follow: Called with a token and the hidden state before it; returns the hidden state (H,) at the token.
+        advance: Called with a token and the hidden state before it; returns the hidden state (H,) at the token.
     """
     chance, tokens = 1.0, list[int]()
     while True:
@@ -329,7 +329,7 @@ def draft_chain(
         if len(tokens) == depth or chance < threshold:
             drafted = torch.tensor([[int(roots), *tokens]])
             return Draft(drafted, torch.arange(-1, len(tokens))[None], torch.tensor([len(tokens) + 1]))
-        feature = follow(tokens[-1], feature)
+        feature = advance(tokens[-1], feature)
 
 
 def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:

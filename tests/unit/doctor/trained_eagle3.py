@@ -137,7 +137,7 @@ def _loss(network: Eagle3, texts: Tensor, features: Tensor, ids: Tensor) -> Tens
     hidden, past = network(states, positions)
     own = slice(PROMPT - 1, None)  # columns whose root the target wrote
     total = _error(network, hidden[:, own], ids[texts[:, 2:]][:, own])
-    states = network.follow(embeds[:, 2:-1], hidden[:, :-1])
+    states = network.fuse_drafted(embeds[:, 2:-1], hidden[:, :-1])
     seen = torch.ones(length - 1, length, dtype=torch.bool).tril()
     seen = torch.cat([seen, torch.eye(length - 1, dtype=torch.bool)], 1)
     mask = torch.zeros(seen.shape).masked_fill(~seen, -math.inf).expand(len(texts), 1, -1, -1)

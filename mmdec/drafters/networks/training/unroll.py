@@ -107,7 +107,7 @@ def unroll_steps(network: DraftNetwork, columns: UnrollInputs, steps: int, throu
     diagonals: list[list[KeyValues]] = [[] for _ in context]
     visible = additive_mask(causal_mask(columns.prompt_mask, length), columns.states.dtype)
     for step in range(min(steps, length)):
-        enter = conditioned.follow if step else conditioned.fuse
+        enter = conditioned.fuse_drafted if step else conditioned.fuse
         states = enter(columns.embeds[:, step:], features)
         mask = visible[:, :, : length - step]
         for index, diagonal in enumerate(diagonals):
@@ -121,7 +121,7 @@ def unroll_steps(network: DraftNetwork, columns: UnrollInputs, steps: int, throu
                 keys, values = (torch.cat(both, 2) for both in zip(context[index], pair, strict=True))
                 context[index] = keys, values
                 states = layer.attend(states, queries, keys, values, mask)
-        states = network.final_norm(states)
+        states = network.output_norm(states)
         outputs.append(states)
         features = states[:, :-1] if through else states[:, :-1].detach()
     return outputs

@@ -62,7 +62,7 @@ def drafted_logits(network: Eagle3, embeds: Tensor, features: Tensor, drafted: T
         if embed is None:
             return torch.stack(logits)
         masked = network.config.mask_token is not None
-        states = network.masked_input(embed)[None, None] if masked else network.follow(embed[None, None], hidden)
+        states = network.masked_input(embed)[None, None] if masked else network.fuse_drafted(embed[None, None], hidden)
         hidden, own = network(states, torch.tensor([[len(embeds) + step]]), pair)
         pair = torch.cat([pair[0], own[0]], 2), torch.cat([pair[1], own[1]], 2)
     raise AssertionError

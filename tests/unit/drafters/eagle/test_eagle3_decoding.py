@@ -100,7 +100,7 @@ def test_pictures_stand_where_the_configuration_says(positions: str, pictures: s
             hidden, _ = network(states, places[:, None] if positions == "axes" else places[:1])
             token = drafter.logits(hidden[0, -1]).argmax()
             assert int(result.tokens[row, 1 + depth]) == int(token)
-            states = torch.cat([states, network.follow(embedding(token)[None, None], hidden[:, -1:])], 1)
+            states = torch.cat([states, network.fuse_drafted(embedding(token)[None, None], hidden[:, -1:])], 1)
             places = torch.cat([places, torch.full((3, 1), begin + depth)], 1)
 
 

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Budget
-from mmdec.drafters.eagle.cpu_step import DraftStep, Eagle3Step
+from mmdec.drafters.eagle.cpu_step import Eagle3Step, EagleStep
 from mmdec.drafters.flash.cpu_step import SlotStep
 from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.targets.text import TextTarget
@@ -40,7 +40,7 @@ def proposed(drafter: Any, model: Any, rows: list[int], plan: Plan) -> Draft:
 @pytest.mark.parametrize("threshold", [0.0, 0.2])
 def test_a_token_at_a_time_or_level_by_level(system: str, threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model, steps = language_model(), []
-    kind: Any = SlotStep if "flash" in system else Eagle3Step if system == "eagle3" else DraftStep
+    kind: Any = SlotStep if "flash" in system else Eagle3Step if system == "eagle3" else EagleStep
     changes: dict[str, Any] = {"slots": 4, "refine": system == "flash"} if "flash" in system else {}
     drafter = tree_growing(system.removesuffix("-unrefined"), model, **changes)
     made = kind.of.__func__
@@ -121,7 +121,7 @@ def test_another_picture_changes_what_a_step_reads(system: str, monkeypatch: pyt
         return noted.drafts
 
     stepwise = drafts()
-    monkeypatch.setattr(DraftStep, "of", classmethod(lambda *_: None))
+    monkeypatch.setattr(EagleStep, "of", classmethod(lambda *_: None))
     assert drafts() == stepwise
 
 
@@ -176,7 +176,7 @@ def test_flashs_chains_and_trees_share_a_cache(slots: int, monkeypatch: pytest.M
 def test_a_step_is_built_once_for_each_run(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where none can be built; weights may change between two runs of a chat."""
     model, asked = language_model(), []
-    kind: Any = SlotStep if system == "flash" else DraftStep
+    kind: Any = SlotStep if system == "flash" else EagleStep
     made = kind.of.__func__
     for result in (True, False):
         asked.clear()
@@ -219,6 +219,6 @@ def test_a_network_with_its_own_fusion_has_no_fast_step() -> None:
     model = language_model()
     drafter = tree_growing("eagle", model)
     parts = drafter.network.pack_weights(), drafter.embedding, drafter.output
-    assert DraftStep.of(drafter.network, *parts) is not None
+    assert EagleStep.of(drafter.network, *parts) is not None
     drafter.network.__class__ = Squashed
-    assert DraftStep.of(drafter.network, *parts) is None
+    assert EagleStep.of(drafter.network, *parts) is None

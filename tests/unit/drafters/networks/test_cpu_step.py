@@ -18,7 +18,7 @@ from tests.unit.drafters.networks.small_networks import WIDTH, network
 def step_of(net: DraftNetwork, bias: bool = True) -> tuple[Any, nn.Embedding, nn.Linear]:
     torch.manual_seed(1)
     embedding, output = nn.Embedding(31, 24), nn.Linear(24, 31, bias=bias)
-    return net.column_step(net.pack_weights(), embedding, output), embedding, output
+    return net.cpu_step(net.pack_weights(), embedding, output), embedding, output
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_cpu_steps_equal_the_network(system: str, changes: dict[str, Any]) -> No
     hidden = feature[None, None]
     for index, token in enumerate([5, 30, 0, 5]):
         position, end = WIDTH + index, WIDTH + index + 1
-        states = net.follow(embedding(torch.tensor([[token]])), hidden)
+        states = net.fuse_drafted(embedding(torch.tensor([[token]])), hidden)
         queries, *own = net.layer(0).project(states, position)
         for whole, column in zip(cache, own, strict=True):
             whole[:, :, position] = column[:, :, 0]
-        hidden = net.final_norm(net.layer(0).attend(states, queries, cache[0][:, :, :end], cache[1][:, :, :end]))
+        hidden = net.output_norm(net.layer(0).attend(states, queries, cache[0][:, :, :end], cache[1][:, :, :end]))
         feature = step(token, feature, position, keys[:, :, :end], values[:, :, :end]).copy()
         torch.testing.assert_close(torch.from_numpy(feature), hidden[0, 0], rtol=1e-4, atol=1e-4)
         logits = net.logits(hidden[0, 0], output)
@@ -100,7 +100,7 @@ def odd_layers(case: str, net: DraftNetwork, monkeypatch: pytest.MonkeyPatch) ->
 def test_unsupported_networks_have_no_cpu_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network("flash" if case == "flash" else "eagle", fc_norm=case == "fc_norm")
     embedding, output = odd_layers(case, net, monkeypatch)
-    assert net.column_step(net.pack_weights(), embedding, output) is None
+    assert net.cpu_step(net.pack_weights(), embedding, output) is None
 
 
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-4}

@@ -127,7 +127,7 @@ def test_features_of_several_layers_are_joined() -> None:
     net = network(layers=(0, 2, -1))
     assert net.fc.in_features == 4 * 24
     embeds = hidden = inputs()[0]
-    assert torch.equal(net.follow(embeds, hidden), net.fuse(embeds, torch.cat([hidden] * 3, -1)))
+    assert torch.equal(net.fuse_drafted(embeds, hidden), net.fuse(embeds, torch.cat([hidden] * 3, -1)))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def drafted(network: DraftNetwork, text: TargetFeatures, root: int, steps: int) 
     result: list[Tensor] = []
     for step in range(steps):
         if step:
-            own = conditioned.follow(text.embeds[begin + root + step], result[-1])
+            own = conditioned.fuse_drafted(text.embeds[begin + root + step], result[-1])
             states = torch.cat([states, own[None]])
             positions = torch.cat([positions, torch.tensor([start + root + step])])
         hidden, _ = network(states[None], positions[None])
