@@ -228,7 +228,7 @@ def right_tokens(run: NetworkRun, text: TargetAnswer, depth: int) -> list[Tensor
             mask = _chain_mask(len(prompted.states), count, step, states)
             hidden, pair = network(states[None], columns[None, step:], past, mask)
             past = torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2)
-        drafted = network.token_ids(network.logits(hidden[0], run.output).argmax(-1))
+        drafted = network.draft_vocabulary.token_ids(network.logits(hidden[0], run.output).argmax(-1))
         hits.append((drafted == answer[1 + step :]).cpu())
     return hits
 
@@ -269,7 +269,7 @@ def token_surprisals(run: NetworkRun, text: TargetAnswer) -> Tensor:
         (n,), for the n <= N positions whose next token is in the draft vocabulary.
     """
     logits = run.network.logits(root_states(run, text), run.output).float()
-    tokens = run.network.token_ids(torch.arange(logits.shape[-1], device=logits.device))
+    tokens = run.network.draft_vocabulary.all_token_ids(logits.device)
     answer = torch.tensor(text.answer[1:], device=logits.device)
     matches = (answer[:, None] == tokens).nonzero()  # (n, 2): place, and index in the draft vocabulary
     return -logits.log_softmax(-1)[matches[:, 0], matches[:, 1]].cpu()

@@ -351,18 +351,14 @@ def _own_ends(run: NetworkRun) -> Iterator[Variant]:
         shared = replace(run, network=reconfigure(network, own_embedding=False))
         remedy = Remedy(text="Leave `embed_tokens.weight` out of the folder's tensors.")
         yield Variant("embedding", "the folder's", "the model's", shared, remedy)
-    ids = network.token_ids(torch.arange(network.vocabulary, device=output.weight.device))
+    table = network.draft_vocabulary.offsets
+    ids = network.draft_vocabulary.all_token_ids(output.weight.device)
     legal = bool(((ids >= 0) & (ids < config.vocab_size)).all())
     if config.hidden_size == config.target_size and legal:
         tied = replace(run, network=reconfigure(network, {"lm_head.weight": output.weight[ids].clone()}))
-        rows = (
-            "the rows of the drafted tokens in the model's LM head"
-            if network.offsets is not None
-            else "the model's LM head"
-        )
+        rows = "the rows of the drafted tokens in the model's LM head" if table is not None else "the model's LM head"
         remedy = Remedy(text=f"Replace `lm_head.weight` by {rows}.")
         yield Variant("LM head", "its own", "tied to the model's", tied, remedy)
-    table = network.offsets
     if table is not None:
         own = torch.arange(len(table), device=table.device)
         if int(table.min()) >= 0 and int(table.max()) < config.vocab_size and len(table.unique()) == len(table):

@@ -191,7 +191,7 @@ def head_remedy(run: NetworkRun) -> tuple[str, Remedy]:
     checkpoint folder."""
     network: Any = run.network
     rows = run.output.weight
-    ids = network.token_ids(torch.arange(network.vocabulary, device=rows.device))
+    ids = network.draft_vocabulary.all_token_ids(rows.device)
     fits = network.lm_head.weight.shape[1] == rows.shape[1] and int(ids.max()) < len(rows)
     copied = fits and torch.equal(network.lm_head.weight, rows[ids].to(network.lm_head.weight))
     cause = "does not belong to the other tensors, or they are not trained."

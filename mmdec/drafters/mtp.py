@@ -24,6 +24,7 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.tree import root_only
 from mmdec.drafters.networks.kv_cache import PendingTokens
 from mmdec.drafters.networks.tree import Levels
+from mmdec.drafters.networks.vocabulary import DraftVocabulary
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
@@ -46,25 +47,6 @@ class MtpState:
     step: None = None
 
 
-class NetworkAdapter:
-    """Gives an MTP head the attributes of a draft network that `Levels`, which grows trees, reads.
-
-    The head's vocabulary is the target's.
-    """
-
-    def __init__(self, vocabulary: int) -> None:
-        self.vocabulary = self.vocab_size = self.max_children = vocabulary
-        self.config = self
-
-    def token_ids(self, drafted: Tensor) -> Tensor:
-        """Return the head's token ids unchanged, because they are the target's."""
-        return drafted
-
-    def spread(self, logits: Tensor) -> Tensor:
-        """Return the head's logits unchanged, because they are over the target's vocabulary."""
-        return logits
-
-
 @built_in_drafter("mtp", note="MTP: the model's own native head.")
 @final
 class Mtp:
@@ -82,7 +64,6 @@ class Mtp:
     def __init__(self, head: Any, width: int = DEFAULT_TREE_WIDTH) -> None:
         self.head, self.width = head.eval(), width
         self.embedding: nn.Module = head.embed_tokens
-        self.network: Any = NetworkAdapter(head.shared_head.out_features)
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Mtp:
@@ -227,6 +208,10 @@ class MtpLevels(Levels):
     def __init__(self, drafter: Mtp, state: MtpState) -> None:
         super().__init__(cast(Any, drafter), cast(Any, state))
         self.seen: Tensor | None = None  # (B, n, T) bool: which of the draft's T nodes the newest level's n nodes see
+
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        return DraftVocabulary(cast(Mtp, self.drafter).head.shared_head.out_features)
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
         """Run the head over one level of n nodes.

@@ -128,7 +128,7 @@ def test_the_peers_classes_give_our_logits_of_an_exported_eagle3(tmp_path: Path,
     torch.testing.assert_close(peers_logits(peer, tokens, features, drafted, parallel), expected, rtol=1e-5, atol=1e-5)
     drawn = expected.argmax(-1)
     token_ids = drawn if peer.d2t is None else drawn + peer.d2t[drawn]
-    assert torch.equal(network.token_ids(drawn), token_ids)
+    assert torch.equal(network.draft_vocabulary.token_ids(drawn), token_ids)
     # what the peer saves again is what we read
     peer.save_pretrained(tmp_path / "again")
     again: Any = read_network(tmp_path / "again")
@@ -244,7 +244,9 @@ def test_dflash_folders_of_the_peer_give_its_forward_passes_logits(tmp_path: Pat
     result = our_block(network, peer.embed_tokens, int(tokens[anchor]), features[:anchor], peer.lm_head)
     torch.testing.assert_close(result, seen[0], rtol=1e-5, atol=1e-5)
     drawn = result.argmax(-1)
-    assert torch.equal(network.token_ids(drawn), drawn if peer.d2t is None else drawn + peer.d2t[drawn])
+    assert torch.equal(
+        network.draft_vocabulary.token_ids(drawn), drawn if peer.d2t is None else drawn + peer.d2t[drawn]
+    )
 
 
 @torch.no_grad()

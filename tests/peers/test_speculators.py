@@ -84,7 +84,7 @@ def test_folders_of_the_peer_give_its_logits(tmp_path: Path, parallel: bool, cas
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
         drawn = expected.argmax(-1)
         token_ids = drawn if peer.d2t is None else drawn + peer.d2t[drawn]
-        assert torch.equal(ours.token_ids(result.argmax(-1)), token_ids)
+        assert torch.equal(ours.draft_vocabulary.token_ids(result.argmax(-1)), token_ids)
 
 
 @torch.no_grad()

@@ -93,7 +93,7 @@ def tree_growing(system: str, model: Any, seed: int = 0, width: int = 10, **chan
 
 def scatter_vocabulary(drafter: Any) -> Any:
     """Let a drafter of a part of the vocabulary draft other tokens than the first."""
-    if drafter.network.offsets is not None:
+    if drafter.network.draft_vocabulary.offsets is not None:
         ids = torch.arange(40) + torch.arange(40).div(2, rounding_mode="floor")
         drafter.network.d2t.copy_(ids - torch.arange(40))
     return drafter
@@ -158,7 +158,7 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
             states = torch.cat([states, drafted], 1)
             positions = torch.cat([positions, torch.tensor([len(text) - 1 + index])])
         hidden, _ = network(states, positions[None])
-        return network.spread(drafter.logits(hidden[0, -1])).log_softmax(-1)
+        return network.draft_vocabulary.target_logits(drafter.logits(hidden[0, -1])).log_softmax(-1)
 
 
 class NaiveBlock:
@@ -186,7 +186,7 @@ class NaiveBlock:
 
     def score(self, path: Path) -> Tensor:
         """Return the log-probabilities (V,) of the token after the path below the root."""
-        return self.network.spread(self.logits(path)[0]).log_softmax(-1)
+        return self.network.draft_vocabulary.target_logits(self.logits(path)[0]).log_softmax(-1)
 
     def chance(self, path: Path) -> float:
         """Return the estimated probability that the likeliest token after the path is accepted."""

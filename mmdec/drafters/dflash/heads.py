@@ -46,6 +46,8 @@ class SequentialHead(nn.Module, ABC):
     uses. All leading dimensions are broadcast.
     """
 
+    candidates: int | None = None  # number of a node's children that can have a probability above 0; None: all tokens
+
     @abstractmethod
     def begin(self, roots: Tensor, hidden: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the roots' state (..., S).
@@ -137,7 +139,7 @@ class CandidateSelector(SequentialHead):
         return self.predecessor_codebook[tokens]
 
     def logits(self, base: Tensor, hidden: Tensor, state: Tensor, depth: int) -> Tensor:
-        values, ids = base.topk(self.candidates)
+        values, ids = base.topk(cast(int, self.candidates))
         match = (self.successor_codebook[ids] @ (state * self.hidden_projection(hidden))[..., None])[..., 0]
         scores = values + match
         others = scores.new_full((*scores.shape[:-1], base.shape[-1]), -math.inf)

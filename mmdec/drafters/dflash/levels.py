@@ -51,6 +51,10 @@ class SequentialLevels(Levels):
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head.logits(self.base[:, self.level, None], self.hidden[:, self.level, None], hidden, self.level)
 
+    @property
+    def max_children(self) -> int:
+        return super().max_children if self.head.candidates is None else self.head.candidates
+
     def acceptance_probability(self, logits: Tensor, hidden: Tensor) -> Tensor:
         if self.confidence is None:
             return super().acceptance_probability(logits, hidden)

@@ -321,7 +321,7 @@ class DFlash(LayeredNetwork):
         return rotate(keys, *layer.rotary(positions, states.dtype, states.device)), values
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Compute logits (..., `vocabulary`) from a block's hidden states (..., H).
+        """Compute logits (..., Vd) from a block's hidden states (..., H).
 
         Args:
             output: The target's LM head, which is used if the network has no LM head.
@@ -333,13 +333,8 @@ class DFlash(LayeredNetwork):
         return apply_rms_norm(hidden, self.norm.weight, self.config.rms_norm_eps)
 
     def block_logits(self, normed: Tensor, output: nn.Linear) -> Tensor:
-        """Compute the block's own logits (..., `vocabulary`) from its normed states (..., H), without a head."""
+        """Compute the block's own logits (..., Vd) from its normed states (..., H), without a head."""
         return linear(normed, self.lm_head.weight) if self.config.own_head else super().logits(normed, output)
-
-    @property
-    def max_children(self) -> int:
-        candidates = self.config.head_candidates if self.config.head == "dflash2" else self.vocabulary
-        return min(candidates, self.vocabulary)
 
     def acceptance_probability(self, logits: Tensor, hidden: Tensor) -> Tensor:
         if not self.config.confidence:

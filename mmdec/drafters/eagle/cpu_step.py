@@ -96,9 +96,7 @@ class Eagle3Step(SingleTokenStep):
         )
         self.before_residual, self.norm_output = config.norm_before_residual, config.norm_output
         self.last = buffer(config.hidden_size)
-        self.targets = (
-            network.token_ids(torch.arange(network.vocabulary)).tolist() if config.has_draft_vocabulary else None
-        )
+        self.targets = network.draft_vocabulary.all_token_ids().tolist() if config.has_draft_vocabulary else None
 
     @classmethod
     def of(cls, network: Eagle3, packed: PackedWeights | None, embedding: nn.Module) -> Eagle3Step | None:

@@ -363,7 +363,7 @@ class Eagle3(LayeredNetwork):
         return self.norm(hidden) if self.config.norm_output else hidden
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Compute logits (..., `vocabulary`) from hidden states (..., H) by the network's own LM head.
+        """Compute logits (..., Vd) from hidden states (..., H) by the network's own LM head.
 
         Args:
             output: The target's LM head, which this network does not need.

@@ -17,7 +17,6 @@ size, k target layers whose features are read, h key-value heads, d channels of 
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from torch.nn.functional import linear
 from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.networks.conventions import Conventions
 from mmdec.drafters.networks.layers import DraftLayer, KeyValues, PackedWeights
+from mmdec.drafters.networks.vocabulary import DraftVocabulary
 from mmdec.drafters.networks.weights import DrafterWeights
 from mmdec.types import Context, Drafter
 
@@ -272,47 +272,21 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         return self.output_norm(states), (all_keys, all_values)
 
     @property
-    def vocabulary(self) -> int:
-        """The number of tokens that the network can draft."""
-        return self.config.vocab_size
+    def draft_vocabulary(self) -> DraftVocabulary:
+        """The tokens that the network can draft. Here they are all tokens of the target."""
+        return DraftVocabulary(self.config.vocab_size)
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Compute logits (..., `vocabulary`) from hidden (..., H).
+        """Compute logits (..., Vd) of the draft vocabulary from hidden (..., H).
 
         Args:
             output: The target's LM head.
         """
         return linear(hidden, output.weight, output.bias)
 
-    @property
-    def max_children(self) -> int:
-        """The number of a node's children that can have a probability above 0."""
-        return self.vocabulary
-
     def acceptance_probability(self, logits: Tensor, hidden: Tensor) -> Tensor:
         """Estimate how probable it is that nodes' likeliest children are accepted; see `Levels`."""
         return logits.float().softmax(-1).amax(-1)
-
-    @property
-    def offsets(self) -> Tensor | None:
-        """(`vocabulary`,): for each token of the draft vocabulary, its id in the target's vocabulary minus its
-        id in the draft vocabulary. None if both vocabularies are the same."""
-        return None
-
-    def token_ids(self, drafted: Tensor) -> Tensor:
-        """Convert token ids of the draft vocabulary to those of the target's vocabulary."""
-        return drafted if self.offsets is None else drafted + self.offsets[drafted]
-
-    def spread(self, logits: Tensor) -> Tensor:
-        """Convert logits over the draft vocabulary (..., `vocabulary`) to logits over the target's (..., V).
-
-        They are -inf at tokens that cannot be drafted.
-        """
-        if self.offsets is None:
-            return logits
-        wide = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -math.inf)
-        wide[..., self.token_ids(torch.arange(self.vocabulary, device=logits.device))] = logits
-        return wide
 
     def fuse_drafted(self, embeds: Tensor, hidden: Tensor) -> Tensor:
         """Compute the layer's input at drafted tokens.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.layers import DraftLayer, RMSNorm
+from mmdec.drafters.networks.vocabulary import DraftVocabulary
 from mmdec.drafters.networks.weights import MAX_CONFIG_SIZE, check_size
 from mmdec.errors import InputError
 
@@ -93,9 +94,6 @@ class LayeredNetwork(DraftNetwork):
             del self.embed_tokens
 
     @property
-    def vocabulary(self) -> int:
-        return self.config.vocabulary
-
-    @property
-    def offsets(self) -> Tensor | None:
-        return cast(Tensor, self.d2t) if self.config.has_draft_vocabulary else None
+    def draft_vocabulary(self) -> DraftVocabulary:
+        offsets = cast(Tensor, self.d2t) if self.config.has_draft_vocabulary else None
+        return DraftVocabulary(self.config.vocab_size, offsets)

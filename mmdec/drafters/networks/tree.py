@@ -29,6 +29,7 @@ from mmdec.drafters.networks.cpu_step import CpuStep, SingleTokenStep, Vector, i
 from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.kv_cache import DraftState
 from mmdec.drafters.networks.layers import positions_from
+from mmdec.drafters.networks.vocabulary import DraftVocabulary
 from mmdec.types import Draft, Plan
 
 LARGE_VOCABULARY = 4096  # from this vocabulary size on, `top_indices` finds the best tokens faster than `torch.topk`
@@ -60,6 +61,16 @@ class Levels:
         self.offset = 0  # number of nodes of these levels, which is their number of positions in the cache
         # (B, n, positions), additive mask that says which of the draft's positions the n nodes of the newest level see
         self.visible: Tensor | None = None
+
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        """The tokens that can be drafted."""
+        return self.drafter.network.draft_vocabulary
+
+    @property
+    def max_children(self) -> int:
+        """The number of a node's children that can have a probability above 0."""
+        return self.vocabulary.size
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
         """Run the network over one level of n nodes.
@@ -137,7 +148,7 @@ class Levels:
         above = torch.zeros_like(roots)[:, None]
         while True:
             logits = self.logits(hidden)
-            tokens.append(self.drafter.network.token_ids(logits.argmax(-1)))
+            tokens.append(self.vocabulary.token_ids(logits.argmax(-1)))
             if threshold:
                 chances = chances * self.acceptance_probability(logits, hidden)
             if len(tokens) == depth or (threshold and float(chances.mean()) < threshold):
@@ -171,7 +182,7 @@ class Levels:
             hidden: (B, 1, H), the network's hidden state at this token.
         """
         rows = len(hidden)
-        width = min(self.drafter.width, plan.nodes, self.drafter.network.max_children)
+        width = min(self.drafter.width, plan.nodes, self.max_children)
         values, tokens = self._best(hidden, width)
         scores, tokens = values[:, 0], tokens[:, 0]  # (B, K): the first level; all its nodes get children
         candidates = [(scores, tokens)]
@@ -201,7 +212,7 @@ class Levels:
             hidden: (B, n, H), the nodes' hidden states.
         """
         values, drafted = _best(self.logits(hidden), width)
-        return values, self.drafter.network.token_ids(drafted)
+        return values, self.vocabulary.token_ids(drafted)
 
     def sampled_tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
         """Draft a tree in each batch row by sampling children without replacement.
@@ -212,8 +223,8 @@ class Levels:
             roots: (B,), each row's last token.
             hidden: (B, 1, H), the network's hidden state at this token.
         """
-        depth, network = min(plan.depth, plan.nodes), self.drafter.network
-        drawn = SampledTrees(roots, plan, depth, network.config.vocab_size)
+        depth = min(plan.depth, plan.nodes)
+        drawn = SampledTrees(roots, plan, depth, self.vocabulary.target_size)
         above = [{0: 0} for _ in drawn.trees]  # for each row: node -> its index among the newest level's nodes
         for level in range(depth):
             if level:
@@ -231,7 +242,7 @@ class Levels:
                 features = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
                 hidden = self.expand(torch.tensor(tokens, device=roots.device), features, index if level > 1 else None)
                 above = [{node: column for column, node in enumerate(nodes)} for nodes in drawn.frontier]
-            if not any(drawn.grow(network.spread(self.logits(hidden)))):
+            if not any(drawn.grow(self.vocabulary.target_logits(self.logits(hidden)))):
                 break
         return drawn.draft()
 
@@ -266,7 +277,7 @@ class BlockLevels(Levels):
         """
         hidden = self.hidden[:, :depth]
         logits = self.logits(hidden)
-        tokens = self.drafter.network.token_ids(logits.argmax(-1))
+        tokens = self.vocabulary.token_ids(logits.argmax(-1))
         if threshold:
             below = self.acceptance_probability(logits, hidden).cumprod(1).mean(0) < threshold
             tokens = tokens[:, : int_list(below.nonzero()[:1, 0] + 1)[0] if bool(below.any()) else depth]
@@ -280,7 +291,7 @@ class BlockLevels(Levels):
         Args:
             hidden: Not read.
         """
-        width = min(self.drafter.width, plan.nodes, self.drafter.network.vocabulary)
+        width = min(self.drafter.width, plan.nodes, self.vocabulary.size)
         values, tokens = self._best(self.hidden[:, : plan.depth], width)
         rows = zip(values.double().exp().tolist(), tokens.tolist(), strict=True)
         return trees_from_lists(roots, [_tree_of_ranks(chances, ids, plan.nodes) for chances, ids in rows])

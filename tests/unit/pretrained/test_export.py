@@ -100,7 +100,10 @@ def test_export_and_import_is_the_identity(tmp_path: Path, target: Path, name: s
     made = network(name, target)
     save_network(made, tmp_path / "own")
     back = read_network(export_drafter(tmp_path / "own", tmp_path / "out", to))
-    written = {"draft_vocab_size": made.vocabulary, **({"target_hidden_size": 32} if made.system == "eagle3" else {})}
+    written = {
+        "draft_vocab_size": made.draft_vocabulary.size,
+        **({"target_hidden_size": 32} if made.system == "eagle3" else {}),
+    }
     assert asdict(back.config.for_depth(6)) == {**asdict(made.config), **written}
     assert back.state_dict().keys() == made.state_dict().keys()
     assert all(torch.equal(value, made.state_dict()[key]) for key, value in back.state_dict().items())

@@ -182,7 +182,7 @@ class DFlashModule(DraftModule):
         weights = token_weight(torch.stack([has_target.sum() for has_target in counts]))
         for step, has_target in enumerate(counts[: columns.mask.shape[1]]):
             places = rows[has_target], roots[has_target] + step
-            width = max(1, MAX_LOGITS // cast(DFlash, self.network).vocabulary)
+            width = max(1, MAX_LOGITS // cast(DFlash, self.network).draft_vocabulary.size)
             compare = partial(self._compare_tokens, step)
             pieces = in_pieces(compare, width, states[:, :, step][has_target], expected[places], answers[places])
             loss, entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))

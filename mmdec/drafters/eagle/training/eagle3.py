@@ -116,8 +116,8 @@ class Eagle3Module(DraftModule):
         cannot be drafted."""
         network = cast(Eagle3, self.network)
         places = torch.full((network.config.vocab_size,), -1, device=self.device)
-        drafted = torch.arange(network.vocabulary, device=self.device)
-        places[network.token_ids(drafted)] = drafted
+        token_ids = network.draft_vocabulary.all_token_ids(self.device)
+        places[token_ids] = torch.arange(len(token_ids), device=self.device)
         return places
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class Eagle3Module(DraftModule):
         likeliest token (P,) at each, as an index of the draft vocabulary; -1 if it is not there."""
         expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)[columns.mask]
         drafted, network = self.draft_indices, cast(Eagle3, self.network)
-        tokens = network.token_ids(torch.arange(network.vocabulary, device=expected.device))
+        tokens = network.draft_vocabulary.all_token_ids(expected.device)
 
         def restrict(states: Tensor) -> tuple[Tensor, Tensor]:
             logits = self.teacher.logits(states)

@@ -69,7 +69,7 @@ class HeadsModule(DraftModule):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         data = cast(DraftData, self.trainer.datamodule)  # type: ignore[attr-defined] # not typed by Lightning
-        if 0 < self.vocabulary < self.network.vocabulary:
+        if 0 < self.vocabulary < self.network.draft_vocabulary.size:
             answers = (data.tokens[name] for name in sorted({row.name for row in data.parts["train"]}))
             self.compared_tokens = frequent_tokens(answers, self.vocabulary)
 
@@ -133,7 +133,7 @@ class HeadsModule(DraftModule):
         total, parts = columns.states.new_zeros(()), dict[str, Tensor]()
         alive, accepted = columns.mask, columns.states.new_zeros(())
         weights = step_weights(columns.mask, self.depth)
-        width = max(1, MAX_LOGITS // self.network.vocabulary)
+        width = max(1, MAX_LOGITS // self.network.draft_vocabulary.size)
         for level, states in enumerate(self.steps(columns, texts, self.depth)):
             has_target = columns.mask[:, level:]
             compare = partial(self._compare_tokens, level)

@@ -129,11 +129,12 @@ def test_scaled_rotations_are_those_of_transformers() -> None:
 def test_a_draft_vocabulary_is_mapped_to_the_targets() -> None:
     network = eagle3(draft_vocab_size=4)
     network.get_buffer("d2t").copy_(torch.tensor([3, 9, 20, 30]) - torch.arange(4))
-    assert network.token_ids(torch.tensor([[0, 3], [2, 1]])).tolist() == [[3, 30], [20, 9]]
-    spread = network.spread(torch.tensor([[0.1, 0.2, 0.3, 0.4]]))
-    assert spread.shape == (1, 31)
-    assert spread[0, [3, 9, 20, 30]].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    assert int(spread.isneginf().sum()) == 27
+    vocabulary = network.draft_vocabulary
+    assert vocabulary.token_ids(torch.tensor([[0, 3], [2, 1]])).tolist() == [[3, 30], [20, 9]]
+    logits = vocabulary.target_logits(torch.tensor([[0.1, 0.2, 0.3, 0.4]]))
+    assert logits.shape == (1, 31)
+    assert logits[0, [3, 9, 20, 30]].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert int(logits.isneginf().sum()) == 27
 
 
 def test_unnamed_layers_have_defaults() -> None:

@@ -39,7 +39,7 @@ def test_drafts_are_mapped_to_the_targets_tokens_with_their_distribution() -> No
     memory = start_drafter(MODEL, drafter, PROMPTS[:2], [7, 9])
     plan = Plan(6, 3, warp_at(1.0), generator=torch.Generator().manual_seed(0))
     draft = drafter.propose(memory, torch.tensor([7, 9]), plan)
-    ids = drafter.network.token_ids(torch.arange(40))
+    ids = drafter.network.draft_vocabulary.token_ids(torch.arange(40))
     assert draft.probs is not None
     assert draft.probs.shape[2] == VOCABULARY
     outside = torch.ones(VOCABULARY, dtype=torch.bool).index_fill(0, ids, False)

@@ -370,7 +370,7 @@ def test_every_flat_eagle3_format_gives_one_network(tmp_path: Path) -> None:
     for name, (given, pickled) in forms.items():
         network = read_network(published(tmp_path / name, given, EAGLE3, pickled))
         assert network.config.layers == ()
-        assert network.token_ids(torch.arange(40)).tolist() == IDS.tolist()
+        assert network.draft_vocabulary.token_ids(torch.arange(40)).tolist() == IDS.tolist()
         expected = expected or network.state_dict()
         torch.testing.assert_close(network.state_dict(), expected, rtol=0, atol=0)
     embedded = read_network(published(tmp_path / "embed", {**state, "embed_tokens.weight": table}, EAGLE3))

@@ -57,7 +57,7 @@ def test_cpu_steps_equal_the_network(system: str, changes: dict[str, Any]) -> No
         torch.testing.assert_close(torch.from_numpy(feature), hidden[0, 0], rtol=1e-4, atol=1e-4)
         logits = net.logits(hidden[0, 0], output)
         torch.testing.assert_close(torch.from_numpy(step.logits(feature)), logits, rtol=1e-4, atol=1e-4)
-        assert step.token(7) == int(net.token_ids(torch.tensor(7)))
+        assert step.token(7) == int(net.draft_vocabulary.token_ids(torch.tensor(7)))
         feature = torch.from_numpy(feature)
     torch.testing.assert_close((keys, values), tuple(cache), rtol=1e-4, atol=1e-4)
 

@@ -54,7 +54,7 @@ def texts_of(module: Eagle3Module) -> list[TargetFeatures]:
 def naive(module: Eagle3Module, texts: list[TargetFeatures], steps: list[Tensor]) -> tuple[float, float]:
     """Return the loss and the estimate of tokens per round: root by root, token by token."""
     network: Any = module.network
-    tokens = network.token_ids(torch.arange(network.vocabulary)).tolist()
+    tokens = network.draft_vocabulary.all_token_ids().tolist()
     total, reached, roots = 0.0, 0, 0
     running = {(row, root): True for row, text in enumerate(texts) for root in range(len(text.answer) - 1)}
     for step, hidden in enumerate(steps):
