@@ -19,6 +19,7 @@ from torch import Tensor
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
 from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.networks.conventions import Conventions, PictureChoice
+from mmdec.drafters.networks.draft_network import PromptInput
 from mmdec.drafters.registry import built_in_network
 from mmdec.errors import InputError
 
@@ -71,33 +72,33 @@ class MsdNetwork(EagleInputNetwork):
             "`--vocab-size 32064` to draft for that one; the network holds no row of the vocabulary."
         )
 
-    def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
-        """Compute the layer's input (B, L - 1, H) for whole rows.
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor) -> PromptInput:
+        """Compute the layer's input for the prompt of one row, without padding.
 
         Args:
-            embeds: (B, L, H).
-            features: (B, L, k * H).
-            visual: (B, L) bool, True at visual tokens.
+            embeds: (L, H).
+            features: (L, k * H).
+            visual: (L,) bool, True at visual tokens.
         """
-        if visual is None or not bool(visual.any()):
-            return super().inputs(embeds, features)
-        following = embeds[:, 1:]
+        prompted = super().prompt(embeds, features, visual)
+        if not bool(visual.any()):
+            return prompted
         if cast(MsdConfig, self.config).visual_token == "next":
-            return torch.where(visual[:, 1:, None], following, self.fuse(following, features[:, :-1]))
-        index = next_text(visual)[:, 1:, None].expand_as(following)  # shape (B, L - 1, H)
-        fused = self.fuse(embeds.gather(1, index), features[:, :-1])
-        return torch.where(visual[:, :-1, None], embeds[:, :-1], fused)
+            states = torch.where(visual[1:, None], embeds[1:], prompted.states)
+        else:
+            fused = self.fuse(embeds[next_text(visual)[1:]], features[:-1])
+            states = torch.where(visual[:-1, None], embeds[:-1], fused)
+        return replace(prompted, states=states)
 
 
 def next_text(visual: Tensor) -> Tensor:
-    """Find for each token the index of the first text token at or after this token, (B, L) int64.
+    """Find for each token the index of the first text token at or after this token, (L,) int64.
 
     A visual token without a later text token gets its own index.
 
     Args:
-        visual: (B, L) bool, True at visual tokens.
+        visual: (L,) bool, True at visual tokens.
     """
-    length = visual.shape[1]
-    columns = torch.arange(length, device=visual.device).expand_as(visual)
-    ahead = torch.where(visual, length, columns).flip(1).cummin(1).values.flip(1)
-    return torch.where(ahead == length, columns, ahead)
+    columns = torch.arange(len(visual), device=visual.device)
+    ahead = torch.where(visual, len(visual), columns).flip(0).cummin(0).values.flip(0)
+    return torch.where(ahead == len(visual), columns, ahead)

@@ -8,8 +8,7 @@ by methods and attributes what the rest of mmdec asks of it: which features and 
 (level by level, or all depths at once), which drafter runs it, and what the doctor may try. So a new network costs
 mmdec no line outside its folder, except its name in the registry.
 
-Networks override `inputs` (the layer's input for whole rows) or `prompt` (the same for one row, shorter if an image is
-compressed). What the layers compute is in `layers.py`.
+What the layers compute is in `layers.py`.
 
 Letters in shapes: B rows, L tokens of a text, n positions that the layers process, S positions in a cache, H hidden
 size, k target layers whose features are read, h key-value heads, d channels of a head, V visual tokens.
@@ -312,25 +311,15 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         """
         return self.fuse_drafted(embeds, hidden)
 
-    def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
-        """Compute the layer's input (B, L - 1, H) for whole rows. Position t reads the embedding of token t + 1.
-
-        Args:
-            embeds: (B, L, H) of the tokens.
-            features: (B, L, k * H).
-            visual: (B, L) bool, True at visual tokens.
-        """
-        return self.fuse(embeds[:, 1:], features[:, :-1])
-
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor) -> PromptInput:
         """Compute the layer's input for the prompt of one row, without padding.
 
-        The last token has no input: it would need the next token.
+        Position t reads the embedding of token t + 1, so the last token has no input.
 
         Args:
             embeds: (L, H).
             features: (L, k * H).
             visual: (L,) bool, True at visual tokens.
         """
-        states = self.inputs(embeds[None], features[None], visual[None])[0]
+        states = self.fuse(embeds[1:], features[:-1])
         return PromptInput(states, torch.arange(len(states), device=states.device))

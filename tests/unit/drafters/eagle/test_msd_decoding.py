@@ -75,7 +75,7 @@ def test_a_chat_with_pictures_is_one_row(layout: str, kind: str) -> None:
         drafter.drafter.process_pending(state)
         _, context, _, _ = target_of(model).prefill(inputs, drafter.needs)
         assert context.embeds is not None
-        states = network.inputs(context.embeds, context.features[-1], context.visual)
+        states = network.prompt(context.embeds[0], context.features[-1][0], context.visual[0]).states[None]
         expected = network.layer(0).project(states, torch.arange(sequences.shape[1] - 1)[None])[1:]
     for result, whole in zip(state.cache.accepted()[:2], expected, strict=True):
         torch.testing.assert_close(result, whole, atol=1e-4, rtol=1e-4)

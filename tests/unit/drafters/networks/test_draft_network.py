@@ -35,7 +35,7 @@ def inputs(batch: int = 2, length: int = 9) -> tuple[Tensor, Tensor]:
 
 def rows(net: DraftNetwork, embeds: Tensor, features: Tensor) -> Tensor:
     """Return whole texts at once: (B, L - 1, H)."""
-    states = net.inputs(embeds, features)
+    states = net.fuse(embeds[:, 1:], features[:, :-1])
     return net(states, torch.arange(states.shape[1]).expand(len(states), -1))[0]
 
 
@@ -92,7 +92,7 @@ def test_batched_columns_equal_sequential_columns() -> None:
     net = network(fc_norm=True)
     embeds, features = inputs()
     whole = rows(net, embeds, features)
-    states, past = net.inputs(embeds, features), None
+    states, past = net.fuse(embeds[:, 1:], features[:, :-1]), None
     for begin, end in ((0, 3), (3, 4), (4, 8)):
         hidden, pair = net(states[:, begin:end], torch.arange(begin, end).expand(2, -1), past)
         past = pair if past is None else (torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2))
@@ -114,9 +114,9 @@ def test_products_in_bfloat16_leave_weights_and_norms_in_float32() -> None:
     """Lightning's "bf16-mixed" does this; a warning of torch about mixed precisions would be an error here."""
     model = network().float().train()
     embeds, features = (part.float() for part in inputs())
-    plain = model(model.inputs(embeds, features), torch.arange(8).expand(2, -1))[0]
+    plain = model(model.fuse(embeds[:, 1:], features[:, :-1]), torch.arange(8).expand(2, -1))[0]
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = model(model.inputs(embeds, features), torch.arange(8).expand(2, -1))[0]
+        mixed = model(model.fuse(embeds[:, 1:], features[:, :-1]), torch.arange(8).expand(2, -1))[0]
     assert not torch.equal(mixed.float(), plain)
     torch.testing.assert_close(mixed.float(), plain, rtol=0.05, atol=0.05)
     mixed.float().square().sum().backward()
