@@ -28,7 +28,7 @@ BUILT_IN = {  # in the order of lists of names
     "lookup": BuiltIn("mmdec.drafters.lookup", "ready"),
     "recycling": BuiltIn("mmdec.drafters.recycling", "ready"),
     "jacobi": BuiltIn("mmdec.drafters.jacobi", "ready"),
-    "mtp": BuiltIn("mmdec.drafters.mtp", "of_model"),
+    "mtp": BuiltIn("mmdec.pretrained.mtp", "of_model"),
     "early_exit": BuiltIn("mmdec.pretrained.early_exit", "of_model"),
     "medusa": BuiltIn("mmdec.drafters.medusa.drafter", "speech_weights"),
     "ctc": BuiltIn("mmdec.drafters.ctc.drafter", "speech_weights"),

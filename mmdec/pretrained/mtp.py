@@ -27,6 +27,7 @@ from mmdec.drafters.networks.tree import Levels
 from mmdec.drafters.networks.vocabulary import DraftVocabulary
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
+from mmdec.targets.mtp_head import load_mtp_head
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 DEFAULT_TREE_WIDTH = 10  # maximum nodes of a tree level that get children; EAGLE-2's default
@@ -67,38 +68,12 @@ class Mtp:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Mtp:
-        """Load the head from the checkpoint that the model was loaded from.
+        """Make the drafter with the head of the checkpoint that the model was loaded from.
 
         Raises:
-            InputError: If transformers knows no head of this model, if the model has several, or if the head's weights
-                are not in the checkpoint.
+            InputError: If it has no head that can draft.
         """
-        config = model.config.get_text_config(decoder=True)
-        count = getattr(config, "num_mtp_layers", None)
-        rule = "`drafter` must be another one than 'mtp' for this model"
-        if not count:
-            raise InputError(
-                f"{rule}: {type(model).__name__} names no native heads that transformers knows (`num_mtp_layers`). "
-                "DeepSeek-V3 and GLM-4-MoE do."
-            )
-        layers = set(getattr(config, "mtp_layer_types", None) or ["full_attention"])
-        if count != 1 or layers != {"full_attention"}:
-            raise InputError(
-                f"{rule}: its native heads are {count}, of {', '.join(sorted(layers))}. Only a single head with full "
-                "attention is supported."
-            )
-        try:
-            from transformers.modeling_layers import MtpModel
-
-            head = cast(Any, MtpModel).from_pretrained(model, device_map={"": model.device})
-        except (ImportError, OSError, RuntimeError, ValueError, TypeError) as error:
-            raise InputError(
-                f"{rule}: its native head could not be loaded ({type(error).__name__}: {error!s:.300}). Load the model "
-                "from a folder or Hugging Face id that holds the head, with transformers 5.23 or newer."
-            ) from error
-        if head.rotary_emb is None or head.has_per_layer_rope or not isinstance(head.shared_head, nn.Linear):
-            raise InputError(f"{rule}: its head has no rotary positions of one kind, or no linear LM head.")
-        return cls(head.to(model.dtype))
+        return cls(load_mtp_head(model))
 
     @property
     def name(self) -> str:

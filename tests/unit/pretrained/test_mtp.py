@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
 
 import mmdec
-from mmdec.drafters.mtp import Mtp
 from mmdec.errors import InputError
+from mmdec.pretrained.mtp import Mtp
 from mmdec.types import Plan
 from tests.support.draft_networks import paths, start_drafter
 from tests.support.grid import slow_but
