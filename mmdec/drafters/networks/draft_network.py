@@ -67,7 +67,12 @@ def stack_conditions(prompts: Sequence[PromptInput]) -> Tensor | None:
 
 
 class DraftNetwork(DrafterWeights[DraftConfig]):
-    """The abstract base of draft networks."""
+    """The abstract base of draft networks.
+
+    An author must implement `build` and `fuse`, two methods.
+    An author may override any other method, each of which says what EAGLE does, and `continues_features`.
+    Nobody overrides `forward`, `run_layers`, `pack_weights`, `layer` and `depth`, which run the layers.
+    """
 
     layers: nn.ModuleList  # of `DraftLayer`; `build` creates it
     # Whether each position's output continues the target's features, so that the doctor can run the network over a
