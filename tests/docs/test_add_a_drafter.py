@@ -19,6 +19,7 @@ import mmdec
 from docs.examples.toy_drafter import ToyDrafter
 from mmdec import cli
 from mmdec.drafters import registry
+from mmdec.drafters.built_in import built_in_names
 from mmdec.generation.drafter_choice import resolve_drafter
 from mmdec.pretrained.vlm import load_vlm
 from mmdec.vision.describe import available_drafters
@@ -180,7 +181,7 @@ def test_objects_that_are_not_drafters_are_refused(tmp_path: Path, model: PreTra
     (tmp_path / "config.json").write_text("[]")
     refused("as a JSON object", mmdec.load_drafter, tmp_path, model)
     (tmp_path / "config.json").write_text('{"system": "daspeech"}')
-    systems = "medusa, ctc, eagle3, eagle, msd, vispec, specvlm, flash, dflash, heads, prompt_tokens, toy-in-folder"
+    systems = ", ".join([*built_in_names("speech_weights"), *built_in_names("language_weights"), "toy-in-folder"])
     refused(f"must hold a drafter of {systems}, but .* holds 'daspeech'", mmdec.load_drafter, tmp_path, model)
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     refused("`folder` must hold.*pass the loaded model", mmdec.load_drafter, tmp_path, model)
