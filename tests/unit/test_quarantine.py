@@ -29,6 +29,9 @@ EXCEPTIONS = {
     ("kernels/onednn.py", "_linear_pointwise"),
     # torch's: the counter of changes of a tensor.
     ("kernels/float16_linear.py", "_version"),
+    # Python's: the end of a process that runs its exit handlers and destroys nothing.
+    ("cli/__init__.py", "_exit"),
+    ("cli/__init__.py", "_run_exitfuncs"),
     # mmdec's own folders in a wheel, and the end of a tensor's name.
     ("demo/samples.py", "_samples"),
     ("hub/find.py", "_models"),
