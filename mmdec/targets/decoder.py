@@ -32,7 +32,7 @@ from mmdec.targets.attention import tree_masks
 from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.hf_target import FIRST_LAYER_INPUTS, HfTarget, check_layers, record_states, soft_inputs
 from mmdec.targets.kv_cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
-from mmdec.targets.ragged import packed_linear
+from mmdec.targets.ragged import is_compiled, packed_linear
 from mmdec.targets.recurrent_cache import (
     STATE_CACHE,
     RecurrentCache,
@@ -520,7 +520,8 @@ class DecoderTarget(HfTarget):
         if tokenwise:
             cast(KVPool, session.store).show_multiple()
         gap_positions = None if session.gaps is None else session.gaps.places(rows.width)
-        packed = None if tokenwise or session.stepwise is not None else packed_linear(draft)
+        whole = tokenwise or session.stepwise is not None or is_compiled(self.model)
+        packed = None if whole else packed_linear(draft)
         with soft_inputs(self.model, draft.soft), packed or nullcontext():
             scores = self._draft(session.layers, firsts, gap_positions, draft.tokens, tree, positions, session.cache)
         rows.record_draft(draft.tokens.shape[1])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
@@ -45,6 +45,12 @@ class PackedLinear(TorchFunctionMode):
             out = packed.new_zeros(self._shape[0] * self._shape[1], packed.shape[-1])
             return out.index_copy_(0, self._nodes, packed).unflatten(0, self._shape)
         return func(*args, **(kwargs or {}))
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether torch has compiled the model, which it would do again for each new set of draft sizes."""
+    functions = (model._compiled_call_impl, getattr(model.forward, "_torchdynamo_orig_callable", None))
+    return any(function is not None for function in functions)
 
 
 def packed_linear(draft: Draft) -> PackedLinear | None:

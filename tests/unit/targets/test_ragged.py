@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from mmdec.core.tree import chain_drafts
 from mmdec.targets import decoder
-from mmdec.targets.ragged import packed_linear
+from mmdec.targets.ragged import is_compiled, packed_linear
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Needs, Scores
 from tests.support.tiny_text import language_model
@@ -69,6 +69,16 @@ def test_linear_layers_compute_no_padding(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("lengths", [[12, 12, 12, 12], [5, 3], [9]])
 def test_drafts_with_little_padding_are_not_packed(lengths: list[int]) -> None:
     assert packed_linear(draft_of(lengths)) is None
+
+
+def test_compiled_models_are_not_packed() -> None:
+    """A new set of sizes would compile the model again."""
+    model = language_model("llama")
+    assert not is_compiled(model)
+    model.forward = torch.compile(model.forward, backend="eager")
+    assert is_compiled(model)
+    packed, _ = score(model, [1, 12, 3, 1])
+    assert packed.nodes_per_row == 0
 
 
 def test_gradients_flow_through_packed_layers() -> None:
