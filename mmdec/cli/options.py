@@ -51,9 +51,7 @@ Dtype = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "--threads", min=1, metavar="N", help="CPU threads. Default: by the model's size and the free processors."
-    ),
+    typer.Option("--threads", min=1, metavar="N", help="CPU threads. Default: by the model's size and the free CPUs."),
 ]
 BenchThreads = Annotated[int, typer.Option("--threads", min=1, metavar="N", help="CPU threads.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object for each file, one on each line.")]

@@ -110,7 +110,7 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
         device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.
         dtype: Dtype of matrix products; the vocoder always uses float32. Default None: float32.
         threads: torch's CPU threads for this call. Default None: the number from OMP_NUM_THREADS or
-            `torch.set_num_threads`, else a number chosen from the model's size and the number of idle processors.
+            `torch.set_num_threads`, else a number chosen from the model's size and the number of idle CPUs.
         vocoder: Published HiFi-GAN weights: a folder or a Hugging Face id. Default None: the model's own.
         min_confidence: In [0, 1]: reject translations whose `confidence` is lower. Default None: reject none.
         strict: Reject a file that cannot be read completely, because it is damaged or cut off. Default False: the rest

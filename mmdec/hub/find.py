@@ -109,8 +109,8 @@ def find_model(
 def drafter_by_name(
     drafter: object, argument: str = "folder", fetching: Mapping[str, Any] | None = None
 ) -> Path | None:
-    """Find the folder of a drafter by a name that is not a local path: "<model>/<drafter>" for a shipped one, or a hub
-    id. Every call that accepts a drafter's folder uses this.
+    """Find the folder of a drafter by a name that is not a local path: "<model>/<drafter>" for a shipped one, or a
+    Hugging Face id. Every call that accepts a drafter's folder uses this.
 
     Args:
         argument: Name of the caller's argument, for errors.

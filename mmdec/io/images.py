@@ -60,13 +60,13 @@ def read_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         InputError: If the file is missing, empty, no image, cut off or too large, and for a URL: nothing is downloaded.
     """
     if isinstance(source, np.ndarray):
-        return _array(source, "image", max_pixels)
+        return _array(source, "`image`", max_pixels)
     if isinstance(source, Image.Image):
-        return _call_decoder(lambda: _decode(source, "image", max_pixels), "image")
+        return _call_decoder(lambda: _decode(source, "`image`", max_pixels), "`image`")
     if isinstance(source, bytes | bytearray | memoryview):
-        return _open(bytes(source), "image", max_pixels)
+        return _open(bytes(source), "`image`", max_pixels)
     if isinstance(source, str | os.PathLike):
-        return _open(_read(source), f"image '{quote_path(source)}'", max_pixels)
+        return _open(_read(source), f"`image` '{quote_path(source)}'", max_pixels)
     raise InputError(
         f"`image` must be a path, bytes, a PIL image or a uint8 array (H, W, 3), but is {show(source)}. Convert it "
         "first."

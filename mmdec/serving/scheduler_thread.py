@@ -116,7 +116,7 @@ class SchedulerThread:
     Args:
         limits: What may run at the same time.
         threads: torch's CPU threads. None: the number that the user has set, else one chosen from the models' sizes and
-            the number of idle processors whenever decodings begin.
+            the number of idle CPUs whenever decodings begin.
         on_step: Called after each step with the number of running rows by label.
         initial_threads: torch's CPU threads of this thread where `threads` is None; None: torch's default.
     """

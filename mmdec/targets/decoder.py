@@ -67,6 +67,11 @@ class TextPrompt:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any]) -> TextPrompt:
+        """Check and normalise the inputs of `prefill`.
+
+        Raises:
+            InputError: For unknown inputs, a mask or position ids of another shape, or a cache of other rows.
+        """
         unknown = sorted(name for name, value in inputs.items() if name not in DECODER_INPUTS and value is not None)
         ids = inputs.get("input_ids")
         if unknown or not isinstance(ids, Tensor):

@@ -61,7 +61,7 @@ class TaskOptions:
     device: str | torch.device | None = option(None, "Where a named model runs. Default: a GPU if there is one.")
     dtype: torch.dtype | str | None = option(None, "Precision of a named model. Default: float32.")
     threads: int | None = option(
-        None, "CPU threads. Default: by the model's size and the free processors.", int | None, metavar="N", least=1
+        None, "CPU threads. Default: by the model's size and the free CPUs.", int | None, metavar="N", least=1
     )
     min_confidence: float | None = option(
         None, "Refuse outputs that are less likely to be right.", float | None, metavar="P", least=0, most=1

@@ -1,8 +1,8 @@
-"""Chooses torch's number of CPU threads for one call, from the model's size and the number of idle processors.
+"""Chooses torch's number of CPU threads for one call, from the model's size and the number of idle CPUs.
 
-At the end of each operation, torch's threads wait for each other. On a busy machine a thread without a processor delays
+At the end of each operation, torch's threads wait for each other. On a busy machine a thread without a CPU delays
 the other threads at every operation: two threads on two busy cores took eight times as long as one thread. So each call
-asks the system how many processors are idle. Explicit settings are never changed: `threads=`, OMP_NUM_THREADS,
+asks the system how many CPUs are idle. Explicit settings are never changed: `threads=`, OMP_NUM_THREADS,
 MKL_NUM_THREADS, `torch.set_num_threads`.
 """
 
@@ -22,7 +22,7 @@ from mmdec.checks.arguments import check_threads
 from mmdec.kernels.threads import own_threads
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-MIN_THREADS = 2  # number of threads for the smallest models, if processors are idle
+MIN_THREADS = 2  # number of threads for the smallest models, if CPUs are idle
 # one more thread for each 10 M parameters; smaller matrix products do not gain from more threads
 PARAMETERS_PER_THREAD = 10_000_000
 # the system's load is read 3 times, 0.001 s apart, and the median is used, so that short bursts are ignored
@@ -36,7 +36,7 @@ def choose_threads(parameters: int, idle: int, most: int) -> int:
 
     Args:
         parameters: Number of the model's parameters.
-        idle: Number of idle processors.
+        idle: Number of idle CPUs.
         most: torch's default number of threads.
     """
     return max(1, min(most, MIN_THREADS + parameters // PARAMETERS_PER_THREAD, idle))
@@ -58,7 +58,7 @@ def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
     if count is None:
         parameters = sum(p.numel() for network in networks for p in network.parameters() if p.device.type == "cpu")
         chooses = parameters and not _is_fixed and is_default(before)
-        count = choose_threads(parameters, idle_processors(), before) if chooses else before
+        count = choose_threads(parameters, idle_cpus(), before) if chooses else before
     if count == before:
         yield
         return
@@ -81,15 +81,15 @@ def is_default(
     Args:
         count: torch's number of threads.
         environment: Environment variables.
-        defaults: The numbers that torch may choose by default; None: this machine's numbers of cores and of processors.
+        defaults: The numbers that torch may choose by default; None: this machine's numbers of cores and of CPUs.
     """
     if any(environment.get(name) for name in THREAD_VARIABLES):
         return False
     return count in (_defaults() if defaults is None else defaults)
 
 
-def idle_processors() -> int:
-    """Count the idle processors that this process may use; if the system does not tell its load, all count as idle."""
+def idle_cpus() -> int:
+    """Count the idle CPUs that this process may use; if the system does not tell its load, all count as idle."""
     allowed = min(len(_affinity()), quota_of(_read_text(Path("/sys/fs/cgroup/cpu.max"))))
     counts: list[int] = []
     for reading in range(LOAD_READINGS if allowed > 1 else 0):
@@ -111,7 +111,7 @@ def running_processes(loadavg: str) -> int | None:
 
 
 def quota_of(limit: str) -> int:
-    """Read from the text of a container's cpu.max how many processors it may use; all of them if it has no limit."""
+    """Read from the text of a container's cpu.max how many CPUs it may use; all of them if it has no limit."""
     quota, _, period = limit.strip().partition(" ")
     return max(1, int(quota) // int(period)) if quota.isdecimal() else _processors()
 

@@ -257,7 +257,7 @@ def describe(
         device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.
         dtype: Precision of a model given by name. Default None: float32.
         threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a
-            number chosen from the model's size and the number of idle processors.
+            number chosen from the model's size and the number of idle CPUs.
         on_text: Called with each accepted piece of the answer; for one question only. An exception from it ends the
             call.
         on_description: Called with each question's index and `Description`, in the order of the questions, as soon as

@@ -54,9 +54,10 @@ def hypothesis(
     Args:
         source: A text. Or the path of a .txt file, or of subtitles (.srt, .vtt), whose times help to find the place of
             pieces cut at pauses. Or a list of texts and paths, one for each recording, picture or prompt of the call.
-            Or, for `transcribe`, a recogniser that transcribes the recording first: the name, folder or hub
-            id of a Whisper, of an audio language model or of a CTC model of transformers; such a loaded model, with its
-            `processor`; or a function of samples (float32, 16 kHz, one channel), which returns the text.
+            Or, for `transcribe`, a recogniser that transcribes the recording first: the name, folder or
+            Hugging Face id of a Whisper, of an audio language model or of a CTC model of transformers; such a loaded
+            model, with its `processor`; or a function of samples (float32, 16 kHz, one channel), which returns the
+            text.
         processor: The processor of a loaded model; None otherwise.
         tokenizer: The tokenizer of the model that is drafted for. Default None: the one in its folder.
         device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.

@@ -34,6 +34,7 @@ from mmdec.errors import InputError
 from mmdec.generation.drafter_source import DraftInput
 from mmdec.generation.speculation import Speculation
 from mmdec.io.audio import SAMPLE_RATE
+from mmdec.targets.encoded import SOUND
 from mmdec.tasks.usage import Usage
 from mmdec.whisper.features import FRAMES_PER_SECOND, WindowEncoder
 from mmdec.whisper.progress import PartProgress
@@ -47,7 +48,6 @@ from mmdec.whisper.words import TokenAligner, WordBeginnings
 TIMESTAMP_SECONDS = 0.02  # from one timestamp token to the next
 FRAME_SECONDS = 0.01  # from one feature frame to the next
 MAX_CONDITION_TEMPERATURE = 0.5  # the next window is not conditioned on text that was sampled at this or more
-SOUND = "sound"  # attribute of the encoder's output that holds the features that the encoder has read
 
 # Times the tokens of a window: (the output object, with `cross_attentions`; the window's features; number of prompt
 # tokens; frames with sound, None: all) -> start and duration in seconds of each of the L tokens (L,).

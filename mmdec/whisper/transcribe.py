@@ -132,7 +132,7 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
         device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.
         dtype: Precision of a model given by name. Default None: float32. "int8", on a CPU: 8-bit weights.
         threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a
-            number chosen from the model's size and the number of idle processors.
+            number chosen from the model's size and the number of idle CPUs.
         progress: Called with the seconds of audio done and in total. An exception from it ends the call.
         on_transcript: Called with each recording's index and `Transcript`, in the order of the recordings, as soon as
             it and all earlier ones are transcribed.

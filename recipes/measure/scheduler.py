@@ -72,7 +72,6 @@ class Row:
     """
 
     name: str
-    asked: str
     before: Callable[[], Run]
     after: Callable[[], Run]
     warm_up: Callable[[], object] | None = None  # None: one run of each way
@@ -114,7 +113,7 @@ def _line(row: Row, kind: str, pairs: Sequence[tuple[Run, Run]]) -> str:
     before, after = ([run.seconds[kind] for run in side] for side in zip(*pairs, strict=True))
     ratios = [b / a if row.delay else a / b for a, b in zip(before, after, strict=True)]
     times = f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-    cells = [row.name, row.asked, kind, f"{median(before):.3f}", f"{median(after):.3f}", times, str(len(pairs))]
+    cells = [row.name, kind, f"{median(before):.3f}", f"{median(after):.3f}", times, str(len(pairs))]
     return f"| {' | '.join(cells)} |"
 
 
@@ -167,7 +166,7 @@ def chats(options: argparse.Namespace) -> Iterator[Row]:
             answer = client.post("/chat/completions", json=chat_body(prompts[number], CHAT_TOKENS)).raise_for_status()
             return answer.json()["choices"][0]["message"]["content"]
 
-        yield Row(f"{CLIENTS} chats, {CHAT_TOKENS} new tokens", "3.0", *client_runs(ask))
+        yield Row(f"{CLIENTS} chats, {CHAT_TOKENS} new tokens", *client_runs(ask))
 
 
 def clips(options: argparse.Namespace) -> Iterator[Row]:
@@ -180,7 +179,7 @@ def clips(options: argparse.Namespace) -> Iterator[Row]:
             answer = client.post("/audio/transcriptions", files={"file": ("a.wav", files[number])})
             return answer.raise_for_status().json()["text"]
 
-        yield Row(f"{CLIENTS} recordings of {CLIP_SECONDS} s", "1.6", *client_runs(ask))
+        yield Row(f"{CLIENTS} recordings of {CLIP_SECONDS} s", *client_runs(ask))
 
 
 def first_text(options: argparse.Namespace) -> Iterator[Row]:
@@ -229,7 +228,7 @@ def first_text(options: argparse.Namespace) -> Iterator[Row]:
             _wait_until_idle(client)
             return run
 
-        yield Row(f"first text beside {CLIENTS - 1} chats", "at most 2", arrive_alone, beside, delay=True)
+        yield Row(f"first text beside {CLIENTS - 1} chats", arrive_alone, beside, delay=True)
 
 
 def _wait_until_idle(client: httpx.Client) -> None:
@@ -255,7 +254,7 @@ def long(options: argparse.Namespace) -> Iterator[Row]:
         return made
 
     name = f"a recording of {len(sound) // SAMPLE_RATE} s"
-    yield Row(name, "1.4, decoder 2.0", lambda: run(False), lambda: run(True), equal=False)
+    yield Row(name, lambda: run(False), lambda: run(True), equal=False)
 
 
 def folder(options: argparse.Namespace) -> Iterator[Row]:
@@ -272,7 +271,6 @@ def folder(options: argparse.Namespace) -> Iterator[Row]:
 
     yield Row(
         f"{len(sounds)} recordings, {sum(map(len, sounds)) // SAMPLE_RATE} s in all",
-        "1.6",
         lambda: timed(one_by_one),
         lambda: timed(together),
         warm_up=lambda: together(CLIENTS),
@@ -319,7 +317,7 @@ def lone(options: argparse.Namespace) -> Iterator[Row]:
         for _ in run_alone(prepared.steps):
             pass
 
-    yield Row("a lone request", "0.99", lambda: run(run_steps), lambda: run(scheduled))
+    yield Row("a lone request", lambda: run(run_steps), lambda: run(scheduled))
 
 
 def whisper_call(options: argparse.Namespace) -> Mapping[str, Any]:
@@ -368,9 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = prepare_device("cpu", options.threads)
     facts = measurement_conditions(device=device, dtype=torch.float32, batch=CLIENTS, threads=options.threads)
     print(hardware_line(facts), flush=True)
-    print(
-        "\n| what | asked | time | before, s | shared, s | times | pairs |\n|---|---|---|---|---|---|---|", flush=True
-    )
+    print("\n| what | time | before, s | shared, s | times | pairs |\n|---|---|---|---|---|---|", flush=True)
     for name in options.rows:
         for row in ROWS[name](options):
             print("\n".join(measure(row, options.minutes)), flush=True)

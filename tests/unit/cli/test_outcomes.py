@@ -1,4 +1,4 @@
-"""Tests `--compare`: runs with and without drafts in turn, the printed result, and the exit code if texts differ."""
+"""Tests what commands on many files print: `--compare` and its exit code if texts differ, progress, loading."""
 
 from __future__ import annotations
 

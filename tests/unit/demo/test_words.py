@@ -26,7 +26,7 @@ from mmdec.types import Round
             "The recording must hold speech, but is silent: its peak is -inf dB, below -66 dB. Check the microphone.",
         ),
         (
-            "image '/tmp/gradio/ab12/holiday.png' must be a picture, but its 7 bytes are none.",
+            "`image` '/tmp/gradio/ab12/holiday.png' must be a picture, but its 7 bytes are none.",
             "The picture “holiday.png” must be a picture, but its 7 bytes are none.",
         ),
         ("`sample_rate` must be\n  a number.", "The sample rate must be a number."),

@@ -11,7 +11,7 @@ import pytest
 from mmdec.errors import InputError
 from mmdec.hub.find import find_model
 
-finding: Any = sys.modules["mmdec.hub.find"]  # `mmdec.hub.find` is the function
+finding: Any = sys.modules["mmdec.hub.find"]
 
 
 @pytest.fixture

@@ -47,6 +47,15 @@ def test_every_source_gives_the_same_pixels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(to_pil(pixels)), pixels)
 
 
+def test_errors_name_the_argument(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(b"none")
+    for source in (b"", b"none", file, 3):
+        with pytest.raises(InputError) as caught:
+            read_image(source)  # type: ignore[arg-type]
+        assert caught.value.argument == "image"
+
+
 def test_an_array_is_not_shared_with_a_picture() -> None:
     image = Image.fromarray(gradient())
     read_image(image)[:] = 0

@@ -15,7 +15,7 @@ from mmdec.tasks.threads import (
     PARAMETERS_PER_THREAD,
     THREAD_VARIABLES,
     choose_threads,
-    idle_processors,
+    idle_cpus,
     is_default,
     keep_threads,
     quota_of,
@@ -36,7 +36,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(threads, "_is_fixed", False)
     monkeypatch.setattr(threads, "_defaults", lambda: {3})
-    monkeypatch.setattr(threads, "idle_processors", lambda: 1)
+    monkeypatch.setattr(threads, "idle_cpus", lambda: 1)
     yield
     torch.set_num_threads(before)
 
@@ -188,8 +188,8 @@ def test_idle_cpus_are_counted(files: dict[str, str], idle: int, monkeypatch: py
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setattr(threads, "_affinity", lambda: set(range(8)))
     monkeypatch.setattr(threads, "_read_text", lambda path: files.get(str(path), ""))
-    assert idle_processors() == idle
+    assert idle_cpus() == idle
 
 
 def test_this_machine_can_be_read() -> None:
-    assert 1 <= choose_threads(LARGE, idle_processors(), 64) <= 64
+    assert 1 <= choose_threads(LARGE, idle_cpus(), 64) <= 64
