@@ -247,11 +247,11 @@ class Scheduler:
                 continue
             if limit is not None and (tokens := tokens + _prompt_tokens(task, limit)) > limit and task is not tasks[0]:
                 break
-            self._run_alone(task)
+            self._run_one_unshared(task)
             run.append(task)
         return run
 
-    def _run_alone(self, task: Task) -> None:
+    def _run_one_unshared(self, task: Task) -> None:
         """Run a pass that nobody shares; of a prompt one piece."""
         request: Any = task.pending
         if not isinstance(request, Prefill) or not isinstance(request.target, SharedPassTarget):

@@ -408,6 +408,15 @@ class DecoderTarget(HfTarget):
         scores = Scores(
             logits, {layer: parts[0] if len(parts) == 1 else torch.cat(parts, 1) for layer, parts in features.items()}
         )
+        session, context = self._session(prompt, cache, stepwise, needs.layers), self._context(prompt, scores)
+        last = {layer: states[:, -1:] for layer, states in context.features.items()}
+        yield session, context, root_only(text.ids[:, -1]), Scores(scores.logits, last)
+
+    def _session(
+        self, prompt: Prompt, cache: DynamicCache, stepwise: StepwiseModel | None, layers: tuple[int, ...]
+    ) -> DecoderSession:
+        """Return the state of a call whose cache holds the prompt."""
+        text = prompt.text
         gaps = Gaps.of(text.mask) if text.has_inner_padding and self.windows is not None else None
         with torch.no_grad():
             store = KVPool(cache) if stepwise is None else RecurrentCache(cache, len(text.ids), stepwise.steps)
@@ -415,7 +424,7 @@ class DecoderTarget(HfTarget):
             cache,
             store,
             text.rows(),
-            needs.layers,
+            layers,
             prompt.offsets,
             gaps,
             stepwise,
@@ -427,9 +436,7 @@ class DecoderTarget(HfTarget):
             session.store.commit(columns, session.rows.starts, session.rows.width)
         if text.cache is not None and prompt.offsets is not None:
             store_rope_offsets(text.cache, prompt.offsets, text.mask.shape[1])
-        context = self._context(prompt, scores)
-        last = {layer: states[:, -1:] for layer, states in context.features.items()}
-        yield session, context, root_only(text.ids[:, -1]), Scores(scores.logits, last)
+        return session
 
     @torch.no_grad()
     def run_texts(self, inputs: Mapping[str, Any], needs: Needs) -> Context:

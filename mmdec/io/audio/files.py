@@ -104,7 +104,7 @@ def load_recording(
     check_rate(sample_rate)
     blocks: list[np.ndarray] = []
     rates, peak = [sample_rate], 0.0
-    of, loss = _of(source), AudioLoss()
+    of, loss = _in_source(source), AudioLoss()
     mixer: Mixer | None = None
     # each block of samples is (at most 2^20 / channels, channels)
     for rate, block in _blocks(source, max_seconds, loss, strict):
@@ -132,7 +132,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
     Raises:
         InputError: For files that `load_audio` rejects.
     """
-    of, frames, rate, peak = _of(path), 0, 1, 0.0
+    of, frames, rate, peak = _in_source(path), 0, 1, 0.0
     for rate, block in _blocks(path, MAX_SECONDS, AudioLoss()):  # noqa: B007 - it is used after the loop
         with np.errstate(all="ignore"):  # infinite samples are found by the check that follows
             check_samples(torch.from_numpy(block.mean(axis=1)), of)
@@ -144,7 +144,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
     return frames / rate
 
 
-def _of(source: AudioSource) -> str:
+def _in_source(source: AudioSource) -> str:
     """Return text for the end of an error message that names the source: " in 'a.wav'" or " in the file object"."""
     if isinstance(source, (str, os.PathLike)):
         return f" in '{printable(os.fsdecode(source))}'"
