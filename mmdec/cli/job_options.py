@@ -140,6 +140,8 @@ def _rows(verb: str, inputs: Sequence[str | Path], output: Path, kind: FileKind)
         files = input_files(inputs, kind, output)
         return [Row(index, file.name, refusal=file.refusal) for index, file in enumerate(files)], os.getcwd()
     if len(inputs) > 1:
-        raise InputError(f"A list ({', '.join(SUFFIXES)}) must be the only input, but is one of {len(inputs)}.")
+        raise InputError(
+            f"A list ({', '.join(SUFFIXES)}) must be the only input, but is one of {len(inputs)}. Give it alone."
+        )
     path = Path(inputs[0])
     return read_manifest(path, ARGUMENT_COLUMNS[verb]), os.path.dirname(os.path.abspath(path))

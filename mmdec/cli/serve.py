@@ -68,7 +68,8 @@ def serve(
     for origin in origins:
         if not ORIGIN.fullmatch(origin):
             raise InputError(
-                f"`--allow-origin` must be * or the beginning of an address, as https://example.org, but is {origin!r}."
+                f"`--allow-origin` must be * or the beginning of an address, as https://example.org, but is "
+                f"{origin!r}. Leave out its path."
             )
     from mmdec.serving.app import listening_sockets, make_server
     from mmdec.serving.server import ServerLimits

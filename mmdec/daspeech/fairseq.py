@@ -198,7 +198,10 @@ def read_dictionary(path: Path) -> list[str]:
     for number, line in enumerate(_text(path).splitlines(), start=1):
         symbol, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not symbol or not count.isdecimal():
-            raise InputError(f"`source` must hold a symbol and a count a line, but '{path}', line {number}, does not.")
+            raise InputError(
+                f"`source` must hold a symbol and a count a line, but '{path}', line {number}, does not. "
+                "Give fairseq's dictionary."
+            )
         units.append(symbol)
     if len(set(units)) < len(units):
         raise InputError(f"`source` must name each symbol once, but '{path}' repeats one. Download it again.")
@@ -208,7 +211,9 @@ def read_dictionary(path: Path) -> list[str]:
 def _dag_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor], vertices: int) -> DagConfig:
     width, heads = state["decoder.embed_tokens.weight"].shape[1], len(state["decoder.gate_linear.bias"])
     if heads != arguments.get("decoder_attention_heads", heads):
-        raise InputError(f"`source` must have as many link gates as decoder heads, but has {heads} gates.")
+        raise InputError(
+            f"`source` must have as many link gates as decoder heads, but has {heads} gates. Give a whole checkpoint."
+        )
     return DagConfig(
         d_model=width,
         ffn=len(state["decoder.layers.0.fc1.bias"]),

@@ -231,7 +231,8 @@ def _read_ngram(directory: Path, file: str, pieces: int) -> PieceNGram:
     arrays = read_weights([weight_file(directory, file)])
     if sum(tensor.numel() for tensor in arrays.values()) > MAX_NGRAM_ENTRIES:
         raise InputError(
-            f"`model` must have n-grams of at most {MAX_NGRAM_ENTRIES} numbers, but '{directory}' has more."
+            f"`model` must have n-grams of at most {MAX_NGRAM_ENTRIES} numbers, but '{directory}' has more. "
+            "Save the model again."
         )
     return PieceNGram(pieces, arrays)
 

@@ -139,7 +139,9 @@ def write_index(files: Sequence[Text], model: Text, output: Text) -> tuple[Path,
     folder = find_model(model, None, ("*.json", *TOKENIZER_FILES))
     tokenizer = folder_tokenizer(folder)
     if tokenizer is None:
-        raise InputError(f"`model` must have a tokenizer in its folder, but '{quote_path(folder)}' has none.")
+        raise InputError(
+            f"`model` must have a tokenizer in its folder, but '{quote_path(folder)}' has none. Give it as `tokenizer`."
+        )
     hears = "num_mel_bins" in read_settings(folder / "config.json")
     index = index_texts(texts, tokenizer, hears)
     return index.save(output), len(index)

@@ -96,7 +96,10 @@ class PieceTokenizer:
         try:
             return cls(Tokenizer.from_file(str(path)))
         except Exception as error:  # all exceptions, because the package tokenizers raises a bare `Exception`
-            raise InputError(f"`pieces` must be a tokenizer's file, but '{path}' is not ({error}).") from None
+            raise InputError(
+                f"`pieces` must be a tokenizer's file, but '{path}' is not ({error}). "
+                "Give the file of the model's folder."
+            ) from None
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

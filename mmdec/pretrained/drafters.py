@@ -227,7 +227,8 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
         )
     if file.stat().st_size > MAX_CONFIG_BYTES:
         raise InputError(
-            f"`directory` must hold a {CONFIG_FILE} of at most {MAX_CONFIG_BYTES} bytes, but '{file}' has more."
+            f"`directory` must hold a {CONFIG_FILE} of at most {MAX_CONFIG_BYTES} bytes, but '{file}' has more. "
+            "Give another folder."
         )
     settings = read_settings(file, "directory")
     published = None if "system" in settings else find_format(folder, "directory")

@@ -87,7 +87,10 @@ class LoadedLanguageModel:
         lost = next((each for each in texts if each.strip() not in text), None)
         if lost is not None:
             dropped = show(self.plain.restore(lost))
-            raise InputError(f"`messages` must be what the model's chat template writes, but it drops {dropped}.")
+            raise InputError(
+                f"`messages` must be what the model's chat template writes, but it drops {dropped}. "
+                "Leave these messages out."
+            )
         reader = self.plain.reader if self.plain.hides([text]) else self.tokenizer
         return self._inputs(reader([text], add_special_tokens=False, return_tensors="pt"))
 

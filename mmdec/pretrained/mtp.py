@@ -86,7 +86,8 @@ class Mtp:
         if tuple(weight.shape) != (target.vocab_size, target.hidden_size) or weight.device != target.device:
             raise InputError(
                 f"`drafter` must fit a model with {target.hidden_size} channels and {target.vocab_size} tokens on "
-                f"{target.device}, but this head is for {' x '.join(map(str, weight.shape))} on {weight.device}."
+                f"{target.device}, but this head is for {' x '.join(map(str, weight.shape))} on {weight.device}. "
+                "Load the head that was trained with the model."
             )
 
     def start(self, context: Context) -> MtpState:

@@ -61,5 +61,8 @@ def _render_dialogue(vlm: LoadedVlm, messages: Sequence[VlmMessage]) -> str:
     whole = vlm.plain.restore(text)
     lost = next((each for each in texts if each.strip() not in whole), None)
     if lost is not None:
-        raise InputError(f"`messages` must be what the model's chat template writes, but it drops {show(lost)}.")
+        raise InputError(
+            f"`messages` must be what the model's chat template writes, but it drops {show(lost)}. "
+            "Leave these messages out."
+        )
     return text

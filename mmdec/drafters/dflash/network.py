@@ -105,14 +105,20 @@ class DFlashConfig(LayeredConfig):
         super().__post_init__()
         check_size("block_size", self.block_size, MAX_BLOCK_SIZE, "Use the published value.")
         if self.block_size < 2:
-            raise InputError(f"`block_size` must be at least 2, the root and a mask, but is {self.block_size}.")
+            raise InputError(
+                f"`block_size` must be at least 2, the root and a mask, but is {self.block_size}. "
+                "Mend the folder's config.json."
+            )
         if self.vocabulary > self.vocab_size or (self.has_draft_vocabulary and not self.own_head):
             raise InputError(
                 f"`draft_vocab_size` must be at most the target's {self.vocab_size}, and the same without `own_head`, "
                 f"but is {self.draft_vocab_size}. Use the published value."
             )
         if type(self.mask_token) is not int or not 0 <= self.mask_token < self.vocab_size:
-            raise InputError(f"`mask_token` must be a token below {self.vocab_size}, but is {self.mask_token!r:.60}.")
+            raise InputError(
+                f"`mask_token` must be a token below {self.vocab_size}, but is {self.mask_token!r:.60}. "
+                "Mend the folder's config.json."
+            )
         if self.head not in get_args(HeadKind):
             raise InputError(
                 f"`head` must be {', '.join(get_args(HeadKind))}, but is {self.head!r:.60}. Use the published value."

@@ -118,7 +118,10 @@ class Eagle3Config(LayeredConfig):
             )
         mask = self.mask_token
         if mask is not None and (type(mask) is not int or not 0 <= mask < self.vocab_size):
-            raise InputError(f"`mask_token` must be a token below {self.vocab_size}, but is {mask!r:.60}.")
+            raise InputError(
+                f"`mask_token` must be a token below {self.vocab_size}, but is {mask!r:.60}. "
+                "Mend the folder's config.json."
+            )
         self._check_positions()
 
     def _check_positions(self) -> None:

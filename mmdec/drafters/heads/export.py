@@ -60,7 +60,8 @@ def _check_layout(network: Heads, layout: HeadsLayout) -> None:
     fault = next((fault for fault, present in faults.items() if present), None)
     if fault is not None:
         raise InputError(
-            f"`source` must hold heads that the layout of {network.engine_name} can hold, but has {fault}."
+            f"`source` must hold heads that the layout of {network.engine_name} can hold, but has {fault}. "
+            "Export with another layout."
         )
 
 

@@ -129,7 +129,10 @@ class Medusa:
             return MedusaState(None, None, heads, shape)
         hidden = context.features.get(-1)
         if context.encoder is None or hidden is None:
-            raise InputError("`context` must hold the last layer's features and the encoder's states for Medusa-Block.")
+            raise InputError(
+                "`context` must hold the last layer's features and the encoder's states for Medusa-Block. "
+                "Use a Whisper."
+            )
         rows = len(hidden)
         pending = [[row[row_mask]] for row, row_mask in zip(hidden, context.mask, strict=True)]
         memory = layer.encoder_attn.pair(context.encoder.states)

@@ -100,7 +100,10 @@ class NetworkDrafter:
         """
         missing = any(layer not in context.features for layer in self.needs.layers)
         if missing or (self.needs.embeds and context.embeds is None):
-            raise InputError(f"`context` must hold the embeddings and the features {self.needs.layers}, but does not.")
+            raise InputError(
+                f"`context` must hold the embeddings and the features {self.needs.layers}, but does not. "
+                "Let the target record them."
+            )
         features = self._concat_features(context.features)
         rows, fresh = features.shape[:2]
         state, mask = context.previous_state, context.mask[:, -fresh:]

@@ -95,7 +95,9 @@ def read_conversations(
 def _list(path: Path, argument: str) -> Iterable[tuple[str, Any]]:
     rows = read_json(path, argument, "a JSON list", MAX_LIST_BYTES)
     if not isinstance(rows, list):
-        raise InputError(f"`{argument}` must be a JSON list, but '{path}' holds a {type(rows).__name__}.")
+        raise InputError(
+            f"`{argument}` must be a JSON list, but '{path}' holds a {type(rows).__name__}. Put the chats into a list."
+        )
     return ((f"row {number}", row) for number, row in enumerate(rows))
 
 

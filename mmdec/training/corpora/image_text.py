@@ -238,7 +238,9 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
     """Read VQAv2. The task of a question is its type of answer: yes/no, number or other; "all" without annotations."""
     subset = str(rows.get("data_subtype", "val2014"))
     if not re.fullmatch(r"\w+", subset):
-        raise InputError(f"`questions` must name its `data_subtype` in letters, but '{path}' has {subset[:80]!r}.")
+        raise InputError(
+            f"`questions` must name its `data_subtype` in letters, but '{path}' has {subset[:80]!r}. Mend the file."
+        )
     coco = subset.replace("test-dev", "test")
     notes = _annotations(path)
     questions, names = [], dict[str, str]()

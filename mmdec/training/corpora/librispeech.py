@@ -206,7 +206,10 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if file.suffix == ".jsonl":
         for number, row in json_lines(file, "root", MANIFEST):
             if not isinstance(row, dict):
-                raise InputError(f"`root` must be {MANIFEST}, but line {number} of '{quote_path(file)}' has no fields.")
+                raise InputError(
+                    f"`root` must be {MANIFEST}, but line {number} of '{quote_path(file)}' has no fields. "
+                    "Mend the file."
+                )
             yield number, row
         return
     header: list[str] = []

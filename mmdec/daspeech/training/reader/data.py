@@ -126,7 +126,10 @@ class PairData(LightningDataModule):
     ) -> None:
         super().__init__()
         if len(shares) != len(text) or min(shares) <= 0:
-            raise InputError(f"`shares` must be a positive number for each folder of `text`, but is {shares}.")
+            raise InputError(
+                f"`shares` must be a positive number for each folder of `text`, but is {shares}. "
+                "Give one number for each folder."
+            )
         self.shares, self.batch_pieces, self.longest = shares, batch_pieces, longest
         self.steps_per_epoch, self.dev_rows, self.seed = steps_per_epoch, dev_rows, seed
         self.confusions = None if imitation is None else Confusions.read(Path(imitation))

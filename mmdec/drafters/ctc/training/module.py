@@ -92,7 +92,10 @@ class CtcModule(RecipeModule):
         self.top = None
         if self.options.top:
             if self.options.encoder is None:
-                raise InputError("`encoder` must name the Whisper whose `top` layers are trained, but is not given.")
+                raise InputError(
+                    "`encoder` must name the Whisper whose `top` layers are trained, but is not given. "
+                    "Give the model's folder."
+                )
             encoder = load_encoder(self.options.encoder)
             self.top = TopLayers(encoder.config, self.options.top).take(encoder)
             self.most = encoder.config.positions

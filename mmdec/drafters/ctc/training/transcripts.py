@@ -402,7 +402,9 @@ def read_pieces(path: Path) -> list[int]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"`pieces` must be a file of tokens, but '{path}' is not ({error}).") from None
+        raise InputError(
+            f"`pieces` must be a file of tokens, but '{path}' is not ({error}). Give the file that the training wrote."
+        ) from None
     if not isinstance(content, list) or not all(type(token) is int for token in content):
         raise InputError(f"`pieces` must hold a list of tokens, but '{path}' holds something else. Remove it.")
     return content

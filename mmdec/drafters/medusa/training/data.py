@@ -180,13 +180,15 @@ class WindowTokenizer:
             if language is not None and f"<|{language}|>" not in languages:
                 raise InputError(
                     f"`language` must be one of the model's, {', '.join(sorted(name[2:-2] for name in languages))}, or "
-                    f"null to detect it, but is {language!r}."
+                    f"null to detect it, but is {language!r}. Choose one."
                 )
             if task not in tasks:
                 raise InputError(f"`task` must be one of {', '.join(sorted(tasks))}, but is {task!r}. Choose one.")
             self.head += [LANGUAGE_PLACEHOLDER if language is None else languages[f"<|{language}|>"], tasks[task]]
         elif language not in (None, "en") or task != "transcribe":
-            raise InputError(f"`language` must be en for an English-only model, but is {language!r} to {task}.")
+            raise InputError(
+                f"`language` must be en for an English-only model, but is {language!r} to {task}. Leave it out."
+            )
         self.names = {
             **added,
             "<|startoftranscript|>": self.start,
@@ -426,7 +428,8 @@ class HeadData(LightningDataModule):
             chapters = [chapter for chapter in chapters if chapter]
             if not chapters:
                 raise InputError(
-                    f"`corpus` must hold utterances of up to 25 s, but '{self.corpus}' has none for {split}."
+                    f"`corpus` must hold utterances of up to 25 s, but '{self.corpus}' has none for {split}. "
+                    "Cut longer ones, or choose another split."
                 )
             used, total = sum(seconds[row] for row in fitting), sum(length for length in durations if length > 0)
             rank_zero_info(

@@ -336,7 +336,10 @@ class DraftModule(DrafterModule):
         if self.options.start is not None:
             network = load_network(Path(self.options.start), target)
             if type(network) is not kind:
-                raise InputError(f"`start` must hold a drafter of {self.system}, but holds one of {network.system}.")
+                raise InputError(
+                    f"`start` must hold a drafter of {self.system}, but holds one of {network.system}. "
+                    "Give such a folder."
+                )
             # the folder `start` may name another target, or an older state of it
             network.config = replace(network.config, **self.names)
             return network.float().train()
