@@ -105,7 +105,7 @@ def test_built_in_prompts_are_grouped_by_kind(home: Path, model: str) -> None:
 
 def test_an_index_of_texts_is_a_drafter(home: Path, prompts: Path, tmp_path: Path) -> None:
     index = str(write_index([prompts], home / "large", tmp_path / "texts.safetensors")[0])
-    report = only(bench_drafters(home / "large", [index], prompts, **OPTIONS))
+    report = only(compare(home / "large", drafter=[index], data=prompts))
     assert names(report) == ["greedy", "plain", index, "prompt lookup"]
 
 
