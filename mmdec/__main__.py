@@ -1,5 +1,5 @@
 """`python -m mmdec` is the command line of `mmdec.cli`."""
 
-from mmdec.cli import run_script
+from mmdec.cli import main
 
-run_script()
+main()

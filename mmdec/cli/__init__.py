@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from contextlib import suppress
 from typing import Annotated, Any, TextIO, cast
 
@@ -113,6 +114,7 @@ def run_script() -> None:
     try:
         main()
     except SystemExit as end:
+        cast(Any, threading)._shutdown()  # waits for threads as Python does
         cast(Any, atexit)._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             _flush(stream)

@@ -71,13 +71,14 @@ def serve(
                 f"`--allow-origin` must be * or the beginning of an address, as https://example.org, but is "
                 f"{origin!r}. Leave out its path."
             )
+    from mmdec.kernels.threads import one_pool
     from mmdec.serving.app import listening_sockets, make_server
     from mmdec.serving.server import ServerLimits
 
     limits = ServerLimits(requests, sessions, megabytes, seconds, tokens, wait, rows=batch_size, cache=cache_tokens)
     precision = dtype_or_quick(dtype, device, integers=True)
-    with listening_sockets(host, port) as sockets:
-        server, names = make_server(models or [], secret, limits, threads, device, precision, origins)
+    with listening_sockets(host, port) as sockets, one_pool() as initial_threads:
+        server, names = make_server(models or [], secret, limits, threads, device, precision, origins, initial_threads)
         print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)
         server.run(sockets)
 

@@ -149,7 +149,7 @@ def diffusion_generate(
     if foreign:
         raise InputError(
             f"`{foreign[0]}` must be left out, but is {show(options[foreign[0]])}: `diffusion_generate` takes "
-            f"{', '.join(CANVAS_OPTIONS)}. `canvas` decides which tokens per pass reveals."
+            f"{', '.join(CANVAS_OPTIONS)}. `canvas` decides which tokens a pass reveals."
         )
     layout, policy = settings.layout(model), policy_of(settings.policy)
     named = prompt_inputs(model, inputs)

@@ -17,8 +17,9 @@ from __future__ import annotations
 import copy
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
+from threading import Lock
 from typing import Any, final
 
 from tokenizers import AddedToken, Tokenizer
@@ -26,6 +27,8 @@ from tokenizers import AddedToken, Tokenizer
 from mmdec.errors import InputError
 
 PRIVATE_CODE_POINTS = range(0xF0100, 0xFFFFE)  # code points of Unicode's plane 15, which no script uses
+_CHANCE = random.SystemRandom()  # nobody can guess the aliases, and write them into a text
+_HIDING = Lock()  # held while characters get their aliases
 
 
 @final
@@ -45,10 +48,8 @@ class PlainText:
         # made at the first text with a special token, because large tokenizers take seconds
         self._hidden_tokenizer: Any = None
         self._spelt: dict[str, bool] = {}  # special token -> whether text cannot have it
-        chance = random.SystemRandom()  # nobody can guess the aliases, and write them into a text
         special = sorted(_special(tokenizer, processor), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
-        self._chance = chance
         self._hidden: dict[str, str] = {}  # character -> the private character that hides it
         self._restored: dict[int, str] = {}  # code point of a private character -> the character it stands for
         self._in_texts: set[int] = set()  # the private code points that callers' texts had
@@ -56,7 +57,7 @@ class PlainText:
             self._hide_character(first, "prompt")
         added = tokenizer.get_added_vocab()
         self._aliases = {
-            each: "".join(chr(point) for point in chance.choices(PRIVATE_CODE_POINTS, k=len(each)))
+            each: "".join(chr(point) for point in _CHANCE.choices(PRIVATE_CODE_POINTS, k=len(each)))
             for each in special
             if each in added
         }
@@ -85,8 +86,13 @@ class PlainText:
 
         text = "".join(texts)
         private = {point for point in map(ord, set(text)) if point in PRIVATE_CODE_POINTS}
-        self._in_texts |= private
-        taken = {point: self._hide_character(chr(point), argument) for point in private if point in self._restored}
+        with _HIDING:
+            taken = {
+                point: self._hide_character(chr(point), argument, private)
+                for point in private
+                if point in self._restored
+            }
+            self._in_texts |= private
         text, count = self._special.subn(hidden, text.translate(taken))
         while count:  # tokens may overlap, so that a hidden one lay over another
             text, count = self._special.subn(hidden, text)
@@ -124,16 +130,17 @@ class PlainText:
         reading.tokenizer = self.reader
         return reading
 
-    def _hide_character(self, character: str, argument: str) -> str:
-        """Return the private character that hides this one: random, and in no text so far."""
+    def _hide_character(self, character: str, argument: str, private: Collection[int] = ()) -> str:
+        """Return the private character that hides this one: random, in no text so far, and none of `private`."""
         if character not in self._hidden:
-            free = [p for p in PRIVATE_CODE_POINTS if p not in self._restored and p not in self._in_texts]
+            used = {*self._restored, *self._in_texts, *private}
+            free = [point for point in PRIVATE_CODE_POINTS if point not in used]
             if not free:
                 raise InputError(
                     f"`{argument}` must not have every private character from U+{PRIVATE_CODE_POINTS[0]:X} to "
                     f"U+{PRIVATE_CODE_POINTS[-1]:X}, but this text and earlier ones do. Remove {character!r}."
                 )
-            point = self._chance.choice(free)
+            point = _CHANCE.choice(free)
             self._restored[point] = character
             self._hidden[character] = chr(point)
         return self._hidden[character]

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
-import torch
-
 import mmdec
 from mmdec import InputError, MmdecError
 
@@ -183,11 +181,12 @@ def make_server(
     device: str | None = None,
     dtype: Any = None,
     origins: Sequence[str] = (),
+    initial_threads: int | None = None,
 ) -> tuple[uvicorn.Server, list[str]]:
     """Load models and make a server.
 
     To start it, call its method `run` with `listening_sockets`. It runs until it receives a signal to stop, then
-    finishes the open requests. torch's number of threads becomes 1 in all other threads of the process.
+    finishes the open requests.
 
     Args:
         names: Names, folders or Hugging Face ids of models; empty: the shipped models.
@@ -196,6 +195,7 @@ def make_server(
         threads: torch's CPU threads for decoding.
         device, dtype: Those of the models.
         origins: Web pages that may call the server from a browser, such as "https://example.org"; "*": all.
+        initial_threads: As for `SchedulerThread`.
 
     Returns:
         The server, and the names of the models.
@@ -204,11 +204,6 @@ def make_server(
         InputError: For a model that cannot be loaded, or two models of the same name.
     """
     config = uvicorn.Config("", timeout_graceful_shutdown=SHUTDOWN_SECONDS, log_level="warning")
-    # Each Python thread that uses several CPU threads has a pool of them. If all pools together have more threads than
-    # there are CPUs, OpenMP lets them sleep between two operations, and a pass takes up to 1.7 times as long. So only
-    # the thread that decodes has a pool.
-    initial_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     options = EngineOptions(threads, mmdec.DecodingStatistics())
     engines = dict[str, AnyEngine]()
     for model in names or MODELS:

@@ -26,6 +26,8 @@ MIN_PADDING_SHARE = 0.25
 class PackedLinear(TorchFunctionMode):
     """In this context, linear layers compute only the nodes of a batch of drafts. Their output at padding is 0.
 
+    An input is taken for that of the nodes if it has three axes, the first two of the batch's sizes.
+
     Args:
         sizes: Number of nodes of each row.
         columns: Number of nodes to which all rows are padded.
@@ -40,8 +42,9 @@ class PackedLinear(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is linear and isinstance(args[0], Tensor) and args[0].ndim == 3 and args[0].shape[:2] == self._shape:
-            packed: Tensor = func(args[0].flatten(0, 1)[self._nodes], *args[1:], **(kwargs or {}))
+        states = args[0] if func is linear and args else None
+        if isinstance(states, Tensor) and states.shape[:-1] == self._shape and states.device.type == "cpu":
+            packed: Tensor = func(states.flatten(0, 1)[self._nodes], *args[1:], **(kwargs or {}))
             out = packed.new_zeros(self._shape[0] * self._shape[1], packed.shape[-1])
             return out.index_copy_(0, self._nodes, packed).unflatten(0, self._shape)
         return func(*args, **(kwargs or {}))
@@ -56,7 +59,9 @@ def is_compiled(model: nn.Module) -> bool:
 def packed_linear(draft: Draft) -> PackedLinear | None:
     """Return a context in which the model's linear layers skip the padding of a draft; None if that does not pay."""
     rows, columns = draft.tokens.shape
+    if rows == 1 or draft.tokens.device.type != "cpu":
+        return None
     sizes = int_list(draft.size)
     padding = rows * columns - sum(sizes)
-    pays = draft.tokens.device.type == "cpu" and padding >= max(MIN_PADDING, MIN_PADDING_SHARE * rows * columns)
+    pays = padding >= max(MIN_PADDING, MIN_PADDING_SHARE * rows * columns)
     return PackedLinear(sizes, columns) if pays else None

@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     sound, python = str(options.recording), sys.executable
     whole, imports, steps = [], [], dict[str, list[tuple[float, float]]]()
-    command = [python, "-m", "mmdec", "transcribe", sound, "--model", options.model, "--device", "cpu"]
+    command = [str(Path(python).with_name("mmdec")), "transcribe", sound, "--model", options.model, "--device", "cpu"]
     for _ in range(options.runs):
         whole.append(run([*command, "--threads", str(options.threads)], options.threads)[1])
         imports.append(run([python, "-c", IMPORTS], options.threads)[1])

@@ -32,6 +32,7 @@ EXCEPTIONS = {
     # Python's: the end of a process that runs its exit handlers and destroys nothing.
     ("cli/__init__.py", "_exit"),
     ("cli/__init__.py", "_run_exitfuncs"),
+    ("cli/__init__.py", "_shutdown"),
     # mmdec's own folders in a wheel, and the end of a tensor's name.
     ("demo/samples.py", "_samples"),
     ("hub/find.py", "_models"),
