@@ -1,5 +1,5 @@
-"""The command line `mmdec`. A file has the subcommand of its name, or a few related ones; the others
-hold what these share. `info` is defined here.
+"""The command line `mmdec`. A file has the subcommand of its name, or a few related ones; the others hold
+what these share. `info` is defined here.
 
 Results go to stdout. Progress, errors and log messages go to stderr. Exit codes: 0 done, 1 some inputs failed, 2 wrong
 arguments; `EPILOG` lists all codes. Torch is imported only when a subcommand runs, so that `--help` is fast.

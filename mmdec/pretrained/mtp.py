@@ -190,16 +190,6 @@ class MtpLevels(Levels):
         return DraftVocabulary(cast(Mtp, self.drafter).head.shared_head.out_features)
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """Run the head over one level of n nodes.
-
-        Args:
-            tokens: (B, n), the nodes' tokens.
-            features: (B, n, H), hidden states of their parents.
-            above: (B, n), indices of the parents in the level above; None for children of the root.
-
-        Returns:
-            Their hidden states (B, n, H).
-        """
         drafter, state = cast(Mtp, self.drafter), cast(MtpState, self.state)
         rows, size = tokens.shape
         ancestors = torch.eye(size, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
