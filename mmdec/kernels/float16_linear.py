@@ -7,15 +7,23 @@ decoder pass over few tokens, reading the weights takes nearly all of the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast, final
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 ROWS_PER_PART = 512  # number of weight rows that are converted at a time, so that they stay in the processor's cache
+# After this many passes the half-precision copies are made. This costs as much time as the copies save in 100 passes,
+# so it would not pay for a short use.
+MIN_PASSES_BEFORE_COPY = 64
+MAX_EXPONENT = 15  # so that the largest weight is below 2**15, and its products do not overflow
 # factor on the remainder (weight minus its float16 rounding), so that it is large enough for float16
 REMAINDER_SCALE = 2.0**11
 
@@ -24,7 +32,8 @@ REMAINDER_SCALE = 2.0**11
 class HalfWeights:
     """A linear layer with weights (O, I) stored in float16: one number for each, or two whose sum is the weight.
 
-    Two numbers are stored if one is not exact. Their sum keeps 22 of the 24 bits of precision of float32.
+    One number is the weight times a power of 2, which loses nothing. Two numbers are stored if one is not exact. Their
+    sum keeps 22 of the 24 bits of precision of float32.
 
     Args:
         weight: (O, I) float32 on a CPU.
@@ -35,14 +44,15 @@ class HalfWeights:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        weight = weight.detach()
-        parts = weight.split(ROWS_PER_PART)
-        self.exact = all(torch.equal(part.half().float(), part) for part in parts)
-        first = weight if self.exact else weight.half().float()
+        weight, self._scale = weight.detach(), 1.0
+        self.exact = _is_exact(weight, 1.0)
+        if not self.exact and _is_exact(weight, scale := _largest_scale(weight)):
+            self.exact, self._scale = True, scale
+        first = weight * self._scale if self.exact else weight.half().float()
         if not all(bool(part.isfinite().all()) for part in first.split(ROWS_PER_PART)):
             raise RuntimeError("weights are too large for half precision")
         prepack = torch.ops.quantized.linear_prepack_fp16
-        self._first: Any = prepack(first, None if bias is None else bias.detach())
+        self._first: Any = prepack(first, None if bias is None else bias.detach() * self._scale)
         self._rest: Any = None if self.exact else prepack((weight - first).mul_(REMAINDER_SCALE), None)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -59,13 +69,71 @@ class HalfWeights:
     def _product(self, x: Tensor) -> Tensor:
         product = cast(Tensor, torch.ops.quantized.linear_dynamic_fp16(x, self._first))
         if self._rest is None:
-            return product
+            return product if self._scale == 1.0 else product.mul_(1 / self._scale)
         return product.add_(torch.ops.quantized.linear_dynamic_fp16(x, self._rest), alpha=1 / REMAINDER_SCALE)
+
+
+def _is_exact(weight: Tensor, scale: float) -> bool:
+    parts = (part * scale for part in weight.split(ROWS_PER_PART))
+    return all(torch.equal(part.half().float(), part) for part in parts)
+
+
+def _largest_scale(weight: Tensor) -> float:
+    """Return the largest power of 2 by which weights can be multiplied in float16.
+
+    bfloat16 weights then become exact: without it, those below 2**-17 need more digits than float16 has there.
+    """
+    largest = float(weight.abs().amax())
+    return 2.0 ** (MAX_EXPONENT - math.frexp(largest)[1]) if 0 < largest < math.inf else 1.0
 
 
 def weights_state(weights: Iterable[Tensor]) -> list[tuple[int, int]]:
     """Return (address, version counter) of each weight, by which changes after a copy are noticed."""
     return [(weight.data_ptr(), weight._version) for weight in weights]
+
+
+@final
+@dataclass
+class HalfPrecisionCopies:
+    """Half-precision copies of a module's weights, and the number of passes so far, after which copies are made."""
+
+    usable: bool  # False: no copies, because changes of weights would not be noticed, or the last attempt failed
+    state: list[tuple[int, int]]  # from `weights_state`
+    passes: int = 0
+    _made: Any = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, make: Callable[[], Any], after: int | None = None) -> Any:
+        """Return the copies; None before they pay, or if they cannot be made.
+
+        Args:
+            make: Makes the copies; called once.
+            after: Number of passes before the copies are made; None: `MIN_PASSES_BEFORE_COPY`.
+        """
+        with self._lock:
+            if self.usable and self._made is None and self.passes >= (after or MIN_PASSES_BEFORE_COPY):
+                try:
+                    self._made = make()
+                except RuntimeError:  # no such matrix product on this CPU, or weights too large for half precision
+                    self._made = None
+                self.usable = self._made is not None
+            return self._made
+
+
+_copies: WeakKeyDictionary[nn.Module, HalfPrecisionCopies] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def half_precision_copies(module: nn.Module) -> HalfPrecisionCopies:
+    """Return the `HalfPrecisionCopies` of a module; a new one, with 0 passes, if the weights have changed."""
+    weights = list(module.parameters())
+    plain = all(one.dtype == torch.float32 and one.device.type == "cpu" and not one.is_inference() for one in weights)
+    state = weights_state(weights) if plain else []
+    with _lock:
+        copies = _copies.get(module)
+        if copies is None or copies.state != state:
+            copies = _copies[module] = HalfPrecisionCopies(plain, state)
+        return copies
 
 
 @cache

@@ -30,6 +30,7 @@ from mmdec.kernels.tokenwise import KEY_BLOCK
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.attention import tree_masks
 from mmdec.targets.families import ARGUMENTS
+from mmdec.targets.float32_copy import DraftReader
 from mmdec.targets.hf_target import FIRST_LAYER_INPUTS, HfTarget, check_layers, record_states, soft_inputs
 from mmdec.targets.kv_cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
 from mmdec.targets.ragged import is_compiled, packed_linear
@@ -216,6 +217,7 @@ class DecoderSession:
     stepwise: StepwiseModel | None = None  # the model copy that reads drafts if layers are recurrent; None: no layer is
     # the model copy that reads drafts in half precision on a CPU; None: the model itself reads them
     tokenwise: PreTrainedModel | None = None
+    reader: DraftReader | None = None  # finds the model that reads drafts in float32 on a CPU; None: another one does
     shareable: bool = False  # whether the rows may move to a `SharedBatch`: nobody else reads the cache
     batch: SharedBatch | None = None  # the batch that holds the rows; None: `cache` and `store` hold them
     slots: list[int] = field(default_factory=list[int])  # [row]: the row's slot in `batch`
@@ -420,6 +422,7 @@ class DecoderTarget(HfTarget):
         gaps = Gaps.of(text.mask) if text.has_inner_padding and self.windows is not None else None
         with torch.no_grad():
             store = KVPool(cache) if stepwise is None else RecurrentCache(cache, len(text.ids), stepwise.steps)
+        tokenwise = tokenwise_copy(self.model) if stepwise is None else None
         session = DecoderSession(
             cache,
             store,
@@ -428,7 +431,8 @@ class DecoderTarget(HfTarget):
             prompt.offsets,
             gaps,
             stepwise,
-            tokenwise_copy(self.model) if stepwise is None else None,
+            tokenwise,
+            DraftReader(self.model) if tokenwise is stepwise is None else None,
             shareable=not text.past and not getattr(text.cache, "_is_user_defined", False),
         )
         if text.has_inner_padding:
@@ -501,7 +505,8 @@ class DecoderTarget(HfTarget):
             return session.batch.score(self, [(session, draft)])[0]
         if isinstance(session.store, RecurrentCache):
             return session.store.score(draft, session.rows, partial(self._chain, session))
-        return (self if session.tokenwise is None else self._with(session.tokenwise))._tree(session, draft)
+        model = self.model if session.reader is None else session.reader.model()
+        return self._with(session.tokenwise or model)._tree(session, draft)
 
     def _chain(self, session: DecoderSession, draft: Draft) -> Scores:
         stepwise = cast(StepwiseModel, session.stepwise)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -303,6 +303,18 @@ def shallow_copy(module: N) -> N:
     same.__dict__["_modules"] = dict(module._modules)
     for name in HOOK_TABLES:
         same.__dict__[name] = OrderedDict(module.__dict__[name])
+    return same
+
+
+def copy_modules(module: N, change: Callable[[nn.Module, Any], None]) -> N:
+    """Copy a module and all modules below it, as `shallow_copy` does.
+
+    Args:
+        change: Called with each module and its copy, whose attributes it may change.
+    """
+    same = shallow_copy(module)
+    same._modules = {name: child and copy_modules(child, change) for name, child in module._modules.items()}
+    change(module, same)
     return same
 
 

@@ -7,6 +7,7 @@ linear layer takes time for each node, so a single long draft would cost as much
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, final
 
 import torch
@@ -35,19 +36,47 @@ class PackedLinear(TorchFunctionMode):
 
     def __init__(self, sizes: Sequence[int], columns: int) -> None:
         super().__init__()
-        self.nodes_per_row = -(-sum(sizes) // len(sizes))  # on average
+        self.nodes = sum(sizes)
+        self.nodes_per_row = -(-self.nodes // len(sizes))  # on average
         self._shape = len(sizes), columns
-        self._nodes = torch.tensor([row * columns + node for row, size in enumerate(sizes) for node in range(size)])
+        self._indices = torch.tensor([row * columns + node for row, size in enumerate(sizes) for node in range(size)])
+
+    def __enter__(self) -> PackedLinear:
+        self._token = _packing.set(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        _packing.reset(self._token)
+
+    def takes(self, states: Tensor) -> bool:
+        """Return whether an input is that of the draft's nodes."""
+        return states.shape[:-1] == self._shape and states.device.type == "cpu"
+
+    def apply(self, layer: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
+        """Apply a linear layer to the nodes of states (B, N, I). Returns (B, N, O), 0 at padding."""
+        packed = layer(states.flatten(0, 1)[self._indices])
+        out = packed.new_zeros(self._shape[0] * self._shape[1], packed.shape[-1])
+        return out.index_copy_(0, self._indices, packed).unflatten(0, self._shape)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         states = args[0] if func is linear and args else None
-        if isinstance(states, Tensor) and states.shape[:-1] == self._shape and states.device.type == "cpu":
-            packed: Tensor = func(states.flatten(0, 1)[self._nodes], *args[1:], **(kwargs or {}))
-            out = packed.new_zeros(self._shape[0] * self._shape[1], packed.shape[-1])
-            return out.index_copy_(0, self._nodes, packed).unflatten(0, self._shape)
+        if isinstance(states, Tensor) and self.takes(states):
+            return self.apply(lambda packed: func(packed, *args[1:], **(kwargs or {})), states)
         return func(*args, **(kwargs or {}))
+
+
+# the packing of the current pass
+_packing: ContextVar[PackedLinear | None] = ContextVar("packing", default=None)
+
+
+def current_packing(states: Tensor) -> PackedLinear | None:
+    """Return the packing of the current pass if it takes these states; for linear layers other than torch's own."""
+    packing = _packing.get()
+    return packing if packing is not None and packing.takes(states) else None
 
 
 def is_compiled(model: nn.Module) -> bool:

@@ -7,7 +7,7 @@ and attention sum in an order that does not depend on the draft or the batch.
 from __future__ import annotations
 
 import copy
-from typing import Any, cast, final
+from typing import Any, final
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from mmdec.kernels.tokenwise import HALF_DTYPES, linear
 from mmdec.targets.attention import TREE_ATTENTION
-from mmdec.targets.hf_target import has_hooks, plain_linear, shallow_copy
+from mmdec.targets.hf_target import copy_modules, has_hooks, plain_linear
 
 MAX_COPIED_BYTES = 2**32  # float16 weights of larger models are not copied, to save memory
 ATTENTION = ("sdpa", TREE_ATTENTION)  # the implementations whose results the copy reproduces, up to rounding
@@ -59,8 +59,7 @@ def tokenwise_copy(model: PreTrainedModel) -> PreTrainedModel | None:
         return None
     configs, copied = dict[int, Any](), sum(weight.nbytes for weight in model.parameters()) <= MAX_COPIED_BYTES
 
-    def twin(module: nn.Module) -> nn.Module:
-        same: Any = shallow_copy(module)
+    def change(module: nn.Module, same: Any) -> None:
         if plain_linear(module):
             same.__class__, same.copied = TokenwiseLinear, copied
         if type(module) is Conv1D and not has_hooks(module):
@@ -70,7 +69,5 @@ def tokenwise_copy(model: PreTrainedModel) -> PreTrainedModel | None:
                 configs[id(given)] = copy.copy(given)
                 configs[id(given)]._attn_implementation_internal = TREE_ATTENTION
             same.config = configs[id(given)]
-        same._modules = {name: child and twin(child) for name, child in module._modules.items()}
-        return same
 
-    return cast(PreTrainedModel, twin(model))
+    return copy_modules(model, change)

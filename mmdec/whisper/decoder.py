@@ -25,13 +25,12 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.kernels import onednn, tokenwise
 from mmdec.kernels.cpu_features import is_intel
-from mmdec.kernels.float16_linear import HalfWeights
+from mmdec.kernels.float16_linear import HalfWeights, half_precision_copies
 from mmdec.kernels.tree_attention import tree_attention
 from mmdec.nn.int8 import Int8Linear, Int8Weights
 from mmdec.targets.attention import tree_of
-from mmdec.targets.hf_target import HOOK_TABLES, has_hooks, plain_linear, shallow_copy
+from mmdec.targets.hf_target import HOOK_TABLES, copy_modules, has_hooks, plain_linear
 from mmdec.targets.tokenwise import is_half_on_cpu
-from mmdec.whisper.output_layer import half_precision_copies
 
 # minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which the next two constants hold
 MIN_ONEDNN_ELEMENTS = 2**17
@@ -347,11 +346,8 @@ def eager_copy(decoder: nn.Module) -> nn.Module:
     config: Any = copy.copy(decoder.config)
     config._attn_implementation = "eager"
 
-    def twin(module: nn.Module) -> nn.Module:
-        same = shallow_copy(module)
+    def change(_module: nn.Module, same: Any) -> None:
         if "config" in vars(same):
             same.config = config
-        same._modules = {name: child and twin(child) for name, child in module._modules.items()}
-        return same
 
-    return twin(decoder)
+    return copy_modules(decoder, change)

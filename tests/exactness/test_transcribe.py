@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 import mmdec
 from mmdec.drafters.medusa.checkpoint import load_heads
+from mmdec.kernels import float16_linear
 from mmdec.whisper import output_layer
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
@@ -322,6 +323,6 @@ def test_equals_stock_by_half_precision_copies(
     whisper: LoadedWhisper, name: str, drafter: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output_layer, "MIN_COPIED_VOCABULARY", 1)
-    monkeypatch.setattr(output_layer, "MIN_PASSES_BEFORE_COPY", 1)
+    monkeypatch.setattr(float16_linear, "MIN_PASSES_BEFORE_COPY", 1)
     test_equals_stock(whisper, name, drafter)
-    assert any(copy._made is not None for copy in output_layer._copies.values())
+    assert any(copy._made is not None for copy in float16_linear._copies.values())

@@ -33,6 +33,16 @@ def test_the_product_equals_float32(exact: bool, rows: int) -> None:
     assert ((result - expected).abs() <= 70 * 2.0**-24 * size + 1e-6).all()
 
 
+def test_bfloat16_weights_are_exact() -> None:
+    weight = (torch.randn(300, 70) * 0.02).bfloat16().float()
+    weight[::7] *= 2.0**-14  # float16 has too few digits for some of these
+    assert not torch.equal(weight.half().float(), weight)
+    product, x = HalfWeights(weight, torch.randn(300)), torch.randn(5, 70)
+    assert product.exact
+    result, expected = product(x), torch.nn.functional.linear(x, weight) + product(torch.zeros(1, 70))
+    assert torch.allclose(result, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 9, 14, 31, 40])
 def test_a_row_alone_equals_a_row_beside_others_bitwise(count: int) -> None:
     weight, x = torch.randn(2000, 96).half().float(), torch.randn(count, 96)

@@ -7,13 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mmdec.kernels.float16_linear import MIN_PASSES_BEFORE_COPY, half_precision_copies
 from mmdec.kernels.tokenwise import MAX_PRODUCT_ROWS
-from mmdec.whisper.output_layer import (
-    MIN_COPIED_VOCABULARY,
-    MIN_PASSES_BEFORE_COPY,
-    half_precision_copies,
-    vocabulary_scores,
-)
+from mmdec.whisper.output_layer import MIN_COPIED_VOCABULARY, vocabulary_scores
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 3), (2, 2), (1, 8), (3, 3), (1, 10), (1, 11), (4, 8)], ids=str)

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.kernels.float16_linear import HalfWeights
+from mmdec.kernels.float16_linear import MIN_PASSES_BEFORE_COPY, HalfWeights, half_precision_copies
 from mmdec.targets.kv_cache import KVPool
 from mmdec.whisper import decoder as whisper_decoder
 from mmdec.whisper.decoder import FastDecoder
-from mmdec.whisper.output_layer import MIN_PASSES_BEFORE_COPY, half_precision_copies
 from tests.support.tiny_whisper import FRAMES, whisper
 
 
