@@ -59,7 +59,6 @@ SAME_CASE = 0.96  # chance that a word has the capital letter, or none, that is 
 SHIFTS = ((0, 0.6), (-1, 0.25), (1, 0.1))  # after a changed word, where the text may continue: (words, chance)
 NEXT_TOKEN = 0.99  # chance of each further token of a word
 SAME_TIME = 0.85  # chance that a segment begins with the timestamp at which the last one ended
-MAX_TEXT_CONTEXT = 200  # characters of the row's text that are held at least
 MAX_DECODED = 24  # tokens that are decoded together with new ones at most
 Item = TypeVar("Item", bound=Hashable)
 
@@ -160,13 +159,9 @@ class _WordCharacters(dict[int, str]):
 _WORD_CHARACTERS = _WordCharacters()
 
 
-def word_spans(text: str, begin: int = 0) -> list[tuple[int, int]]:
-    """Return where each word of a text begins and ends; punctuation and spaces are between words.
-
-    Args:
-        begin: Offset of the first character that is read.
-    """
-    return [match.span() for match in WORD.finditer(text.translate(_WORD_CHARACTERS), begin)]
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Return where each word of a text begins and ends; punctuation and spaces are between words."""
+    return [match.span() for match in WORD.finditer(text.translate(_WORD_CHARACTERS))]
 
 
 def word_key(word: str) -> str:
@@ -305,8 +300,7 @@ class HypothesisRow:
     index: int  # of its text among the drafter's
     script: Script
     follower: Follower[str]
-    text: str = ""  # the end of what the target has written
-    done: int = 0  # offset in `text` after the last complete word
+    rest: str = ""  # what the target has written after its last complete word
     words: int = 0  # number of complete words
     tokens: list[int] = field(default_factory=list[int])  # the newest text tokens, since the last special token
     decoded: str = ""  # their text, without an incomplete character at its end
@@ -395,14 +389,14 @@ class HypothesisDrafter:
         row.tokens = [*row.tokens, *tokens]
         decoded = self._tokens.decode(row.tokens).rstrip(REPLACEMENT_CHARACTER)
         if decoded.startswith(row.decoded):
-            row.text += decoded[len(row.decoded) :]
+            row.rest += decoded[len(row.decoded) :]
         row.decoded = decoded
         self._follow(row)
 
     def _begin_segment(self, row: HypothesisRow, token: int) -> None:
         """Add a timestamp or another special token to a row."""
         row.tokens, row.decoded = [], ""
-        row.text += "\n" * (not row.text.endswith("\n"))  # the last word is complete
+        row.rest += "\n" * (not row.rest.endswith("\n"))  # the last word is complete
         self._follow(row)
         if self._tokens.is_time(token):
             row.is_timed = True
@@ -410,16 +404,14 @@ class HypothesisDrafter:
             row.segment = row.follower.expected
 
     def _follow(self, row: HypothesisRow) -> None:
-        """Follow the complete words after `row.done`; the last word may still grow."""
-        if row.done > 2 * MAX_TEXT_CONTEXT:
-            cut = row.done - MAX_TEXT_CONTEXT
-            row.text, row.done = row.text[cut:], row.done - cut
+        """Follow the complete words of `row.rest`, and drop them there; the last word may still grow."""
         script, forms, marks = row.script, self._forms[row.index], self._marks[row.index]
-        for begin, end in word_spans(row.text, row.done):
-            word = row.text[begin:end]
-            if end == len(row.text) and not re.match(f"[{UNSPACED}]", word):
-                return
-            before, gap = row.follower.at if not row.follower.missed else None, row.text[row.done : begin]
+        text, done = row.rest, 0
+        for begin, end in word_spans(text):
+            word = text[begin:end]
+            if end == len(text) and not re.match(f"[{UNSPACED}]", word):
+                break
+            before, gap = row.follower.at if not row.follower.missed else None, text[done:begin]
             hit = row.follower.add(word_key(word))
             row.hits, row.trials = COUNT_DECAY * row.hits + hit, COUNT_DECAY * row.trials + 1
             if row.words and "\n" not in gap:
@@ -427,7 +419,8 @@ class HypothesisDrafter:
                     marks[mark_kind(script.gap(before))][mark_kind(gap)] += 1
                 if mark_kind(gap) != STOP:
                     forms[word_key(word)] = word
-            row.done, row.words = end, row.words + 1
+            done, row.words = end, row.words + 1
+        row.rest = text[done:]
 
     def _tree(self, row: HypothesisRow, plan: Plan) -> tuple[list[int], list[int]]:
         """Draft the likeliest nodes.
@@ -471,11 +464,12 @@ class HypothesisDrafter:
             again, ended = (SAME_TIME, rest) if place < len(script) else (rest, SAME_TIME)
             ends = [_Next(ended, tokens=[end]) for end in self._tokens.ends]
             return [_Next(again, tokens=row.times, place=place, is_fresh=True), *ends]
-        written = row.text[row.done :]
-        spans = word_spans(row.text, row.done)
+        written = row.rest
+        spans = word_spans(row.rest)
         place, is_found = follower.expected, not follower.missed
         if spans:  # the last word: is it complete?
-            word, written = row.text[slice(*spans[-1])], row.text[spans[-1][1] :]
+            begin, end = spans[-1]
+            word, written = row.rest[begin:end], row.rest[end:]
             key = word_key(word)
             expected = script.keys[place] if place < len(script) else ""
             if expected != key and expected.startswith(key) and len(script.word(place)) > len(word):
@@ -499,7 +493,7 @@ class HypothesisDrafter:
     def _segment(self, row: HypothesisRow, place: int) -> list[_Next]:
         """Return what may follow where a segment, or the whole text, begins."""
         script = row.script
-        stopped = mark_kind(row.text[row.done :]) == STOP
+        stopped = mark_kind(row.rest) == STOP
         if not row.words:  # a window begins
             stopped = not place or not script.has_marks or mark_kind(script.gap(place)) == STOP
         if place == len(script):
