@@ -34,14 +34,13 @@ from mmdec.errors import InputError
 from mmdec.generation.drafter_source import DraftInput
 from mmdec.generation.speculation import Speculation
 from mmdec.io.audio import SAMPLE_RATE
-from mmdec.targets.encoded import SOUND
 from mmdec.tasks.usage import Usage
 from mmdec.whisper.features import FRAMES_PER_SECOND, WindowEncoder
 from mmdec.whisper.progress import PartProgress
 from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.special_tokens import first_timestamp_token, language_code
 from mmdec.whisper.transcript import UNSPACED_LANGUAGES, Segment, reconcile_times, word_beginnings, words_from_tokens
-from mmdec.whisper.window import DecodedWindow, UsageMeter, Window, WindowDecoder, known_logits
+from mmdec.whisper.window import DecodedWindow, UsageMeter, Window, WindowDecoder, encode_window, known_logits
 from mmdec.whisper.window_options import WindowOptions
 from mmdec.whisper.words import TokenAligner, WordBeginnings
 
@@ -207,8 +206,7 @@ def transcribe_windows(
     while seek < frames:
         features = input_features[..., seek : seek + width]
         features = pad(features, (0, width - features.shape[-1]))
-        encoded = BaseModelOutput(last_hidden_state=(yield from encoder.steps(features)))
-        setattr(encoded, SOUND, features)  # some drafters read the sound
+        encoded = yield from encode_window(encoder, features)
         if decoder is None:  # the language is detected in the first window; all texts begin with the same tokens
             initial = yield from _initial_tokens(model, options, encoded)
             decoder = WindowDecoder(

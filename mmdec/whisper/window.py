@@ -31,6 +31,7 @@ from mmdec.core.steps import PassResult, Steps, compute_value, resume
 from mmdec.errors import InputError
 from mmdec.generation.hf_bridge import return_prepared
 from mmdec.generation.speculation import Speculation
+from mmdec.targets.encoded import SOUND
 from mmdec.targets.registry import target_of
 from mmdec.tasks.usage import Usage
 from mmdec.types import Round
@@ -42,12 +43,12 @@ from mmdec.whisper.window_options import WindowOptions
 RUNAWAY_CHECK_TOKENS = 16  # number of new tokens between two checks whether the text repeats itself
 
 
-@dataclass(frozen=True)
+@dataclass
 class Window:
     """A window to decode."""
 
     features: Tensor  # (1, mels, F), what the encoder read
-    encoded: Any  # the encoder's output for it
+    encoded: BaseModelOutput  # of the encoder; another one replaces it if more of the window is encoded
     seek: int  # the frame of the recording at which it begins
     seconds: float  # of the recording before it
     frames: int  # number of its frames that belong to the recording
@@ -227,14 +228,17 @@ class WindowDecoder:
             What `generate` returns.
         """
         while True:
-            seconds = self._encoder.encoded_seconds(window.encoded.last_hidden_state)
+            seconds = self._encoder.encoded_seconds(window.encoded[0])
             run = self._speculation.begin(self._target, self._model, ids, config, **inputs)
             if (yield from self._ends(run.steps, config, seconds)):
                 return run.output(config)
             # also for this window's other temperatures
-            window.encoded.last_hidden_state = yield from self._encoder.steps(window.features, whole=True)
+            window.encoded = yield from encode_window(self._encoder, window.features, whole=True)
             self._meter.restart()
-            inputs[CACHE_ARGUMENT] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            inputs |= {
+                "encoder_outputs": window.encoded,
+                CACHE_ARGUMENT: EncoderDecoderCache(DynamicCache(), DynamicCache()),
+            }
 
     def _ends(self, steps: Steps[Any], config: GenerationConfig, seconds: float | None) -> Steps[bool]:
         """Run a decoding, count its rounds, and close it as soon as its text runs away.
@@ -356,6 +360,13 @@ def _processors(
     if settings.return_timestamps:
         processors.append(WhisperTimeStampLogitsProcessor(settings, begin_index=begin))
     return [*processors, *options.logits_processor], silence
+
+
+def encode_window(encoder: WindowEncoder, features: Tensor, whole: bool = False) -> Steps[BaseModelOutput]:
+    """Encode a window as `WindowEncoder.steps` does. The output also holds the features, which some drafters read."""
+    encoded = BaseModelOutput(last_hidden_state=(yield from encoder.steps(features, whole)))
+    setattr(encoded, SOUND, features)
+    return encoded
 
 
 def known_logits(
