@@ -1,6 +1,6 @@
 """Writes drafters in formats that inference engines read: that of the package speculators (vLLM, mlx-vlm), and the
 "flat" one (SGLang, llama.cpp; for heads that of their authors). Each network is converted in its own folder
-(`DraftNetwork.export`).
+(`DraftNetwork.exporter`).
 
 | network | speculators | flat |
 |---|---|---|
@@ -77,7 +77,7 @@ def export_drafter(
     target = new_folder(directory)
     path = drafter_by_name(source, "source") or check_path("source", source, "Name the drafter's folder.")
     network = read_network(path)
-    if not isinstance(network, DraftNetwork) or network.engine_name is None:
+    if not isinstance(network, DraftNetwork) or (exporter := network.exporter) is None:
         raise InputError(
             f"`source` must hold EAGLE-3, P-EAGLE, DFlash or heads, but '{path}' holds {network.system}, which no "
             "engine reads. Train one of these, or serve the model with mmdec."
@@ -91,14 +91,14 @@ def export_drafter(
             "Leave it out."
         )
     count = num_speculative_tokens or most or DEFAULT_DRAFT_TOKENS
-    exported = network.export(to, served, count)
+    exported = exporter.convert(to, served, count)
     fields = {name: getattr(network.config, name) for name in MMDEC_FIELDS if hasattr(network.config, name)}
     with atomic_folder(target) as fresh:
         (fresh / CONFIG_FILE).write_text(
             json.dumps({**exported.described, "mmdec": fields}, indent=2) + "\n", encoding="utf-8"
         )
         save_file(dict(exported.state), fresh / WEIGHTS_FILE, metadata={"format": "pt"})
-        (fresh / CARD).write_text(_card(network, exported, served, to, count), encoding="utf-8")
+        (fresh / CARD).write_text(_card(network, exporter.name, exported, served, to, count), encoding="utf-8")
     return target
 
 
@@ -141,9 +141,9 @@ def _find_target(network: DraftNetwork, model: str | os.PathLike[str] | None) ->
     return ExportTarget(named, list(whole.architectures or []), text)
 
 
-def _card(network: DraftNetwork, exported: Exported, served: ExportTarget, to: str, count: int) -> str:
+def _card(network: DraftNetwork, name: str, exported: Exported, served: ExportTarget, to: str, count: int) -> str:
     """Write the model card: what the drafter is, and how to use it in an engine."""
-    text = f"# {network.engine_name} for {served.name}\n\nWritten by `mmdec export drafter --to {to}`.\n"
+    text = f"# {name} for {served.name}\n\nWritten by `mmdec export drafter --to {to}`.\n"
     method = exported.method
     if to == "speculators":
         return (

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -44,6 +45,7 @@ from mmdec.drafters.networks.checkpoint import (
 from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.export import (
     Exported,
+    Exporter,
     ExportTarget,
     Layout,
     export_dtype,
@@ -213,8 +215,13 @@ def _layers(checkpoint: Checkpoint, options: Mapping[str, Any]) -> tuple[int, ..
     return tuple(-1 if last == number + 1 else number - least for number in ids)
 
 
-def export(network: DFlash, to: Layout, served: ExportTarget, count: int) -> Exported:
-    """Convert a DFlash for engines. Arguments and errors are those of `DraftNetwork.export`."""
+def dflash_exporter(network: DFlash) -> Exporter:
+    """Return what converts a DFlash."""
+    name = {"none": "DFlash", "dflash2": "DFlash 2", "domino": "Domino"}.get(network.config.head, "DSpark")
+    return Exporter(name, partial(_convert, network))
+
+
+def _convert(network: DFlash, to: Layout, served: ExportTarget, count: int) -> Exported:
     state, layer = export_state(network), layer_settings(network, served, "qwen3", {})
     config = network.config
     if to == "flat":
@@ -227,7 +234,7 @@ def export(network: DFlash, to: Layout, served: ExportTarget, count: int) -> Exp
             "the target's normed last states (layer -1)": -1 in config.layers,
             "a plain embedding": config.plain_embedding,
             "a bias of fc": config.fc_bias,
-            f"a head of {network.engine_name}": config.head in ("dflash2", "domino"),
+            f"a head of {network.exporter.name}": config.head in ("dflash2", "domino"),
         },
     )
     fields: dict[str, Any] = {

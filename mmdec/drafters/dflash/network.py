@@ -56,7 +56,7 @@ from mmdec.types import Context
 
 if TYPE_CHECKING:
     from mmdec.drafters.networks.drafter import NetworkDrafter
-    from mmdec.drafters.networks.export import Exported, ExportTarget, Layout
+    from mmdec.drafters.networks.export import Exporter
     from mmdec.drafters.networks.kv_cache import DraftCache, DraftState
 
 MAX_BLOCK_SIZE = 64
@@ -234,13 +234,10 @@ class DFlash(LayeredNetwork):
         return self.config.drafts
 
     @property
-    def engine_name(self) -> str:
-        return {"none": "DFlash", "dflash2": "DFlash 2", "domino": "Domino"}.get(self.config.head, "DSpark")
+    def exporter(self) -> Exporter:
+        from mmdec.drafters.dflash.checkpoint import dflash_exporter
 
-    def export(self, to: Layout, served: ExportTarget, count: int) -> Exported:
-        from mmdec.drafters.dflash.checkpoint import export
-
-        return export(self, to, served, count)
+        return dflash_exporter(self)
 
     def prompt_embeds(self, context: Context, visual: Tensor, embedding: nn.Module) -> Tensor:
         return next(iter(context.features.values()))[..., :0]  # they are not read

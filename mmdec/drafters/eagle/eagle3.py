@@ -50,7 +50,7 @@ from mmdec.types import Context
 
 if TYPE_CHECKING:
     from mmdec.drafters.networks.drafter import NetworkDrafter
-    from mmdec.drafters.networks.export import Exported, ExportTarget, Layout
+    from mmdec.drafters.networks.export import Exporter
     from mmdec.drafters.networks.kv_cache import DraftState
 
 Positions = Literal["text", "temporal", "axes"]
@@ -306,13 +306,10 @@ class Eagle3(LayeredNetwork):
         )
 
     @property
-    def engine_name(self) -> str:
-        return "EAGLE-3" if self.config.mask_token is None else "P-EAGLE"
+    def exporter(self) -> Exporter:
+        from mmdec.drafters.eagle.export import eagle3_exporter
 
-    def export(self, to: Layout, served: ExportTarget, count: int) -> Exported:
-        from mmdec.drafters.eagle.export import export_eagle3
-
-        return export_eagle3(self, to, served, count)
+        return eagle3_exporter(self)
 
     def prompt_embeds(self, context: Context, visual: Tensor, embedding: nn.Module) -> Tensor:
         embeds = embedding(context.tokens[:, -visual.shape[1] :])

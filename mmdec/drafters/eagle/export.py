@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from mmdec.drafters.eagle.eagle3 import Eagle3, default_layers
 from mmdec.drafters.networks.export import (
     Exported,
+    Exporter,
     ExportTarget,
     Layout,
     export_dtype,
@@ -20,8 +22,12 @@ from mmdec.drafters.networks.export import (
 )
 
 
-def export_eagle3(network: Eagle3, to: Layout, served: ExportTarget, count: int) -> Exported:
-    """Convert an EAGLE-3 or P-EAGLE. Arguments and errors are those of `DraftNetwork.export`."""
+def eagle3_exporter(network: Eagle3) -> Exporter:
+    """Return what converts an EAGLE-3 or P-EAGLE."""
+    return Exporter("EAGLE-3" if network.config.mask_token is None else "P-EAGLE", partial(_convert, network))
+
+
+def _convert(network: Eagle3, to: Layout, served: ExportTarget, count: int) -> Exported:
     config = network.config
     refuse_features(
         to,

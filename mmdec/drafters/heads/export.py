@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from mmdec.drafters.heads.checkpoint import (
     published_name,
 )
 from mmdec.drafters.heads.network import Heads, HeadsConfig, HeadsKind
-from mmdec.drafters.networks.export import Exported, ExportTarget, Layout
+from mmdec.drafters.networks.export import Exported, Exporter, ExportTarget, Layout
 from mmdec.errors import InputError
 
 LAYOUT_OF: dict[HeadsKind, HeadsLayout] = {
@@ -24,14 +25,20 @@ LAYOUT_OF: dict[HeadsKind, HeadsLayout] = {
     "recurrent": "redrafter",
     "mlp": "mlp",
 }
+PUBLISHED_NAMES: dict[HeadsKind, str] = {
+    "medusa": "Medusa",
+    "hydra": "Hydra",
+    "recurrent": "ReDrafter",
+    "mlp": "MLPSpeculator",
+}
 
 
-def export(network: Heads, to: Layout, served: ExportTarget) -> Exported:
-    """Convert heads; see `DraftNetwork.export`.
+def heads_exporter(network: Heads) -> Exporter:
+    """Return what converts heads; it refuses those for which the authors' code would compute something else."""
+    return Exporter(PUBLISHED_NAMES[network.config.kind], partial(_convert, network))
 
-    Raises:
-        InputError: If the authors' code would compute something else.
-    """
+
+def _convert(network: Heads, to: Layout, served: ExportTarget, count: int) -> Exported:
     if to != "flat":
         raise InputError(f"`to` must be flat for heads, their authors' layout, but is {to}. speculators has no heads.")
     config, layout = network.config, LAYOUT_OF[network.config.kind]
@@ -60,7 +67,7 @@ def _check_layout(network: Heads, layout: HeadsLayout) -> None:
     fault = next((fault for fault, present in faults.items() if present), None)
     if fault is not None:
         raise InputError(
-            f"`source` must hold heads that the layout of {network.engine_name} can hold, but has {fault}. "
+            f"`source` must hold heads that the layout of {PUBLISHED_NAMES[config.kind]} can hold, but has {fault}. "
             "Export with another layout."
         )
 

@@ -48,13 +48,12 @@ from mmdec.types import Context
 
 if TYPE_CHECKING:
     from mmdec.drafters.networks.drafter import NetworkDrafter
-    from mmdec.drafters.networks.export import Exported, ExportTarget, Layout
+    from mmdec.drafters.networks.export import Exporter
     from mmdec.drafters.networks.kv_cache import DraftCache, DraftState
 
 HeadsKind = Literal["medusa", "hydra", "recurrent", "mlp"]
 Embed = Callable[[Tensor], Tensor]  # token ids (...) -> embeddings (..., H)
 HEADS_KINDS: tuple[HeadsKind, ...] = ("medusa", "hydra", "recurrent", "mlp")
-PUBLISHED_NAMES = {"medusa": "Medusa", "hydra": "Hydra", "recurrent": "ReDrafter", "mlp": "MLPSpeculator"}
 LM_HEADS = ("target", "one", "each")
 MAX_HEADS, MAX_BLOCKS = 64, 16
 MLP_EPSILON = 1e-6  # what fms-extras and vLLM add to the mean square in LN
@@ -300,13 +299,10 @@ class Heads(DraftNetwork):
         return None if self.config.kind == "recurrent" else self.config.heads
 
     @property
-    def engine_name(self) -> str:
-        return PUBLISHED_NAMES[self.config.kind]
+    def exporter(self) -> Exporter:
+        from mmdec.drafters.heads.export import heads_exporter
 
-    def export(self, to: Layout, served: ExportTarget, count: int) -> Exported:
-        from mmdec.drafters.heads.export import export
-
-        return export(self, to, served)
+        return heads_exporter(self)
 
     def prompt_embeds(self, context: Context, visual: Tensor, embedding: nn.Module) -> Tensor:
         return next(iter(context.features.values()))[..., :0]  # they are not read

@@ -35,7 +35,7 @@ from mmdec.types import Context, Drafter
 if TYPE_CHECKING:
     from mmdec.drafters.networks.cpu_step import SingleTokenStep
     from mmdec.drafters.networks.drafter import NetworkDrafter
-    from mmdec.drafters.networks.export import Exported, ExportTarget, Layout
+    from mmdec.drafters.networks.export import Exporter
     from mmdec.drafters.networks.kv_cache import DraftCache, DraftState
     from mmdec.drafters.networks.tree import Levels
 
@@ -119,22 +119,9 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         return ""
 
     @property
-    def engine_name(self) -> str | None:
-        """What inference engines call such a drafter, such as "EAGLE-3"; None: no engine reads it."""
+    def exporter(self) -> Exporter | None:
+        """What converts the network to formats of inference engines; None: no engine reads it."""
         return None
-
-    def export(self, to: Layout, served: ExportTarget, count: int) -> Exported:
-        """Convert the network to a format of inference engines; only where there is an `engine_name`.
-
-        Args:
-            to: The format.
-            served: The target.
-            count: Number of tokens that the engine drafts in a round.
-
-        Raises:
-            InputError: If the network has a feature that the format cannot describe.
-        """
-        raise NotImplementedError(f"{type(self).__name__} names a format of inference engines, but writes none")
 
     def conventions(self) -> Conventions:
         """Return the settings that the drafter doctor may try with this network."""

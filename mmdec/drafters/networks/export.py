@@ -7,7 +7,7 @@ defaults is written. `mmdec.pretrained.export` finds the target and writes the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,6 +41,16 @@ class Exported:
     state: Mapping[str, Tensor]  # the tensors by name
     described: Mapping[str, Any]  # the content of config.json
     method: str  # the engines' name of the method, such as "eagle3"
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """Converts a network to the formats of inference engines."""
+
+    name: str  # what engines call such a drafter, such as "EAGLE-3"
+    # (format, target, number of tokens that the engine drafts in a round) -> the network in this format; raises
+    # InputError if the network has a feature that the format cannot describe
+    convert: Callable[[Layout, ExportTarget, int], Exported]
 
 
 def refuse_features(to: str, faults: Mapping[str, bool]) -> None:
