@@ -77,8 +77,8 @@ def serve(
 
     limits = ServerLimits(requests, sessions, megabytes, seconds, tokens, wait, rows=batch_size, cache=cache_tokens)
     precision = dtype_or_quick(dtype, device, integers=True)
-    with listening_sockets(host, port) as sockets, one_pool() as initial_threads:
-        server, names = make_server(models or [], secret, limits, threads, device, precision, origins, initial_threads)
+    with listening_sockets(host, port) as sockets, one_pool():
+        server, names = make_server(models or [], secret, limits, threads, device, precision, origins)
         print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)
         server.run(sockets)
 

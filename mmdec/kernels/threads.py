@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 _setting = threading.Lock()  # held while the number for new Python threads is read, changed and restored
+_decoding: int | None = None  # torch's number of CPU threads before `one_pool`; None: outside of its block
 
 
 def set_own_threads(count: int) -> None:
@@ -30,21 +31,28 @@ def set_own_threads(count: int) -> None:
 
 
 @contextmanager
-def one_pool() -> Iterator[int]:
-    """Context manager for a program that decodes in one thread: set torch's number of CPU threads to 1 for all others.
+def one_pool() -> Iterator[None]:
+    """Context manager for a program that decodes in threads of its own: set torch's number of CPU threads to 1.
 
-    Each Python thread that uses several CPU threads has a pool of them. If all pools together have more threads than
-    there are CPUs, OpenMP lets them sleep between two operations, and a pass takes up to 1.7 times as long.
-
-    Yields:
-        The number before, for the thread that decodes.
+    A thread that decodes calls `set_decoding_threads`; all others keep the 1. Each Python thread that uses several CPU
+    threads has a pool of them. If all pools together have more threads than there are CPUs, OpenMP lets them sleep
+    between two operations, and a pass takes up to 1.7 times as long.
     """
+    global _decoding
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    _decoding = before
     try:
-        yield before
+        yield
     finally:
+        _decoding = None
         torch.set_num_threads(before)
+
+
+def set_decoding_threads() -> None:
+    """In the block of `one_pool`, set torch's number of CPU threads of this Python thread to the number before."""
+    if _decoding is not None:
+        set_own_threads(_decoding)
 
 
 @contextmanager

@@ -181,7 +181,6 @@ def make_server(
     device: str | None = None,
     dtype: Any = None,
     origins: Sequence[str] = (),
-    initial_threads: int | None = None,
 ) -> tuple[uvicorn.Server, list[str]]:
     """Load models and make a server.
 
@@ -195,7 +194,6 @@ def make_server(
         threads: torch's CPU threads for decoding.
         device, dtype: Those of the models.
         origins: Web pages that may call the server from a browser, such as "https://example.org"; "*": all.
-        initial_threads: As for `SchedulerThread`.
 
     Returns:
         The server, and the names of the models.
@@ -211,6 +209,6 @@ def make_server(
         if name in engines:
             raise InputError(f"`models` must differ in their names, but two are called {name!r}. Rename a folder.")
         engines[name] = engine
-    server = Server(engines, limits or ServerLimits(), token, threads, initial_threads)
+    server = Server(engines, limits or ServerLimits(), token, threads)
     config.app = build(server, origins)
     return uvicorn.Server(config), list(engines)

@@ -25,7 +25,7 @@ from mmdec.core.scheduler import Scheduler, SchedulerLimits, Task
 from mmdec.core.steps import Steps
 from mmdec.errors import MmdecError
 from mmdec.generation.model_lock import try_reading
-from mmdec.kernels.threads import set_own_threads
+from mmdec.kernels.threads import set_decoding_threads
 from mmdec.tasks.threads import with_threads
 from mmdec.types import Round
 
@@ -118,7 +118,6 @@ class SchedulerThread:
         threads: torch's CPU threads. None: the number that the user has set, else one chosen from the models' sizes and
             the number of idle CPUs whenever decodings begin.
         on_step: Called after each step with the number of running rows by label.
-        initial_threads: torch's CPU threads of this thread where `threads` is None; None: torch's default.
     """
 
     def __init__(
@@ -126,10 +125,8 @@ class SchedulerThread:
         limits: SchedulerLimits = SchedulerLimits(),
         threads: int | None = None,
         on_step: Callable[[Mapping[str, int]], None] | None = None,
-        initial_threads: int | None = None,
     ) -> None:
         self.limits = limits
-        self._initial_threads = initial_threads
         self._threads, self._on_step = threads, on_step
         self._scheduler = Scheduler(limits)
         self._changed = threading.Condition()
@@ -216,8 +213,7 @@ class SchedulerThread:
         self._changed.notify_all()
 
     def _run(self) -> None:
-        if self._initial_threads is not None:
-            set_own_threads(self._initial_threads)
+        set_decoding_threads()
         while self._wait():
             models = self._models()
             try:

@@ -95,7 +95,6 @@ class Server:
         limits: What is accepted.
         token: Clients must send it in the header `Authorization: Bearer`; None: all clients are accepted.
         threads: torch's CPU threads for decoding.
-        initial_threads: As for `SchedulerThread`.
     """
 
     def __init__(
@@ -104,11 +103,10 @@ class Server:
         limits: ServerLimits,
         token: str | None = None,
         threads: int | None = None,
-        initial_threads: int | None = None,
     ) -> None:
         self.models, self.limits, self.metrics = models, limits, Metrics()
         running = SchedulerLimits(limits.rows, limits.cache)
-        self.scheduler = SchedulerThread(running, threads, self.metrics.count_rows, initial_threads)
+        self.scheduler = SchedulerThread(running, threads, self.metrics.count_rows)
         self.began = int(time.time())
         self.open = self.sessions = 0
         self._seconds = 0.0  # exponential moving average of the seconds from a job's submission to its end

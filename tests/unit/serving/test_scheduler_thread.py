@@ -18,6 +18,7 @@ from mmdec.core.scheduler import SchedulerLimits
 from mmdec.core.steps import Compute, Steps
 from mmdec.generation.generate import GenerateCall
 from mmdec.generation.speculation import DecodingOptions, Speculation
+from mmdec.kernels.threads import one_pool
 from mmdec.serving.scheduler_thread import DecodingStopped, Priority, SchedulerThread
 from mmdec.types import Round
 from tests.support.families import model_of
@@ -87,15 +88,20 @@ def test_the_thread_starts_with_the_first_decoding() -> None:
         assert thread._thread is not None
 
 
-def test_the_thread_has_its_own_number_of_cpu_threads() -> None:
+def test_the_thread_has_the_cpu_threads_of_the_program() -> None:
     here, seen = torch.get_num_threads(), list[int]()
 
     def steps() -> Steps[None]:
         yield Compute(CPU, lambda: seen.append(torch.get_num_threads()))
 
-    with running(initial_threads=here + 1) as thread:
-        thread.submit(steps()).future.result(PATIENCE)
-    assert (seen, torch.get_num_threads()) == ([here + 1], here)
+    torch.set_num_threads(3)
+    try:
+        with one_pool(), running() as thread:
+            thread.submit(steps()).future.result(PATIENCE)
+            assert torch.get_num_threads() == 1
+        assert (seen, torch.get_num_threads()) == ([3], 3)
+    finally:
+        torch.set_num_threads(here)
 
 
 def test_a_cancelled_decoding_frees_its_rows_before_the_next_pass() -> None:
