@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol
 
 from mmdec.demo.html import error_sentence, status
+from mmdec.kernels.threads import set_decoding_threads
 
 WORK_THREAD = "mmdec-demo-work"  # name of the thread of each request
 DECODERS = 2  # requests that decode at the same time; the others wait in the page's queue
@@ -80,6 +81,7 @@ def _run(work: Callable[[Report], None], report: Report, update_queue: queue.Que
     try:
         with _slots:
             report()
+            set_decoding_threads()
             work(report)
     except WorkStopped:
         pass

@@ -23,6 +23,7 @@ from mmdec.demo import describe, samples, transcribe, translate
 from mmdec.demo.background import DECODERS
 from mmdec.demo.layout import style, theme
 from mmdec.demo.limits import MAX_BYTES, MAX_FILE_AGE, RequestGuard, private_uploads
+from mmdec.kernels.threads import one_pool
 
 TABS = (translate, transcribe, describe)  # modules of the tabs, in the page's order
 MAX_QUEUED = 64  # the most requests in the queue; further ones are refused
@@ -92,7 +93,7 @@ def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names:
     Raises:
         MmdecError: Before a model is loaded, if no page can be served at this address.
     """
-    with private_uploads():
+    with private_uploads(), one_pool():
         with ExitStack() as stack:
             for name in dict.fromkeys((host, LOCAL)):
                 stack.enter_context(reserve(name, port))

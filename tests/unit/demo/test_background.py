@@ -6,9 +6,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import torch
+
 from mmdec.demo.background import DECODERS, Report, WorkStopped, updates
 from mmdec.demo.html import UNEXPECTED
 from mmdec.errors import InputError
+from mmdec.kernels.threads import one_pool
 from tests.support.demo_server import count_requests
 
 LONG = 60.0  # seconds that a test waits for a thread before it fails
@@ -42,6 +45,17 @@ def test_an_error_is_the_last_report() -> None:
         raise ZeroDivisionError
 
     assert UNEXPECTED in messages(broken)[-1]["status"]
+
+
+def test_only_the_work_has_several_cpu_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with one_pool():
+            assert torch.get_num_threads() == 1
+            assert messages(lambda report: report(threads=torch.get_num_threads())) == [{"threads": 3}]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_closing_ends_the_work_at_its_next_report() -> None:
