@@ -91,29 +91,18 @@ def run_alone(steps: Steps[Any]) -> Iterator[Round]:
     Yields:
         Its rounds.
     """
+    result: PassResult | None = None
     with closing(steps):
-        step = resume(steps)
-        while step is not None:
+        while True:
+            try:
+                step = steps.send(result)
+            except StopIteration:
+                return
+            result = None
             if isinstance(step, Round):
                 yield step
-                step = resume(steps)
             else:
-                step = resume(steps, time_pass(step.device, step.compute))
-
-
-def resume(steps: Steps[Any], result: PassResult | None = None) -> PassRequest | Round | None:
-    """Continue a decoding with the result of the pass that it has asked for.
-
-    Args:
-        result: None if it has asked for none.
-
-    Returns:
-        The next step; None if the decoding has ended.
-    """
-    try:
-        return steps.send(result)
-    except StopIteration:
-        return None
+                result = time_pass(step.device, step.compute)
 
 
 def watch(steps: Steps[T], on_round: Callable[[Round], None], at_end: Callable[[], None] = lambda: None) -> Steps[T]:

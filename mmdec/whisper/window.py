@@ -27,7 +27,7 @@ from transformers.generation.logits_process import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.steps import PassResult, Steps, compute_value, resume
+from mmdec.core.steps import PassResult, Steps, compute_value
 from mmdec.errors import InputError
 from mmdec.generation.hf_bridge import return_prepared
 from mmdec.generation.speculation import Speculation
@@ -254,11 +254,15 @@ class WindowDecoder:
         new, checked = list[int](), 0
         result: PassResult | None = None
         with closing(steps):
-            while (step := resume(steps, result)) is not None:
+            while True:
+                try:
+                    step = steps.send(result)
+                except StopIteration:
+                    return seconds is None or has_end_token(new, config)
+                result = None
                 if not isinstance(step, Round):
                     result = yield step
                     continue
-                result = None
                 self._meter.count(step)
                 if (on_round := self._speculation.options.on_round) is not None:
                     on_round(replace(step, rows=[self._index]))
@@ -267,7 +271,6 @@ class WindowDecoder:
                     checked = len(new)
                     if is_runaway(new, seconds, self._model.config.vocab_size):
                         return False
-        return seconds is None or has_end_token(new, config)
 
     def _judge(self, window: Window, temperature: float | None, earlier: int, output: Any) -> Steps[DecodedWindow]:
         """Measure what may refuse a window's text, or drop it as silence.
