@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, final
@@ -49,7 +49,6 @@ class Compute:
 
     device: torch.device
     function: Callable[[], Any]
-    stage: str = ""  # the stage of decoding that its seconds belong to, such as "encoder"; "": none
     runs_aside: bool = False  # whether another thread may compute it beside the passes of other decodings
 
     def compute(self) -> Any:
@@ -72,19 +71,6 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[PassRequest | Round, PassResult | None, T]
 
 
-def compute_value(
-    device: torch.device, function: Callable[[], Any], stage: str, runs_aside: bool = False
-) -> Steps[Any]:
-    """Ask for a `Compute` step.
-
-    Returns:
-        What `function` returned.
-    """
-    result = yield Compute(device, function, stage, runs_aside)
-    assert result is not None
-    return result.value
-
-
 def run_alone(steps: Steps[Any]) -> Iterator[Round]:
     """Run the passes that one decoding asks for.
 
@@ -105,15 +91,14 @@ def run_alone(steps: Steps[Any]) -> Iterator[Round]:
                 result = time_pass(step.device, step.compute)
 
 
-def watch(steps: Steps[T], on_round: Callable[[Round], None], at_end: Callable[[], None] = lambda: None) -> Steps[T]:
-    """Relay a decoding's steps unchanged. Calls `on_round` before each round, and `at_end` after the last one."""
+def watch(steps: Steps[T], on_round: Callable[[Round], None]) -> Steps[T]:
+    """Relay a decoding's steps unchanged. Calls `on_round` before each round."""
     answer: Any = None
     with closing(steps):
         while True:
             try:
                 step = steps.send(answer)
             except StopIteration as end:
-                at_end()
                 return end.value
             if isinstance(step, Round):
                 on_round(step)
@@ -121,15 +106,12 @@ def watch(steps: Steps[T], on_round: Callable[[Round], None], at_end: Callable[[
 
 
 def timed(
-    steps: Steps[T], device: torch.device, stages: MutableMapping[str, float] | None = None
+    steps: Steps[T], device: torch.device, on_round: Callable[[Round], None] = lambda _: None
 ) -> Steps[tuple[T, float]]:
-    """Relay a decoding's steps unchanged.
-
-    Args:
-        stages: Stage -> seconds, to which those of each `Compute` step are added; None: they are not counted.
+    """Relay a decoding's steps unchanged. Calls `on_round` before each round.
 
     Returns:
-        Its result, and the seconds that it has taken outside the passes that it asked for.
+        Its result, and the seconds that it and `on_round` have taken outside the passes that it asked for.
     """
     stopwatch, answer, seconds = Stopwatch(device), None, 0.0
     with closing(steps):
@@ -139,10 +121,10 @@ def timed(
                 step = steps.send(answer)
             except StopIteration as end:
                 return end.value, seconds + stopwatch.lap()
+            if isinstance(step, Round):
+                on_round(step)
             seconds += stopwatch.lap()
             answer = yield step
-            if stages is not None and answer is not None and isinstance(step, Compute):
-                stages[step.stage] += answer.seconds
 
 
 @final

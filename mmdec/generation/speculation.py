@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast, final
 
 import torch
@@ -284,12 +283,19 @@ class Speculation:
         fills_cache, pad = target.keeps_cache(inputs, generation_config), pad_token(generation_config)
         if fills_cache and batch == 1:
             drafter = in_conversation(drafter, target.name, inputs.get(CACHE_ARGUMENT))
-        steps = decode_steps(target, inputs, text, rule, drafter, budget, shape)
-        if drafter is not None:
-            counts = DraftCounts(drafter, model)
-            steps = watch(steps, counts.add, counts.warn)
-        if fills_cache:
-            steps = watch(steps, partial(_extend_cache, target, inputs, text, pad))
+        counts = None if drafter is None else DraftCounts(drafter, model)
+
+        def on_round(round_: Round) -> None:
+            if counts is not None:
+                counts.add(round_)
+            if text.live:
+                return
+            if fills_cache:
+                target.extend(inputs, text.padded_ids(pad))
+            if counts is not None:
+                counts.warn()
+
+        steps = watch(decode_steps(target, inputs, text, rule, drafter, budget, shape), on_round)
         return SpeculativeRun(steps, batch, text, pad, target, inputs, results)
 
     def check_call(
@@ -352,9 +358,3 @@ class Speculation:
         if relaxed is not None:
             return RelaxedRule(relaxed, choice)
         return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
-
-
-def _extend_cache(target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int, round_: Round) -> None:
-    """Fill the caller's key-value cache as `model.generate` would, if `round_` was the last one."""
-    if not text.live:
-        target.extend(inputs, text.padded_ids(pad))

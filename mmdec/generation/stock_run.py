@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.steps import Steps, compute_value
+from mmdec.core.steps import Compute, Steps
 from mmdec.core.timing import Stopwatch
 from mmdec.core.tree import bool_list
 from mmdec.generation.decoding_run import DecodingRun
@@ -69,8 +69,8 @@ class StockRun(DecodingRun):
         return self._result
 
     def _run(self) -> Steps[Any]:
-        rounds: list[Round] = yield from compute_value(self._model.device, self._sample, "")
-        yield from rounds
+        result: Any = yield Compute(self._model.device, self._sample)
+        yield from result.value
 
     def _sample(self) -> list[Round]:
         """Run transformers' loop, and return its rounds."""

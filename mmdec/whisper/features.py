@@ -8,6 +8,7 @@ without silence, the decoder repeats itself (`repetition` recognises such texts)
 from __future__ import annotations
 
 import math
+from collections.abc import MutableMapping
 from functools import partial
 from typing import Any, final
 
@@ -19,7 +20,7 @@ from transformers.activations import GELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperEncoderLayer
 
-from mmdec.core.steps import Steps, compute_value
+from mmdec.core.steps import Compute, Steps
 from mmdec.kernels.cpu_features import has_bfloat16_products
 from mmdec.kernels.onednn import attention, is_usable, linear
 from mmdec.nn.int8 import Bfloat16Linear, Int8Linear
@@ -192,9 +193,16 @@ class WindowEncoder:
             run = self._fast_encoder
         return run(features, return_dict=True).last_hidden_state
 
-    def steps(self, features: Tensor, whole: bool = False) -> Steps[Tensor]:
-        """Encode a window as a pass of the encoder, which a scheduler may run beside others."""
-        return compute_value(features.device, partial(self, features, whole), "encoder", runs_aside=True)
+    def steps(self, features: Tensor, seconds: MutableMapping[str, float], whole: bool = False) -> Steps[Tensor]:
+        """Encode a window as a pass of the encoder, which a scheduler may run beside others.
+
+        Args:
+            seconds: Stage -> seconds; those of the pass are added to "encoder".
+            whole: As for a call.
+        """
+        result: Any = yield Compute(features.device, partial(self, features, whole), runs_aside=True)
+        seconds["encoder"] += result.seconds
+        return result.value
 
     def encoded_seconds(self, states: Tensor) -> float | None:
         """Return how many seconds of a window have the states (1, S, H); None for a whole window."""

@@ -15,7 +15,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -143,7 +143,7 @@ def decode_recording(
         index=index,
         progress=progress,
     )
-    result, seconds = yield from timed(windows, model.device, meter.usage.seconds)
+    result, seconds = yield from timed(windows, model.device)
     rest = max(seconds - meter.loop_seconds, 0.0)
     stopwatch.lap()
     language = _language(request, result.windows[0].prompt)
@@ -206,9 +206,9 @@ def transcribe_windows(
     while seek < frames:
         features = input_features[..., seek : seek + width]
         features = pad(features, (0, width - features.shape[-1]))
-        encoded = yield from encode_window(encoder, features)
+        encoded = yield from encode_window(encoder, features, meter.usage.seconds)
         if decoder is None:  # the language is detected in the first window; all texts begin with the same tokens
-            initial = yield from _initial_tokens(model, options, encoded)
+            initial = yield from _initial_tokens(model, options, encoded, meter.usage.seconds)
             decoder = WindowDecoder(
                 model, speculation, options, initial, encoder, meter, attention_mask, index, progress
             )
@@ -243,13 +243,17 @@ def transcribe_windows(
 
 
 def _initial_tokens(
-    model: WhisperForConditionalGeneration, options: WindowOptions, encoded: BaseModelOutput
+    model: WhisperForConditionalGeneration,
+    options: WindowOptions,
+    encoded: BaseModelOutput,
+    seconds: MutableMapping[str, float],
 ) -> Steps[list[int]]:
     """Return what each window's text begins with: the start token, the language, the task, and whether it has
     timestamps. A language that nothing names is detected.
 
     Args:
         encoded: The encoder's states of the first window.
+        seconds: Stage -> seconds; those of detecting the language are added to "decoder".
     """
     settings, language, task = options.settings, options.language, options.task
     languages: Mapping[str, int] | None = getattr(settings, "lang_to_id", None)
@@ -276,7 +280,7 @@ def _initial_tokens(
                 tokens += [token for _, token in forced or ()]
         if languages is not None and tokens[1:2] in ([], [None]):
             ids = torch.tensor([tokens[:1]], device=model.device)
-            logits = yield from known_logits(model, ids, None, encoded)
+            logits = yield from known_logits(model, ids, None, encoded, seconds)
             known = sorted(languages.values())
             tokens[1:2] = [known[int(logits[0, -1, known].argmax())]]
     if task is not None:

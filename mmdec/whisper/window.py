@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ from transformers.generation.logits_process import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.steps import PassResult, Steps, compute_value
+from mmdec.core.steps import Compute, PassResult, Steps
 from mmdec.errors import InputError
 from mmdec.generation.hf_bridge import return_prepared
 from mmdec.generation.speculation import Speculation
@@ -233,7 +233,9 @@ class WindowDecoder:
             if (yield from self._ends(run.steps, config, seconds)):
                 return run.output(config)
             # also for this window's other temperatures
-            window.encoded = yield from encode_window(self._encoder, window.features, whole=True)
+            window.encoded = yield from encode_window(
+                self._encoder, window.features, self._meter.usage.seconds, whole=True
+            )
             self._meter.restart()
             inputs |= {
                 "encoder_outputs": window.encoded,
@@ -334,7 +336,9 @@ class WindowDecoder:
         """Return the probability that a window is silent: of its token after the start token."""
         if self._silence is not None:
             return float(self._silence.no_speech_prob[0])
-        logits = yield from known_logits(self._model, window.ids, window.mask, window.encoded)
+        logits = yield from known_logits(
+            self._model, window.ids, window.mask, window.encoded, self._meter.usage.seconds
+        )
         at_start = logits[0, window.ids.shape[1] - len(self._initial)]
         return float(at_start.float().softmax(-1)[self._options.settings.no_timestamps_token_id - 1])
 
@@ -365,15 +369,21 @@ def _processors(
     return [*processors, *options.logits_processor], silence
 
 
-def encode_window(encoder: WindowEncoder, features: Tensor, whole: bool = False) -> Steps[BaseModelOutput]:
+def encode_window(
+    encoder: WindowEncoder, features: Tensor, seconds: MutableMapping[str, float], whole: bool = False
+) -> Steps[BaseModelOutput]:
     """Encode a window as `WindowEncoder.steps` does. The output also holds the features, which some drafters read."""
-    encoded = BaseModelOutput(last_hidden_state=(yield from encoder.steps(features, whole)))
+    encoded = BaseModelOutput(last_hidden_state=(yield from encoder.steps(features, seconds, whole)))
     setattr(encoded, SOUND, features)
     return encoded
 
 
 def known_logits(
-    model: WhisperForConditionalGeneration, ids: Tensor, mask: Tensor | None, encoded: BaseModelOutput
+    model: WhisperForConditionalGeneration,
+    ids: Tensor,
+    mask: Tensor | None,
+    encoded: BaseModelOutput,
+    seconds: MutableMapping[str, float],
 ) -> Steps[Tensor]:
     """Compute the decoder's logits (1, P, V) after each of the P tokens of a known text.
 
@@ -381,14 +391,16 @@ def known_logits(
         ids: (1, P).
         mask: (1, P), False where a token is padding; None: nowhere.
         encoded: The encoder's states.
+        seconds: Stage -> seconds; those of the pass are added to "decoder".
     """
     options: dict[str, Tensor] = {}
     if mask is not None:
         positions = (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
         options = {"decoder_attention_mask": mask, "decoder_position_ids": positions}
     run = partial(cast(Any, model), encoder_outputs=encoded, decoder_input_ids=ids, use_cache=False, **options)
-    output = yield from compute_value(ids.device, run, "decoder")
-    return output.logits
+    result: Any = yield Compute(ids.device, run)
+    seconds["decoder"] += result.seconds
+    return result.value.logits
 
 
 def _new_tokens(output: Any, prompt: int, settings: Any) -> list[int]:

@@ -108,7 +108,10 @@ def stock_times(model: WhisperForConditionalGeneration) -> TimeTokens:
 
 @torch.no_grad()
 def run(recording: Generator[Any, Any, LongFormResult], stages: list[str] | None = None) -> LongFormResult:
-    """Run one recording's passes to its end, and append the stages of its `Compute` steps to `stages`."""
+    """Run one recording's passes to its end, and append the stages of its `Compute` steps to `stages`.
+
+    Of these, only the passes of the encoder may run aside.
+    """
     result = None
     while True:
         try:
@@ -116,7 +119,7 @@ def run(recording: Generator[Any, Any, LongFormResult], stages: list[str] | None
         except StopIteration as end:
             return end.value
         if stages is not None and isinstance(step, Compute):
-            stages.append(step.stage)
+            stages.append("encoder" if step.runs_aside else "decoder")
         result = time_pass(step.device, step.compute)
 
 
