@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -160,7 +160,9 @@ class Scheduler:
         unshared, window, drafts = self._choose_passes()
         if self._aside is not None and not (unshared or drafts):
             wait([self._aside[1]], SIDE_WAIT_SECONDS)
-        with self._threads_beside():
+        threads = torch.get_num_threads()
+        # the side thread has half of the CPU threads
+        with nullcontext() if self._aside is None else own_threads(threads - threads // 2):
             started = self._run_unshared(unshared)
             if window is not None and window in started:
                 # the other drafts share the next pass with the drafts that follow the window
@@ -207,11 +209,6 @@ class Scheduler:
         aside = None if self._aside is None else self._aside[0]
         return [task for task in windows if task is not aside]
 
-    def _threads_beside(self) -> AbstractContextManager[None]:
-        """Return a context in which this thread has the CPU threads that the side thread leaves."""
-        threads = torch.get_num_threads()
-        return nullcontext() if self._aside is None else own_threads(threads - threads // 2)
-
     def _take_back(self) -> None:
         """Continue the task whose window the side thread has computed, if it has."""
         if self._aside is None or not self._aside[1].done():
@@ -229,15 +226,12 @@ class Scheduler:
         """Start waiting decodings in the order of their priority, as long as the next one fits."""
         self.waiting.sort(key=_precedence)
         while self.waiting:
-            task = self.waiting[0]
-            if self.running and not self._fits(task):
+            task, most = self.waiting[0], self.limits.tokens
+            fits = self.rows + task.rows <= self.limits.rows and (most is None or self.tokens + task.tokens <= most)
+            if self.running and not fits:
                 return
             self.running.append(self.waiting.pop(0))
             self._advance(task, None)
-
-    def _fits(self, task: Task) -> bool:
-        limit = self.limits.tokens
-        return self.rows + task.rows <= self.limits.rows and (limit is None or self.tokens + task.tokens <= limit)
 
     def _run_unshared(self, tasks: Sequence[Task]) -> list[Task]:
         """Run passes that nobody shares: as many as the limit allows. Returns their tasks."""
@@ -247,34 +241,24 @@ class Scheduler:
                 continue
             if limit is not None and (tokens := tokens + _prompt_tokens(task, limit)) > limit and task is not tasks[0]:
                 break
-            self._run_one_unshared(task)
+            self._run([task])
             run.append(task)
         return run
 
-    def _run_one_unshared(self, task: Task) -> None:
-        """Run a pass that nobody shares; of a prompt one piece."""
-        request: Any = task.pending
-        if not isinstance(request, Prefill) or not isinstance(request.target, SharedPassTarget):
-            self._run([task])
-            return
-        if task.pieces is None:
-            task.spent = 0.0, 0.0
-            task.pieces = request.target.prefill_in_pieces(request.inputs, request.needs, self.limits.prefill)
-        try:
-            piece = time_pass(request.device, partial(next, task.pieces))
-        except Exception as error:
-            self._end(task, error)
-            return
-        seconds, cpu_seconds = task.spent
-        task.spent = seconds + piece.seconds, cpu_seconds + piece.cpu_seconds
-        if piece.value is not None:
-            task.pieces = None
-            self._advance(task, PassResult(piece.value, *task.spent))
-
     def _run(self, tasks: Sequence[Task]) -> None:
-        """Run the pass that decodings share, or that one asks for, and continue them."""
+        """Run the pass that decodings share, or that one asks for (of its prompt one piece), and continue them."""
+        requests: list[Any] = [task.pending for task in tasks]
+        first = requests[0]
         try:
-            results = _results(tasks)
+            if len(tasks) > 1:
+                parts = [(request.session, request.draft) for request in requests]
+                shared = time_pass(first.device, partial(first.target.score_together, parts))
+                rows = sum(len(draft.tokens) for _, draft in parts)
+                results = [PassResult(scores, shared.seconds, shared.cpu_seconds, rows) for scores in shared.value]
+            elif isinstance(first, Prefill) and isinstance(first.target, SharedPassTarget):
+                results = [self._read_piece(tasks[0], first, first.target)]
+            else:
+                results = [time_pass(first.device, first.compute)]
         except Exception as error:
             if len(tasks) == 1:
                 self._end(tasks[0], error)
@@ -284,8 +268,21 @@ class Scheduler:
                     self._run([task])
             return
         for task, result in zip(tasks, results, strict=True):
-            if not task.done:
+            if result is not None and not task.done:
                 self._advance(task, result)
+
+    def _read_piece(self, task: Task, request: Prefill, target: SharedPassTarget) -> PassResult | None:
+        """Read the next piece of a prompt. Returns the result of the whole pass after the last one, else None."""
+        if task.pieces is None:
+            task.spent = 0.0, 0.0
+            task.pieces = target.prefill_in_pieces(request.inputs, request.needs, self.limits.prefill)
+        piece = time_pass(request.device, partial(next, task.pieces))
+        seconds, cpu_seconds = task.spent
+        task.spent = seconds + piece.seconds, cpu_seconds + piece.cpu_seconds
+        if piece.value is None:
+            return None
+        task.pieces = None
+        return PassResult(piece.value, *task.spent)
 
     def _advance(self, task: Task, result: PassResult | None) -> None:
         """Continue a decoding until it asks for a pass or ends."""
@@ -404,13 +401,3 @@ def _shared_passes(tasks: Sequence[Task]) -> list[list[Task]]:
         shares = isinstance(target, SharedPassTarget) and target.shares_passes(request.session)
         groups[request.target.model if shares else id(task)].append(task)
     return list(groups.values())
-
-
-def _results(tasks: Sequence[Task]) -> list[PassResult]:
-    requests: list[Any] = [task.pending for task in tasks]
-    if len(requests) == 1:
-        return [time_pass(requests[0].device, requests[0].compute)]
-    parts = [(request.session, request.draft) for request in requests]
-    shared = time_pass(requests[0].device, partial(requests[0].target.score_together, parts))
-    rows = sum(len(draft.tokens) for _, draft in parts)
-    return [PassResult(value, shared.seconds, shared.cpu_seconds, rows) for value in shared.value]
