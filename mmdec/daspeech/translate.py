@@ -139,17 +139,17 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
             (index, segment) for index, recording in recordings.items() for segment in _segments(recording.samples)
         ]
         spoken = translator.translate([segment for _, segment in segments], strategy, chosen.on_pass)
-        translations = dict[int, Translation]()
         for index, recording in recordings.items():
             own = [result for (owner, _), result in zip(segments, spoken, strict=True) if owner == index]
-            translations[index] = translation = _join_segments(own, recording)
+            translation = _join_segments(own, recording)
+            batch.add({index: translation})
             if not translation.units:
                 batch.errors[index] = InputError(
                     "`audio` must hold speech that the model recognises, but it found none in "
                     f"{translation.seconds_source:.2f} seconds. Check the recording: its language, its level, its "
                     "noise."
                 )
-        return batch.finish(translations, chosen.min_confidence)
+        return batch.finish(chosen.min_confidence)
 
 
 _translators = LoadedModels[SpeechTranslator]()

@@ -1,13 +1,13 @@
 """The inputs of one public call, a single one or a list, and its results and errors.
 
 A call puts its inputs into an `InputBatch`, reads each (`collecting_error`), decodes those that were read, alone or in
-groups that share the passes of the model (`InputGroups`), collects their results as they end (`collect_in_order`), and
-returns them (`finish`). One bad input does not cost the others: its error is raised after they are done.
+groups that share the passes of the model (`InputGroups`), adds their results as they end (`add`), and returns them
+(`finish`). One bad input does not cost the others: its error is raised after they are done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, final
@@ -19,15 +19,14 @@ from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.generation.generate import first_seed
 from mmdec.generation.hf_bridge import keeps_state
 from mmdec.generation.speculation import Speculation
-from mmdec.tasks.confidence import Confident, confidence_error
+from mmdec.tasks.confidence import confidence_error
 
 Input = TypeVar("Input")  # type of one input as the caller gives it
-Result = TypeVar("Result")
 
 
 @final
 class InputBatch(Generic[Input]):
-    """The inputs of one call, a single one or a list, and the errors of those that were rejected.
+    """The inputs of one call, a single one or a list, their results, and the errors of those that were rejected.
 
     Args:
         inputs: The inputs.
@@ -38,6 +37,8 @@ class InputBatch(Generic[Input]):
     def __init__(self, inputs: Sequence[Input], single: bool, what: str = "recordings") -> None:
         self.inputs, self.single, self.what = inputs, single, what
         self.errors: dict[int, InputError] = {}  # index of a rejected input -> its error
+        self.results: dict[int, Any] = {}  # index of an input -> its result
+        self._next = 0  # index of the first input whose result was not passed to `add`'s callback
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -67,15 +68,25 @@ class InputBatch(Generic[Input]):
         except InputError as error:
             self.errors[index] = without_frames(error)
 
-    def finish(
-        self, results: Mapping[int, Confident], least: float | None, arguments: Mapping[int, str] | None = None
-    ) -> Confident | list[Confident]:
+    def add(self, results: Mapping[int, Any], on_result: Callable[[int, Any], None] | None = None) -> None:
+        """Add results of inputs, and report those that are next in the order of the inputs.
+
+        Args:
+            results: Input index -> its result.
+            on_result: Called with index and result, as soon as all earlier inputs have a result or an error.
+        """
+        self.results |= results
+        while on_result is not None and (self._next in self.results or self._next in self.errors):
+            index, self._next = self._next, self._next + 1
+            if index in self.results:
+                on_result(index, self.results[index])
+
+    def finish(self, least: float | None, arguments: Mapping[int, str] | None = None) -> Any:
         """Reject results of low confidence, and return what the public call returns.
 
         A result of an input with an error is left out.
 
         Args:
-            results: Input index -> its result.
             least: The argument `min_confidence`.
             arguments: Input index -> the name of the call's argument, for the error about an unsure result; None:
                 "audio" for all.
@@ -87,7 +98,7 @@ class InputBatch(Generic[Input]):
             InputError: If the only input was rejected.
             BatchError: If some inputs of a list were rejected.
         """
-        for index, result in results.items():
+        for index, result in self.results.items():
             refusal = confidence_error(result.confidence, least, "audio" if arguments is None else arguments[index])
             if refusal is not None:
                 self.errors.setdefault(index, refusal)
@@ -95,9 +106,9 @@ class InputBatch(Generic[Input]):
         if errors and self.single:
             raise errors[0]
         if errors:
-            accepted = [None if index in errors else results[index] for index in range(len(self))]
+            accepted = [None if index in errors else self.results[index] for index in range(len(self))]
             raise BatchError(accepted, errors, self.what)
-        return results[0] if self.single else [results[index] for index in range(len(self))]
+        return self.results[0] if self.single else [self.results[index] for index in range(len(self))]
 
 
 @final
@@ -120,8 +131,6 @@ class InputGroups:
     begin as soon as there is room.
     """
 
-    model: PreTrainedModel
-    speculation: Speculation  # the decoding loop of the call
     groups: list[InputGroup]
     rows: int  # number of inputs that may be decoded at the same time
     refill: int  # number of free rows from which the next group begins
@@ -150,33 +159,7 @@ class InputGroups:
             rows = 1  # one after another, in their order
         if seed is not None:
             single = [InputGroup([index], speculation.with_seed(seed + index)) for index in waiting]
-            return cls(model, speculation, single, rows, refill=1)
+            return cls(single, rows, refill=1)
         starts = range(0, len(waiting), rows)
         together = [InputGroup(waiting[start : start + rows], speculation) for start in starts]
-        return cls(model, speculation, together, rows, refill=rows)
-
-
-def collect_in_order(
-    finished: Iterable[Mapping[int, Result]],
-    indices: Iterable[int],
-    on_result: Callable[[int, Result], None] | None,
-    errors: Collection[int] = (),
-) -> dict[int, Result]:
-    """Collect results as they end, and pass each to `on_result`, in the order of the inputs.
-
-    Args:
-        finished: Yields index -> result of some inputs, as they end.
-        indices: The inputs' indices in the call, in their order.
-        errors: Indices of the inputs that get no result; the decoding adds indices to it.
-
-    Returns:
-        Index -> result.
-    """
-    results, remaining = dict[int, Result](), list(indices)
-    for some in finished:
-        results |= some
-        while on_result is not None and remaining and (remaining[0] in results or remaining[0] in errors):
-            index = remaining.pop(0)
-            if index in results:
-                on_result(index, results[index])
-    return results
+        return cls(together, rows, refill=rows)

@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, final
 
 from mmdec.checks.files import write_atomically
 from mmdec.checks.weights import lies_inside
@@ -39,16 +39,6 @@ LIKELY_WRONG = 0.5  # people are warned of an output with a lower calibrated con
 UNCERTAINTY_OFFSET = 0.01  # in nats: added to an uncertainty, which may be 0, before its logarithm is taken
 
 Evidence = Mapping[str, float]
-
-
-class HasConfidence(Protocol):
-    """An output that has a confidence."""
-
-    @property
-    def confidence(self) -> float | None: ...
-
-
-Confident = TypeVar("Confident", bound=HasConfidence)
 
 
 def token_evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:

@@ -33,7 +33,7 @@ from mmdec.generation.model_lock import reading
 from mmdec.hub.find import drafter_folder
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.tasks.batch import InputBatch, InputGroup, InputGroups, collect_in_order
+from mmdec.tasks.batch import InputBatch, InputGroup, InputGroups
 from mmdec.tasks.generate_options import length_errors
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
@@ -285,16 +285,16 @@ def describe(
         request = DescriptionRequest.of(vlm, chosen, len(batch))
 
     with pass_stop_iteration(), with_threads(chosen.threads, vlm.model):
-        names, indices, rows = dict[int, str](), range(len(batch)), chosen.batch_size
-        groups = InputGroups.of(vlm.model, request.speculation, request.generate_options(), indices, rows)
+        names, indices = dict[int, str](), range(len(batch))
+        groups = InputGroups.of(vlm.model, request.speculation, request.generate_options(), indices, chosen.batch_size)
         decodings = ((group, _group_steps(request, batch, group, names), len(group.indices)) for group in groups.groups)
         with (
             reading(vlm.model, *request.speculation.networks),
-            closing(decode_together(decodings, groups.rows, refill=groups.refill)) as ended,
+            closing(decode_together(decodings, groups.rows, refill=groups.refill)) as finished,
         ):
-            answers = (some for _, some in ended)
-            descriptions = collect_in_order(answers, indices, chosen.on_description, batch.errors)
-        return batch.finish(descriptions, chosen.min_confidence, names)
+            for _, descriptions in finished:
+                batch.add(descriptions, chosen.on_description)
+        return batch.finish(chosen.min_confidence, names)
 
 
 def read_question(images: Any, prompt: object) -> Question:

@@ -36,7 +36,6 @@ from mmdec.io.audio.structure import AudioLoss
 from mmdec.io.audio.voice_activity import SpeechWindow, SpeechWindows, StreamResampler
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.audio import integer_rate, split_channels, with_note
-from mmdec.tasks.batch import collect_in_order
 from mmdec.tasks.loading import as_loaded
 from mmdec.tasks.options import option_names
 from mmdec.tasks.threads import with_threads
@@ -344,8 +343,10 @@ class LiveTranscriber:
             drafting = replace(options, drafter=drafter, num_speculative_tokens=MAX_DRAFT_CHAIN)
             request = replace(request, speculation=Speculation(drafting))
         with with_threads(self._threads, request.whisper.model):
-            transcripts = transcribe_recordings(request, {0: request.check(window.samples)}, 1)
-            transcript = collect_in_order(transcripts, [0], None)[0]
+            transcripts = dict[int, Transcript]()
+            for finished in transcribe_recordings(request, {0: request.check(window.samples)}, 1):
+                transcripts |= finished
+        transcript = transcripts[0]
         self._texts = [transcript.tokens, *(text for text in self._texts if text != transcript.tokens)][
             :MAX_PREVIOUS_TEXTS
         ]

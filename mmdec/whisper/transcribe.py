@@ -27,7 +27,6 @@ from mmdec.io.audio import Recording
 from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES, LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES as AUDIO_FILES
 from mmdec.tasks.audio import Audio, AudioList, as_batch, read_recording, with_notes
-from mmdec.tasks.batch import collect_in_order
 from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
@@ -172,9 +171,9 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
         else:
             finished = transcribe_recordings(request, samples, chosen.batch_size, chosen.cut_at_pauses, chosen.progress)
         with closing(finished):
-            noted = (with_notes(transcripts, recordings) for transcripts in finished)
-            transcripts = collect_in_order(noted, samples, chosen.on_transcript, batch.errors)
-        return batch.finish(transcripts, chosen.min_confidence)
+            for transcripts in finished:
+                batch.add(with_notes(transcripts, recordings), chosen.on_transcript)
+        return batch.finish(chosen.min_confidence)
 
 
 def transcription_request(

@@ -6,7 +6,6 @@ Also the order in which results of a list are reported.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.checks.files import printable
-from mmdec.tasks.batch import collect_in_order
+from mmdec.tasks.batch import InputBatch
 from tests.conftest import RATE, buzz
 from tests.support.bad_list import encoded, write_list
 from tests.support.grid import slow_but
@@ -199,15 +198,11 @@ def test_a_recording_without_units_is_refused(tiny_model: Path) -> None:
 
 @pytest.mark.parametrize("rejected", [(), (0,), (1,), (0, 1)])
 def test_results_are_reported_in_order_past_rejected_inputs(rejected: tuple[int, ...]) -> None:
-    errors, reported = dict[int, Exception](), list[int]()
+    batch, reported = InputBatch([None] * 3, single=False), list[int]()
     accepted = [index for index in range(3) if index not in rejected]
-
-    def finished() -> Generator[dict[int, str]]:
-        for index in (2, 0, 1):
-            if index in rejected:
-                errors[index] = ValueError()
-            yield {} if index in rejected else {index: "text"}
-
-    results = collect_in_order(finished(), range(3), lambda index, _: reported.append(index), errors)
+    for index in (2, 0, 1):
+        if index in rejected:
+            batch.errors[index] = mmdec.InputError("")
+        batch.add({} if index in rejected else {index: "text"}, lambda index, _: reported.append(index))
     assert reported == accepted
-    assert results == dict.fromkeys(accepted, "text")
+    assert batch.results == dict.fromkeys(accepted, "text")
