@@ -209,9 +209,7 @@ def transcribe_windows(
         encoded = yield from encode_window(encoder, features, meter.usage.seconds)
         if decoder is None:  # the language is detected in the first window; all texts begin with the same tokens
             initial = yield from _initial_tokens(model, options, encoded, meter.usage.seconds)
-            decoder = WindowDecoder(
-                model, speculation, options, initial, encoder, meter, attention_mask, index, progress
-            )
+            decoder = WindowDecoder(model, speculation, options, initial, encoder, meter, attention_mask, index)
         continues = conditions and bool(texts)
         ids = torch.tensor([[*_previous_tokens(model, options, texts if continues else ()), *initial]])
         ids = ids.to(model.device)
@@ -219,11 +217,12 @@ def transcribe_windows(
             features=features,
             encoded=encoded,
             seek=seek,
-            seconds=seek / frames_per_second,
             frames=min(frames - seek, width),
             ids=ids,
             mask=ids != options.settings.pad_token_id if continues else None,
         )
+        if progress is not None:
+            progress.reach(seek / frames_per_second)
         decoded, output = yield from decoder.decode(window)
         result.windows.append(decoded)
         conditions = options.condition and (decoded.temperature or 0.0) < MAX_CONDITION_TEMPERATURE

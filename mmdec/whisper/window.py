@@ -36,7 +36,6 @@ from mmdec.targets.registry import target_of
 from mmdec.tasks.usage import Usage
 from mmdec.types import Round
 from mmdec.whisper.features import WindowEncoder
-from mmdec.whisper.progress import PartProgress
 from mmdec.whisper.repetition import has_end_token, is_runaway, token_compression_ratio
 from mmdec.whisper.window_options import WindowOptions
 
@@ -50,7 +49,6 @@ class Window:
     features: Tensor  # (1, mels, F), what the encoder read
     encoded: BaseModelOutput  # of the encoder; another one replaces it if more of the window is encoded
     seek: int  # the frame of the recording at which it begins
-    seconds: float  # of the recording before it
     frames: int  # number of its frames that belong to the recording
     ids: Tensor  # (1, P), what its text continues
     mask: Tensor | None  # (1, P), False where `ids` is padding; None: nowhere
@@ -140,7 +138,6 @@ class WindowDecoder:
         meter: Counts the rounds.
         attention_mask: (1, T), of the recording's features.
         index: The recording's index in the call, for `speculation.options.on_round`.
-        progress: Gets the seconds before each window.
     """
 
     def __init__(
@@ -153,7 +150,6 @@ class WindowDecoder:
         meter: UsageMeter,
         attention_mask: Tensor | None = None,
         index: int = 0,
-        progress: PartProgress | None = None,
     ) -> None:
         self._model = model
         self._target = target_of(model)
@@ -164,7 +160,6 @@ class WindowDecoder:
         self._meter = meter
         self._attention_mask = attention_mask
         self._index = index
-        self._progress = progress
         self._max_length = options.settings.max_length  # grows with each window; unused with `max_new_tokens`
         with options.errors(model):
             self._processors, self._silence = _processors(model, options, len(initial))
@@ -178,13 +173,17 @@ class WindowDecoder:
         Raises:
             InputError: For an option that the model rejects.
         """
-        self._make_room(window.ids.shape[1])
-        *lower, last = self._options.temperatures
-        for earlier, temperature in enumerate(lower):
-            decoded, output = yield from self._attempt(window, temperature, earlier)
-            if decoded.skipped or not self._options.refuses(decoded.compression_ratio, decoded.avg_logprob):
+        prompt, temperatures, earlier = window.ids.shape[1], self._options.temperatures, 0
+        self._make_room(prompt)
+        while True:
+            ids, config, inputs = self._prepare(window, temperatures[earlier])
+            self._meter.begin_window(self._model.config.max_target_positions - prompt, again=earlier > 0)
+            output = yield from self._decode_once(window, ids, config, inputs)
+            decoded = yield from self._judge(window, temperatures[earlier], earlier, output)
+            refused = self._options.refuses(decoded.compression_ratio, decoded.avg_logprob)
+            earlier += 1
+            if decoded.skipped or not refused or earlier == len(temperatures):
                 return decoded, output
-        return (yield from self._attempt(window, last, len(lower)))
 
     def _make_room(self, prompt: int) -> None:
         """Set the maximum length of the next window's text, and where it begins.
@@ -204,19 +203,6 @@ class WindowDecoder:
         for processor in self._processors:
             if hasattr(processor, "set_begin_index"):
                 processor.set_begin_index(prompt)
-
-    def _attempt(self, window: Window, temperature: float | None, earlier: int) -> Steps[tuple[DecodedWindow, Any]]:
-        """Decode a window at one temperature, and measure what may refuse its text.
-
-        Args:
-            earlier: Number of temperatures tried before.
-        """
-        ids, config, inputs = self._prepare(window, temperature)
-        self._meter.begin_window(self._model.config.max_target_positions - window.ids.shape[1], again=earlier > 0)
-        if self._progress is not None and not earlier:
-            self._progress.reach(window.seconds)
-        output = yield from self._decode_once(window, ids, config, inputs)
-        return (yield from self._judge(window, temperature, earlier, output)), output
 
     def _decode_once(self, window: Window, ids: Tensor, config: GenerationConfig, inputs: dict[str, Any]) -> Steps[Any]:
         """Decode a window, and again with all of its sound encoded if the text of a part of it does not end.
