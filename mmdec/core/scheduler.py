@@ -157,7 +157,16 @@ class Scheduler:
             Whether there is more to do.
         """
         self._admit()
-        unshared, window, drafts = self._choose_passes()
+        drafts = [task for task in self.running if isinstance(task.pending, Score)]
+        windows = sorted(filter(_may_run_aside, self.running), key=_precedence)
+        others = [task for task in self.running if task not in drafts and task not in windows]
+        windows = self._send_aside(windows, busy=bool(drafts or others))
+        window = windows[0] if windows else None
+        # beside the side thread, no window holds up drafts of a higher priority
+        if window and self._aside is not None and any(task.priority < window.priority for task in drafts):
+            window = None
+        unshared = sorted(others if window is None else [*others, window], key=_precedence)
+
         if self._aside is not None and not (unshared or drafts):
             wait([self._aside[1]], SIDE_WAIT_SECONDS)
         threads = torch.get_num_threads()
@@ -172,24 +181,6 @@ class Scheduler:
                 self._run(group)
         self._take_back()
         return bool(self.running or self.waiting)
-
-    def _choose_passes(self) -> tuple[list[Task], Task | None, list[Task]]:
-        """Choose the passes of this step; one window may go to the side thread.
-
-        Returns:
-            The tasks whose passes nobody shares, in their order; the one among them that computes a window, if any; and
-            those whose drafts wait.
-        """
-        drafts = [task for task in self.running if isinstance(task.pending, Score)]
-        windows = sorted(filter(_may_run_aside, self.running), key=_precedence)
-        others = [task for task in self.running if task not in drafts and task not in windows]
-        windows = self._send_aside(windows, busy=bool(drafts or others))
-        window = windows[0] if windows else None
-        # beside the side thread, no window holds up drafts of a higher priority
-        if window and self._aside is not None and any(task.priority < window.priority for task in drafts):
-            window = None
-        unshared = others if window is None else [*others, window]
-        return sorted(unshared, key=_precedence), window, drafts
 
     def _send_aside(self, windows: Sequence[Task], busy: bool) -> list[Task]:
         """Let the side thread compute the first window, if it has nothing to do and this thread has.
