@@ -133,9 +133,8 @@ HEARD = (*LISTENING, "Voxtral")
 
 def rows() -> list[str]:
     """Return the table of the page, a line for each family."""
-    exact = "exact: one row and four, second turns"
-    seen = [f"| `{name}{FOR}` | {exact}, 0 to 3 pictures | {_door(name, SEEN)} |" for name in VISION_FAMILIES.split()]
-    heard = [f"| `{name}{FOR}` | {exact}, 0 to 3 sounds | {_door(name, HEARD)} |" for name in AUDIO_FAMILIES.split()]
+    seen = [f"| `{name}{FOR}` | exact | {_door(name, SEEN)} |" for name in VISION_FAMILIES.split()]
+    heard = [f"| `{name}{FOR}` | exact | {_door(name, HEARD)} |" for name in AUDIO_FAMILIES.split()]
     return [*seen, *heard, *(f"| `{name}` | refused: {why} | |" for name, why in UNSUPPORTED_CLASSES.items())]
 
 
