@@ -275,7 +275,7 @@ def peer_calls(
         converters: Any = import_module("ctranslate2.converters")
     except ImportError as error:
         raise InputError(
-            "`peer` must be installed, but ctranslate2 is not. Install it: pip install 'mmdec[peer]'."
+            "`peer` must be installed, but ctranslate2 is not. Run `pip install 'mmdec[peer]'`."
         ) from error
     if whisper.directory is None:
         raise InputError("`model` must be a folder for a peer, but is a network in memory. Give its folder.")

@@ -160,7 +160,7 @@ def import_pyplot() -> Any:
         return import_module("matplotlib.pyplot")
     except ImportError as error:
         raise InputError(
-            "Plots need the package matplotlib, which is not installed. pip install 'mmdec[plots]'"
+            "Plots need the package matplotlib, which is not installed. Run `pip install 'mmdec[plots]'`."
         ) from error
 
 

@@ -15,7 +15,7 @@ from mmdec import MmdecError
 try:
     import gradio as gr
 except ImportError as error:
-    raise MmdecError("The demo needs gradio, which is not installed. pip install 'mmdec[demo]'") from error
+    raise MmdecError("The demo needs gradio, which is not installed. Run `pip install 'mmdec[demo]'`.") from error
 
 from starlette.middleware import Middleware
 

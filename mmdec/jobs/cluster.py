@@ -61,7 +61,7 @@ def run_on_ray(work: Work, parts: Sequence[Part], workers: int | None = None) ->
         ray: Any = import_module("ray")
         data: Any = import_module("ray.data")
     except ImportError as error:
-        raise InputError("`engine` must be local without Ray, but is ray. pip install 'mmdec[ray]'.") from error
+        raise InputError("`engine` must be local without Ray, but is ray. Run `pip install 'mmdec[ray]'`.") from error
     began = not ray.is_initialized()
     if began:
         ray.init(logging_level=logging.ERROR, include_dashboard=False)

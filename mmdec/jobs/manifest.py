@@ -182,4 +182,4 @@ def pyarrow_parquet() -> Any:
     try:
         return import_module("pyarrow.parquet")
     except ImportError as error:
-        raise InputError("Parquet needs pyarrow, but that is missing. pip install 'mmdec[parquet]'.") from error
+        raise InputError("Parquet needs pyarrow, but that is missing. Run `pip install 'mmdec[parquet]'`.") from error

@@ -82,7 +82,7 @@ class LoadedLanguageModel:
             text: str = self.tokenizer.apply_chat_template(hidden, add_generation_prompt=True, tokenize=False)
         except TemplateError as error:
             raise InputError(
-                f"`messages` must be what the model's chat template takes, but it says: {error}."
+                f"`messages` must be what the model's chat template takes, but it says: {error}. Change roles or order."
             ) from error
         lost = next((each for each in texts if each.strip() not in text), None)
         if lost is not None:

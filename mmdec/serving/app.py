@@ -20,7 +20,9 @@ try:
     from fastapi.responses import JSONResponse, PlainTextResponse
     from starlette.exceptions import HTTPException
 except ImportError as error:
-    raise MmdecError(f"The server needs {error.name}, which is not installed. pip install 'mmdec[serve]'") from error
+    raise MmdecError(
+        f"The server needs {error.name}, which is not installed. Run `pip install 'mmdec[serve]'`."
+    ) from error
 
 from mmdec.daspeech.options import DEFAULT_MODEL as DEFAULT_TRANSLATOR
 from mmdec.serving import chat, completions, realtime, speech

@@ -57,7 +57,9 @@ def _render_dialogue(vlm: LoadedVlm, messages: Sequence[VlmMessage]) -> str:
     try:
         text = render_chat(vlm, messages)
     except TemplateError as error:
-        raise InputError(f"`messages` must be what the model's chat template takes, but it says: {error}.") from error
+        raise InputError(
+            f"`messages` must be what the model's chat template takes, but it says: {error}. Change roles or order."
+        ) from error
     whole = vlm.plain.restore(text)
     lost = next((each for each in texts if each.strip() not in whole), None)
     if lost is not None:

@@ -41,5 +41,7 @@ def load_mtp_head(model: PreTrainedModel) -> Any:
             "from a folder or Hugging Face id that holds the head, with transformers 5.23 or newer."
         ) from error
     if head.rotary_emb is None or head.has_per_layer_rope or not isinstance(head.shared_head, nn.Linear):
-        raise InputError(f"{rule}: its head has no rotary positions of one kind, or no linear LM head.")
+        raise InputError(
+            f'{rule}: its head has no rotary positions of one kind, or no linear LM head. Take "lookup" or "recycling".'
+        )
     return head.to(model.dtype)

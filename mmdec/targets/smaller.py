@@ -47,16 +47,21 @@ def _layers_of(model: PreTrainedModel) -> tuple[list[str], nn.ModuleList]:
     """Return the names that lead from a model to the list of its decoder layers, and this list."""
     config: Any = model.config
     rule = "`drafter` must be another one than early_exit for this model"
+    remedy = 'Take "lookup" or "recycling".'
     if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
-        raise InputError(f"{rule}: layers are left out of decoder-only language models, not of {type(model).__name__}.")
+        raise InputError(
+            f"{rule}: only decoder-only language models can skip layers, not {type(model).__name__}. {remedy}"
+        )
     if has_states(config) or getattr(config, "num_kv_shared_layers", 0):
-        raise InputError(f"{rule}: layers of {type(model).__name__} read the states of others.")
+        raise InputError(f"{rule}: layers of {type(model).__name__} read the states of others. {remedy}")
     for name, part in model.named_modules():
         if isinstance(part, nn.ModuleList) and len(part) == config.num_hidden_layers:
             if any("forward" in vars(inner) for inner in part.modules()) or any(map(has_hooks, part)):
                 raise InputError(f"{rule}: its layers have hooks, which are tied to the whole model. Remove them.")
             return name.split("."), part
-    raise InputError(f"{rule}: the {config.num_hidden_layers} layers of {type(model).__name__} are not in one list.")
+    raise InputError(
+        f"{rule}: the {config.num_hidden_layers} layers of {type(model).__name__} are not in one list. {remedy}"
+    )
 
 
 def _set_config(part: nn.Module, config: Any) -> None:

@@ -107,7 +107,7 @@ class DFlashConfig(LayeredConfig):
         if self.block_size < 2:
             raise InputError(
                 f"`block_size` must be at least 2, the root and a mask, but is {self.block_size}. "
-                "Mend the folder's config.json."
+                "Correct it in the folder's config.json."
             )
         if self.vocabulary > self.vocab_size or (self.has_draft_vocabulary and not self.own_head):
             raise InputError(
@@ -117,7 +117,7 @@ class DFlashConfig(LayeredConfig):
         if type(self.mask_token) is not int or not 0 <= self.mask_token < self.vocab_size:
             raise InputError(
                 f"`mask_token` must be a token below {self.vocab_size}, but is {self.mask_token!r:.60}. "
-                "Mend the folder's config.json."
+                "Correct it in the folder's config.json."
             )
         if self.head not in get_args(HeadKind):
             raise InputError(

@@ -120,7 +120,7 @@ class Eagle3Config(LayeredConfig):
         if mask is not None and (type(mask) is not int or not 0 <= mask < self.vocab_size):
             raise InputError(
                 f"`mask_token` must be a token below {self.vocab_size}, but is {mask!r:.60}. "
-                "Mend the folder's config.json."
+                "Correct it in the folder's config.json."
             )
         self._check_positions()
 

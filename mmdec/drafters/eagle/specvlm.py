@@ -252,7 +252,9 @@ class SpecVLMConfig(DraftConfig):
         if self.pruning not in ("random", "strided"):
             raise InputError(f"`pruning` must be random or strided, but is {self.pruning!r:.60}. Choose one.")
         if type(self.gate_temperature) not in (int, float) or not 1e-3 <= self.gate_temperature <= 1e3:
-            raise InputError(f"`gate_temperature` must be in 0.001 .. 1000, but is {self.gate_temperature!r:.60}.")
+            raise InputError(
+                f"`gate_temperature` must be from 0.001 to 1000, but is {self.gate_temperature!r:.60}. 1 is usual."
+            )
 
 
 @built_in_network("specvlm", note="SpecVLM: reads a shortened picture; a gate chooses how it is shortened.")

@@ -213,7 +213,9 @@ class _Backlog:
             self._waiting.clear()
             self._change.notify_all()
         if not content and self._error is not None:
-            raise InputError(f"`audio` must be a stream that can be read, but is not: {self._error}.") from self._error
+            raise InputError(
+                f"`audio` must be a stream that can be read, but is not: {self._error}. Check what writes to it."
+            ) from self._error
         return content
 
     def _fill(self) -> None:

@@ -76,7 +76,7 @@ def _audiomentations() -> Any:
         return import_module("audiomentations")
     except ImportError as error:
         raise InputError(
-            "Augmentation of speech needs audiomentations, which is not installed. pip install 'mmdec[train]'"
+            "Augmentation of speech needs audiomentations, which is not installed. Run `pip install 'mmdec[train]'`."
         ) from error
 
 

@@ -239,7 +239,7 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
     subset = str(rows.get("data_subtype", "val2014"))
     if not re.fullmatch(r"\w+", subset):
         raise InputError(
-            f"`questions` must name its `data_subtype` in letters, but '{path}' has {subset[:80]!r}. Mend the file."
+            f"`questions` must name its `data_subtype` in letters, but '{path}' has {subset[:80]!r}. Correct the file."
         )
     coco = subset.replace("test-dev", "test")
     notes = _annotations(path)

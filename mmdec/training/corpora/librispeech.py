@@ -208,7 +208,7 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not isinstance(row, dict):
                 raise InputError(
                     f"`root` must be {MANIFEST}, but line {number} of '{quote_path(file)}' has no fields. "
-                    "Mend the file."
+                    "Correct the file."
                 )
             yield number, row
         return

@@ -384,7 +384,7 @@ def import_extra(name: str) -> Any:
     except ImportError as error:
         package = name.partition(".")[0]
         raise InputError(
-            f"Scoring needs the package {package}, which is not installed. pip install 'mmdec[eval]'"
+            f"Scoring needs the package {package}, which is not installed. Run `pip install 'mmdec[eval]'`."
         ) from error
 
 

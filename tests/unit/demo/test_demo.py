@@ -130,7 +130,7 @@ def test_without_gradio_the_error_names_the_extra() -> None:
     code = "import sys; sys.modules['gradio'] = None\nfrom mmdec.cli import main\nsys.argv = ['mmdec', 'demo']\nmain()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "error: The demo needs gradio, which is not installed. pip install 'mmdec[demo]'\n"
+    assert done.stderr == "error: The demo needs gradio, which is not installed. Run `pip install 'mmdec[demo]'`.\n"
 
 
 ADDRESSES = """

@@ -208,7 +208,10 @@ def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(base)
     except (OSError, ValueError) as error:
-        raise InputError(f"`base` must be a model of transformers, but '{base}' is not: {error}") from None
+        raise InputError(
+            f"`base` must be a model of transformers, but '{base}' is not ({error!s:.300}). Give a folder or a "
+            "Hugging Face id."
+        ) from None
     reads_images = getattr(config, "vision_config", None) is not None
     kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
     return kind.from_pretrained(base, dtype=dtype)
