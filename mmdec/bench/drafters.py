@@ -557,7 +557,7 @@ def _measure(workload: Workload[Any], method: InputMethod, index: int) -> Measur
     watch = Stopwatch()
     begin = watch.process_cpu_time()
     call = workload.harness.measure([workload.inputs[index]], method.of(index))
-    return replace(call, processor=watch.process_cpu_time() - begin)
+    return replace(call, cpu_seconds=watch.process_cpu_time() - begin)
 
 
 def _progress(label: str, repeat: int, repeats: int, calls: Mapping[str, Measurement]) -> str:
@@ -638,5 +638,5 @@ def _row(method: InputMethod, measured: Sequence[Sequence[Measurement]], equal: 
         drafter_share=sum(run.drafter for run in calls) / total if method.is_ours else None,
         passes=sum(run.passes for run in calls) / len(calls),
         seconds=total / len(calls),
-        processor=sum(run.processor for run in calls) / len(calls),
+        cpu_seconds=sum(run.cpu_seconds for run in calls) / len(calls),
     )

@@ -292,7 +292,7 @@ def _launches(run: Callable[[], object], device: torch.device) -> int:
 
 
 def describe_kernels() -> dict[str, Any]:
-    """Describe this machine, JSON-ready: processor, GPU, versions, and whether each Triton kernel can run here. If one
+    """Describe this machine, JSON-ready: CPU, GPU, versions, and whether each Triton kernel can run here. If one
     cannot, its `why_not` is the reason."""
     report = describe_machine()
     reason = unavailable_reason(0 if report["gpus"] else None)

@@ -21,7 +21,7 @@ from mmdec.core.timing import Stopwatch
 from mmdec.evaluation.harness import Measurement, Measurements
 from mmdec.tasks.threads import keep_threads
 
-PROCESSOR = "processor"  # the kind of measured time that counts the processor's seconds
+CPU_TIME = "CPU time"  # the kind of measured time that counts the CPU seconds of all threads
 Result = TypeVar("Result")
 
 
@@ -170,7 +170,7 @@ class MethodTimings:
             group: The inputs to choose from.
 
         Returns:
-            Two rows of the report, for processor time and for the wall clock; none if all inputs were skipped.
+            Two rows of the report, for CPU time and for the wall clock; none if all inputs were skipped.
             Tokens per round do not count the prompt's pass.
         """
         same = [index for index in group.indices if self.equal[baseline][index]]
@@ -181,7 +181,7 @@ class MethodTimings:
         rounds = max(sum(run.rounds for run in last), 1)
         accepted = [run.accepted for run in last if run.accepted is not None]
         rows = []
-        for timed, seconds in ((PROCESSOR, attrgetter("processor")), (WALL_CLOCK, attrgetter("total"))):
+        for timed, seconds in ((CPU_TIME, attrgetter("cpu_seconds")), (WALL_CLOCK, attrgetter("total"))):
             ratios = [
                 seconds(b) / seconds(a)
                 for a_runs, b_runs in zip(ours, theirs, strict=True)

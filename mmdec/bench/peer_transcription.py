@@ -6,7 +6,7 @@ transformers' rule: it keeps whole segments, and the next window begins at the e
 decode greedily, and never retry a window at a higher temperature.
 
 Calls go A B C D A B C D, recording by recording, from samples in memory to text. Each engine runs with one thread and
-with `threads`; a ratio of wall clocks takes each engine with the number of threads that is faster. Processor seconds
+with `threads`; a ratio of wall clocks takes each engine with the number of threads that is faster. CPU seconds
 are those of calls with one thread: on a busy machine they vary less. In int8, texts may differ from those of float32,
 so the word error rate of each engine is given, too, if transcripts (.txt) lie next to the recordings.
 """
@@ -47,7 +47,7 @@ PEERS = ("ctranslate2",)
 STOCK, OURS, OURS_INT8 = "transformers float32", "mmdec float32", "mmdec int8"
 PEER, PEER_INT8 = "ctranslate2 float32", "ctranslate2 int8"
 PAIRS = ((OURS, STOCK), (OURS, PEER), (OURS_INT8, PEER_INT8), (PEER, STOCK), (OURS, PEER_INT8))
-PROCESSOR = "processor, one thread"
+CPU_TIME = "CPU time, one thread"
 Call = Callable[[Tensor], str]  # samples (T,) of 16 kHz -> text
 WindowDecoder = Callable[[Tensor], list[int]]  # a window's features (1, mels, F) -> its tokens, without prompt
 
@@ -60,9 +60,9 @@ class TimedEngine:
 
     call: Call
     texts: dict[int, str] = field(default_factory=dict)
-    # wall-clock and processor seconds of each repeat
+    # wall-clock and CPU seconds of each repeat
     seconds: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    processor: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    cpu_seconds: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
 Sides = dict[tuple[str, int], TimedEngine]  # (name, threads) -> its texts and seconds
@@ -157,7 +157,7 @@ def _report(
                     "threads": count,
                     "texts": list(side.texts.values()),
                     "seconds": list(side.seconds.values()),
-                    "processor": list(side.processor.values()),
+                    "cpu_seconds": list(side.cpu_seconds.values()),
                 }
                 for (name, count), side in sides.items()
             ],
@@ -175,16 +175,16 @@ def time_in_turn(sides: Sequence[TimedEngine], sounds: Sequence[Tensor], repeats
         for index, samples in enumerate(sounds):
             for side in sides:
                 stopwatch.lap()
-                # processor time of all threads: the other engine has threads of its own
+                # CPU time of all threads: the other engine has threads of its own
                 start = stopwatch.process_cpu_time()
                 side.texts[index] = side.call(samples)
-                side.processor[index].append(stopwatch.process_cpu_time() - start)
+                side.cpu_seconds[index].append(stopwatch.process_cpu_time() - start)
                 side.seconds[index].append(stopwatch.lap())
         log(f"round {repeat + 1} of {repeats}")
 
 
 def compare_engines(sides: Sides, group: str, indices: Sequence[int]) -> list[Comparison]:
-    """Compare each pair of engines on some recordings, by wall clock and by processor seconds.
+    """Compare each pair of engines on some recordings, by wall clock and by CPU seconds.
 
     Args:
         sides: The engines.
@@ -192,7 +192,7 @@ def compare_engines(sides: Sides, group: str, indices: Sequence[int]) -> list[Co
         indices: Indices of these recordings.
 
     Returns:
-        Rows of the report. The wall clock takes each engine with the number of threads that is faster, processor
+        Rows of the report. The wall clock takes each engine with the number of threads that is faster, CPU
         seconds are with one thread.
     """
     rows: list[Comparison] = []
@@ -203,7 +203,7 @@ def compare_engines(sides: Sides, group: str, indices: Sequence[int]) -> list[Co
         )
         for timed, ours, theirs in (
             (WALL_CLOCK, a.seconds, b.seconds),
-            (PROCESSOR, sides[subject, 1].processor, sides[baseline, 1].processor),
+            (CPU_TIME, sides[subject, 1].cpu_seconds, sides[baseline, 1].cpu_seconds),
         ):
             pairs = PairedTiming.of(
                 [pair for index in indices for pair in zip(ours[index], theirs[index], strict=True)]
@@ -350,7 +350,7 @@ def _totals(sides: Sides, recordings: int) -> list[Quantity]:
     return [
         Quantity(f"{name}, {count} threads, {what}", _total(laps), "s", recordings)
         for (name, count), side in sides.items()
-        for what, laps in ((WALL_CLOCK, side.seconds), ("processor", side.processor))
+        for what, laps in ((WALL_CLOCK, side.seconds), ("CPU time", side.cpu_seconds))
     ]
 
 

@@ -23,7 +23,7 @@ from rich.text import Text
 from mmdec.errors import InputError
 
 FORMAT = "mmdec-bench"
-VERSION = 1
+VERSION = 2
 MAX_REPORT_BYTES = 64 * 2**20  # maximum bytes of a saved run, which is read whole
 WALL_CLOCK = "wall clock"  # the kind of measured time that most tables show
 
@@ -102,7 +102,7 @@ class MethodRow:
     drafter_share: float | None  # the drafter's seconds / all seconds; None: not reported
     passes: float  # of the model, in a call
     seconds: float  # of a call, wall clock
-    processor: float  # processor seconds of a call
+    cpu_seconds: float  # of a call, all threads
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def _methods(report: BenchReport, width: int | None) -> Iterator[tuple[str, tupl
             "-" if row.drafter_share is None else f"{100 * row.drafter_share:.0f} %",
             _number(row.passes),
             _number(row.seconds),
-            _number(row.processor),
+            _number(row.cpu_seconds),
         )
         for row in report.methods
     ]
@@ -424,7 +424,7 @@ def _changes(changes: Changes) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
 
 
 def hardware_line(hardware: dict[str, Any]) -> str:
-    """Write one line on the machine: processor or GPU, threads, dtype, batch, versions, commit, date."""
+    """Write one line on the machine: CPU or GPU, threads, dtype, batch, versions, commit, date."""
     versions = hardware.get("versions") or {}
     batch = hardware.get("batch")
     device = hardware.get("device")

@@ -88,7 +88,7 @@ class Measurement:
     rounds: int = 0  # number of mmdec's rounds, summed over the inputs, without the passes over prompts
     drafted_tokens: int = 0  # number of tokens from these rounds, bonus or correction token included
     accepted: int | None = None  # drafted tokens that were accepted in these rounds; None: not counted
-    processor: float = 0.0  # CPU seconds of all threads of this process, in the whole call
+    cpu_seconds: float = 0.0  # of all threads of this process, in the whole call
 
     @property
     def tokens_per_round(self) -> float:

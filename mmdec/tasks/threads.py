@@ -100,7 +100,7 @@ def idle_cpus() -> int:
             return allowed
         counts.append(running)
     others = int(median(counts)) - 1 if counts else 0  # minus this process, which is running, too
-    return min(allowed, _processors() - others)
+    return min(allowed, _cpu_count() - others)
 
 
 def running_processes(loadavg: str) -> int | None:
@@ -113,22 +113,22 @@ def running_processes(loadavg: str) -> int | None:
 def quota_of(limit: str) -> int:
     """Read from the text of a container's cpu.max how many CPUs it may use; all of them if it has no limit."""
     quota, _, period = limit.strip().partition(" ")
-    return max(1, int(quota) // int(period)) if quota.isdecimal() else _processors()
+    return max(1, int(quota) // int(period)) if quota.isdecimal() else _cpu_count()
 
 
-def _processors() -> int:
+def _cpu_count() -> int:
     return os.cpu_count() or 1
 
 
 def _affinity() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(_processors()))
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(_cpu_count()))
 
 
 def _defaults() -> set[int]:
     cores = Path("/sys/devices/system/cpu")
     mine = _affinity()
     siblings = {_read_text(cores / f"cpu{one}" / "topology" / "thread_siblings_list") or str(one) for one in mine}
-    return {len(siblings), len(mine), _processors()}
+    return {len(siblings), len(mine), _cpu_count()}
 
 
 def _read_text(path: Path) -> str:

@@ -37,13 +37,13 @@ class Sums:
     """One way's sums over the recordings of an order."""
 
     wall: float = 0.0  # seconds
-    processor: float = 0.0  # seconds
+    cpu_seconds: float = 0.0  # seconds
     decoder: float = 0.0  # seconds of decoder and drafter
     tokens: int = 0
     rounds: float = 0.0
 
-    def add(self, transcript: mmdec.Transcript, wall: float, processor: float) -> None:
-        self.wall, self.processor = self.wall + wall, self.processor + processor
+    def add(self, transcript: mmdec.Transcript, wall: float, cpu_seconds: float) -> None:
+        self.wall, self.cpu_seconds = self.wall + wall, self.cpu_seconds + cpu_seconds
         self.decoder += transcript.timings["decoder"] + transcript.timings["drafter"]
         self.tokens += len(transcript.tokens)
         self.rounds += len(transcript.tokens) / max(transcript.tokens_per_round, 1.0)
@@ -65,9 +65,9 @@ def run_order(model: Any, recordings: Sequence[Tensor], order: Sequence[int]) ->
         texts = set[str]()
         ways.append(ways.pop(0))  # so that no way always comes first
         for name, choice in ways:
-            wall, processor = time.perf_counter(), time.process_time()
+            wall, cpu_seconds = time.perf_counter(), time.process_time()
             transcript = mmdec.transcribe(recordings[index], sample_rate=SAMPLE_RATE, model=model, **choice)
-            sums[name].add(transcript, time.perf_counter() - wall, time.process_time() - processor)
+            sums[name].add(transcript, time.perf_counter() - wall, time.process_time() - cpu_seconds)
             texts.add(transcript.text)
         if len(texts) > 1:
             raise RuntimeError(f"recording {index} has several texts: {sorted(texts)}")
@@ -113,8 +113,8 @@ def main() -> None:
             sums = run_order(model, recordings, order)
             plain = sums["plain"]
             for name, way in sums.items():
-                cells = (seed, name, f"{way.wall:.1f}", f"{way.processor:.1f}", f"{way.wall / plain.wall:.3f}")
-                more = (f"{way.processor / plain.processor:.3f}", f"{way.decoder / plain.decoder:.3f}")
+                cells = (seed, name, f"{way.wall:.1f}", f"{way.cpu_seconds:.1f}", f"{way.wall / plain.wall:.3f}")
+                more = (f"{way.cpu_seconds / plain.cpu_seconds:.3f}", f"{way.decoder / plain.decoder:.3f}")
                 print("|", " | ".join(map(str, (*cells, *more, f"{way.tokens / way.rounds:.3f}"))), "|", flush=True)
 
 

@@ -53,8 +53,8 @@ def run(command: Sequence[str], threads: int) -> tuple[str, tuple[float, float]]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return done.stdout, (wall, processor)
+    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.stdout, (wall, cpu_seconds)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ python recipes/measure/half_precision.py --model MODEL --dtype bfloat16 --text d
 python recipes/measure/half_precision.py --model WHISPER --dtype float16 --recordings a.wav b.wav c.wav d.wav
 
 Each text is decoded alone and with three others, plainly and by each drafter with several sizes. The cost is the
-processor time of plain decoding, divided by that of the model's own passes over one token, measured in turn.
+CPU time of plain decoding, divided by that of the model's own passes over one token, measured in turn.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def parted(name: str, drafters: Sequence[tuple[str, Any]], decode: Decode) -> li
 
 
 def cost(decode: Callable[[], Any], pairs: int) -> None:
-    """Print the quartiles of the processor time of plain decoding, divided by that of the model's own passes."""
+    """Print the quartiles of the CPU time of plain decoding, divided by that of the model's own passes."""
 
     def seconds(names: Mapping[str, Callable[..., Any]]) -> float:
         with ExitStack() as stack:

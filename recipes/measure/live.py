@@ -3,7 +3,7 @@ r"""Measures live transcription of recordings that arrive at the speed of speech
 python recipes/measure/live.py --recordings recordings.jsonl --model MODEL --language en
 
 Each line of the file is an object with `path`, relative to the file's folder. The sound arrives in pieces
-of half a second on a simulated clock. Decoding moves this clock on by the thread's processor seconds, which do not
+of half a second on a simulated clock. Decoding moves this clock on by the thread's CPU seconds, which do not
 depend on other programs. Pieces that arrive during decoding are then decoded together.
 """
 

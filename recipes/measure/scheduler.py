@@ -5,7 +5,7 @@ python recipes/measure/scheduler.py --language-model SMOLLM2 --whisper whisper-t
 Rows (`--rows` chooses some): 8 clients of a server that chat, or send 10 s of speech each; the first text of a request
 that arrives while 7 others run; a long recording cut at pauses; many recordings of mixed lengths; a lone request in the
 scheduler. Each row times the two ways in turn, A B A B, for `--minutes` at most, but at least one pair after a first
-run that does not count. Texts must be equal, except those of the recording that is cut. Processor time is that of the
+run that does not count. Texts must be equal, except those of the recording that is cut. CPU time is that of the
 whole process, its server and clients included; it depends less on other programs than the wall clock does.
 """
 
@@ -33,7 +33,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmdec
-from mmdec.bench.pairing import PROCESSOR, prepare_device
+from mmdec.bench.pairing import CPU_TIME, prepare_device
 from mmdec.bench.prompts import INSTRUCTIONS, ChatPrompt
 from mmdec.bench.report import WALL_CLOCK, hardware_line
 from mmdec.core.scheduler import Scheduler
@@ -81,9 +81,9 @@ class Row:
 
 def timed(work: Callable[[], list[str]]) -> Run:
     """Run `work`, and time it."""
-    processor, wall = time.process_time(), time.perf_counter()
+    cpu, wall = time.process_time(), time.perf_counter()
     texts = work()
-    return Run(texts, {WALL_CLOCK: time.perf_counter() - wall, PROCESSOR: time.process_time() - processor})
+    return Run(texts, {WALL_CLOCK: time.perf_counter() - wall, CPU_TIME: time.process_time() - cpu})
 
 
 def measure(row: Row, minutes: float) -> list[str]:

@@ -182,7 +182,7 @@ class Measurement:
             options: Of `mmdec.generate`.
 
         Returns:
-            The codes of each prompt, "rounds" and "tokens" without the pass over the prompts, processor seconds.
+            The codes of each prompt, "rounds" and "tokens" without the pass over the prompts, CPU seconds.
         """
         codes, rounds, tokens, began = list[list[int]](), 0, 0, time.process_time()
         for at, prompt in enumerate(self.prompts):

@@ -37,7 +37,7 @@ HARDWARE: dict[str, Any] = {
 
 def measurement(decoder: float, total: float, rounds: int = 0, tokens: int = 0, **more: Any) -> Measurement:
     seconds = {"features": 0.0, "encoder": 0.0, "decoder": decoder, "drafter": 0.0, "total": total}
-    more = {"processor": decoder, **more}
+    more = {"cpu_seconds": decoder, **more}
     return Measurement([], [], **seconds, rounds=rounds, drafted_tokens=tokens, **more)
 
 

@@ -100,7 +100,7 @@ def test_built_in_prompts_are_grouped_by_kind(home: Path, model: str) -> None:
     assert names(report) == ["greedy", "plain", "lookup", "recycling", "jacobi", "prompt lookup"]
     kinds = {prompt.task for prompt in (INSTRUCTIONS if model == "chat" else BEGINNINGS)}
     assert {row.group for row in report.comparisons} == {"all", *(f"task {kind}" for kind in kinds)}
-    assert {row.timed for row in report.comparisons} == {"wall clock", "processor"}
+    assert {row.timed for row in report.comparisons} == {"wall clock", "CPU time"}
 
 
 def test_an_index_of_texts_is_a_drafter(home: Path, prompts: Path, tmp_path: Path) -> None:
