@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from mmdec.bench.options import DrafterBenchOptions
 from mmdec.bench.pairing import Group, MethodTimings, length_groups, quartiles, task_groups
-from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, encode_prompts, read_prompts
+from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, encode_prompts, read_chat_prompts
 from mmdec.bench.report import BenchReport, BenchRun, MethodRow, Spread
 from mmdec.checks.arguments import did_you_mean
 from mmdec.checks.devices import check_device
@@ -385,7 +385,7 @@ def load_workload(kind: str, directory: Path, device: torch.device, options: Dra
     if per_kind is None and options.data is None and options.images is None:
         per_kind = DEFAULT_PER_KIND
     if kind == "text":
-        given = None if options.data is None else read_prompts(os.fspath(options.data))
+        given = None if options.data is None else read_chat_prompts(os.fspath(options.data))
         language = load_language_model(directory, device)
         prompts = (INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS) if given is None else given
         chosen: Any = in_turn(by_task(list[Any](prompts), per_kind))

@@ -131,7 +131,7 @@ BEGINNINGS = (  # short, in plain letters, because small models of stories have 
 )
 
 
-def read_prompts(path: str | Path) -> list[ChatPrompt]:
+def read_chat_prompts(path: str | Path) -> list[ChatPrompt]:
     """Read prompts from a file: .txt with one on each line, or .jsonl or .json of chats.
 
     A prompt ends with its chat's last question. The prompt's kind is the row's field `category`, `task`, `topic` or

@@ -59,15 +59,15 @@ def doctor(
     conventions are wrong, and ends with the tokens per round for chains and trees of several sizes.
     """
     from mmdec.checks.arguments import check_threads
-    from mmdec.doctor.answers import built_in_prompts, has_template, load_target, read_prompts
+    from mmdec.doctor.answers import built_in_prompts, has_template, load_examined_model, read_doctor_prompts
     from mmdec.doctor.examine import examine
     from mmdec.tasks.threads import with_threads
     from mmdec.training.corpora.text_files import evenly_spaced
 
     check_threads(threads)
-    prompts = None if data is None else read_prompts(data, limit)
+    prompts = None if data is None else read_doctor_prompts(data, limit)
     with show_loading(model, quiet=as_json):
-        loaded = load_target(model, device, dtype_or_quick(dtype, device))
+        loaded = load_examined_model(model, device, dtype_or_quick(dtype, device))
     if prompts is None:
         prompts = evenly_spaced(built_in_prompts(template and has_template(loaded)), limit)
     with with_threads(threads, loaded.model):

@@ -12,7 +12,7 @@ from typing import Any, final
 from transformers import DynamicCache
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.generation.generate import rounds_of
+from mmdec.generation.generate import generate_rounds
 from mmdec.generation.speculation import Speculation
 from mmdec.pretrained.language_model import LoadedLanguageModel
 from mmdec.targets.recurrent_cache import cached_length
@@ -72,7 +72,7 @@ class TextChat:
         options = {**with_length(self._options, loaded.model), "tokenizer": loaded.tokenizer}
         text = ""
         try:
-            for round_ in rounds_of(loaded.model, inputs, speculation, options):
+            for round_ in generate_rounds(loaded.model, inputs, speculation, options):
                 self.usage.add_timed_round(round_, 0, drafts=True)
                 if round_.text[0]:
                     text += round_.text[0]

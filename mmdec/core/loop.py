@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmdec.core.drafter_runner import DrafterRunner
 from mmdec.core.sampling import Sequences
-from mmdec.core.steps import Prefill, Score, Steps, run_alone
+from mmdec.core.steps import Prefill, Score, Steps, run_steps
 from mmdec.core.timing import RoundTimer
 from mmdec.core.tree import bool_list, height, int_list, int_rows
 from mmdec.core.verify import Rule, verify
@@ -82,7 +82,7 @@ def decode(
     Yields:
         Each round, until every row has ended.
     """
-    return run_alone(decode_steps(target, inputs, text, rule, drafter, budget, shape))
+    return run_steps(decode_steps(target, inputs, text, rule, drafter, budget, shape))
 
 
 @torch.inference_mode()

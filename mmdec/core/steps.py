@@ -1,6 +1,6 @@
 """The steps of a decoding: the passes that it asks for, and the rounds that it yields.
 
-`mmdec.core.loop.decode_steps` is a generator of such steps. `run_alone` runs the passes of one decoding;
+`mmdec.core.loop.decode_steps` is a generator of such steps. `run_steps` runs the passes of one decoding;
 `mmdec.core.scheduler` runs those of many together.
 """
 
@@ -71,7 +71,7 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[PassRequest | Round, PassResult | None, T]
 
 
-def run_alone(steps: Steps[Any]) -> Iterator[Round]:
+def run_steps(steps: Steps[Any]) -> Iterator[Round]:
     """Run the passes that one decoding asks for.
 
     Yields:
@@ -91,7 +91,7 @@ def run_alone(steps: Steps[Any]) -> Iterator[Round]:
                 result = time_pass(step.device, step.compute)
 
 
-def watch(steps: Steps[T], on_round: Callable[[Round], None]) -> Steps[T]:
+def watch_rounds(steps: Steps[T], on_round: Callable[[Round], None]) -> Steps[T]:
     """Relay a decoding's steps unchanged. Calls `on_round` before each round."""
     answer: Any = None
     with closing(steps):
@@ -105,7 +105,7 @@ def watch(steps: Steps[T], on_round: Callable[[Round], None]) -> Steps[T]:
             answer = yield step
 
 
-def timed(
+def time_steps(
     steps: Steps[T], device: torch.device, on_round: Callable[[Round], None] = lambda _: None
 ) -> Steps[tuple[T, float]]:
     """Relay a decoding's steps unchanged. Calls `on_round` before each round.

@@ -362,7 +362,7 @@ class DoctorPrompt:
     images: tuple[Path, ...] = ()
 
 
-def load_target(
+def load_examined_model(
     model: str | os.PathLike[str], device: str | torch.device | None = None, dtype: torch.dtype = torch.float32
 ) -> ExaminedModel:
     """Load a language model with its tokenizer, or a model that reads images with its processor.
@@ -384,7 +384,7 @@ def built_in_prompts(chat: bool) -> list[DoctorPrompt]:
     ]
 
 
-def read_prompts(path: Path, limit: int | None) -> list[DoctorPrompt]:
+def read_doctor_prompts(path: Path, limit: int | None) -> list[DoctorPrompt]:
     """Read the prompts of a file: .txt with one on each line, or .jsonl or .json of chats.
 
     A chat gives one prompt: its system message and first question. Later turns hold answers that are not the target's.

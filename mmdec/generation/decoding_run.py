@@ -17,7 +17,7 @@ from mmdec.targets.hf_target import GenerateOutput, HfTarget
 
 
 class DecodingRun(ABC):
-    """A checked and prepared call. `run_alone` or a scheduler runs its steps."""
+    """A checked and prepared call. `run_steps` or a scheduler runs its steps."""
 
     # whether `model.generate` must get the media of a prompt, too, which else go to the target directly
     needs_all_inputs: ClassVar[bool] = False

@@ -26,7 +26,7 @@ from mmdec.checks.devices import check_same_dtype
 from mmdec.core.budget import Nodes
 from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.steps import Steps, pass_stop_iteration, run_alone, watch
+from mmdec.core.steps import Steps, pass_stop_iteration, run_steps, watch_rounds
 from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import Relaxation, RuleName
 from mmdec.errors import BatchError, InputError, without_frames
@@ -177,13 +177,13 @@ def generate(
     """
     speculation = Speculation(DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics))
     check_whole("batch_size", batch_size, 1, MAX_SEQUENCES, "It is the number of rows that are decoded at a time.")
-    check_model(model)
+    check_loaded_model(model)
     with pass_stop_iteration(), reading(model, *speculation.networks):
         call = GenerateCall.of(model, speculation, options)
         if _are_prompts(inputs):
             return _generate_many(call, inputs, batch_size)
         run = call.prepare(cast(Any, inputs))
-        rounds = list(run_alone(run.steps))
+        rounds = list(run_steps(run.steps))
     return Generation(run.sequences, rounds, speculation.options.lossless)
 
 
@@ -237,7 +237,7 @@ def _generate_many(
 def _generation_steps(run: DecodingRun, speculation: Speculation) -> Steps[Generation]:
     """Relay the steps of a prepared call. Returns its `Generation`."""
     rounds = list[Round]()
-    yield from watch(run.steps, rounds.append)
+    yield from watch_rounds(run.steps, rounds.append)
     return Generation(run.sequences, rounds, speculation.options.lossless)
 
 
@@ -302,10 +302,10 @@ def stream(
         check_methods("tokenizer", tokenizer, ("decode",), "Pass the model's tokenizer.")
         options = {"tokenizer": tokenizer, **options}
     decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
-    return rounds_of(model, inputs, Speculation(decoding), options)
+    return generate_rounds(model, inputs, Speculation(decoding), options)
 
 
-def rounds_of(
+def generate_rounds(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
 ) -> Iterator[Round]:
     """Yield the rounds of a `generate` call as they finish.
@@ -314,11 +314,11 @@ def rounds_of(
         speculation: The decoding loop.
         options: Arguments of `model.generate`; if a `tokenizer` is among them, each round has its text.
     """
-    check_model(model)
+    check_loaded_model(model)
     with reading(model, *speculation.networks):
         call = GenerateCall.of(model, speculation, options)
         run = call.prepare(inputs)
-    rounds = read_while((model, *speculation.networks), run_alone(run.steps))
+    rounds = read_while((model, *speculation.networks), run_steps(run.steps))
     if call.tokenizer is None:
         return rounds
     add_text = RoundText(call.tokenizer, run.rows)
@@ -451,7 +451,7 @@ class GenerateCall:
         return run
 
 
-def check_model(model: object) -> None:
+def check_loaded_model(model: object) -> None:
     """Raise InputError unless the argument `model` is a loaded model of transformers."""
     remedy = "Load it first; of a PeftModel give `get_base_model()`."
     check_instance("model", model, PreTrainedModel, "a loaded model of transformers", remedy)

@@ -27,7 +27,7 @@ from mmdec.core.budget import Nodes, make_budget
 from mmdec.core.loop import decode_steps
 from mmdec.core.sampling import DraftWarp, KeyedSample, Sequences, most_probable, transformers_sample
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.steps import run_alone, watch
+from mmdec.core.steps import run_steps, watch_rounds
 from mmdec.core.verify import (
     LOSSY_RULES,
     MatchRule,
@@ -212,7 +212,7 @@ class Speculation:
             on_round, streamer = self.options.on_round, self.options.streamer
             if streamer is not None:
                 streamer.put(input_ids.cpu())
-            for round_ in run_alone(run.steps):
+            for round_ in run_steps(run.steps):
                 if on_round is not None:
                     on_round(round_)
                 if streamer is not None:
@@ -295,7 +295,7 @@ class Speculation:
             if counts is not None:
                 counts.warn()
 
-        steps = watch(decode_steps(target, inputs, text, rule, drafter, budget, shape), on_round)
+        steps = watch_rounds(decode_steps(target, inputs, text, rule, drafter, budget, shape), on_round)
         return SpeculativeRun(steps, batch, text, pad, target, inputs, results)
 
     def check_call(

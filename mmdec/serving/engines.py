@@ -19,7 +19,7 @@ from torch import Tensor
 
 import mmdec
 from mmdec.checks.arguments import suggesting_options
-from mmdec.core.steps import Compute, Steps, watch
+from mmdec.core.steps import Compute, Steps, watch_rounds
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError
 from mmdec.generation.generate import GenerateCall
@@ -298,7 +298,7 @@ class AnswerEngine:
         usage, pictures = Usage(), [dialogue.question.pictures]
         text = AnswerText(job, usage, self.tokenizer, stops, strips=True)
         steps = answer_steps(request, dialogue.inputs, pictures, dialogue.seconds, usage=[usage])
-        (description,) = yield from watch(steps, lambda _: text.send())
+        (description,) = yield from watch_rounds(steps, lambda _: text.send())
         return text.finish(description.timings, confidence=description.confidence)
 
 
@@ -375,7 +375,7 @@ class TextEngine:
             usage.add_timed_round(round_, 0, drafts=True)
             text.send()
 
-        yield from watch(run.steps, on_round)
+        yield from watch_rounds(run.steps, on_round)
         return text.finish(usage.seconds)
 
 

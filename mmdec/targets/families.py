@@ -97,7 +97,7 @@ ENCODER_DECODER_CLASSES = frozenset(
 _probing = Lock()
 
 
-def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
+def check_text_model(model: PreTrainedModel, scorer: Scorer) -> None:
     """Raise InputError unless the model is a causal language model that can score trees and roll them back.
 
     Args:

@@ -211,7 +211,7 @@ def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention:
         attention: Name of the attention implementation.
         target_of: Makes a target for the small model. Errors of the model class are passed on.
     """
-    model = small_model(kind, config, attention)
+    model = tiny_model(kind, config, attention)
     with torch.no_grad():
         with suppress(RuntimeError, ValueError):
             # float64 may give NaN: "eager" attention's softmax is in float32, where the mask of a padding row overflows
@@ -220,7 +220,7 @@ def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention:
         return _max_difference(model.float(), target_of)
 
 
-def small_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, seed: int = 0) -> Any:
+def tiny_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, seed: int = 0) -> Any:
     """Make a model with two small layers and random weights, on the CPU."""
     shape = tiny_config(config)
     shape._attn_implementation = attention

@@ -12,7 +12,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt
-from mmdec.targets.families import check_model, is_decoder_only, list_media_families
+from mmdec.targets.families import check_text_model, is_decoder_only, list_media_families
 from mmdec.targets.recurrent_cache import cache_arguments, cached_length
 from mmdec.targets.registry import built_in_target
 from mmdec.targets.ropes import growing_ropes
@@ -46,7 +46,7 @@ class TextTarget(DecoderTarget):
 
     def __init__(self, model: PreTrainedModel, *, checked: bool = False) -> None:
         if not checked:
-            check_model(model, text_scorer)
+            check_text_model(model, text_scorer)
         super().__init__(model)
 
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mmdec.core.steps import Steps, timed
+from mmdec.core.steps import Steps, time_steps
 from mmdec.core.summary import cut_note
 from mmdec.tasks.confidence import CUT_CONFIDENCE
 from mmdec.types import Round
@@ -141,5 +141,5 @@ def count_rounds(
         if on_round is not None:
             on_round(round_)
 
-    _, seconds = yield from timed(steps, device, count)
+    _, seconds = yield from time_steps(steps, device, count)
     return max(seconds - sum(one.seconds["drafter"] + one.seconds["core"] for one in usage), 0.0)

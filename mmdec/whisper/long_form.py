@@ -28,7 +28,7 @@ from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.checks.arguments import show
-from mmdec.core.steps import Steps, timed
+from mmdec.core.steps import Steps, time_steps
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.drafter_source import DraftInput
@@ -143,7 +143,7 @@ def decode_recording(
         index=index,
         progress=progress,
     )
-    result, seconds = yield from timed(windows, model.device)
+    result, seconds = yield from time_steps(windows, model.device)
     rest = max(seconds - meter.loop_seconds, 0.0)
     stopwatch.lap()
     language = _language(request, result.windows[0].prompt)

@@ -24,7 +24,7 @@ from mmdec.drafters.eagle.training.eagle3 import frequent_tokens
 from mmdec.drafters.heads.network import Heads
 from mmdec.drafters.heads.training.module import HeadsModule
 from mmdec.drafters.networks.training.samples import Inputs
-from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher, load_target
+from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher, load_teacher_model
 
 OPENING = 12  # number of sampled tokens in an opening
 ANSWER_BATCH = 32  # number of prompts that are answered at once
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--kinds", nargs="*", help="names; default: all")
     options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
-    teacher = Teacher(load_target(options.model, torch.float32))
+    teacher = Teacher(load_teacher_model(options.model, torch.float32))
     prompts = prompts_of(teacher, options.model, options.questions, options.answers + options.held)
     held, trained = prompts[: options.held], prompts[options.held :]
     plain = {"max_new_tokens": options.tokens, "do_sample": False}

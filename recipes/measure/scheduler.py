@@ -37,7 +37,7 @@ from mmdec.bench.pairing import CPU_TIME, prepare_device
 from mmdec.bench.prompts import INSTRUCTIONS, ChatPrompt
 from mmdec.bench.report import WALL_CLOCK, hardware_line
 from mmdec.core.scheduler import Scheduler
-from mmdec.core.steps import run_alone
+from mmdec.core.steps import run_steps
 from mmdec.errors import exit_on_error
 from mmdec.generation.generate import GenerateCall
 from mmdec.generation.speculation import DecodingOptions, Speculation
@@ -313,11 +313,11 @@ def lone(options: argparse.Namespace) -> Iterator[Row]:
         if task.error is not None:
             raise task.error
 
-    def run_steps(prepared: Any) -> None:
-        for _ in run_alone(prepared.steps):
+    def run_prepared(prepared: Any) -> None:
+        for _ in run_steps(prepared.steps):
             pass
 
-    yield Row("a lone request", lambda: run(run_steps), lambda: run(scheduled))
+    yield Row("a lone request", lambda: run(run_prepared), lambda: run(scheduled))
 
 
 def whisper_call(options: argparse.Namespace) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.targets.probe import small_model
+from mmdec.targets.probe import tiny_model
 from mmdec.targets.text import TextTarget
 from tests.support.every_class import prompts
 from tests.support.families import config_of
@@ -34,7 +34,7 @@ PLACES = {"below": (6, 15), "across": (20, 29), "beyond": (40, 33)}  # the rows'
 def model_of(kind: str, family: str = "LlamaForCausalLM") -> Any:
     """Return a model of two small layers whose text may be of any length."""
     network: Any = getattr(transformers, family)
-    model = small_model(network, config_of(family), "sdpa")
+    model = tiny_model(network, config_of(family), "sdpa")
     rope = {**model.config.rope_parameters, **ROPES[kind], "rope_theta": 10000.0}
     most = LENGTH if kind == "dynamic" else 4 * LENGTH
     given = {**model.config.to_dict(), "rope_parameters": rope, "max_position_embeddings": most}
@@ -91,6 +91,6 @@ def test_factors_are_cut_for_the_probe() -> None:
 
     config = model_of("longrope").config
     TextTarget(Other(config))
-    made = small_model(Other, config, "sdpa").config
+    made = tiny_model(Other, config, "sdpa").config
     factors = made.rope_parameters
     assert len(factors["short_factor"]) == len(factors["long_factor"]) == made.head_dim // 2

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 import mmdec
 from mmdec import cli
 from mmdec.drafters.networks.training.samples import PromptBuilder, Questions, read_samples
-from mmdec.drafters.networks.training.teacher import load_target
+from mmdec.drafters.networks.training.teacher import load_teacher_model
 from mmdec.errors import InputError
 from mmdec.training.checkpoints import read_checkpoint
 from tests.recipes.tiny_squares import ASKED, write_squares, write_target
@@ -48,7 +48,7 @@ def call(base: Path, data: Path, *more: object) -> Result:
 
 
 def texts(base: Path, listed: Path, drafter: Any) -> list[list[int]]:
-    model, prompting = load_target(base, torch.float32), PromptBuilder(base)
+    model, prompting = load_teacher_model(base, torch.float32), PromptBuilder(base)
     return [
         mmdec.generate(model.eval(), prompting(sample), drafter=drafter, max_new_tokens=16).sequences[0].tolist()
         for sample in read_samples(listed, "", Questions())[:2]

@@ -15,7 +15,7 @@ import yaml
 import mmdec
 from mmdec.drafters.networks.training.regenerate import draft_data, import_class
 from mmdec.drafters.networks.training.samples import PromptBuilder, Questions, read_samples
-from mmdec.drafters.networks.training.teacher import load_target
+from mmdec.drafters.networks.training.teacher import load_teacher_model
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
 from tests.recipes.kill_callback import train_until_killed
@@ -91,7 +91,7 @@ def options(recipe: str, base: Path, corpus: Path, *more: str) -> list[str]:
 
 def described(base: Path, corpus: Path, drafter: Any) -> list[list[int]]:
     """Tokens of some answers."""
-    model, prompting = load_target(base, torch.float32), PromptBuilder(base)
+    model, prompting = load_teacher_model(base, torch.float32), PromptBuilder(base)
     samples = read_samples(corpus, "dev", Questions())[:3]
     result = []
     for sample in samples:

@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import mmdec
 from mmdec.errors import InputError
-from mmdec.targets.probe import PROBE_VOCABULARY, PROBE_WINDOW, WEIGHT_DEVIATION, small_model
+from mmdec.targets.probe import PROBE_VOCABULARY, PROBE_WINDOW, WEIGHT_DEVIATION, tiny_model
 from mmdec.targets.registry import target_of
 from tests.support.families import OWN
 from tests.support.random_drafter import Wild
@@ -80,7 +80,7 @@ PLAIN: dict[str, Any] = {
 }
 # families of encoder-decoders, whose decoders alone are causal models
 SEQUENCES = "Bart BigBirdPegasus Blenderbot BlenderbotSmall MBart Marian Mvp PLBart Pegasus ProphetNet Whisper"
-# settings of classes that `small_model` cannot make small, or whose default configuration does not work
+# settings of classes that `tiny_model` cannot make small, or whose default configuration does not work
 SMALL: dict[str, dict[str, Any]] = {
     "Gemma3nForCausalLM": GEMMA,
     "Gemma4ForCausalLM": {**GEMMA, "per_layer_config": {1: {"head_dim": 16}, 3: {"head_dim": 16}}},
@@ -191,7 +191,7 @@ def make_network(name: str) -> Any:
     kind: Any = getattr(transformers, name)
     attention = "sdpa" if kind._supports_sdpa else "eager"
     if name not in SMALL:
-        return small_model(kind, windowed_config(name), attention)
+        return tiny_model(kind, windowed_config(name), attention)
     known = kind.config_class().to_dict()
     shape = kind.config_class(**{key: value for key, value in SMALL[name].items() if key in known})
     shape._attn_implementation, shape._experts_implementation = attention, "eager"

@@ -7,7 +7,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmdec.targets.probe import small_model
+from mmdec.targets.probe import tiny_model
 from tests.support.recurrent import OWN as RECURRENT
 from tests.support.recurrent import recurrent_config
 
@@ -39,4 +39,4 @@ def attention_of(family: str) -> str:
 
 def model_of(family: str, seed: int = 0) -> PreTrainedModel:
     """Build a model of two small layers, float32."""
-    return small_model(getattr(transformers, family), config_of(family), attention_of(family), seed)
+    return tiny_model(getattr(transformers, family), config_of(family), attention_of(family), seed)

@@ -7,7 +7,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmdec.targets.probe import PROBE_VOCABULARY, small_model
+from mmdec.targets.probe import PROBE_VOCABULARY, tiny_model
 
 BOTH = ["linear_attention", "full_attention"]
 SIZES: dict[str, Any] = {
@@ -124,4 +124,4 @@ def recurrent_model(family: str, seed: int = 0) -> PreTrainedModel:
     """Build a model of two small layers, float32."""
     kind: Any = getattr(transformers, f"{family}ForCausalLM")
     attention = "sdpa" if kind._supports_sdpa else "eager"
-    return small_model(kind, recurrent_config(family), attention, seed)
+    return tiny_model(kind, recurrent_config(family), attention, seed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, read_prompts
+from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, read_chat_prompts
 from mmdec.errors import InputError
 
 
@@ -32,7 +32,7 @@ def lines(path: Path, rows: list[Any]) -> Path:
     ],
 )
 def test_rows_of_a_list(tmp_path: Path, row: Any, task: str, texts: list[str]) -> None:
-    (prompt,) = read_prompts(lines(tmp_path / "p.jsonl", [row]))
+    (prompt,) = read_chat_prompts(lines(tmp_path / "p.jsonl", [row]))
     assert (prompt.task, [message["content"] for message in prompt.messages]) == (task, texts)
 
 
@@ -51,7 +51,7 @@ def test_rows_of_a_list(tmp_path: Path, row: Any, task: str, texts: list[str]) -
 )
 def test_lists_that_are_refused(tmp_path: Path, rows: list[Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_prompts(lines(tmp_path / "p.jsonl", rows))
+        read_chat_prompts(lines(tmp_path / "p.jsonl", rows))
 
 
 @pytest.mark.parametrize("prompts", [INSTRUCTIONS, BEGINNINGS])

@@ -112,13 +112,13 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(folder: Path, monkeypatch:
 
 def test_later_turns_read_only_what_is_new(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pasts = list[int]()
-    cached_length, rounds_of = text_chat.cached_length, text_chat.rounds_of
+    cached_length, generate_rounds = text_chat.cached_length, text_chat.generate_rounds
 
     def noted(model: Any, inputs: Any, *rest: Any) -> Any:
         pasts.append(cached_length(inputs[text_chat.CACHE_ARGUMENT]))
-        return rounds_of(model, inputs, *rest)
+        return generate_rounds(model, inputs, *rest)
 
-    monkeypatch.setattr(text_chat, "rounds_of", noted)
+    monkeypatch.setattr(text_chat, "generate_rounds", noted)
     chat(folder, TURNS[:2], "--max-new-tokens", 4, "--temperature", 0)
     loaded = load_language_model(folder, "cpu")
     first = loaded.chat_inputs([{"role": "user", "content": TURNS[0]}])["input_ids"]

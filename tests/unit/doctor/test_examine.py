@@ -23,9 +23,9 @@ from mmdec.doctor.answers import (
     answer_prompt,
     chain_rounds,
     decoding_rounds,
-    load_target,
+    load_examined_model,
     make_inputs,
-    read_prompts,
+    read_doctor_prompts,
     right_tokens,
 )
 from mmdec.doctor.conventions import CheckpointFolder
@@ -267,7 +267,7 @@ def test_a_tree_takes_fewer_rounds_than_a_chain(sound: Path, texts: list[TargetA
 
 
 def test_the_verb_prints_a_table_and_json(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.doctor.answers.load_target", lambda *_: loaded())
+    monkeypatch.setattr("mmdec.doctor.answers.load_examined_model", lambda *_: loaded())
     data = tmp_path / "prompts.txt"
     data.write_text("\n".join(prompt_texts(3)) + "\n")
     call = ["doctor", str(sound), "target", "--data", str(data), "--tokens", "24"]
@@ -299,7 +299,7 @@ def test_chats_and_pictures_are_read(suffix: str, tmp_path: Path) -> None:
         DoctorPrompt("Go on"),
         DoctorPrompt("In parts"),
     ]
-    assert read_prompts(listed, None) == expected
+    assert read_doctor_prompts(listed, None) == expected
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_chats_and_pictures_are_read(suffix: str, tmp_path: Path) -> None:
 def test_a_bad_list_is_refused(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError):
-        read_prompts(tmp_path / name, None)
+        read_doctor_prompts(tmp_path / name, None)
 
 
 def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
@@ -348,7 +348,7 @@ def test_easier_texts_do_not_count_as_a_better_fit(skill: float, gains: bool) ->
 
 def test_a_model_of_text_and_pictures_is_loaded_as_a_vlm(tmp_path: Path) -> None:
     """transformers lists Gemma 3's configuration among language models, too."""
-    assert isinstance(load_target(seeing_folders.write("Gemma3", tmp_path / "gemma"), "cpu"), LoadedVlm)
+    assert isinstance(load_examined_model(seeing_folders.write("Gemma3", tmp_path / "gemma"), "cpu"), LoadedVlm)
 
 
 def test_the_target_has_learnt_the_language() -> None:

@@ -54,7 +54,9 @@ class RoundCounts:
     drafted: int
 
 
-def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequence[int], plan: Plan) -> RoundCounts:
+def simulate_rounds(
+    drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequence[int], plan: Plan
+) -> RoundCounts:
     """Simulate speculative decoding of a text that is known, and count its rounds.
 
     Args:
@@ -190,7 +192,7 @@ def _measure(options: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) 
             continue
         for size, rows in results.items():
             plan = Plan(size, size, threshold=options.threshold)
-            rows.append(rounds_of(drafter, states, transcriber.prompt(options.language), text, plan))
+            rows.append(simulate_rounds(drafter, states, transcriber.prompt(options.language), text, plan))
         with torch.inference_mode():
             logits, _ = drafter.head(states[None], torch.tensor([len(states)]))
         path = logits[0].argmax(-1).unique_consecutive().tolist()

@@ -104,7 +104,7 @@ def end_tokens(model: WhisperForConditionalGeneration) -> list[int]:
     return list(end) if isinstance(end, list) else [int(end)]
 
 
-def fingerprint(model: WhisperForConditionalGeneration) -> str:
+def decoding_fingerprint(model: WhisperForConditionalGeneration) -> str:
     """Return a hash of the model: of its sizes, its generation settings and some numbers of each weight.
 
     Models with different hashes may decode different texts, so they do not share stored texts.

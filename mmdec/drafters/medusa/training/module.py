@@ -27,7 +27,13 @@ from mmdec.core.tree_shape import MAX_RANKS
 from mmdec.drafters.medusa.checkpoint import load_heads, save_heads
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import HeadKind, MedusaConfig, MedusaHeads
-from mmdec.drafters.medusa.training.data import LANGUAGE_PLACEHOLDER, HeadBatch, HeadData, decode_greedily, fingerprint
+from mmdec.drafters.medusa.training.data import (
+    LANGUAGE_PLACEHOLDER,
+    HeadBatch,
+    HeadData,
+    decode_greedily,
+    decoding_fingerprint,
+)
 from mmdec.drafters.networks.training.simulation import measure, spread
 from mmdec.errors import InputError
 from mmdec.hub.publish import atomic_folder
@@ -241,7 +247,7 @@ class MedusaModule(DrafterModule):
         if not isinstance(data, HeadData):
             raise InputError(f"`data` must be HeadData for heads, but is {type(data).__name__}. Change the recipe.")
         model = data.model()
-        self.mark = fingerprint(model)
+        self.mark = decoding_fingerprint(model)
         self.heads = first_heads(model, data.base, self.options.kind, self.count, self.options.start)
         dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         device = self.trainer.strategy.root_device

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 
 from mmdec.drafters.networks.training.samples import Choice, Inputs, PromptBuilder, Questions, Sample, read_samples
-from mmdec.drafters.networks.training.teacher import FeatureStore, Teacher, load_target, writer_number
+from mmdec.drafters.networks.training.teacher import FeatureStore, Teacher, load_teacher_model, writer_number
 from mmdec.errors import InputError
 from mmdec.training.checkpoints import check_counts, token_list
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, check_apart
@@ -210,7 +210,7 @@ class DraftData(LightningDataModule):
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        return load_target(self.base, self.base_dtype)
+        return load_teacher_model(self.base, self.base_dtype)
 
     @cached_property
     def teacher(self) -> Teacher:

@@ -196,7 +196,7 @@ class Teacher:
         }
 
 
-def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+def load_teacher_model(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     """Load a vision-language or language model of transformers.
 
     Args:

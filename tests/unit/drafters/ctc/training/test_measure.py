@@ -135,7 +135,7 @@ def test_rounds_are_those_of_decoding(data: TranscriptData) -> None:
     window = data.windows["dev"][0]
     states, prompt = transcriber.states([window.sound(NO_DISTORTION)]), transcriber.prompt("en")
     text = decode_greedily(whisper.model, states, [prompt], [True], 30)[0]
-    counted = drafts.rounds_of(drafter, states[0], prompt, text, Plan(4, 4))
+    counted = drafts.simulate_rounds(drafter, states[0], prompt, text, Plan(4, 4))
     ids = torch.tensor([prompt])
     stop = Stop(len(prompt) + 30, frozenset([tokens.end]))
     sequences = Sequences(ids, stop, generate_processors(whisper.model, len(prompt), True))

@@ -13,7 +13,12 @@ from mmdec import speculate
 from mmdec.core.tree_shape import MAX_RANKS, HeadAccuracy, default_chances
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
-from mmdec.drafters.medusa.training.data import LANGUAGE_PLACEHOLDER, WindowTokenizer, decode_greedily, fingerprint
+from mmdec.drafters.medusa.training.data import (
+    LANGUAGE_PLACEHOLDER,
+    WindowTokenizer,
+    decode_greedily,
+    decoding_fingerprint,
+)
 from mmdec.drafters.medusa.training.module import first_heads, head_loss
 from mmdec.drafters.networks.training.simulation import measure, simulate, spread
 from mmdec.errors import InputError
@@ -152,10 +157,10 @@ def test_labels_equal_generate(nodes: int) -> None:
 
 def test_different_models_have_different_fingerprints() -> None:
     one, other = whisper(seed=1), whisper(seed=1)
-    assert fingerprint(one) == fingerprint(other)
+    assert decoding_fingerprint(one) == decoding_fingerprint(other)
     other.generation_config.suppress_tokens = [4]
-    assert fingerprint(one) != fingerprint(other)
-    assert fingerprint(one) != fingerprint(whisper(seed=2))
+    assert decoding_fingerprint(one) != decoding_fingerprint(other)
+    assert decoding_fingerprint(one) != decoding_fingerprint(whisper(seed=2))
 
 
 def test_features_are_whispers() -> None:
@@ -210,5 +215,5 @@ def test_a_new_block_is_the_decoders_last_layer() -> None:
 
 def test_a_copied_model_has_the_same_fingerprint() -> None:
     model = whisper()
-    here, model.config._name_or_path = fingerprint(model), "elsewhere"
-    assert fingerprint(model) == here
+    here, model.config._name_or_path = decoding_fingerprint(model), "elsewhere"
+    assert decoding_fingerprint(model) == here
