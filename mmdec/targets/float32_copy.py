@@ -29,14 +29,14 @@ MIN_PASSES = 256
 class HalfStoredLinear(nn.Linear):
     """torch's linear layer, which reads a copy of its weight in half precision for up to `MAX_ROWS` rows."""
 
-    half: HalfWeights
+    stored: HalfWeights
 
     def forward(self, input: Tensor) -> Tensor:
         packing = current_packing(input)
         rows = input.shape[:-1].numel() if packing is None else packing.nodes
         if rows > MAX_ROWS:
             return super().forward(input)
-        return self.half(input) if packing is None else packing.apply(self.half, input)
+        return self.stored(input) if packing is None else packing.apply(self.stored, input)
 
 
 @final
@@ -76,4 +76,4 @@ def _copy_weights(model: Any) -> Mapping[nn.Module, HalfWeights] | None:
 
 def _read_half(halves: Mapping[nn.Module, HalfWeights], layer: nn.Module, same: Any) -> None:
     if layer in halves and plain_linear(layer):
-        same.__class__, same.half = HalfStoredLinear, halves[layer]
+        same.__class__, same.stored = HalfStoredLinear, halves[layer]
