@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmdec.kernels.float16_linear import HalfPrecisionCopies, HalfWeights, half_precision_copies
 from mmdec.targets.hf_target import copy_modules, plain_linear
-from mmdec.targets.ragged import current_packing
+from mmdec.targets.ragged import current_packing, is_compiled
 from mmdec.targets.tokenwise import MAX_COPIED_BYTES
 
 MIN_COPIED_ELEMENTS = 2**15  # of a weight; the product of a smaller one takes the time of the call
@@ -54,6 +55,8 @@ class DraftReader:
 
     def model(self) -> PreTrainedModel:
         """Return the model for the next pass over a draft: the copy, or the model itself if it has none."""
+        if torch.is_autocast_enabled("cpu"):  # it computes in another precision
+            return self._model
         self._copies.passes += 1
         if self._copy is None and (halves := self._copies.get(partial(_copy_weights, self._model), MIN_PASSES)):
             self._copy = copy_modules(self._model, partial(_read_half, halves))
@@ -62,7 +65,7 @@ class DraftReader:
 
 def _copy_weights(model: Any) -> Mapping[nn.Module, HalfWeights] | None:
     """Copy the weights of the layers that read drafts; None if one would change, or if the copies take much memory."""
-    if sum(weight.nbytes for weight in model.parameters()) > MAX_COPIED_BYTES:
+    if is_compiled(model) or sum(weight.nbytes for weight in model.parameters()) > MAX_COPIED_BYTES:
         return None
     layers = [*model.get_decoder().modules(), model.get_output_embeddings()]
     layers = [layer for layer in layers if plain_linear(layer) and layer.weight.numel() >= MIN_COPIED_ELEMENTS]

@@ -95,3 +95,10 @@ def test_layers_with_hooks_are_called() -> None:
     assert copied_layers(model) == 7 * 2
     scores_of(model, [4])
     assert heard
+
+
+def test_autocast_reads_the_model() -> None:
+    model = stored_in(torch.float16)
+    assert copied_layers(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not copied_layers(model)
