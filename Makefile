@@ -30,6 +30,7 @@ SOUNDS = $(foreach kind,wav flac ogg mp3,$(wildcard $(RECORDINGS)/*.$(kind)))
 FIT = $(DEV)/python -m mmdec.training fit --config recipes/base.yaml --config recipes/daspeech/phrasebook
 LIMIT = --ckpt_path last --trainer.max_time '{minutes: $(MINUTES)}'
 PEERS ?= .venv-peers
+EAGLE ?= $(PEERS)/EAGLE
 AUTHORS ?= .venv-authors
 FAIRSEQ2 ?= .venv-fairseq2
 DASPEECH ?=
@@ -53,8 +54,8 @@ test-all: .venv-dev/ready  ## all tests, every grid whole: hours
 	MMDEC_ALL=1 OMP_NUM_THREADS=1 $(DEV)/python -m pytest -n $(WORKERS) --dist load
 	$(if $(and $(MODELS),$(SOUNDS)),$(MAKE) real-tables)
 
-peers: $(PEERS)/ready  ## drafters beside the code of speculators, in an environment of its own, PEERS=.venv-peers
-	OMP_NUM_THREADS=1 PYTHONPATH=. $(PEERS)/bin/python -m pytest --noconftest -p no:cacheprovider -W default tests/peers/test_exports.py tests/peers/test_speculators.py
+peers: $(PEERS)/ready $(EAGLE)  ## drafters beside the code of speculators and of EAGLE's authors, in an environment of its own, PEERS=.venv-peers
+	EAGLE=$(EAGLE) OMP_NUM_THREADS=1 PYTHONPATH=. $(PEERS)/bin/python -m pytest --noconftest -p no:cacheprovider -W default tests/peers/test_eagle.py tests/peers/test_exports.py tests/peers/test_speculators.py
 
 authors: .venv-dev/ready  ## DASpeech's own code beside the converted one: DASPEECH=CLONE of github.com/ictnlp/DASpeech
 	@test -d "$(DASPEECH)/fairseq" || { echo "make authors needs a clone of github.com/ictnlp/DASpeech, but DASPEECH='$(DASPEECH)' is none: make authors DASPEECH=folder"; exit 2; }
@@ -146,6 +147,11 @@ $(PEERS)/ready: Makefile
 	$(PEERS)/bin/python -m pip install --quiet transformers==5.23.0 'datasets>=4,<=5.1.0' 'loguru<=0.7.3' 'numpy<=2.5.4' openai aiohttp click httpx protobuf psutil pydantic pydantic-settings rich safetensors 'tqdm<=4.70.1' typer pytest
 	$(PEERS)/bin/python -m pip install --quiet --no-deps speculators==0.9.0 hs-connectors==0.9.0
 	@touch $@
+
+# Only the networks' files are downloaded. Where github.com cannot be reached, the tests that need them are skipped;
+# EAGLE=folder names a clone that is there.
+$(PEERS)/EAGLE: | $(PEERS)/ready
+	git clone --quiet --filter blob:none --no-checkout https://github.com/SafeAILab/EAGLE $@ && git -C $@ checkout --quiet cb7e0841fe0c206c6ed74a197ad5e2a1f13f5a2b -- eagle/model || { rm -rf $@; echo "SafeAILab/EAGLE cannot be cloned here: the tests beside it are skipped"; }
 
 # fairseq2n pins torch 2.9.1, as its CUDA build, so that it cannot share an environment with mmdec; mmdec is read from the
 # checkout. It needs the system's libsndfile (Debian: libsndfile1).
