@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 
+from mmdec.core.tree import chain_drafts
 from mmdec.types import Draft, Verdict
 from tests.support.tiny_text import VOCABULARY
 
@@ -23,6 +25,13 @@ def random_draft(rng: random.Random, batch: int, nodes: int) -> Draft:
     parents = [[-1] + [rng.randrange(node) if node < size else 0 for node in range(1, nodes)] for size in sizes]
     tokens = torch.tensor([[rng.randrange(VOCABULARY) for _ in range(nodes)] for _ in range(batch)])
     return Draft(tokens, torch.tensor(parents), torch.tensor(sizes))
+
+
+def random_chains(lengths: Sequence[int]) -> Draft:
+    """Draw chains of these numbers of nodes, root included."""
+    torch.manual_seed(2)
+    nodes = torch.randint(2, 40, (len(lengths), max(lengths)))
+    return chain_drafts(nodes[:, 0], [row[1:length] for row, length in zip(nodes.tolist(), lengths, strict=True)])
 
 
 def way(parents: list[int], node: int) -> list[int]:

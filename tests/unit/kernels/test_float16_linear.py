@@ -6,16 +6,9 @@ import pytest
 import torch
 
 from mmdec.kernels.float16_linear import HalfWeights
+from tests.support.half_kernel import needs_half_kernel
 
-
-def _kernel() -> bool:
-    try:
-        return HalfWeights(torch.zeros(16, 16)).exact
-    except RuntimeError:
-        return False
-
-
-pytestmark = pytest.mark.skipif(not _kernel(), reason="this CPU has no kernel for half-precision weights")
+pytestmark = needs_half_kernel
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -13,11 +13,11 @@ from mmdec.targets import float32_copy
 from mmdec.targets.float32_copy import DraftReader, HalfStoredLinear
 from mmdec.targets.text import TextTarget
 from mmdec.types import Needs, Scores
+from tests.support.half_kernel import needs_half_kernel
 from tests.support.tiny_text import language_model, prompts
-from tests.unit.kernels.test_float16_linear import pytestmark as needs_kernel
-from tests.unit.targets.test_ragged import draft_of
+from tests.support.trees import random_chains
 
-pytestmark = needs_kernel
+pytestmark = needs_half_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def scores_of(model: Any, lengths: list[int]) -> Scores:
     ids = torch.randint(2, 40, (len(lengths), 9))
     target = TextTarget(model)
     session, *_ = target.prefill({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, Needs(layers=(1,)))
-    return target.score(session, draft_of(lengths))
+    return target.score(session, random_chains(lengths))
 
 
 @pytest.mark.parametrize("lengths", [[1], [6], [1, 12, 3, 1], [40]], ids=["one", "few", "ragged", "many"])

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from mmdec.core.tree import chain_drafts
 from mmdec.targets import decoder
 from mmdec.targets.ragged import is_compiled, packed_linear
 from mmdec.targets.text import TextTarget
-from mmdec.types import Draft, Needs, Scores
+from mmdec.types import Needs, Scores
 from tests.support.tiny_text import language_model
+from tests.support.trees import random_chains
 
 
 class _CountNodes(TorchFunctionMode):
@@ -34,20 +34,13 @@ class _CountNodes(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def draft_of(lengths: Sequence[int]) -> Draft:
-    """Return chains of these numbers of nodes, root included."""
-    torch.manual_seed(2)
-    nodes = torch.randint(2, 40, (len(lengths), max(lengths)))
-    return chain_drafts(nodes[:, 0], [row[1:length] for row, length in zip(nodes.tolist(), lengths, strict=True)])
-
-
 def score(model: Any, lengths: Sequence[int]) -> tuple[Scores, set[int]]:
     torch.manual_seed(1)
     ids = torch.randint(2, 40, (len(lengths), 9))
     target = TextTarget(model)
     session, *_ = target.prefill({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, Needs(layers=(1,)))
     with _CountNodes() as counted:
-        scores = target.score(session, draft_of(lengths))
+        scores = target.score(session, random_chains(lengths))
     return scores, counted.counts
 
 
@@ -68,7 +61,7 @@ def test_linear_layers_compute_no_padding(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("lengths", [[12, 12, 12, 12], [5, 3], [9]])
 def test_drafts_with_little_padding_are_not_packed(lengths: list[int]) -> None:
-    assert packed_linear(draft_of(lengths)) is None
+    assert packed_linear(random_chains(lengths)) is None
 
 
 def test_compiled_models_are_not_packed() -> None:
@@ -82,7 +75,7 @@ def test_compiled_models_are_not_packed() -> None:
 
 
 def test_gradients_flow_through_packed_layers() -> None:
-    context = packed_linear(draft_of([1, 12, 3, 1]))
+    context = packed_linear(random_chains([1, 12, 3, 1]))
     assert context is not None
     states = torch.randn(4, 12, 6, requires_grad=True)
     weight = torch.randn(5, 6)
