@@ -58,7 +58,7 @@ def load(
             "`mmdec.load_drafter(folder, model)` with the model that it drafts for."
         )
     if system in ("", DASPEECH_KIND):
-        from mmdec.daspeech.translate import load as load_translator
+        from mmdec.daspeech.translate import load_translator
 
         return load_translator(model, device, vocoder=vocoder, dtype=dtype)
     if vocoder is not None:

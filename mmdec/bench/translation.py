@@ -31,7 +31,7 @@ from mmdec.daspeech.ar_decoder import ArDecoder
 from mmdec.daspeech.checkpoint import DEFAULT_MODEL
 from mmdec.daspeech.dag_decoder import BOS, EOS
 from mmdec.daspeech.model import EncodedSpeech
-from mmdec.daspeech.translate import Translation, load, translate_speech
+from mmdec.daspeech.translate import Translation, load_translator, translate_speech
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError, MmdecError
 from mmdec.evaluation.harness import Log, describe_measurement, no_log
@@ -81,7 +81,7 @@ def bench_speech(
     if judge is not None:
         judge.check_french()
     prepare_device(device, threads)
-    translator = load(model, device)
+    translator = load_translator(model, device)
     if translator.model.decoder is None:
         raise InputError(f"`model` must have a graph to compare, but '{model}' has none. Name one that was trained.")
     log(f"decoders by length of the source: {', '.join(f'{length:g}' for length in seconds)} s")

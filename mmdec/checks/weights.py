@@ -212,7 +212,7 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(low.float().isfinite()) and bool(high.float().isfinite())
 
 
-def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argument: str = "model") -> None:
+def check_layer_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argument: str = "model") -> None:
     """Check numbers of layers and heads in a configuration before a network is built from it.
 
     Args:
@@ -226,7 +226,7 @@ def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argum
     """
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            check_counts(value, state, argument)
+            check_layer_counts(value, state, argument)
         elif _is_count(str(name)) and isinstance(value, int) and value > len(state):
             raise InputError(
                 f"`{argument}` must have weights for all of its layers, but `{name}` is {value} for {len(state)} "
@@ -289,7 +289,7 @@ def load_pretrained(
         InputError: If weights are missing, have other shapes, are damaged or are not finite.
     """
     state = read_weights(weight_files(folder, argument), argument)
-    check_counts(config.to_dict(), state, argument)
+    check_layer_counts(config.to_dict(), state, argument)
     config.dtype = torch.float32
     with torch.device("meta"):
         empty = network(config)

@@ -24,9 +24,9 @@ def medusa(
     as_json: AsJson = False,
 ) -> None:
     """Convert aiola's published Medusa heads for Whisper; those of language models: `mmdec convert drafter`."""
-    from mmdec.drafters.medusa.checkpoint import convert
+    from mmdec.drafters.medusa.checkpoint import convert_medusa
 
-    print_written(convert(source, output), as_json)
+    print_written(convert_medusa(source, output), as_json)
 
 
 @app.command(**as_verb("convert hifigan g_02500000 vocoder"))
@@ -38,9 +38,9 @@ def hifigan(
     as_json: AsJson = False,
 ) -> None:
     """Convert a published HiFi-GAN generator. Of the pickle, only tensors are read."""
-    from mmdec.daspeech.hifigan import convert
+    from mmdec.daspeech.hifigan import convert_hifigan
 
-    print_written(convert(source, output), as_json)
+    print_written(convert_hifigan(source, output), as_json)
 
 
 @app.command(**as_verb("convert daspeech published models/published"))
@@ -56,9 +56,9 @@ def daspeech(
     as_json: AsJson = False,
 ) -> None:
     """Convert DASpeech as its authors publish it, a checkpoint of fairseq. Of the pickle, only tensors are read."""
-    from mmdec.daspeech.fairseq import convert
+    from mmdec.daspeech.fairseq import convert_fairseq
 
-    print_written(convert(source, output), as_json)
+    print_written(convert_fairseq(source, output), as_json)
 
 
 @app.command(**as_verb("convert fairseq2 s2t_conformer.pt encoder.safetensors"))
@@ -68,9 +68,9 @@ def fairseq2(
     as_json: AsJson = False,
 ) -> None:
     """Convert the encoder of fairseq2's s2t_conformer. Of a pickle, only tensors are read."""
-    from mmdec.daspeech.fairseq2 import convert
+    from mmdec.daspeech.fairseq2 import convert_fairseq2
 
-    print_written(convert(source, output), as_json)
+    print_written(convert_fairseq2(source, output), as_json)
 
 
 @app.command(**as_verb("convert drafter EAGLE-Vicuna-7B-v1.3 eagle"))

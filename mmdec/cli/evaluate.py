@@ -89,7 +89,7 @@ def speech(
     """Score speech translation: BLEU, chrF, exact sentences, numbers, phones, ASR-BLEU and latency; with a --judge that
     knows French, also the judge's own translation and a cascade."""
     from mmdec.checks.arguments import check_threads
-    from mmdec.daspeech.translate import load
+    from mmdec.daspeech.translate import load_translator
     from mmdec.evaluation.judge import Judge, comparison_systems
     from mmdec.evaluation.translation import cvss_corpus, evaluate_speech, manifest_corpus, own_systems
 
@@ -103,7 +103,7 @@ def speech(
     hearing = Judge(judge, device, threads)
     systems = own_systems(model, strategy or None, device, threads)
     if hearing.knows_french:
-        systems = systems.with_others(comparison_systems(hearing, load(model, device)))
+        systems = systems.with_others(comparison_systems(hearing, load_translator(model, device)))
     report = evaluate_speech(clips, systems, hearing if asr else None, log)
     deliver_report(report, json_to, speech_table)
 

@@ -60,7 +60,7 @@ def translate(
     """
     with show_loading(model, quiet=as_json):
         import mmdec
-        from mmdec.daspeech.translate import load, resolve_strategy
+        from mmdec.daspeech.translate import load_translator, resolve_strategy
 
         resolve_strategy(options.strategy, options.verify)
         keywords = replace(options, vocoder=None).changed()  # the vocoder is loaded with the model
@@ -78,7 +78,7 @@ def translate(
         files = input_files(inputs, AUDIO_FILES, output)
         targets = output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav")
         outcomes = Outcomes(files, targets, model)
-        translator = load(model, device, vocoder=options.vocoder, dtype=dtype_or_quick(dtype, device))
+        translator = load_translator(model, device, vocoder=options.vocoder, dtype=dtype_or_quick(dtype, device))
     call = partial(mmdec.translate_speech, model=translator, **keywords)
     _translate_all(outcomes, call, as_json)
     outcomes.finish()

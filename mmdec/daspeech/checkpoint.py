@@ -24,7 +24,7 @@ from mmdec.checks.devices import PASSED_ON
 from mmdec.checks.weights import (
     PICKLE_SUFFIXES,
     build_with_weights,
-    check_counts,
+    check_layer_counts,
     read_settings,
     read_weights,
     weight_file,
@@ -247,7 +247,7 @@ def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
 def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
     units = read_names(directory / "units.json")
     state = read_weights([weight_file(directory, name) for name in WEIGHT_FILES if name != VOCODER])
-    check_counts(config["architecture"], state)
+    check_layer_counts(config["architecture"], state)
     shape = DASpeechConfig.from_dict(config["architecture"])
     model = build_with_weights(lambda: DASpeech(shape, len(units)), state, "model", directory)
     vocoder = read_vocoder(directory, config)

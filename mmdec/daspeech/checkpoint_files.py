@@ -13,7 +13,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from mmdec.checks.weights import build_with_weights, check_counts, lies_inside, read_weights, weight_file
+from mmdec.checks.weights import build_with_weights, check_layer_counts, lies_inside, read_weights, weight_file
 from mmdec.daspeech.vocoder import OUR_MELS, HifiGanVocoder, MelKind, Vocoder, VocoderConfig
 from mmdec.errors import InputError, MmdecError
 from mmdec.nn.int8 import unpack_rows
@@ -61,11 +61,11 @@ def read_vocoder(directory: Path, config: Mapping[str, Any]) -> Vocoder | HifiGa
         InputError: If the file is damaged.
     """
     state = unpack_rows(read_weights([weight_file(directory, VOCODER)]))
-    check_counts(config["vocoder"], state)
+    check_layer_counts(config["vocoder"], state)
     if "model_type" in config["vocoder"]:
-        from mmdec.daspeech.hifigan import build  # imported here because it imports transformers' models
+        from mmdec.daspeech.hifigan import build_vocoder  # imported here because it imports transformers' models
 
-        return build(config["vocoder"], state, directory)
+        return build_vocoder(config["vocoder"], state, directory)
     sizes = VocoderConfig(**config["vocoder"])
     return build_with_weights(lambda: Vocoder(sizes), state, "model", directory)
 
@@ -126,9 +126,9 @@ def describe_vocoder(vocoder: Vocoder | HifiGanVocoder) -> dict[str, Any]:
     """Return the entry `vocoder` of config.json for a vocoder; `read_vocoder` reads it."""
     if isinstance(vocoder, Vocoder):
         return asdict(vocoder.config)
-    from mmdec.daspeech.hifigan import describe
+    from mmdec.daspeech.hifigan import vocoder_config
 
-    return describe(vocoder)
+    return vocoder_config(vocoder)
 
 
 def check_model_vocoder(vocoder: nn.Module, mels: MelKind = OUR_MELS) -> Vocoder | HifiGanVocoder:

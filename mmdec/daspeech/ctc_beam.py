@@ -29,7 +29,7 @@ ALTERNATIVES_SHARE = 0.3
 IMPOSSIBLE_LOGPROB = -1e9  # log-probability of a path that is impossible
 
 
-def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> CtcTranscripts:
+def decode_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> CtcTranscripts:
     """Transcribe the logits of a CTC head by beam search with an n-gram.
 
     Args:

@@ -75,7 +75,7 @@ class ConvertedCheckpoint:
     decoding: DecodingSettings
 
 
-def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
+def convert_fairseq(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
     """Convert a folder with a published DASpeech to a folder that `mmdec.load` reads.
 
     Args:
@@ -98,7 +98,7 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     )
     features = config.get("features", {})
     _check_features(features)
-    arguments, weights = read_checkpoint(checkpoint)
+    arguments, weights = read_fairseq_checkpoint(checkpoint)
     with report_damage(f"`source` must hold a whole DASpeech, but '{checkpoint}' does not"):
         parts = read_published({**arguments, **_ranges(features)}, weights)
         state = parts.state | {"tts.mel_mean": mean, "tts.mel_std": std}
@@ -109,7 +109,7 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     return save_model(target, model, vocoder, units, decoding=parts.decoding, provenance=provenance)
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_fairseq_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a checkpoint of fairseq without running its code.
 
     Returns:

@@ -21,7 +21,7 @@ from mmdec.nn.conformer import from_fairseq2, to_fairseq2
 PREFIX = "encoder."  # prefix of the encoder's tensor names in a DASpeech network
 
 
-def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
+def convert_fairseq2(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
     """Convert the encoder of a fairseq2 `s2t_conformer` to safetensors with the tensor names of a DASpeech network.
 
     Args:

@@ -1,8 +1,8 @@
 """Loads published HiFi-GAN vocoders from safetensors, and converts the generator files of HiFi-GAN's authors.
 
 transformers' `SpeechT5HifiGan` and `FastSpeech2ConformerHifiGan` load from a folder with safetensors. The authors'
-generator file (`generator_v1`, `g_02500000`, ... beside its `config.json`) is a pickle. `convert` reads only tensors
-from it, and writes such a folder.
+generator file (`generator_v1`, `g_02500000`, ... beside its `config.json`) is a pickle. `convert_hifigan` reads only
+tensors from it, and writes such a folder.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _read(folder: Path) -> HifiGanVocoder:
     return HifiGanVocoder(load_pretrained(network, config, folder, "vocoder").eval(), usual)
 
 
-def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
+def convert_hifigan(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
     """Convert the authors' generator file, with config.json next to it, to a folder that `load_hifigan` reads.
 
     From the pickle only tensors and plain values are read; its code is not run.
@@ -123,17 +123,17 @@ def read_official(path: Path) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
         return _official(path, described)
 
 
-def describe(vocoder: HifiGanVocoder) -> dict[str, Any]:
-    """Describe a generator's sizes and its kind of mels as an entry of config.json, which `build` reads."""
+def vocoder_config(vocoder: HifiGanVocoder) -> dict[str, Any]:
+    """Describe a generator's sizes and its kind of mels as an entry of config.json, which `build_vocoder` reads."""
     sizes = {name: getattr(vocoder.generator.config, name) for name in SIZES}
     return {"model_type": FastSpeech2ConformerHifiGanConfig.model_type, **sizes, MELS_KEY: asdict(vocoder.expects)}
 
 
-def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path) -> HifiGanVocoder:
+def build_vocoder(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path) -> HifiGanVocoder:
     """Make the HiFi-GAN that a translator's folder contains.
 
     Args:
-        described: The entry `vocoder` of config.json, from `describe`.
+        described: The entry `vocoder` of config.json, from `vocoder_config`.
         state: Tensors by name.
         folder: For messages.
 

@@ -17,7 +17,7 @@ from typing import Any, final
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mmdec.checks.weights import build_with_weights, check_counts, check_finite_weights, read_weights, weight_file
+from mmdec.checks.weights import build_with_weights, check_finite_weights, check_layer_counts, read_weights, weight_file
 from mmdec.daspeech.acoustic import FastSpeech2Config
 from mmdec.daspeech.checkpoint_files import (
     VOCODER,
@@ -185,8 +185,8 @@ def read_piece_translator(directory: Path, config: Mapping[str, Any]) -> PieceTr
     state, spoken_state = (unpack_rows(read_weights(files)) for files in ([encoder, rest], [spoken]))
     for weights in (state, spoken_state):
         check_finite_weights(weights, directory)  # 8-bit weights may overflow if their scale is damaged
-    check_counts(config["architecture"], state)
-    check_counts(config["voice"], spoken_state)
+    check_layer_counts(config["architecture"], state)
+    check_layer_counts(config["voice"], spoken_state)
     sizes = PieceTranslatorConfig.from_dict(config["architecture"])
     if not 0 < sizes.encoder.positions <= MAX_ENCODER_POSITIONS:
         raise InputError(

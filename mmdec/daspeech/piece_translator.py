@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmdec.daspeech.acoustic import FastSpeech2, FastSpeech2Config
-from mmdec.daspeech.ctc_beam import read_pieces
+from mmdec.daspeech.ctc_beam import decode_pieces
 from mmdec.daspeech.dag_decoder import EOS, PAD, DagDecoder, Lattice
 from mmdec.daspeech.model import EncodedSpeech
 from mmdec.daspeech.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
@@ -143,7 +143,7 @@ class PieceTranslator(PiecesToUnits):
         states = states[:, : int(counts.max())]
         logits, lengths = self.head(states, counts)
         if self.ngram is not None:
-            return read_pieces(logits, lengths, self.ngram, self.sizes.best), states
+            return decode_pieces(logits, lengths, self.ngram, self.sizes.best), states
         return best_pieces(logits, lengths, self.sizes.best), states
 
     def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> EncodedSpeech:

@@ -155,7 +155,7 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
 _translators = LoadedModels[SpeechTranslator]()
 
 
-def load(
+def load_translator(
     model: str | os.PathLike[str] = DEFAULT_MODEL,
     device: str | torch.device | None = None,
     *,
@@ -196,7 +196,7 @@ def as_translator(options: TranslateOptions) -> SpeechTranslator:
     """
     model = options.model
     if not isinstance(model, SpeechTranslator):
-        return load(model, options.device, vocoder=options.vocoder, dtype=options.dtype)
+        return load_translator(model, options.device, vocoder=options.vocoder, dtype=options.dtype)
     if options.vocoder is not None:
         raise InputError(
             f"`vocoder` must be left out with a loaded `model`, which has one, but is {show(options.vocoder)}. Give it "

@@ -37,7 +37,7 @@ LEAD = (
 )
 
 
-def build() -> gr.Blocks:
+def build_page() -> gr.Blocks:
     """Build the page, without serving it."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(SWEEP_SECONDS, MAX_FILE_AGE)) as page:
         gr.HTML(LEAD)
@@ -98,7 +98,7 @@ def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names:
             for name in dict.fromkeys((host, LOCAL)):
                 stack.enter_context(reserve(name, port))
             warm_up()
-            page = build()
+            page = build_page()
         page.launch(server_port=port, share=share, quiet=False, **options(page, host, names))
 
 

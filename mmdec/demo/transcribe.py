@@ -150,7 +150,7 @@ def tab() -> None:
             with gr.Column(scale=2, min_width=300):
                 intro("English speech to text", NOTE)
                 with gr.Row(elem_classes="mm-samples"):
-                    buttons = [sample_button(shorten(sample.text)) for sample in shipped.english()]
+                    buttons = [sample_button(shorten_label(sample.text)) for sample in shipped.english()]
                 source = recording_input(ID, "English")
                 run, stop = run_and_stop(ID, "Transcribe")
                 microphone(ID)
@@ -162,7 +162,7 @@ def tab() -> None:
         bind(ID, Controls(buttons, run, stop, [source]), outputs, work, sample_work)
 
 
-def shorten(text: str) -> str:
+def shorten_label(text: str) -> str:
     """Cut a button's label to at most 60 letters."""
     return text if len(text) <= 60 else f"{text[:58].rstrip()} …"
 

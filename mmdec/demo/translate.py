@@ -15,7 +15,7 @@ import gradio as gr
 from torch import Tensor
 
 from mmdec.daspeech.passes import Graph, Pass
-from mmdec.daspeech.translate import Translation, load, translate_speech
+from mmdec.daspeech.translate import Translation, load_translator, translate_speech
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Report
 from mmdec.demo.html import confidence_html, output_html, status
@@ -162,7 +162,7 @@ def text_html(result: Translation, french: str = "") -> str:
     spent = sum(result.timings.values())
     return (
         f'<div class="mm-said">{french_html}{output_html(result.text)}'
-        f"{confidence_html(result.confidence, 'words', bool(load().calibrations))}"
+        f"{confidence_html(result.confidence, 'words', bool(load_translator().calibrations))}"
         f'<p class="mm-note">{result.seconds_source:.1f} s of French, translated and spoken in '
         f"{milliseconds(spent)}.</p>"
         f"<details><summary>Time of each stage</summary><table><tbody>{rows}</tbody></table></details></div>"
@@ -228,7 +228,7 @@ def show_translation(report: Report, samples: Tensor, way: str, french: str = ""
 
 def default_way() -> str:
     """Return the key of `WAYS` whose strategy is the default in the model's config.json."""
-    return next(way for way, strategy in WAYS.items() if strategy == load().decoding.strategy)
+    return next(way for way, strategy in WAYS.items() if strategy == load_translator().decoding.strategy)
 
 
 def warm_up() -> None:

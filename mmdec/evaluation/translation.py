@@ -22,7 +22,7 @@ import torch
 from mmdec.checks.arguments import check_threads
 from mmdec.core.timing import Stopwatch
 from mmdec.daspeech.options import DEFAULT_MODEL
-from mmdec.daspeech.translate import load, translate_speech
+from mmdec.daspeech.translate import load_translator, translate_speech
 from mmdec.errors import InputError
 from mmdec.evaluation.harness import Log, describe_measurement, no_log
 from mmdec.io.audio import SAMPLE_RATE, load_audio, resample
@@ -253,7 +253,7 @@ def own_systems(
         InputError: If there is no such model, or a strategy is unknown.
     """
     check_threads(threads)
-    loaded = load(DEFAULT_MODEL if model is None else model, device)
+    loaded = load_translator(DEFAULT_MODEL if model is None else model, device)
     if strategies is None:
         strategies = ("autoregressive",) if loaded.model.decoder is None else DEFAULT_STRATEGIES
     for strategy in strategies:
@@ -361,7 +361,7 @@ def _translate(system: TranslationSystem, clip: Path) -> Output:
 def _seconds(path: Path) -> float:
     """Read a recording's length in seconds; 0 if it cannot be read, because translating it then reports the error."""
     try:
-        return len(read_samples(path)) / SAMPLE_RATE
+        return len(read_waveform(path)) / SAMPLE_RATE
     except InputError:
         return 0.0
 
@@ -424,7 +424,7 @@ def _add_recordings(
         return None
     log("recognising the reference recordings")
     references = [row.references for row in rows]
-    transcripts = [judge.transcribe(read_samples(path)) for path in recordings]
+    transcripts = [judge.transcribe(read_waveform(path)) for path in recordings]
     best = metrics.asr_bleu(transcripts, references)
     report["recordings"] = {
         "asr_bleu": best.value,
@@ -450,10 +450,10 @@ def shift_by_half(items: Sequence[str]) -> list[str]:
 def _noise_score(judge: EnglishRecogniser, recordings: Sequence[Path], references: Sequence[Sequence[str]]) -> float:
     """Compute ASR-BLEU of white noise as long as the reference recordings: a lower bound."""
     generator = np.random.default_rng(0)
-    noises = [NOISE_LEVEL * generator.standard_normal(len(read_samples(path))) for path in recordings]
+    noises = [NOISE_LEVEL * generator.standard_normal(len(read_waveform(path))) for path in recordings]
     return metrics.asr_bleu([judge.transcribe(noise) for noise in noises], references).value
 
 
-def read_samples(path: Path) -> np.ndarray:
+def read_waveform(path: Path) -> np.ndarray:
     """Read a recording to samples (T,) of 16 kHz."""
     return load_audio(path).numpy()

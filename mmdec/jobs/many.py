@@ -300,9 +300,9 @@ def _public_call(work: Work) -> Call:
     integers = work.verb == "transcribe"
     dtype = fastest_dtype(work.device) if work.dtype is None else check_dtype(work.dtype, integers)
     if work.verb == "translate":
-        from mmdec.daspeech.translate import load, translate_speech
+        from mmdec.daspeech.translate import load_translator, translate_speech
 
-        model = load(work.model, work.device, vocoder=work.vocoder, dtype=dtype)
+        model = load_translator(work.model, work.device, vocoder=work.vocoder, dtype=dtype)
         return lambda paths: translate_speech(paths, model=model, **work.options)
     if work.verb == "transcribe":
         from mmdec.whisper.transcribe import load_transcriber, transcribe

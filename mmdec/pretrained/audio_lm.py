@@ -25,7 +25,7 @@ from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import find_model, model_kind
 from mmdec.io.audio import SAMPLE_RATE
-from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES, read_network
+from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES, read_pretrained
 from mmdec.pretrained.loaded_media_model import LoadedMediaModel
 from mmdec.pretrained.vlm import check_processor
 from mmdec.targets.families import AUDIO_FAMILIES
@@ -241,5 +241,5 @@ def _read(directory: Path, name: str, device: torch.device, dtype: torch.dtype) 
     ):
         processor = AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     network: Any = getattr(transformers, f"{name}ForConditionalGeneration")
-    model: Any = read_network(directory, network.config_class, network, "language model that hears")
+    model: Any = read_pretrained(directory, network.config_class, network, "language model that hears")
     return LoadedAudioLm(model.to(device, dtype), processor, directory)

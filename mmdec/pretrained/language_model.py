@@ -175,10 +175,10 @@ def read_language_model(directory: Path, argument: str = "model") -> PreTrainedM
             f"`{argument}` must be a language model, but '{directory}' is {model_kind(directory) or 'no model'!r}. "
             "Name a Llama, a Qwen2 or another decoder-only model."
         )
-    return read_network(directory, config_type, MODEL_FOR_CAUSAL_LM_MAPPING[config_type], "language model", argument)
+    return read_pretrained(directory, config_type, MODEL_FOR_CAUSAL_LM_MAPPING[config_type], "language model", argument)
 
 
-def read_network(
+def read_pretrained(
     directory: Path, config_type: Any, network: Any, what: str, argument: str = "model", converted: bool = True
 ) -> PreTrainedModel:
     """Load the model in a folder, in float32 on the CPU, in evaluation mode.

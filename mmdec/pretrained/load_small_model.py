@@ -21,7 +21,7 @@ from mmdec.pretrained.language_model import (
     config_class,
     folder_tokenizer,
     read_language_model,
-    read_network,
+    read_pretrained,
 )
 from mmdec.targets.hf_target import HfTarget, source_folder, source_of
 from mmdec.targets.registry import target_of
@@ -128,7 +128,7 @@ def load_small_model(
     network: Any
     config_type = config_class(folder)
     if model.config.is_encoder_decoder and config_type is type(model.config):
-        network = read_network(folder, config_type, type(model), "model", "drafter")  # with its encoder
+        network = read_pretrained(folder, config_type, type(model), "model", "drafter")  # with its encoder
     else:
         network = read_language_model(folder, "drafter")
     network = network.to(model.device, model.dtype)

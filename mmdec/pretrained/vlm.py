@@ -33,7 +33,7 @@ from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import find_model, model_kind
 from mmdec.pretrained import DEFAULT_VLM
 from mmdec.pretrained.image_familiarity import FAMILIAR_FILE, FamiliarPictures, read_familiar
-from mmdec.pretrained.language_model import DRAFTER_WEIGHT_FILES, config_class, read_network
+from mmdec.pretrained.language_model import DRAFTER_WEIGHT_FILES, config_class, read_pretrained
 from mmdec.pretrained.loaded_media_model import LoadedMediaModel
 
 DEFAULT_MODEL = DEFAULT_VLM
@@ -154,13 +154,13 @@ def load_vlm(
     return _models.get(key, lambda: _read(directory, torch_device, dtype))
 
 
-def read_model(directory: Path) -> PreTrainedModel:
+def read_vlm(directory: Path) -> PreTrainedModel:
     """Load the model in a folder, in float32 on the CPU.
 
     Raises:
         InputError: If files are damaged or outside the folder.
     """
-    return read_network(directory, *_types(directory), "vision-language model")
+    return read_pretrained(directory, *_types(directory), "vision-language model")
 
 
 def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedModel]]:
@@ -257,6 +257,6 @@ def without_video_processor(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
 
 def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedVlm:
-    network: Any = read_model(directory)
+    network: Any = read_vlm(directory)
     processor, familiar = read_processor(directory), read_familiar(directory)
     return LoadedVlm(network.to(device, dtype), processor, directory, familiar=familiar)

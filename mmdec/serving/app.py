@@ -45,7 +45,7 @@ BACKLOG = 2048  # maximum number of new connections that wait until the server a
 SHUTDOWN_SECONDS = 120  # seconds that open requests get to finish after the server received a signal to stop
 
 
-def build(server: Server, origins: Sequence[str] = ()) -> FastAPI:
+def build_app(server: Server, origins: Sequence[str] = ()) -> FastAPI:
     """Build the ASGI application of a server.
 
     Args:
@@ -212,5 +212,5 @@ def make_server(
             raise InputError(f"`models` must differ in their names, but two are called {name!r}. Rename a folder.")
         engines[name] = engine
     server = Server(engines, limits or ServerLimits(), token, threads)
-    config.app = build(server, origins)
+    config.app = build_app(server, origins)
     return uvicorn.Server(config), list(engines)

@@ -36,9 +36,9 @@ from mmdec.targets.probe import (
     PROBE_VOCABULARY,
     PROBE_WINDOW,
     Scorer,
-    difference,
     is_window,
     possible_window_fields,
+    tree_path_difference,
 )
 from mmdec.targets.recurrent_cache import STATE_CACHE, has_only_states, has_states
 from mmdec.targets.ropes import growing_ropes
@@ -263,11 +263,14 @@ def _probe(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            apart = difference(kind, config.from_dict(settings), attention, scorer)
+            apart = tree_path_difference(kind, config.from_dict(settings), attention, scorer)
             for name in possible_window_fields(kind, config, settings):
                 with suppress(Exception):  # a class that rejects a smaller value has no window there
                     apart = max(
-                        apart, difference(kind, config.from_dict({**settings, name: PROBE_WINDOW}), attention, scorer)
+                        apart,
+                        tree_path_difference(
+                            kind, config.from_dict({**settings, name: PROBE_WINDOW}), attention, scorer
+                        ),
                     )
     except InputError:
         raise

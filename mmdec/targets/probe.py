@@ -201,7 +201,9 @@ class TooLarge(Exception):
     """Raised if even a small model of the class has too many parameters."""
 
 
-def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer) -> float:
+def tree_path_difference(
+    kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer
+) -> float:
     """Return the largest difference between a node's logits in a tree and in its path alone.
 
     It is relative to the largest logit. torch's random state is restored.

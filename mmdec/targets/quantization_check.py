@@ -57,7 +57,7 @@ def siblings_change_logits(model: PreTrainedModel, target: HfTarget) -> bool:
     with _lock:
         results = _known.setdefault(model, {})
         if state not in results:
-            deviation, bound = difference(model, target)
+            deviation, bound = sibling_difference(model, target)
             results[state] = not deviation <= bound
             if results[state]:
                 warnings.warn(
@@ -93,7 +93,7 @@ def _is_plain(kind: type) -> bool:
 
 
 @torch.inference_mode()
-def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
+def sibling_difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
     """Measure how much a node's logits change if only its path is scored instead of the whole tree.
 
     Returns:

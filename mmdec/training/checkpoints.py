@@ -406,7 +406,7 @@ def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: (value / count).float() if value.is_floating_point() else value for name, value in total.items()}
 
 
-def check_counts(**counts: int) -> None:
+def check_positive(**counts: int) -> None:
     """Raise InputError if one of these options is below 1.
 
     Args:

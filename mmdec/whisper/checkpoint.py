@@ -21,9 +21,9 @@ from mmdec.checks.arguments import did_you_mean, show
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import (
     build_with_weights,
-    check_counts,
     check_extractor,
     check_generation,
+    check_layer_counts,
     lies_inside,
     read_settings,
     read_weights,
@@ -37,7 +37,7 @@ from mmdec.hub.find import drafter_folder, find_model, model_kind, path_text
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.nn.int8 import quantise_linears
 from mmdec.pretrained.drafters import load_drafter
-from mmdec.pretrained.language_model import GENERATION_FILE, read_network
+from mmdec.pretrained.language_model import GENERATION_FILE, read_pretrained
 from mmdec.pretrained.plain_text import PlainText
 from mmdec.types import Drafter
 from mmdec.whisper.encoder import WhisperEncoder, WhisperEncoderConfig
@@ -206,13 +206,13 @@ def _check(directory: Path, name: str) -> None:
         raise InputError(f"`model` must be a Whisper, but '{name}' is {system or 'no model'!r}. {remedy}")
 
 
-def read_model(directory: Path) -> WhisperForConditionalGeneration:
+def read_whisper(directory: Path) -> WhisperForConditionalGeneration:
     """Load the Whisper in a folder, in float32 on the CPU.
 
     Raises:
         InputError: If files are damaged or outside the folder.
     """
-    model = read_network(directory, WhisperConfig, WhisperForConditionalGeneration, "Whisper", converted=False)
+    model = read_pretrained(directory, WhisperConfig, WhisperForConditionalGeneration, "Whisper", converted=False)
     # older folders have the generation settings in the model's config.json
     if not (directory / GENERATION_FILE).is_file():
         with report_damage(f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version"):
@@ -223,7 +223,7 @@ def read_model(directory: Path) -> WhisperForConditionalGeneration:
 
 
 def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWhisper:
-    model = read_model(directory)
+    model = read_whisper(directory)
     check_extractor(directory)
     with report_damage(
         f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged"
@@ -264,6 +264,6 @@ def load_whisper_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
     except KeyError as error:
         raise InputError(f"`model` must name its sizes, but '{folder}' lacks {error}. Download it again.") from None
     weights = read_weights(weight_files(folder, prefixes=(ENCODER_PREFIX,)), prefixes=(ENCODER_PREFIX,))
-    check_counts(settings, weights)
+    check_layer_counts(settings, weights)
     state = {name.removeprefix(ENCODER_PREFIX): tensor for name, tensor in weights.items()}
     return build_with_weights(lambda: WhisperEncoder(config), state, "model", folder).eval().requires_grad_(False)

@@ -25,7 +25,7 @@ from mmdec.generation.model_lock import reading
 from mmdec.hub.find import HUB_FILES, HUB_ID, SHORT_NAMES, TOKENIZER_FILES, find_model, shipped_names
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.pretrained.language_model import config_class, read_network
+from mmdec.pretrained.language_model import config_class, read_pretrained
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.transcribe import transcribe
 
@@ -187,7 +187,7 @@ def _named_recogniser(source: str | os.PathLike[str], device: str | torch.device
     kind = config_class(folder)
     if kind is None or kind not in MODEL_FOR_CTC_MAPPING:
         return partial(_transcribe_by_name, source, device)
-    model: Any = read_network(folder, kind, MODEL_FOR_CTC_MAPPING[kind], "CTC model", "source")
+    model: Any = read_pretrained(folder, kind, MODEL_FOR_CTC_MAPPING[kind], "CTC model", "source")
     model.to(check_device(device))
     with report_damage(f"`source` must have a whole processor, but that in '{folder}' is damaged"):
         processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -43,7 +43,7 @@ from mmdec.generation.generate import GenerateCall
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.hub.provenance import measurement_conditions
 from mmdec.io.audio import SAMPLE_RATE, load_audio
-from mmdec.serving.app import build
+from mmdec.serving.app import build_app
 from mmdec.serving.engines import EngineOptions, load_engine
 from mmdec.serving.server import Server, ServerLimits
 
@@ -123,7 +123,7 @@ def served(model: str, threads: int) -> Iterator[httpx.Client]:
     torch.set_num_threads(1)  # as `make_server`: only the thread that decodes has a pool of CPU threads
     name, engine = load_engine(model, EngineOptions(threads=threads), "cpu", None)
     server = Server({name: engine}, ServerLimits(rows=CLIENTS), threads=threads)
-    running = uvicorn.Server(uvicorn.Config(build(server), port=0, log_level="error"))
+    running = uvicorn.Server(uvicorn.Config(build_app(server), port=0, log_level="error"))
     thread = threading.Thread(target=running.run)
     thread.start()
     try:

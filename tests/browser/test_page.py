@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from mmdec.demo import samples
-from mmdec.demo.transcribe import shorten
+from mmdec.demo.transcribe import shorten_label
 from tests.support.demo_server import Server, true_english
 
 pytestmark = pytest.mark.slow
@@ -93,7 +93,7 @@ def test_the_page_translates(page: Any) -> None:
 
 def test_the_page_transcribes(page: Any) -> None:
     page.get_by_role("tab", name="Transcribe").click()
-    press(page, shorten(samples.english()[0].text))
+    press(page, shorten_label(samples.english()[0].text))
     wait_until_finished(page, "transcribe")
     race = lanes(page, "transcribe")
     assert list(race) == ["With drafts", "Plain decoding"]

@@ -22,7 +22,7 @@ import mmdec
 from mmdec.errors import InputError
 from mmdec.pretrained.early_exit import EarlyExit
 from mmdec.targets.families import FAMILIES
-from mmdec.targets.probe import MAX_DIFFERENCE, PROBE_VOCABULARY, PROBE_WINDOW, difference, tiny_config
+from mmdec.targets.probe import MAX_DIFFERENCE, PROBE_VOCABULARY, PROBE_WINDOW, tiny_config, tree_path_difference
 from mmdec.targets.recurrent_cache import has_states
 from mmdec.targets.text import TextTarget
 from tests.support.families import attention_of, config_of, model_of
@@ -51,7 +51,7 @@ def fresh() -> None:
 def test_a_familys_texts_equal_stock_and_its_trees_equal_their_paths(family: str) -> None:
     scorer = lambda model: TextTarget(model, checked=True)  # noqa: E731
     assert (
-        difference(getattr(transformers, family), config_of(family), attention_of(family), scorer)
+        tree_path_difference(getattr(transformers, family), config_of(family), attention_of(family), scorer)
         < MAX_DIFFERENCE / 100
     )
     model, rng = model_of(family), random.Random(family)
@@ -168,9 +168,9 @@ def test_other_classes_are_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def record_difference(*args: Any) -> float:
         asked.append(args)
-        return difference(*args)
+        return tree_path_difference(*args)
 
-    monkeypatch.setattr(families, "difference", record_difference)
+    monkeypatch.setattr(families, "tree_path_difference", record_difference)
     for _ in range(3):
         TextTarget(Renamed(LlamaConfig(**SIZES, rope_theta=1234.0)))
         with pytest.raises(InputError, match="Bounded differs"):

@@ -17,7 +17,7 @@ from mmdec.io.audio import load_audio
 from mmdec.kernels import cpu_features
 from mmdec.nn.int8 import Bfloat16Linear, Int8Linear, has_int8_layers, max_exact_level, quantise_linears
 from mmdec.training.metrics.text import rate, word_edits
-from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper, read_model
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper, read_whisper
 from mmdec.whisper.features import encode, recording_features
 from tests.conftest import RATE, buzz
 from tests.support.grid import slow_but
@@ -49,7 +49,7 @@ def whisper(request: pytest.FixtureRequest) -> Iterator[LoadedWhisper]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_features, "cpu_flags", lambda: frozenset(flags))
         assert loaded.directory is not None
-        model = read_model(loaded.directory).eval()
+        model = read_whisper(loaded.directory).eval()
         quantise_linears(model)
         yield LoadedWhisper(model, loaded.processor, loaded.directory)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 import mmdec
 from mmdec.pretrained.vlm import load_vlm
 from mmdec.targets import quantization_check as siblings
-from mmdec.targets.quantization_check import difference, siblings_change_logits
+from mmdec.targets.quantization_check import sibling_difference, siblings_change_logits
 from mmdec.targets.registry import target_of
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz
@@ -106,7 +106,7 @@ def test_quantised_activations_turn_drafts_off_in_transcribe_and_describe(tmp_pa
 
 def test_weights_alone_are_drafted() -> None:
     model, given = weights_alone(LLAMA), prompts(1, 1)
-    apart, bound = difference(model, target_of(model))
+    apart, bound = sibling_difference(model, target_of(model))
     assert apart < 1e-5 < bound
     result = mmdec.generate(model, given, "recycling", num_speculative_tokens=(12, 4), **OPTIONS)
     assert result.tokens_per_round > 1
@@ -118,7 +118,7 @@ def test_weights_alone_are_drafted() -> None:
 def test_rounding_is_not_taken_for_quantisation(kind: str, dtype: torch.dtype) -> None:
     model: Any = LLAMA if kind == "text" else MODELS[80] if kind == "whisper" else vision_model(kind)
     model = copy.deepcopy(model).to(dtype)
-    apart, bound = difference(model, target_of(model))
+    apart, bound = sibling_difference(model, target_of(model))
     assert apart < bound / 2
 
 
@@ -126,10 +126,10 @@ def test_a_model_is_measured_once_and_anew_when_it_was_quantised_in_place(monkey
     measured = list[tuple[float, float]]()
 
     def record_difference(model: Any, target: Any) -> tuple[float, float]:
-        measured.append(difference(model, target))
+        measured.append(sibling_difference(model, target))
         return measured[-1]
 
-    monkeypatch.setattr(siblings, "difference", record_difference)
+    monkeypatch.setattr(siblings, "sibling_difference", record_difference)
     assert not siblings_change_logits(LLAMA, target_of(LLAMA))
     assert not measured  # of torch's and transformers' own parts
     model = weights_alone(LLAMA)

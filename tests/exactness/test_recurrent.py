@@ -15,7 +15,7 @@ import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.families import FAMILIES
-from mmdec.targets.probe import MAX_DIFFERENCE, PROBE_VOCABULARY, difference
+from mmdec.targets.probe import MAX_DIFFERENCE, PROBE_VOCABULARY, tree_path_difference
 from mmdec.targets.recurrent_cache import MAX_BACKLOG, STATE_CACHE
 from mmdec.targets.registry import target_of
 from mmdec.targets.text import text_scorer
@@ -52,7 +52,7 @@ def batch_of(family: str, rows: int, width: int = 21) -> dict[str, torch.Tensor]
 def test_a_pass_scores_a_chain_as_single_steps(family: str) -> None:
     kind: Any = getattr(transformers, f"{family}ForCausalLM")
     attention = "sdpa" if kind._supports_sdpa else "eager"
-    assert difference(kind, recurrent_config(family), attention, text_scorer) < MAX_DIFFERENCE / 50
+    assert tree_path_difference(kind, recurrent_config(family), attention, text_scorer) < MAX_DIFFERENCE / 50
 
 
 @pytest.mark.parametrize("case", slow_but(CASES, each_value(CASES)), ids=lambda case: "-".join(map(str, case.values())))

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mmdec.daspeech.translate import load, translate_speech
+from mmdec.daspeech.translate import load_translator, translate_speech
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError
 from mmdec.io import audio
@@ -89,7 +89,7 @@ def main(folder: str, first: str, last: str, model: str, answers: str) -> None:
     torch.set_num_threads(1)
     place = Path(folder)
     other = audio.save_audio(place / "other.wav", np.tile(buzz(3.0, 77), 4))
-    translator = load(model, "cpu")
+    translator = load_translator(model, "cpu")
     with open(answers, "w", encoding="utf-8", buffering=1) as out:
         for number in range(int(first), int(last)):
             odd = write_odd(place, number)

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.daspeech.translate import load
+from mmdec.daspeech.translate import load_translator
 from mmdec.drafters.medusa.checkpoint import load_heads
 from mmdec.errors import MmdecError
 from mmdec.whisper.checkpoint import load_whisper
@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
 @pytest.fixture(scope="module")
 def entry_points(folder: Path) -> dict[str, Door]:
     model, small, whisper = language_model(), language_model(seed=1), load_whisper(folder / "whisper", "cpu")
-    translator = load(folder / "translator", "cpu")
+    translator = load_translator(folder / "translator", "cpu")
     ids, sound = torch.tensor([[1, 2, 3, 1, 2, 3]]), buzz(0.5)
     spoken = mmdec.translate_speech(sound, sample_rate=RATE, model=translator)
     written = mmdec.transcribe(sound, sample_rate=RATE, model=whisper, drafter=None, max_new_tokens=4)

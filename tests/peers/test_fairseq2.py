@@ -13,7 +13,7 @@ from fairseq2.models.s2t_conformer import S2TConformerConfig, S2TConformerFactor
 from fairseq2.nn import BatchLayout  # type: ignore[import-not-found]
 from safetensors.torch import load_file, save_file
 
-from mmdec.daspeech.fairseq2 import convert, export
+from mmdec.daspeech.fairseq2 import convert_fairseq2, export
 from mmdec.nn.conformer import EncoderConfig, SpeechEncoder, encoder_config
 
 SIZES = {"num_encoder_layers": 3, "num_encoder_attn_heads": 4, "depthwise_conv_kernel_size": 31, "ffn_inner_dim": 128}
@@ -58,7 +58,7 @@ def test_fairseq2_weights_give_our_outputs(tmp_path: Path, suffix: str) -> None:
     model, path = theirs(), tmp_path / f"checkpoint.{suffix}"
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
     torch.save({"model": state}, path) if suffix == "pt" else save_file(state, path)
-    result = load_file(convert(path, tmp_path / "encoder.safetensors"))
+    result = load_file(convert_fairseq2(path, tmp_path / "encoder.safetensors"))
     own = {name.removeprefix("encoder."): value for name, value in result.items()}
     ours = SpeechEncoder(encoder_config(own))
     ours.load_state_dict(own)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mmdec.daspeech.training.data import SpeechTranslationData
-from mmdec.daspeech.training.export import save_network
+from mmdec.daspeech.training.export import save_weights
 from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.training.__main__ import main
 from tests.recipes.small_recipes import MARKS, write_voice
@@ -201,4 +201,4 @@ def prepare(recipe: str, folder: Path, data: Options) -> None:
     units = SpeechTranslationData(str(data["common_voice"]), str(data["cvss"])).units
     write_voice(folder / "runs" / name.format("acoustic"), units)
     network = DASpeechModule(units, size="small", model=tiny_sizes()).network
-    save_network(network, folder / "runs" / name.format("units") / "network.safetensors")
+    save_weights(network, folder / "runs" / name.format("units") / "network.safetensors")

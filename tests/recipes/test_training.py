@@ -18,7 +18,7 @@ from lightning.pytorch import seed_everything
 from mmdec.daspeech.acoustic import FastSpeech2
 from mmdec.daspeech.model import DASpeech
 from mmdec.daspeech.training.data import SpeechTranslationData
-from mmdec.daspeech.training.export import load_module, save_network
+from mmdec.daspeech.training.export import load_module, save_weights
 from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.errors import InputError
 from mmdec.training.__main__ import main
@@ -98,7 +98,7 @@ def test_recipes_parse(name: str, workplace: Path, capsys: pytest.CaptureFixture
 def test_the_recipes_at_paper_scale_run(name: str, corpus: TinyCorpus, workplace: Path):
     data = SpeechTranslationData(str(corpus.common_voice), str(corpus.cvss))
     network = DASpeechModule(data.units, size="paper", mu=0.0, model=tiny_sizes()).network
-    save_network(network, workplace / "runs/cvss-units/network.safetensors")
+    save_weights(network, workplace / "runs/cvss-units/network.safetensors")
     write_voice(workplace / "runs/cvss-acoustic", data.units)
     cli = main(arguments(name, corpus, "--trainer.fast_dev_run=true"))
     assert isinstance(cli.trainer.callback_metrics["dev/dag_per"].item(), float)
@@ -190,7 +190,7 @@ def test_the_stages_follow_one_another(corpus: TinyCorpus, first_epoch: Path, wo
     shutil.copytree(first_epoch, "runs")
     units, step = load_module(newest_checkpoints(Path("runs/units/checkpoints"), 1))
     assert step == 3
-    save_network(units.network, Path("runs/units/network.safetensors"))
+    save_weights(units.network, Path("runs/units/network.safetensors"))
     write_voice(Path("runs/acoustic"), units.hparams["units"])
     args = ("--data.init_args.steps_per_epoch=2", "--trainer.max_steps=4", "--model.init_args.decay_steps=4")
     cli = main(arguments("phrasebook/joint", corpus, *args))

@@ -101,7 +101,7 @@ def main() -> None:
     if "warm" in sys.argv:
         page.warm_up()
     with guard.private_uploads():
-        blocks = page.build()
+        blocks = page.build_page()
         _, address, _ = blocks.launch(
             quiet=True, prevent_thread_lock=True, inbrowser=False, **page.options(blocks, "127.0.0.1", ["demo.example"])
         )

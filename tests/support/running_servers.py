@@ -20,7 +20,7 @@ import soundfile
 import uvicorn
 from PIL import Image
 
-from mmdec.serving.app import build
+from mmdec.serving.app import build_app
 from mmdec.serving.engines import EngineOptions, load_engine
 from mmdec.serving.server import Server, ServerLimits
 from tests.conftest import RATE, buzz
@@ -61,7 +61,7 @@ def served(
 ) -> Iterator[tuple[httpx.Client, Server]]:
     """Run a server in a thread. Yields a client for it, and the server."""
     server = Server(engines, limits or ServerLimits(), token)
-    running = uvicorn.Server(uvicorn.Config(build(server, origins=origins), port=0, log_level="error", ws=ws))
+    running = uvicorn.Server(uvicorn.Config(build_app(server, origins=origins), port=0, log_level="error", ws=ws))
     thread = threading.Thread(target=running.run)
     thread.start()
     try:

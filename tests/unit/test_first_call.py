@@ -18,7 +18,7 @@ from mmdec.checks import weights
 from mmdec.checks.weights import load_pretrained, read_settings
 from mmdec.cli.progress import own_process, show_loading
 from mmdec.hub.find import find_model
-from mmdec.whisper.checkpoint import WHISPER_FILES, WHISPER_KIND, read_model
+from mmdec.whisper.checkpoint import WHISPER_FILES, WHISPER_KIND, read_whisper
 
 SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "english"
 FIRST_CALL = """
@@ -63,7 +63,7 @@ def test_a_whisper_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     folder, opened = find_model("whisper-tiny.en", WHISPER_KIND, WHISPER_FILES), []
     read = weights.safe_open
     monkeypatch.setattr(weights, "safe_open", lambda file, **options: opened.append(file) or read(file, **options))
-    read_model(folder)
+    read_whisper(folder)
     assert sorted(opened) == sorted(folder.glob("model*.safetensors"))
 
 

@@ -300,7 +300,7 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, steps: int, seed: int
     return items[generator.permutation(steps)].tolist()
 
 
-def read_splits(
+def read_train_and_dev(
     root: Path, dev_split: str, limit: int | None, dev_rows: int, admission: Admission
 ) -> tuple[EnglishSpeech, EnglishSpeech]:
     """Read the training speech (at most `limit` rows) and the development speech (at most `dev_rows`).
@@ -344,14 +344,14 @@ def _distinct(
     return rows, bad
 
 
-def save_network(network: nn.Module, path: Path) -> None:
+def save_weights(network: nn.Module, path: Path) -> None:
     """Save a network's weights as safetensors, which the callback `InitialWeights` loads into a later training."""
     write_atomically(path, save({name: value.contiguous().cpu() for name, value in network.state_dict().items()}))
 
 
 def save_stage(folder: Path, name: str, network: nn.Module, described: dict[str, Any]) -> None:
     """Write a stage's result: the weights to `{name}.safetensors`, and the dict `described` to `{name}.json`."""
-    save_network(network, folder / f"{name}.safetensors")
+    save_weights(network, folder / f"{name}.safetensors")
     write_atomically(folder / f"{name}.json", json.dumps(described, indent=1).encode())
 
 
@@ -408,7 +408,7 @@ class AcousticData(LightningDataModule):
         self._splits()
 
     def _splits(self) -> tuple[EnglishSpeech, EnglishSpeech]:
-        return read_splits(self.root, self.validation_split, self.limit, self.validation_rows, self.admission)
+        return read_train_and_dev(self.root, self.validation_split, self.limit, self.validation_rows, self.admission)
 
     def setup(self, stage: str | None = None) -> None:
         if self.train_set is not None:

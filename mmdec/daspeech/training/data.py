@@ -35,7 +35,7 @@ from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, 
 from mmdec.training.corpora.cvss import (
     SpeechPair,
     no_rows_error,
-    normalise,
+    normalise_source,
     read_pairs,
     read_translations,
     unify_targets,
@@ -198,7 +198,7 @@ class SpeechDataset(Dataset[Item]):
         self.pause = [index[PAUSE_PHONE]] if PAUSE_PHONE in index else []
         self.units = [[index.get(unit, UNK) for unit in row.units] for row in self.rows]
         self.text = [
-            [letters[letter] for letter in normalise(row.source_text) if letter in letters] for row in self.rows
+            [letters[letter] for letter in normalise_source(row.source_text) if letter in letters] for row in self.rows
         ]
         self.lengths = [int(store.lengths[index]) for index in self.indices]
         self.english = english

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mmdec.daspeech.checkpoint import save_model
 from mmdec.daspeech.model import DASpeech
-from mmdec.daspeech.training.acoustic import save_network
+from mmdec.daspeech.training.acoustic import save_weights
 from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.daspeech.training.vocoder import load_vocoder
 from mmdec.errors import InputError, exit_on_error
@@ -55,7 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     checkpoints = newest_checkpoints(options.joint, options.average)
     if options.network_only:
-        save_network(load_module(checkpoints)[0].network, options.network_only)
+        save_weights(load_module(checkpoints)[0].network, options.network_only)
         return
     assemble(checkpoints, options.vocoder, options.out)
 

@@ -415,7 +415,7 @@ class DASpeechModule(RecipeModule):
         return torch.optim.AdamW(parameters, lr=options.lr, betas=(first, second), fused=True)
 
 
-def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
+def load_matching_weights(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
     """Load the weights that fit by name and shape.
 
     Returns:
@@ -463,7 +463,7 @@ class InitialWeights(Callback):
             network: Any = pl_module.network
             if prefix:
                 self._reorder(state, network.state_dict(), pl_module.hparams["units"], file.with_suffix(".json"))
-            left = load_network(network, state)
+            left = load_matching_weights(network, state)
             loaded_count = len(network.state_dict()) - len(left)
             if loaded_count == 0:
                 raise InputError(f"`files` must fit the network, but no tensor of '{file}' does. Check the sizes.")

@@ -17,9 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from mmdec.checks.weights import build_with_weights, check_counts, read_settings, read_weights, weight_file
+from mmdec.checks.weights import build_with_weights, check_layer_counts, read_settings, read_weights, weight_file
 from mmdec.daspeech.acoustic import FastSpeech2, FastSpeech2Config
-from mmdec.daspeech.training.acoustic import EnglishSpeech, epoch_batches, interpolate_pitch, read_splits, save_stage
+from mmdec.daspeech.training.acoustic import (
+    EnglishSpeech,
+    epoch_batches,
+    interpolate_pitch,
+    read_train_and_dev,
+    save_stage,
+)
 from mmdec.daspeech.vocoder import Vocoder, VocoderConfig
 from mmdec.errors import InputError
 from mmdec.io.audio import HOP, load_audio, log_mel, pitch
@@ -208,7 +214,7 @@ class VocoderData(LightningDataModule):
         self._splits()
 
     def _splits(self) -> tuple[EnglishSpeech, EnglishSpeech]:
-        return read_splits(self.root, self.validation_split, self.limit, self.validation_rows, self.admission)
+        return read_train_and_dev(self.root, self.validation_split, self.limit, self.validation_rows, self.admission)
 
     def setup(self, stage: str | None = None) -> None:
         if self.train_set:
@@ -219,8 +225,8 @@ class VocoderData(LightningDataModule):
             f"English speech: {len(train)} distinct recordings, {train.bad.count} left out {train.bad.report()}"
         )
         least = self.crop_frames
-        self.train_set = [read_recording(train, item, teacher, least) for item in range(len(train))]
-        self.validation_set = [read_recording(validation, item, None, least) for item in range(len(validation))]
+        self.train_set = [read_vocoder_recording(train, item, teacher, least) for item in range(len(train))]
+        self.validation_set = [read_vocoder_recording(validation, item, None, least) for item in range(len(validation))]
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Compute mean and standard deviation, (80,) each, of the log mels of the first 500 training recordings."""
@@ -276,7 +282,7 @@ def _continuous(contour: Tensor) -> Tensor:
     return interpolate_pitch(contour) if bool((contour > 0).any()) else torch.full_like(contour, 150.0)
 
 
-def read_recording(
+def read_vocoder_recording(
     speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, least: int
 ) -> VocoderRecording:
     """Read a recording into memory, padded with silence to at least `least` frames.
@@ -327,7 +333,7 @@ def load_acoustic(folder: Path, argument: str = "acoustic") -> tuple[FastSpeech2
             f"`{argument}` must hold its sizes in tts.json, but '{folder}' does not ({type(error).__name__}: {error}). "
             "Train the acoustic model again."
         ) from error
-    check_counts(described["config"], state, argument)
+    check_layer_counts(described["config"], state, argument)
     return build_with_weights(lambda: FastSpeech2(shape, len(units)), state, argument, folder).eval(), units
 
 

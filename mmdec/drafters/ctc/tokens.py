@@ -89,7 +89,7 @@ class Merges:
         return tuple(parts)
 
 
-def frequent_tokens(texts: Iterable[Sequence[int]], merges: Merges, count: int, least: int = 3) -> list[int]:
+def choose_vocabulary(texts: Iterable[Sequence[int]], merges: Merges, count: int, least: int = 3) -> list[int]:
     """Choose the tokens of a small vocabulary.
 
     Args:

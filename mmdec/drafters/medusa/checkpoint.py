@@ -180,7 +180,7 @@ def _card(config: MedusaConfig, place: Path | None) -> str:
     return text
 
 
-def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
+def convert_medusa(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
     """Load published Medusa heads for Whisper and save them in mmdec's format.
 
     Args:

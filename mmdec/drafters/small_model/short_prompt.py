@@ -38,7 +38,7 @@ def check_prompt(prompt: int | Shorten | None) -> int | Shorten | None:
     return check_whole("prompt", prompt, MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS, remedy)
 
 
-def shorten(ids: list[int], prompt: int | Shorten, vocab_size: int) -> list[int]:
+def shorten_prompt(ids: list[int], prompt: int | Shorten, vocab_size: int) -> list[int]:
     """Return the tokens of a prompt that the small model reads.
 
     Args:

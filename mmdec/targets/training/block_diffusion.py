@@ -28,7 +28,7 @@ from mmdec.checks.arguments import check_choice
 from mmdec.errors import InputError
 from mmdec.hub.publish import atomic_folder, write_provenance
 from mmdec.targets.masked_diffusion import CanvasLayout, Visibility, additive, check_canvas_model
-from mmdec.training.checkpoints import check_counts
+from mmdec.training.checkpoints import check_positive
 from mmdec.training.module import RecipeModule
 from mmdec.training.optim import groups
 
@@ -85,7 +85,7 @@ class BlockDiffusionModule(RecipeModule):
         self.save_hyperparameters()
         self.use_options(DiffusionOptions(**options))
         check_choice("visible", self.options.visible, ("block", "full"), "Choose one.")
-        check_counts(block_length=self.options.block_length)
+        check_positive(block_length=self.options.block_length)
         torch.manual_seed(self.options.seed)
         if self.options.start is None:
             self.model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(units), **self.options.sizes))
@@ -176,7 +176,7 @@ class _CanvasData(LightningDataModule, ABC):
 
     def __init__(self, block_length: int, batch_size: int, steps_per_epoch: int, dev_batches: int) -> None:
         super().__init__()
-        check_counts(
+        check_positive(
             block_length=block_length, batch_size=batch_size, steps_per_epoch=steps_per_epoch, dev_batches=dev_batches
         )
         self.block_length, self.batch_size = block_length, batch_size
@@ -220,7 +220,7 @@ class ListTasks(_CanvasData):
         dev_batches: int = 8,
     ) -> None:
         super().__init__(block_length, batch_size, steps_per_epoch, dev_batches)
-        check_counts(items=items, shortest=shortest, longest=longest)
+        check_positive(items=items, shortest=shortest, longest=longest)
         if not 2 <= shortest <= longest <= items:
             raise InputError(
                 f"`shortest` and `longest` must be from 2 to the {items} items, but are {shortest} and {longest}. "
@@ -269,7 +269,7 @@ class OwnTexts(_CanvasData):
         dev_batches: int = 4,
     ) -> None:
         super().__init__(block_length, batch_size, steps_per_epoch, dev_batches)
-        check_counts(texts=texts, length=length)
+        check_positive(texts=texts, length=length)
         self.writer: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self.units = [*(str(number) for number in range(self.writer.config.vocab_size)), MASK]
         self.texts, self.length = texts, length

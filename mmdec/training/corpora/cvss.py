@@ -197,7 +197,7 @@ def _check_same(first: dict[str, tuple[T, int]], name: str, value: T, table: Pat
         )
 
 
-def normalise(text: str) -> str:
+def normalise_source(text: str) -> str:
     """Normalise a source sentence: lower case, no punctuation but apostrophes and hyphens, single spaces."""
     text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'")
     return " ".join("".join(c if c.isalnum() or c in "'-" else " " for c in text).split())
@@ -215,7 +215,7 @@ def unify_targets(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
     first: dict[str, SpeechPair] = {}
     result = []
     for pair in sorted(pairs, key=lambda pair: pair.name):
-        chosen = first.setdefault(normalise(pair.source_text), pair)
+        chosen = first.setdefault(normalise_source(pair.source_text), pair)
         target = {"translation": chosen.translation, "alignment": chosen.alignment, "recording": chosen.recording}
         result.append(replace(pair, **target))
     return result

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
 import mmdec
-from mmdec.checks.weights import check_counts, check_finite_weights, read_settings, read_weights, weight_files
+from mmdec.checks.weights import check_finite_weights, check_layer_counts, read_settings, read_weights, weight_files
 from mmdec.daspeech.checkpoint import WEIGHT_FILES
 from mmdec.daspeech.training.vocoder import load_acoustic
 from mmdec.drafters.medusa.checkpoint import load_heads
@@ -375,9 +375,9 @@ def test_checkpoints_that_training_starts_from_are_checked(tmp_path: Path) -> No
 def test_upper_bounds_are_not_checked_as_counts() -> None:
     """Qwen's text settings say `max_window_layers` 80, of two layers too."""
     state = {"weight": torch.zeros(1)}
-    check_counts({"text_config": {"max_window_layers": 80, "num_hidden_layers": 1}}, state)
+    check_layer_counts({"text_config": {"max_window_layers": 80, "num_hidden_layers": 1}}, state)
     with pytest.raises(mmdec.InputError, match="`num_hidden_layers` is 80 for 1 tensors"):
-        check_counts({"text_config": {"max_window_layers": 80, "num_hidden_layers": 80}}, state)
+        check_layer_counts({"text_config": {"max_window_layers": 80, "num_hidden_layers": 80}}, state)
 
 
 def test_an_index_without_a_weight_map_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmdec.daspeech.ctc_beam import NGRAM_WEIGHT, PIECE_BONUS, beam_search, read_pieces
+from mmdec.daspeech.ctc_beam import NGRAM_WEIGHT, PIECE_BONUS, beam_search, decode_pieces
 from mmdec.drafters.ctc.network import BLANK, best_pieces, collapse
 from mmdec.phonetics.piece_ngram import PieceNGram
 from tests.support.tiny_piece_ngram import PIECES, stored
@@ -39,13 +39,13 @@ def test_sure_pieces_are_written_and_the_ngram_decides_the_others() -> None:
     for frame, piece in enumerate([1, 0, 2, 0, 3, 0, 0, 0]):
         sure[0, frame, piece] = 3.0
     lengths = torch.tensor([8])
-    heard = read_pieces(sure, lengths, stored(), 3)
+    heard = decode_pieces(sure, lengths, stored(), 3)
     assert heard.pieces[0, :, 0].tolist() == [1, 2, 3]
     assert heard.frames.tolist() == [[0, 2, 4]]
     unsure = sure.clone()
     unsure[0, 4, 5], unsure[0, 4, 3] = 3.0, 2.5  # 1 2 5 was never said
     assert best_pieces(unsure, lengths, 3).pieces[0, :, 0].tolist() == [1, 2, 5]
-    result = read_pieces(unsure, lengths, stored(), 3)
+    result = decode_pieces(unsure, lengths, stored(), 3)
     assert result.pieces[0, :, 0].tolist() == [1, 2, 3]
     assert result.pieces[0, 2, 1] == 5  # the other stays beside it
     assert result.weights.sum(-1) == pytest.approx(torch.ones(1, 3))
@@ -56,10 +56,10 @@ def test_rows_alone_equal_rows_in_a_batch() -> None:
     draw, model = torch.Generator().manual_seed(3), stored()
     logits, lengths = 2 * torch.randn(3, 9, PIECES, generator=draw), torch.tensor([9, 4, 6])
     logits[2, :, BLANK] = 50.0  # nothing is heard
-    together = read_pieces(logits, lengths, model, 3)
+    together = decode_pieces(logits, lengths, model, 3)
     assert together.lengths[2] == 0
     for row, length in enumerate(lengths.tolist()):
-        single = read_pieces(logits[row : row + 1, :length], lengths[row : row + 1], model, 3)
+        single = decode_pieces(logits[row : row + 1, :length], lengths[row : row + 1], model, 3)
         count = int(single.lengths[0])
         assert together.lengths[row] == count
         assert torch.equal(together.pieces[row, :count], single.pieces[0, :count])

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.daspeech.fairseq import MELS, convert, read_checkpoint, read_dictionary, read_published
+from mmdec.daspeech.fairseq import MELS, convert_fairseq, read_dictionary, read_fairseq_checkpoint, read_published
 from mmdec.daspeech.model import DASpeech, DASpeechConfig
-from mmdec.daspeech.translate import load
+from mmdec.daspeech.translate import load_translator
 from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.kernels.dag_decode import decode_lattice
@@ -32,7 +32,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def converted(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(published, tmp_path_factory.mktemp("converted") / "model")
+    return convert_fairseq(published, tmp_path_factory.mktemp("converted") / "model")
 
 
 def small_network() -> tuple[DASpeech, Naive]:
@@ -80,9 +80,9 @@ def test_the_forward_equals_the_paper(frames: int):
 
 def test_a_converted_folder_equals_the_checkpoint(published: Path, converted: Path):
     samples = audio.load_audio("data/samples/" + sorted(p.name for p in Path("data/samples").glob("*.wav"))[0])
-    translator = load(converted)
+    translator = load_translator(converted)
     (translation,) = translator.translate([samples])
-    naive = Naive(read_checkpoint(published / "average.pt")[1], SMALL)
+    naive = Naive(read_fairseq_checkpoint(published / "average.pt")[1], SMALL)
     features = audio.fbank(samples)
     hidden, emissions, links = naive.graph(naive.encode(features), len(features))
     path = decode_lattice(emissions[None], links[None], torch.tensor([len(links)]), "lookahead", collapse=True)
@@ -99,15 +99,15 @@ def test_a_converted_folder_equals_the_checkpoint(published: Path, converted: Pa
 
 
 def test_a_converted_folder_is_saved_and_refuses_what_it_lacks(converted: Path, tmp_path: Path):
-    translator = load(converted)
-    again = load(translator.save_pretrained(tmp_path / "again"))
+    translator = load_translator(converted)
+    again = load_translator(translator.save_pretrained(tmp_path / "again"))
     sound = torch.randn(16_000, generator=torch.Generator().manual_seed(1)) * 0.1
     assert torch.equal(translator.translate([sound])[0].samples, again.translate([sound])[0].samples)
     for strategy in ("autoregressive", "verified"):
         with pytest.raises(InputError, match="has no autoregressive decoder"):
             translator.translate([sound], strategy)
     with pytest.raises(InputError, match="must be left out"):
-        load(converted, vocoder="someone/hifigan")
+        load_translator(converted, vocoder="someone/hifigan")
 
 
 class _Other:
@@ -117,10 +117,10 @@ class _Other:
 def test_pickles_of_other_classes_are_refused(tmp_path: Path):
     torch.save({"args": _Other(), "model": {}}, tmp_path / "bad.pt")
     with pytest.raises(InputError, match="asks for more"):
-        read_checkpoint(tmp_path / "bad.pt")
+        read_fairseq_checkpoint(tmp_path / "bad.pt")
     torch.save({"args": Namespace(a=1), "model": {"w": torch.tensor([float("nan")])}}, tmp_path / "nan.pt")
     with pytest.raises(InputError, match="finite"):
-        read_checkpoint(tmp_path / "nan.pt")
+        read_fairseq_checkpoint(tmp_path / "nan.pt")
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "vocab.txt", "gcmvn_stats.npz", "g_02500000", "config.json"])
@@ -128,7 +128,7 @@ def test_a_file_that_is_missing_is_named(published: Path, tmp_path: Path, name: 
     shutil.copytree(published, tmp_path / "in")
     (tmp_path / "in" / name).unlink()
     with pytest.raises(InputError, match=r"must (hold|be a generator)"):
-        convert(tmp_path / "in", tmp_path / "out")
+        convert_fairseq(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

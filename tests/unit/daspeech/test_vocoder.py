@@ -14,7 +14,7 @@ from transformers import (
 from typer.testing import CliRunner
 
 from mmdec.cli import app
-from mmdec.daspeech.hifigan import convert, load_hifigan
+from mmdec.daspeech.hifigan import convert_hifigan, load_hifigan
 from mmdec.daspeech.vocoder import (
     BINS,
     ESPNET,
@@ -202,8 +202,8 @@ def test_other_weights_are_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"resblock": "2"}', encoding="utf-8")
     (tmp_path / "generator").write_bytes(b"")
     with pytest.raises(InputError, match="type 1"):
-        convert(tmp_path / "generator", tmp_path / "out")
+        convert_hifigan(tmp_path / "generator", tmp_path / "out")
     (tmp_path / "config.json").write_text('{"upsample_rates": [8, 8, 2, 2]}', encoding="utf-8")
     with pytest.raises(InputError, match="whole HiFi-GAN generator"):
-        convert(tmp_path / "generator", tmp_path / "out")
+        convert_hifigan(tmp_path / "generator", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -65,7 +65,7 @@ def music():
     return np.concatenate([np.zeros(16_000), chord, np.zeros(32_000)])
 
 sentence = mmdec.audio.load_audio(samples.english()[0].path).numpy()
-blocks = page.build()
+blocks = page.build_page()
 way = translate.default_way()
 print(json.dumps({
     "blocks": isinstance(blocks, gr.Blocks),
@@ -146,7 +146,7 @@ class Page:
 def fail():
     raise AssertionError("models were loaded")
 
-page.build, page.warm_up = Page, fail
+page.build_page, page.warm_up = Page, fail
 with socket.create_server(("127.0.0.1", 0)) as taken:
     port = taken.getsockname()[1]
     for host, number in (("127.0.0.1", port), ("0.0.0.0", port), ("192.0.2.1", port), ("256.1.1.1", port)):

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from mmdec import cli
 from mmdec.daspeech.piece_reader import unit_limits
 from mmdec.daspeech.target import NUM_SPECIAL_UNITS
-from mmdec.daspeech.translate import load
+from mmdec.daspeech.translate import load_translator
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError
 from mmdec.evaluation import judge as judge_transcription
@@ -88,7 +88,7 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def translator(hearing: Path) -> SpeechTranslator:
-    return load(hearing, "cpu")
+    return load_translator(hearing, "cpu")
 
 
 def test_the_cascade_translates_the_judges_transcript(
@@ -106,7 +106,7 @@ def test_the_cascade_translates_the_judges_transcript(
 
 
 def test_a_translator_of_phones_has_no_cascade(folder: Path, tiny_model: Path) -> None:
-    assert list(comparison_systems(Judge(folder, "cpu", 1), load(tiny_model, "cpu"))) == ["tiny-judge"]
+    assert list(comparison_systems(Judge(folder, "cpu", 1), load_translator(tiny_model, "cpu"))) == ["tiny-judge"]
 
 
 def test_text_is_read_by_the_translators_own_networks(translator: SpeechTranslator) -> None:

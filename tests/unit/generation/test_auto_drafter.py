@@ -32,7 +32,7 @@ from mmdec.generation.auto_drafter import (
     values_of,
 )
 from mmdec.tasks.confidence import Calibration, write_calibrations
-from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper, read_model
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper, read_whisper
 from tests.conftest import RATE, buzz
 from tests.support.tiny_text import language_model
 from tests.support.tiny_whisper import heads, medusa_heads, network, processor, write
@@ -54,7 +54,7 @@ def bare(tmp_path: Path) -> Path:
 def shipped(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder of models in which heads for `bare` are shipped."""
     home = tmp_path / "shipped" / "for-whisper"
-    model = read_model(bare)
+    model = read_whisper(bare)
     save_heads(home / "medusa", heads(model))
     write_shipped(home, model, ["medusa"])
     monkeypatch.setattr(import_module("mmdec.hub.find"), "MODEL_FOLDERS", (home.parent,))
@@ -74,11 +74,11 @@ def test_a_plain_model_needs_no_drafter(bare: Path) -> None:
 
 
 def test_heads_in_the_model_s_folder_come_first(shipped: Path, bare: Path) -> None:
-    save_heads(bare / "medusa", heads(read_model(bare), seed=5))
+    save_heads(bare / "medusa", heads(read_whisper(bare), seed=5))
     whisper = load_whisper(bare, "cpu")
     result = auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
     assert result is whisper.heads()
-    assert result.name != auto_drafter(read_model(write(bare.with_name("b"), with_heads=False))).name
+    assert result.name != auto_drafter(read_whisper(write(bare.with_name("b"), with_heads=False))).name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -87,7 +87,7 @@ def test_shipped_ones_are_found_for_every_copy(
     shipped: Path, bare: Path, tmp_path: Path, dtype: torch.dtype, through: torch.dtype
 ) -> None:
     """In any stored and loaded dtype and any folder."""
-    model: Any = read_model(bare)
+    model: Any = read_whisper(bare)
     model.to(through)
     model.save_pretrained(tmp_path / "copy")
     copy: Any = type(model).from_pretrained(tmp_path / "copy", dtype=dtype).eval()
@@ -99,7 +99,7 @@ def test_shipped_ones_are_found_for_every_copy(
 
 
 def test_a_fine_tuned_copy_gets_lookup(shipped: Path, bare: Path) -> None:
-    tuned: Any = read_model(bare)
+    tuned: Any = read_whisper(bare)
     with torch.no_grad():
         for weight in tuned.parameters():
             weight.mul_(1.05)
@@ -167,7 +167,7 @@ def test_heads_for_several_languages_are_combined(shipped: Path, bare: Path) -> 
 
 
 def test_every_public_call_takes_auto(shipped: Path, bare: Path) -> None:
-    model: Any = type(read_model(bare)).from_pretrained(bare).eval()
+    model: Any = type(read_whisper(bare)).from_pretrained(bare).eval()
     speculation = mmdec.speculate()
     assert isinstance(speculation.drafter_for(model), Medusa)
     assert speculation.drafter_for(model) is speculation.drafter_for(model)
@@ -185,7 +185,7 @@ def test_a_calibration_shipped_for_the_weights_is_used(shipped: Path, bare: Path
     model = load_whisper(bare, "cpu")
     out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=model, drafter=None, max_new_tokens=8)
     assert (out.confidence, out.calibrated) == (0.5, True)
-    tuned: Any = LoadedWhisper(read_model(bare), model.processor)
+    tuned: Any = LoadedWhisper(read_whisper(bare), model.processor)
     with torch.no_grad():
         tuned.model.model.decoder.layers[0].fc1.weight *= 1.01
     out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=tuned, drafter=None, max_new_tokens=8)

@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 import mmdec
-from mmdec.serving.app import build
+from mmdec.serving.app import build_app
 from mmdec.serving.engines import EngineOptions, load_engine
 from mmdec.serving.realtime import TRANSCRIPTION
 from mmdec.serving.server import Server, ServerLimits
@@ -35,7 +35,7 @@ def session(
     server = Server(engines, limits or ServerLimits(), how.pop("token", None))
 
     async def run() -> None:
-        client = AsgiSocket(build(server), "/v1/realtime", **how)
+        client = AsgiSocket(build_app(server), "/v1/realtime", **how)
         await talk(client)
         await client.close()
 
@@ -158,7 +158,7 @@ def test_errors_are_reported_and_the_session_goes_on(engines: dict[str, Any]) ->
 def test_an_early_disconnect_frees_its_place(engines: dict[str, Any]) -> None:
     """Unsent texts do not keep the session open."""
     server, gone = Server(engines, ServerLimits()), asyncio.Event()
-    app = build(server)
+    app = build_app(server)
 
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         async def sending(message: Any) -> None:
@@ -266,7 +266,7 @@ def test_a_web_page_opens_a_socket_only_if_it_is_allowed(
     headers = {"Host": "127.0.0.1:8000"} | ({} if origin is None else {"Origin": origin})
 
     async def run() -> None:
-        client = AsgiSocket(build(server, origins=allowed), "/v1/realtime", headers=headers)
+        client = AsgiSocket(build_app(server, origins=allowed), "/v1/realtime", headers=headers)
         assert (await client.message())["type"] == f"websocket.{'accept' if admitted else 'close'}"
         await client.close()
 

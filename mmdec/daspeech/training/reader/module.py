@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from mmdec.daspeech.ar_decoder import ArConfig
 from mmdec.daspeech.dag_decoder import DagConfig
 from mmdec.daspeech.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
-from mmdec.daspeech.training.module import autoregressive_loss, glance, glat_ratio, graph_loss, load_network
+from mmdec.daspeech.training.module import autoregressive_loss, glance, glat_ratio, graph_loss, load_matching_weights
 from mmdec.daspeech.training.reader.data import PairBatch, PairData
 from mmdec.training.checkpoints import load_averaged, read_start
 from mmdec.training.metrics.text import bleu, chrf
@@ -96,9 +96,9 @@ class ReaderModule(RecipeModule):
             )
         )
         if self.options.start is not None:
-            missing = load_network(self, read_start(Path(self.options.start), "network."))
+            missing = load_matching_weights(self, read_start(Path(self.options.start), "network."))
             if self.network.decoder is not None and any("network.decoder.layers." in name for name in missing):
-                load_network(self.network.decoder, self.network.ar.state_dict())
+                load_matching_weights(self.network.decoder, self.network.ar.state_dict())
         if not self.options.ar_weight:
             self.network.reader.requires_grad_(False)
             self.network.ar.requires_grad_(False)

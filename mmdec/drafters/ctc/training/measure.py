@@ -30,7 +30,12 @@ from mmdec.drafters.ctc.tokens import FIRST_PIECE, TokenPieces
 from mmdec.drafters.ctc.training.data import NO_DISTORTION
 from mmdec.drafters.ctc.training.module import load_module
 from mmdec.drafters.ctc.training.ngram import count_ngram
-from mmdec.drafters.ctc.training.transcripts import JoinedWindow, WindowTranscriber, keep_transcripts, read_pieces
+from mmdec.drafters.ctc.training.transcripts import (
+    JoinedWindow,
+    WindowTranscriber,
+    keep_transcripts,
+    read_draft_vocabulary,
+)
 from mmdec.errors import InputError, MmdecError
 from mmdec.phonetics.piece_ngram import PieceNGram
 from mmdec.training.checkpoints import newest_checkpoints
@@ -167,7 +172,7 @@ def _read_head(options: argparse.Namespace, whisper: LoadedWhisper) -> tuple[Ctc
         return head, pieces, ngram
     checkpoint = options.checkpoint
     files = newest_checkpoints(checkpoint, options.average) if checkpoint.is_dir() else [checkpoint]
-    pieces = TokenPieces(token_merges(whisper.tokenizer), read_pieces(options.pieces))
+    pieces = TokenPieces(token_merges(whisper.tokenizer), read_draft_vocabulary(options.pieces))
     return load_module(files)[0].head, pieces, None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mmdec.daspeech.checkpoint import load_encoder, load_piece_translator
-from mmdec.daspeech.training.module import ctc_loss, load_network
+from mmdec.daspeech.training.module import ctc_loss, load_matching_weights
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig, collapse
 from mmdec.drafters.ctc.training.data import (
     STATES_PER_SECOND,
@@ -105,7 +105,7 @@ class CtcModule(RecipeModule):
             if not any(name.startswith("head.") for name in state):
                 state = {f"head.{name}": value for name, value in state.items()}
             # where `start` has no weights for `top`, the encoder's weights stay
-            untrained = [name for name in load_network(self, state) if name.startswith("head.")]
+            untrained = [name for name in load_matching_weights(self, state) if name.startswith("head.")]
             if untrained:
                 total = len(self.head.state_dict())
                 rank_zero_info(

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from mmdec.checks.devices import has_fast_bfloat16
 from mmdec.core.tree import chain_drafts
 from mmdec.drafters.ctc.checkpoint import token_merges
-from mmdec.drafters.ctc.tokens import SEGMENT_END, TokenPieces, frequent_tokens
+from mmdec.drafters.ctc.tokens import SEGMENT_END, TokenPieces, choose_vocabulary
 from mmdec.drafters.ctc.training.data import Distortion, StoredBatches, distort
 from mmdec.drafters.medusa.training.data import decode_greedily, end_tokens
 from mmdec.errors import InputError
@@ -353,8 +353,8 @@ class TranscriptData(StoredBatches, LightningDataModule):
         keep_transcripts(train, self.whisper, *stores, self.distortion, agreement)
         if not Path(pieces).is_file():
             texts = (self.transcripts.get(window.name) or [] for window in self.windows["train"])
-            Path(pieces).write_text(json.dumps(frequent_tokens(texts, merges, count)), encoding="utf-8")
-        self.pieces = TokenPieces(merges, read_pieces(Path(pieces)))
+            Path(pieces).write_text(json.dumps(choose_vocabulary(texts, merges, count)), encoding="utf-8")
+        self.pieces = TokenPieces(merges, read_draft_vocabulary(Path(pieces)))
 
     @property
     def units(self) -> list[str]:
@@ -393,7 +393,7 @@ class TranscriptData(StoredBatches, LightningDataModule):
                 )
 
 
-def read_pieces(path: Path) -> list[int]:
+def read_draft_vocabulary(path: Path) -> list[int]:
     """Read the draft vocabulary from a JSON file: a list of token ids of the Whisper.
 
     Raises:

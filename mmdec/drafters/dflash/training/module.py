@@ -40,7 +40,7 @@ from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher
 from mmdec.drafters.networks.training.unroll import UnrollInputs, additive_mask
 from mmdec.errors import InputError
 from mmdec.training.callbacks import ESTIMATED_CHAIN_LENGTH
-from mmdec.training.checkpoints import check_counts
+from mmdec.training.checkpoints import check_positive
 from mmdec.training.optim import token_weight
 from mmdec.types import Needs
 
@@ -84,7 +84,7 @@ class DFlashModule(DraftModule):
         self, units: list[str] | None = None, anchors: int = 512, base_steps: int = 1000, **options: Any
     ) -> None:
         super().__init__(units, **options)
-        check_counts(anchors=anchors, base_steps=base_steps)
+        check_positive(anchors=anchors, base_steps=base_steps)
         self.anchors, self.base_steps = anchors, base_steps
         self.hparams.update(anchors=anchors, base_steps=base_steps)
 

@@ -34,7 +34,7 @@ from mmdec.core.verify import MatchRule
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE, split_at_pauses
-from mmdec.training.checkpoints import check_counts, token_list
+from mmdec.training.checkpoints import check_positive, token_list
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.corpora.librispeech import Utterance, read_splits
 from mmdec.training.corpora.windows import (
@@ -333,7 +333,7 @@ class HeadDataOptions:
     allow_absolute_paths: bool = False
 
     def __post_init__(self) -> None:
-        check_counts(batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch, dev_batches=self.dev_batches)
+        check_positive(batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch, dev_batches=self.dev_batches)
         if not 0 < self.longest <= SECONDS:
             raise InputError(f"`longest` must be above 0 and up to {SECONDS} s, but is {self.longest}. Set 30.")
 

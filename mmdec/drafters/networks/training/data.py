@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from mmdec.drafters.networks.training.samples import Choice, Inputs, PromptBuilder, Questions, Sample, read_samples
 from mmdec.drafters.networks.training.teacher import FeatureStore, Teacher, load_teacher_model, writer_number
 from mmdec.errors import InputError
-from mmdec.training.checkpoints import check_counts, token_list
+from mmdec.training.checkpoints import check_positive, token_list
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, check_apart
 from mmdec.training.stores import TokenStore
 from mmdec.types import Needs
@@ -178,8 +178,8 @@ class DraftDataOptions:
     allow_absolute_paths: bool = False
 
     def __post_init__(self) -> None:
-        check_counts(batch_size=self.batch_size, dev_samples=self.dev_samples, max_tokens=self.max_tokens)
-        check_counts(frames=self.frames, answer_batch=self.answer_batch)
+        check_positive(batch_size=self.batch_size, dev_samples=self.dev_samples, max_tokens=self.max_tokens)
+        check_positive(frames=self.frames, answer_batch=self.answer_batch)
 
 
 class DraftData(LightningDataModule):

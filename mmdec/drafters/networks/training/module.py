@@ -39,7 +39,7 @@ from mmdec.errors import InputError
 from mmdec.generation.generate import generate
 from mmdec.hub.publish import atomic_folder
 from mmdec.pretrained.drafters import draft_card, load_drafter, load_network, save_network
-from mmdec.training.checkpoints import check_counts
+from mmdec.training.checkpoints import check_positive
 from mmdec.training.module import DrafterModule
 from mmdec.training.optim import MuonAdamW, groups, token_weight
 from mmdec.types import Needs
@@ -206,7 +206,7 @@ class DraftTrainingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_counts(unroll=self.unroll, chain=self.chain)
+        check_positive(unroll=self.unroll, chain=self.chain)
         if self.noise < 0:
             raise InputError(f"`noise` must be 0 or more, but is {self.noise}. 0.1 is EAGLE's.")
 

@@ -26,7 +26,7 @@ from mmdec.drafters.networks.training.module import DraftModule
 from mmdec.errors import InputError
 from mmdec.hub.find import find_model, shipped_names
 from mmdec.training.__main__ import main
-from mmdec.training.checkpoints import check_counts
+from mmdec.training.checkpoints import check_positive
 from mmdec.training.corpora.chats import check_listed
 from mmdec.training.corpora.image_text import ask_about
 from mmdec.training.processes import lock_folder
@@ -87,7 +87,7 @@ class DrafterRun:
                 raise InputError(f"`head` must be left out for {self.system}. Only {systems} have a choice of heads.")
             check_choice("head", self.head, tuple(heads), "Choose one.")
         check_finite("minutes", self.minutes, "Give 30, for instance.")
-        check_counts(questions=self.questions, max_tokens=self.max_tokens)
+        check_positive(questions=self.questions, max_tokens=self.max_tokens)
         if not self.minutes > 0:
             raise InputError(f"`minutes` must be positive, but is {self.minutes}. Give 30, for instance.")
         if not self.data.is_dir():

@@ -21,7 +21,7 @@ from mmdec.drafters.networks.training.samples import Inputs
 from mmdec.drafters.networks.weights import WeightsConfig
 from mmdec.drafters.prompt_tokens.network import PromptTokens
 from mmdec.errors import InputError
-from mmdec.training.checkpoints import check_counts
+from mmdec.training.checkpoints import check_positive
 from mmdec.training.optim import token_weight
 from mmdec.types import Needs
 
@@ -52,7 +52,7 @@ class PromptTokensModule(DraftModule):
 
     def __init__(self, units: list[str] | None = None, chains: int = 32, **options: Any) -> None:
         super().__init__(units, **options)
-        check_counts(chains=chains)
+        check_positive(chains=chains)
         if self.options.keep_features or self.loss_weights.features:
             raise InputError("`keep_features` and `features` must be left out: prompt tokens read no hidden states.")
         self.chains = chains

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmdec.daspeech.checkpoint import resolve
-from mmdec.daspeech.training.export import assemble, load_module, save_network
-from mmdec.daspeech.training.module import DASpeechModule, load_network
-from mmdec.daspeech.translate import load
+from mmdec.daspeech.training.export import assemble, load_module, save_weights
+from mmdec.daspeech.training.module import DASpeechModule, load_matching_weights
+from mmdec.daspeech.translate import load_translator
 from mmdec.errors import InputError
 from mmdec.training.checkpoints import average, newest_checkpoints, read_checkpoint
 from mmdec.training.corpora.cvss import read_pairs, vocabulary
@@ -86,10 +86,10 @@ def test_a_module_comes_back_from_its_checkpoints(tmp_path: Path):
 def test_networks_are_written_whole_and_start_another(tmp_path: Path):
     units = ["<s>", "<pad>", "</s>", "<unk>", "a"]
     source = module(units, 1, mu=0.0)
-    save_network(source.network, tmp_path / "deep" / "network.safetensors")
+    save_weights(source.network, tmp_path / "deep" / "network.safetensors")
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["network.safetensors"]
     target = module(units, 2)
-    left = load_network(target.network, load_file(tmp_path / "deep" / "network.safetensors"))
+    left = load_matching_weights(target.network, load_file(tmp_path / "deep" / "network.safetensors"))
     assert left
     assert all(name.startswith(("tts.", "adaptor.")) for name in left)
     for name, value in source.network.state_dict().items():
@@ -108,7 +108,7 @@ def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Pat
     (folder / "vocoder.json").write_text(json.dumps({"config": asdict(vocoder.config)}), encoding="utf-8")
     out = assemble(paths, folder, tmp_path / "models" / "tiny")
     assert resolve(out) == out
-    translator = load(out, "cpu")
+    translator = load_translator(out, "cpu")
     assert list(translator.units) == units
     expected = load_module(paths)[0].network.state_dict()
     for name, value in translator.model.state_dict().items():

@@ -24,7 +24,7 @@ from mmdec.drafters.ctc.drafter import (
     state_lengths,
 )
 from mmdec.drafters.ctc.network import BLANK, CtcHead, CtcHeadConfig
-from mmdec.drafters.ctc.tokens import FIRST_PIECE, SEGMENT_END, Merges, TokenPieces, frequent_tokens
+from mmdec.drafters.ctc.tokens import FIRST_PIECE, SEGMENT_END, Merges, TokenPieces, choose_vocabulary
 from mmdec.drafters.ctc.training.measure import ctc_token_ids
 from mmdec.drafters.ctc.training.ngram import count_ngram
 from mmdec.errors import InputError
@@ -322,9 +322,9 @@ def leaves(merges: Merges, token: int) -> list[int]:
 def test_rare_tokens_are_taken_apart() -> None:
     merges = drafter().pieces.merges
     texts = [[1, 42]] * 5 + [[43]]
-    assert frequent_tokens(texts, merges, 256, least=1) == [1, 42, 43]
-    assert frequent_tokens(texts, merges, 256, least=3) == [1, 5, 8, 20, 42]  # "the" is t, h and e
-    assert frequent_tokens(texts, merges, 256, least=99) == [0, 1, 5, 8, 20]
+    assert choose_vocabulary(texts, merges, 256, least=1) == [1, 42, 43]
+    assert choose_vocabulary(texts, merges, 256, least=3) == [1, 5, 8, 20, 42]  # "the" is t, h and e
+    assert choose_vocabulary(texts, merges, 256, least=99) == [0, 1, 5, 8, 20]
 
 
 def test_a_folder_drafts_only_for_its_model(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import mmdec
 from mmdec.cli import app
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.tree_shape import MAX_RANKS, default_chances
-from mmdec.drafters.medusa.checkpoint import convert, load_heads, save_heads
+from mmdec.drafters.medusa.checkpoint import convert_medusa, load_heads, save_heads
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.errors import InputError
@@ -231,19 +231,19 @@ def test_published_heads_are_converted(tmp_path: Path, kind: str, shards: bool) 
 
 def test_unconvertible_heads_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="config"):
-        convert(tmp_path, tmp_path / "out")
+        convert_medusa(tmp_path, tmp_path / "out")
     published(tmp_path / "in", "medusa_block", True)
     (tmp_path / "in" / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(InputError, match="shards"):
-        convert(tmp_path / "in", tmp_path / "out")
+        convert_medusa(tmp_path / "in", tmp_path / "out")
     published(tmp_path / "other", "eagle", False)
     with pytest.raises(InputError, match="eagle"):
-        convert(tmp_path / "other", tmp_path / "out")
+        convert_medusa(tmp_path / "other", tmp_path / "out")
     published(tmp_path / "short", "base_head", False)
     config = json.loads((tmp_path / "short" / "config.json").read_text()) | {"d_model": 48}
     (tmp_path / "short" / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match="shapes"):
-        convert(tmp_path / "short", tmp_path / "out")
+        convert_medusa(tmp_path / "short", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
