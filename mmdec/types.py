@@ -105,7 +105,7 @@ class Prior:
 
     @property
     def chain(self) -> tuple[float, ...]:
-        """The acceptance chance at each depth of a chain of best tokens; () if the values were not measured."""
+        """The acceptance probability at each depth of a chain of best tokens; () if the values were not measured."""
         return tuple(row[0] for row in self.ranks) if self.is_measured else ()
 
 
@@ -146,8 +146,8 @@ class TreeShape(Protocol):
         """
         ...
 
-    def chances(self) -> Sequence[Sequence[float]]:
-        """Return the estimated chance [depth][rank] that the drafter's token of this rank is right."""
+    def probabilities(self) -> Sequence[Sequence[float]]:
+        """Return the estimated probability [depth][rank] that the drafter's token of this rank is right."""
         ...
 
     def learn(self, depth: int, rank: int | None) -> None:

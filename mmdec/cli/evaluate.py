@@ -316,7 +316,7 @@ def _points(key: str) -> Show:
     return show
 
 
-def _chance(key: str) -> Show:
+def _p_value(key: str) -> Show:
     return lambda scores: _decimals((scores.get(key) or {}).get("p"), 3)
 
 
@@ -341,15 +341,15 @@ _LINES: tuple[tuple[str, Show], ...] = (
     ("phone error rate, %, against the reference recording", _percent("phone_error_rate")),
     ("  against the nearest reference", _percent("phone_error_rate_nearest")),
     ("BLEU, all references [95 %]", _points("bleu")),
-    ("  p", _chance("bleu")),
+    ("  p", _p_value("bleu")),
     ("chrF, all references [95 %]", _points("chrf")),
-    ("  p", _chance("chrf")),
+    ("  p", _p_value("chrf")),
     ("numbers, times and prices right, %", _number("all")),
     ("  numbers", _number("numbers")),
     ("  times", _number("times")),
     ("  prices", _number("prices")),
     ("ASR-BLEU [95 %]", _points("asr_bleu")),
-    ("  p", _chance("asr_bleu")),
+    ("  p", _p_value("asr_bleu")),
     ("ASR-chrF [95 %]", _points("asr_chrf")),
     ("  over that of the reference recordings, %", _percent("asr_bleu_ratio")),
     ("  shuffled", lambda scores: _decimals(scores.get("asr_bleu_shuffled"), 1)),

@@ -7,8 +7,8 @@ Sequoia (Chen et al. 2024, section 3.3), but T and D are measured while decoding
 
 - T and D are curves through measured times (monotone, piecewise linear). Similar sizes share a bucket, and each bucket
   is represented by the lower quartile of its times, because a single time may be several times too long.
-- E of a chain follows from p_i, the chance that node i is accepted if node i - 1 was. For trees, the mean number of
-  accepted nodes is measured for each tree size.
+- E of a chain follows from p_i, the probability that node i is accepted if node i - 1 was. For trees, the mean number
+  of accepted nodes is measured for each tree size.
 - Some drafters estimate their own accuracy and end a chain early. The chain ends at the first node that is too
   unlikely to be accepted together with all nodes before it. The limit is (seconds of one more node) x (tokens per
   second in each row).
@@ -64,9 +64,9 @@ MIN_ROUNDS_AT_BATCH_SIZE = 6
 # maximum nodes of a trial draft, that is, of a draft made only to measure whether drafting pays now
 MAX_TRIAL_NODES = 7
 NODE_COST_CHAIN_LENGTH = 8  # the time of one more node is estimated from chains of at most this many nodes
-# a chain ends below this acceptance chance, until enough is timed to compute a better limit
+# a chain ends below this acceptance probability, until enough is timed to compute a better limit
 DEFAULT_STOP_PROBABILITY = 0.3
-STOP_PROBABILITY_RANGE = (0.02, 0.6)  # least and largest value of the computed limit, an acceptance chance
+STOP_PROBABILITY_RANGE = (0.02, 0.6)  # least and largest value of the computed limit, an acceptance probability
 MIN_ROUND_SECONDS = 1e-9  # least seconds of a round, to divide by: a coarse clock may measure 0
 # [n]: after n timed passes without a draft, maximum number of rounds with drafts before the next pass without a draft
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)
@@ -92,7 +92,8 @@ class Budget:
     Args:
         statistics: Measurements of earlier calls; this call adds to them.
         key: Names of target, device and drafter.
-        prior: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; used before measurements.
+        prior: [i]: estimated probability that node i + 1 of a chain is accepted if node i was; used before
+            measurements.
         may_stop_early: Whether the drafter may end chains early.
     """
 
@@ -247,7 +248,8 @@ class Budget:
         return target.pessimistic_estimate(target.max_timed) * measured.at(1) / longer if longer else 0.0
 
     def _threshold(self, batch: int) -> float:
-        """Return the acceptance chance below which a chain's next node is expected to cost more time than it saves.
+        """Return the acceptance probability below which a chain's next node is expected to cost more time than it
+        saves.
 
         It is `DEFAULT_STOP_PROBABILITY` if too little was timed.
         """
@@ -270,23 +272,23 @@ class Budget:
         return max(0.0, target.capped_estimate(2, plain) / plain - 1) if plain and target.max_timed > 1 else 0.0
 
     def _rate_plans(
-        self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
+        self, target: CostCurve, chain: CostCurve, tree: CostCurve, probabilities: Sequence[float], reach: int
     ) -> list[RatedPlan]:
         """Rate all plans of fewer than `reach` nodes, the best plan first.
 
         Args:
             target, chain, tree: Cost curves, as `_curves` returns them.
-            chances: [i]: chance that node i + 1 of a chain is accepted if node i was.
+            probabilities: [i]: probability that node i + 1 of a chain is accepted if node i was.
         """
         acceptance, plain = self.acceptance, target.at(1)
         drafted: Sequence[float] = range(1, MAX_CHAIN_NODES + 1)
-        gains: list[float] = list(accumulate(accumulate(chances, mul)))
+        gains: list[float] = list(accumulate(accumulate(probabilities, mul)))
         if self._may_stop_early:
-            drafted, gains = acceptance.ending_chains(chances)
+            drafted, gains = acceptance.ending_chains(probabilities)
         plans = [(plan, gains[plan.nodes - 1], chain) for plan in CHAIN_PLANS if plan.nodes < reach]
         if acceptance.chains_only < 2:
             plans += [
-                (plan, acceptance.tree(plan.nodes, plan.depth, chances), tree if tree.max_timed else chain)
+                (plan, acceptance.tree(plan.nodes, plan.depth, probabilities), tree if tree.max_timed else chain)
                 for plan in TREE_PLANS
                 if plan.nodes < reach
             ]
@@ -310,8 +312,8 @@ class Budget:
         if self._must_time_plain(batch, target):
             return NO_DRAFT, False
         acceptance, plain = self.acceptance, target.at(1)
-        chances = acceptance.chain()
-        rated = self._rate_plans(target, chain, tree, chances, self._reach(target, chain))
+        probabilities = acceptance.chain()
+        rated = self._rate_plans(target, chain, tree, probabilities, self._reach(target, chain))
         self._rate = rated[0].rate
 
         # the plans that may lose at most the allowance, those with most tokens per second first

@@ -411,10 +411,10 @@ class Rng:
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 
-    def happens(self, chance: float) -> bool:
-        """Return True with probability `chance`, which is clipped to [0, 1]."""
+    def happens(self, probability: float) -> bool:
+        """Return True with probability `probability`, which is clipped to [0, 1]."""
         device = self.generator.device
-        return float(torch.rand((), generator=self.generator, device=device, dtype=torch.float64)) < chance
+        return float(torch.rand((), generator=self.generator, device=device, dtype=torch.float64)) < probability
 
     def draw(self, weights: Tensor) -> int:
         """Draw a token from weights (V,), which need not sum to 1."""

@@ -29,9 +29,9 @@ ENDING_CHAIN_DECAY = 0.98
 LONG_DECAY = 0.995  # the same factor for what is counted over all calls
 MAX_WEIGHT_OF_CALLS = 6.0  # a call begins with the counts of all calls, with the weight of at most this many rounds
 CONFIDENCE_WEIGHT = 4.0  # after this many counted rounds, half of an expected number of accepted nodes is relied on
-DEFAULT_ACCEPTANCE = 0.6  # assumed chance that a node is accepted, before any observation
+DEFAULT_ACCEPTANCE = 0.6  # assumed probability that a node is accepted, before any observation
 CHAIN_GAP = 6  # rounds with trees until a chain is drafted, only to measure what chains accept
-PRIOR_WEIGHT = 2.0  # the assumed acceptance chance has the weight of this many observed rounds
+PRIOR_WEIGHT = 2.0  # the assumed acceptance probability has the weight of this many observed rounds
 MAX_BUCKET_TIMINGS = 15  # maximum timings that are stored for each bucket of a cost curve; older ones are dropped
 # minimum timings of a bucket of the target's cost curve; buckets with fewer are ignored as too noisy
 MIN_BUCKET_TIMINGS = 3
@@ -71,13 +71,13 @@ class ChainNode:
 class Acceptance:
     """How often the drafts of one drafter are accepted by one target; recent rounds weigh more.
 
-    For chains it holds a chance for each node, for trees the mean number of accepted nodes of each tree size. A drafter
-    may end a chain early where it is unsure. For such chains it also counts how often node i is drafted, and how often
-    it is accepted.
+    For chains it holds a probability for each node, for trees the mean number of accepted nodes of each tree size. A
+    drafter may end a chain early where it is unsure. For such chains it also counts how often node i is drafted, and
+    how often it is accepted.
 
     Args:
-        prior: Estimated chances p_1, p_2, ... that node i of a chain is accepted if node i - 1 was; nodes beyond the
-            last count as never accepted. Empty: unknown.
+        prior: Estimated probabilities p_1, p_2, ... that node i of a chain is accepted if node i - 1 was; nodes beyond
+            the last count as never accepted. Empty: unknown.
         decay: Each new round multiplies the weight of all earlier rounds by this factor.
         ending_decay: The same for chains that end early.
     """
@@ -89,7 +89,7 @@ class Acceptance:
         self.nodes = [ChainNode() for _ in range(MAX_CHAIN_NODES)]  # [i]: node i + 1 of chains
         # tree size (nodes, depth) -> (sum of the rounds' weights, weighted sum of accepted nodes per row)
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}
-        # for all trees: number of accepted nodes, and the number that was predicted from the chances of chains
+        # for all trees: number of accepted nodes, and the number that was predicted from the probabilities of chains
         self.of_trees = (0.0, 0.0)
         self.offered = 1.0  # share of the drafter's calls in which it returned a draft
         self.chains_only = 0  # how often a tree was planned but the drafter made a chain; -1 after its first tree
@@ -115,27 +115,27 @@ class Acceptance:
         return self.rounds / (self.rounds + CONFIDENCE_WEIGHT)
 
     def chain(self, deepest: int = MAX_CHAIN_NODES) -> list[float]:
-        """Return the chances p_i that node i of a chain is accepted if node i - 1 was, for i = 1 .. `deepest`.
+        """Return the probabilities p_i that node i of a chain is accepted if node i - 1 was, for i = 1 .. `deepest`.
 
-        A node never observed gets the prior's chance; without a prior it gets the chance of node i - 1.
+        A node never observed gets the prior's probability; without a prior it gets the probability of node i - 1.
         """
-        chances: list[float] = []
+        probabilities: list[float] = []
         before = DEFAULT_ACCEPTANCE
         for i, node in enumerate(self.nodes[:deepest], 1):
             if self.prior:
                 before = self.prior[i - 1] if i <= len(self.prior) else 0.0
-            chance = (node.accepted + PRIOR_WEIGHT * before) / (node.tried + PRIOR_WEIGHT)
-            chances.append(chance)
-            # An empty draft counts as a rejected node 1. So node 1 may have too low a chance to predict node 2.
-            before = chance if i > 1 else max(chance, DEFAULT_ACCEPTANCE)
-        return chances
+            probability = (node.accepted + PRIOR_WEIGHT * before) / (node.tried + PRIOR_WEIGHT)
+            probabilities.append(probability)
+            # An empty draft counts as a rejected node 1. So node 1 may have too low a probability to predict node 2.
+            before = probability if i > 1 else max(probability, DEFAULT_ACCEPTANCE)
+        return probabilities
 
-    def ending_chains(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
+    def ending_chains(self, probabilities: Sequence[float]) -> tuple[list[float], list[float]]:
         """Return the expected numbers of drafted and of accepted nodes of chains that may end early.
 
         Args:
-            chances: [i]: chance that node i + 1 is accepted if node i was. A node never observed is assumed to be
-                drafted as often as the node before it.
+            probabilities: [i]: probability that node i + 1 is accepted if node i was. A node never observed is assumed
+                to be drafted as often as the node before it.
 
         Returns:
             Two lists; entry i is for chains of at most i + 1 nodes.
@@ -144,27 +144,27 @@ class Acceptance:
         accepted: list[float] = []
         length = gain = 0.0
         share = hit = 1.0
-        for node, chance in zip(self.nodes, chances, strict=False):
+        for node, probability in zip(self.nodes, probabilities, strict=False):
             share = (node.drafted + PRIOR_WEIGHT * share) / (node.begun + PRIOR_WEIGHT)
-            hit = (node.accepted_if_planned + PRIOR_WEIGHT * hit * chance) / (node.planned + PRIOR_WEIGHT)
+            hit = (node.accepted_if_planned + PRIOR_WEIGHT * hit * probability) / (node.planned + PRIOR_WEIGHT)
             length, gain = length + share, gain + hit
             drafted.append(length)
             accepted.append(gain)
         return drafted, accepted
 
-    def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
+    def tree(self, nodes: int, depth: int, probabilities: Sequence[float]) -> float:
         """Return the expected number of accepted nodes of a tree.
 
-        A tree size without observations gets a prediction from the chances of chains. If earlier trees accepted fewer
-        nodes than predicted, the prediction is reduced by this ratio.
+        A tree size without observations gets a prediction from the probabilities of chains. If earlier trees accepted
+        fewer nodes than predicted, the prediction is reduced by this ratio.
 
         Args:
-            chances: [i]: chance that node i + 1 of a chain is accepted if node i was.
+            probabilities: [i]: probability that node i + 1 of a chain is accepted if node i was.
         """
         weight, accepted = self.trees.get((nodes, depth), (0.0, 0.0))
         accepted_in_all, expected_in_all = self.of_trees
         trust = min(1.0, (accepted_in_all + 1) / (expected_in_all + 1))
-        guess = expected_in_tree(nodes, depth, chances)
+        guess = expected_in_tree(nodes, depth, probabilities)
         return (accepted + PRIOR_WEIGHT * trust * guess) / (weight + PRIOR_WEIGHT)
 
     def learn(
@@ -217,20 +217,20 @@ def _scale(weight: float) -> float:
     return min(1.0, MAX_WEIGHT_OF_CALLS / weight) if weight else 1.0
 
 
-def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:
-    """Predict the number of accepted nodes of a tree from the acceptance chances of a chain.
+def expected_in_tree(nodes: int, depth: int, probabilities: Sequence[float]) -> float:
+    """Predict the number of accepted nodes of a tree from the acceptance probabilities of a chain.
 
-    If a chain's node misses the target's token with chance m, a level of w nodes is assumed to miss it with chance m /
-    sqrt(w). Measured chances for the 1, 2, 4 and 8 likeliest children: 0.43, 0.30, 0.22 and 0.16.
+    If a chain's node misses the target's token with probability m, a level of w nodes is assumed to miss it with
+    probability m / sqrt(w). Measured probabilities for the 1, 2, 4 and 8 likeliest children: 0.43, 0.30, 0.22 and 0.16.
 
     Args:
         nodes, depth: Size of the tree, root excluded.
-        chances: [i]: chance that node i + 1 of a chain is accepted if node i was.
+        probabilities: [i]: probability that node i + 1 of a chain is accepted if node i was.
     """
     miss = (depth / nodes) ** 0.5
     expected, alive = 0.0, 1.0
-    for chance in chances[:depth]:
-        alive *= 1 - (1 - chance) * miss
+    for probability in probabilities[:depth]:
+        alive *= 1 - (1 - probability) * miss
         expected += alive
     return expected
 
@@ -428,7 +428,7 @@ class DecodingStatistics:
 
         Args:
             key: Names of target, device and drafter.
-            prior: For a new key: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; ():
+            prior: For a new key: [i]: estimated probability that node i + 1 of a chain is accepted if node i was; ():
                 unknown.
         """
         with self.lock:
@@ -445,7 +445,8 @@ class DecodingStatistics:
         """Return the counts of how often the drafter's k-th best token (rank k) was right at each depth.
 
         Args:
-            prior: Initial chances. They are used if there are no counts with the same numbers of depths and ranks yet.
+            prior: Initial probabilities. They are used if there are no counts with the same numbers of depths and ranks
+                yet.
         """
         with self.lock:
             statistics = self.of(key, prior.chain)

@@ -13,13 +13,13 @@ from mmdec.errors import InputError
 from mmdec.types import TreeShape, Verdict
 
 OBSERVATION_DECAY = 0.995  # each observation multiplies the weight of all earlier ones by this factor
-INITIAL_WEIGHT = 20.0  # the initial chances have the weight of this many observations
-# a computed tree is used again until this many further observations were made; the chances change slowly
+INITIAL_WEIGHT = 20.0  # the initial probabilities have the weight of this many observations
+# a computed tree is used again until this many further observations were made; the probabilities change slowly
 TREE_REUSE_OBSERVATIONS = 32
 MAX_RANKS = 8  # number of best tokens (ranks) at each depth that a tree may use
-# assumed chance that the best token at the first depth is right, and the factor on it for each further depth
-FIRST_CHANCE, CHANCE_DECAY = 0.75, 0.85
-RANK_DECAY = 2.0  # the assumed chance that the k-th best token at a depth is right falls as 1 / k^2
+# assumed probability that the best token at the first depth is right, and the factor on it for each further depth
+FIRST_PROBABILITY, PROBABILITY_DECAY = 0.75, 0.85
+RANK_DECAY = 2.0  # the assumed probability that the k-th best token at a depth is right falls as 1 / k^2
 Node = tuple[int, int, int]  # a node of a tree: index of its parent, depth (0 below the root), rank (k-th best token)
 Path = tuple[int, ...]  # ranks along the path from the root to a node
 
@@ -29,23 +29,23 @@ class HeadAccuracy:
     """Counts how often the drafter's k-th best token (rank k) was right at each depth, if the tokens above were right.
 
     From these counts it builds trees for drafters that guess each depth independently of the tokens above (Medusa, Cai
-    et al. 2024, section 2.3.3). A node's chance is the product of the chances along its path. A tree of n nodes
-    consists of the n likeliest nodes.
+    et al. 2024, section 2.3.3). A node's probability is the product of the probabilities along its path. A tree of n
+    nodes consists of the n likeliest nodes.
 
     Args:
-        chances: [depth][rank], initial chance that this rank is right; sums to at most 1 over the ranks.
+        probabilities: [depth][rank], initial probability that this rank is right; sums to at most 1 over the ranks.
     """
 
-    def __init__(self, chances: Sequence[Sequence[float]]) -> None:
-        for depth, row in enumerate(chances):
-            if not row or min(row) < 0 or sum(row) > 1 + 1e-6 or len(row) != len(chances[0]):
+    def __init__(self, probabilities: Sequence[Sequence[float]]) -> None:
+        for depth, row in enumerate(probabilities):
+            if not row or min(row) < 0 or sum(row) > 1 + 1e-6 or len(row) != len(probabilities[0]):
                 raise InputError(
                     f"`ranks` must hold probabilities that sum to at most 1 in a row, but row {depth} is {list(row)}. "
                     "Give one row for each head, with one probability for each rank."
                 )
-        self.width = len(chances[0])
-        self._hits = [[chance * INITIAL_WEIGHT for chance in row] for row in chances]
-        self._trials = [INITIAL_WEIGHT] * len(chances)
+        self.width = len(probabilities[0])
+        self._hits = [[probability * INITIAL_WEIGHT for probability in row] for row in probabilities]
+        self._trials = [INITIAL_WEIGHT] * len(probabilities)
         self._trees: dict[tuple[int, int], list[Node]] = {}
         self._learned = 0
         self._lock = Lock()
@@ -63,8 +63,8 @@ class HeadAccuracy:
     def depth(self) -> int:
         return len(self._hits)
 
-    def chances(self) -> list[list[float]]:
-        """Return the estimated chance [depth][rank] that the drafter's token of this rank is right: hits / trials."""
+    def probabilities(self) -> list[list[float]]:
+        """Return the share of hits [depth][rank]: the probability that the drafter's token of this rank is right."""
         with self._lock:
             return [[hit / total for hit in row] for row, total in zip(self._hits, self._trials, strict=True)]
 
@@ -102,16 +102,16 @@ class HeadAccuracy:
         return trees[nodes, depth]
 
     def _best(self, nodes: int, depth: int) -> list[Node]:
-        paths = likeliest_paths(self.chances()[:depth], nodes)
+        paths = likeliest_paths(self.probabilities()[:depth], nodes)
         index = {(): 0} | {path: node for node, path in enumerate(sorted(paths), 1)}
         return [(index[path[:-1]], len(path) - 1, path[-1]) for path in index if path]
 
 
-def default_chances(depths: int) -> list[list[float]]:
-    """Return the assumed chances [depth][rank] that the k-th best token (rank k) is right, before any is measured."""
+def default_probabilities(depths: int) -> list[list[float]]:
+    """Return the assumed probabilities [depth][rank] that the k-th best token is right, before any is measured."""
     rows: list[list[float]] = []
     for depth in range(depths):
-        first = FIRST_CHANCE * CHANCE_DECAY**depth
+        first = FIRST_PROBABILITY * PROBABILITY_DECAY**depth
         rows.append([first, *(first * (1 - first) * k**-RANK_DECAY for k in range(2, MAX_RANKS + 1))])
     return rows
 
@@ -128,20 +128,21 @@ def count_ranks(shape: TreeShape, ranked: Sequence[Sequence[Sequence[int]]], ver
             shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
 
 
-def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path]:
+def likeliest_paths(probabilities: Sequence[Sequence[float]], nodes: int) -> list[Path]:
     """Return the `nodes` likeliest nodes of a tree, the likeliest first; parents come before their children.
 
-    A node's chance is the product of the chances along its path. Nodes with chance 0 are left out.
+    A node's probability is the product of the probabilities along its path. Nodes with probability 0 are left out.
 
     Args:
-        chances: [depth][rank], chance that the k-th best token (rank k) is right if all tokens above it are right.
+        probabilities: [depth][rank], probability that the k-th best token (rank k) is right if all tokens above it are
+            right.
 
     Returns:
         For each node, the ranks along its path from the root.
     """
-    if not chances or nodes <= 0:
+    if not probabilities or nodes <= 0:
         return []
-    heap: list[tuple[float, Path]] = [(-chances[0][0], (0,))]
+    heap: list[tuple[float, Path]] = [(-probabilities[0][0], (0,))]
     paths: list[Path] = []
     while heap and len(paths) < nodes:
         value, path = heapq.heappop(heap)
@@ -150,9 +151,9 @@ def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path
         paths.append(path)
         *above, rank = path
         level = len(above)
-        row = chances[level]
-        if level + 1 < len(chances):
-            heapq.heappush(heap, (value * chances[level + 1][0], (*path, 0)))
+        row = probabilities[level]
+        if level + 1 < len(probabilities):
+            heapq.heappush(heap, (value * probabilities[level + 1][0], (*path, 0)))
         if rank + 1 < len(row) and row[rank] > 0:
             heapq.heappush(heap, (value / row[rank] * row[rank + 1], (*above, rank + 1)))
     return paths

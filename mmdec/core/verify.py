@@ -283,10 +283,10 @@ class ResidualRule:
         q = tree.draft_distribution(node)
         for child in tree.children[node]:
             token = tree.tokens[child]
-            draft_chance = 1.0 if q is None else float(q[token])
-            if draft_chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
+            draft_probability = 1.0 if q is None else float(q[token])
+            if draft_probability <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
                 continue
-            if rng.happens(float(p[token]) / draft_chance):
+            if rng.happens(float(p[token]) / draft_probability):
                 return token, child
             p, _ = residual(p, q, token)
             q = sibling_distribution(q, token)
@@ -354,12 +354,12 @@ class _Traversal:
             p, q = scores[0].double().softmax(-1), tree.draft_distribution(node)
             for child in tree.children[node]:
                 token = tree.tokens[child]
-                draft_chance = 1.0 if q is None else float(q[token])
-                if draft_chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
+                draft_probability = 1.0 if q is None else float(q[token])
+                if draft_probability <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
                     continue
-                chance = min(1.0, weight * float(p[token]) / draft_chance)
+                probability = min(1.0, weight * float(p[token]) / draft_probability)
                 copies = processors if child == tree.children[node][-1] else copy_processors(processors)
-                below = self.visit(child, chance, [*drafted, token], copies) if chance > 0.0 else None
+                below = self.visit(child, probability, [*drafted, token], copies) if probability > 0.0 else None
                 if below is not None:
                     return [node, *below[0]], below[1]
                 left, mass = residual(weight * p, q, token)
@@ -399,8 +399,8 @@ class TypicalRule:
         p = scores[0].double().softmax(-1)
         entropy = float(cast(Any, torch.special).entr(p).sum())  # cast: `torch.special` is untyped
         threshold = min(self.epsilon, self.delta * math.exp(-entropy))
-        chances = [(float(p[tree.tokens[child]]), -child) for child in tree.children[node]]
-        best, child = max(chances, default=(0.0, 0))
+        probabilities = [(float(p[tree.tokens[child]]), -child) for child in tree.children[node]]
+        best, child = max(probabilities, default=(0.0, 0))
         if best > threshold:
             return tree.tokens[-child], -child
         token = self.choice(scores, text, tree.row)
@@ -494,16 +494,16 @@ class RelaxedRule:
         left = p if groups is None else groups.group_probs(p)
         for child in tree.children[node]:
             token = tree.tokens[child]
-            chance = 1.0 if q is None else float(q[token])
-            if chance <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
+            probability = 1.0 if q is None else float(q[token])
+            if probability <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
                 continue
             place, drafted = token, q  # with groups: the token's group, and the probabilities of groups in the draft
             if groups is not None:
                 place = groups.draw(token, rng)
                 drafted = groups.group_probs(_one_hot(p, token) if q is None else q)
-                chance = float(drafted[place])
+                probability = float(drafted[place])
             excluded = float(p[token]) <= 0.0  # by a processor, which no relaxation may override
-            if rng.happens(float(left[place]) / chance + (0.0 if excluded else tolerance)):
+            if rng.happens(float(left[place]) / probability + (0.0 if excluded else tolerance)):
                 if groups is None or not excluded:
                     return token, child
                 token = rng.draw(groups.token_probs(_one_hot(p, place), p))

@@ -44,11 +44,11 @@ def decode_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int 
     rows = []
     for row, count in zip(logits.float().log_softmax(-1).cpu(), lengths.tolist(), strict=True):
         pieces, frames = beam_search(row[:count].numpy(), model)
-        chosen, chances = torch.tensor(pieces, dtype=torch.long), row[frames].exp()
-        chances[:, BLANK] = 0
-        total = chances.sum(-1, keepdim=True).clamp(min=1e-9)
-        chances[torch.arange(len(pieces)), chosen] = 0
-        weights, others = chances.topk(best - 1, -1)
+        chosen, probabilities = torch.tensor(pieces, dtype=torch.long), row[frames].exp()
+        probabilities[:, BLANK] = 0
+        total = probabilities.sum(-1, keepdim=True).clamp(min=1e-9)
+        probabilities[torch.arange(len(pieces)), chosen] = 0
+        weights, others = probabilities.topk(best - 1, -1)
         weights = weights / total * ALTERNATIVES_SHARE
         rows.append(
             (

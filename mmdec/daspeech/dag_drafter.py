@@ -1,7 +1,7 @@
 """Drafts for a speech translator from the directed acyclic graph (DAG) of its non-autoregressive decoder.
 
 The graph (as in DA-Transformer) gives the exact distribution of the next unit (token) after the accepted ones. With
-alpha_t(j) = P(y_1..y_t, a_t = v_j), the chance that vertex j emitted unit t, and the transition matrix E, it is
+alpha_t(j) = P(y_1..y_t, a_t = v_j), the probability that vertex j emitted unit t, and the transition matrix E, it is
 P(y | y_1..y_t) ~ sum_j (alpha_t E)_j P(y | v_j). So each accepted unit costs one product with E, even if it is not on
 the graph's best path. Every path ends at the last vertex, which emits </s>.
 
@@ -105,18 +105,18 @@ class DagDrafter:
         # Branches to draft later, the most probable first. Each is (-its probability, node below which it begins, its
         # first unit, distribution over the next vertex before that unit, depth of that unit).
         second: list[tuple[float, int, int, np.ndarray, int]] = []
-        alpha, node, chance = state.alpha, 0, 1.0
+        alpha, node, probability = state.alpha, 0, 1.0
         for depth in range(1, min(plan.depth, plan.nodes) + 1):
             ahead, units = state.next_distributions(alpha)
             unit, other = _two_most_probable(units)
             total = float(units.sum())
             if total <= 0.0:
                 break
-            if chance * float(units[other]) / total >= MIN_BRANCH_PROBABILITY:
-                heapq.heappush(second, (-chance * float(units[other]) / total, node, other, ahead, depth))
+            if probability * float(units[other]) / total >= MIN_BRANCH_PROBABILITY:
+                heapq.heappush(second, (-probability * float(units[other]) / total, node, other, ahead, depth))
             tokens.append(unit)
             parents.append(node)
-            node, chance = len(tokens), chance * float(units[unit]) / total
+            node, probability = len(tokens), probability * float(units[unit]) / total
             if unit == self.eos:
                 break
             alpha = state.after(ahead, unit)
@@ -141,15 +141,15 @@ class DagDrafter:
         state[:] = [state[row] for row in live.tolist()]
 
 
-def _two_most_probable(chances: np.ndarray) -> tuple[int, int]:
+def _two_most_probable(probabilities: np.ndarray) -> tuple[int, int]:
     """Return the most probable and the second most probable unit.
 
     Args:
-        chances: (V,), probability of each unit.
+        probabilities: (V,), probability of each unit.
     """
-    first = int(chances.argmax())
-    highest = chances[first]
-    chances[first] = -1.0
-    second = int(chances.argmax())
-    chances[first] = highest
+    first = int(probabilities.argmax())
+    highest = probabilities[first]
+    probabilities[first] = -1.0
+    second = int(probabilities.argmax())
+    probabilities[first] = highest
     return first, second

@@ -500,13 +500,13 @@ def mean_share(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
     return Share(value, value - reach, value + reach)
 
 
-def student_t_quantile(chance: float, freedom: int) -> float:
+def student_t_quantile(probability: float, freedom: int) -> float:
     """Compute a quantile of Student's t with `freedom` degrees of freedom.
 
     References:
         Abramowitz and Stegun, 26.7.5.
     """
-    z = NormalDist().inv_cdf(chance)
+    z = NormalDist().inv_cdf(probability)
     terms = (
         z,
         (z**3 + z) / 4,

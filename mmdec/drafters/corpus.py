@@ -3,8 +3,8 @@
 The corpus is one array of token ids, and its places sorted by the tokens before them, read backwards. So a binary
 search finds the longest end of the new text that the corpus holds, and the places of each shorter end lie around it.
 What follows these places, and those of n-grams of the row's own text, is merged into one trie. A node's value is the
-chance that the text goes through it, as in an n-gram model with backoff: the longest match gets the share in which its
-continuations were right so far, the next shorter match its share of the rest.
+probability that the text goes through it, as in an n-gram model with backoff: the longest match gets the share in which
+its continuations were right so far, the next shorter match its share of the rest.
 
 References:
     REST (He et al. 2023, 2311.08252): retrieval of the longest suffix, and the trie of its continuations. Token Map
@@ -44,7 +44,7 @@ MAX_MATCH = 16  # at most this many of the newest tokens are searched for; a pow
 SHORT_MATCHES = (4, 3, 2, 1)  # lengths that are searched for besides the longest
 MAX_HITS = 48  # continuations that are read of each match in the corpus, evenly spaced over all of them
 MAX_OWN_HITS = 8  # of each n-gram of a row's own text, at most this many places are kept, the newest
-MIN_CHANCE = 0.01  # nodes of smaller chance are not drafted
+MIN_PROBABILITY = 0.01  # nodes of smaller probability are not drafted
 LENGTH_BOUNDS, COUNT_BOUNDS = (2, 3, 4, 8), (2, 8)  # the bounds between groups of matches: by length, by number of hits
 Array = NDArray[np.int32]
 
@@ -241,8 +241,8 @@ class CorpusState:
     hits: dict[tuple[int, ...], float] = field(default_factory=dict)
     trials: dict[tuple[int, ...], float] = field(default_factory=dict)
 
-    def chance(self, group: tuple[int, ...]) -> float:
-        """Return the chance that the next token is among those after a match; the prior grows with its length."""
+    def probability(self, group: tuple[int, ...]) -> float:
+        """Return the probability that the next token is among those after a match; the prior grows with its length."""
         _, length, _ = group
         prior = PRIOR_TRIALS * (length + 1) / (length + 3)
         return (prior + self.hits.get(group, 0.0)) / (PRIOR_TRIALS + self.trials.get(group, 0.0))
@@ -317,10 +317,10 @@ class CorpusDrafter:
         depth = min(plan.depth, plan.nodes)
         tokens, parents, values = [0], [-1], [1.0]
         below: list[dict[int, int]] = [{}]  # of each node of the trie: token -> child
-        for chances, continuations in self._weigh(state, row, depth):
+        for probabilities, continuations in self._weigh(state, row, depth):
             for continuation in continuations:
                 node = 0
-                for token, chance in zip(continuation, chances, strict=False):
+                for token, probability in zip(continuation, probabilities, strict=False):
                     child = below[node].get(token)
                     if child is None:
                         child = below[node][token] = len(tokens)
@@ -329,12 +329,12 @@ class CorpusDrafter:
                         values.append(0.0)
                         below.append({})
                     node = child
-                    values[node] += chance
+                    values[node] += probability
         if plan.nodes <= plan.depth:
             best, node = list[int](), 0
             while below[node] and len(best) < depth:
                 node = max(below[node].values(), key=values.__getitem__)
-                if values[node] < max(plan.threshold, MIN_CHANCE):
+                if values[node] < max(plan.threshold, MIN_PROBABILITY):
                     break
                 best.append(node)
             if sum(values[node] for node in best) < plan.min_expected_accepted:
@@ -342,7 +342,7 @@ class CorpusDrafter:
             return [tokens[node] for node in best], list(range(len(best)))
         # a parent is at least as likely as its children, and comes before them
         likely = sorted(range(1, len(tokens)), key=lambda node: (-values[node], node))[: plan.nodes]
-        likely = [node for node in likely if values[node] >= MIN_CHANCE]
+        likely = [node for node in likely if values[node] >= MIN_PROBABILITY]
         numbers = [node - 1 for node in likely]
         return sort_depth_first(numbers, [tokens[node] for node in likely], [parents[node] for node in likely])
 
@@ -350,7 +350,7 @@ class CorpusDrafter:
         """Find the matches of a row's text.
 
         Returns:
-            Of each match: the chance of each of the `length` tokens of one of its continuations, and these.
+            Of each match: the probability of each of the `length` tokens of one of its continuations, and these.
         """
         found = [(size, 1, rows) for size, rows in row.continuations(length)]
         for size, first, last in self._index.matches(row.text):
@@ -360,11 +360,11 @@ class CorpusDrafter:
         rest, weighed = 1.0, list[tuple[list[float], list[list[int]]]]()
         row.asked = []
         for size, source, rows in sorted(found, key=lambda match: (-match[0], -match[1])):
-            chance = rest * state.chance(_group(source, size, len(rows)))
+            probability = rest * state.probability(_group(source, size, len(rows)))
             row.asked.append((_group(source, size, len(rows)), frozenset(one[0] for one in rows)))
-            rest -= chance
-            chances = [chance / len(rows)]
+            rest -= probability
+            probabilities = [probability / len(rows)]
             for step in range(1, length):
-                chances.append(chances[-1] * state.chance(_group(source, size + step, len(rows))))
-            weighed.append((chances, rows))
+                probabilities.append(probabilities[-1] * state.probability(_group(source, size + step, len(rows))))
+            weighed.append((probabilities, rows))
         return weighed

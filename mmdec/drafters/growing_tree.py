@@ -19,7 +19,7 @@ from mmdec.core.tree import trees_from_lists
 from mmdec.core.tree_shape import Path, likeliest_paths
 from mmdec.types import Draft, Plan
 
-ASSUMED_ACCEPTANCE = 0.6  # chance that a drawn token is accepted, for the shape of sampled trees
+ASSUMED_ACCEPTANCE = 0.6  # probability that a drawn token is accepted, for the shape of sampled trees
 
 
 @dataclass
@@ -82,8 +82,8 @@ def sampled_shape(nodes: int, depth: int) -> Counter[Path]:
         depth: Maximum depth. If `nodes` is at most `depth`, the shape is a chain.
     """
     siblings = 1 if nodes <= depth else nodes
-    chances = [ASSUMED_ACCEPTANCE * (1 - ASSUMED_ACCEPTANCE) ** rank for rank in range(siblings)]
-    return Counter(path[:-1] for path in likeliest_paths([chances] * depth, nodes))
+    probabilities = [ASSUMED_ACCEPTANCE * (1 - ASSUMED_ACCEPTANCE) ** rank for rank in range(siblings)]
+    return Counter(path[:-1] for path in likeliest_paths([probabilities] * depth, nodes))
 
 
 class SampledTrees:
@@ -129,13 +129,13 @@ class SampledTrees:
         noise = torch.empty_like(probs).exponential_(generator=self._generator)
         most = min(max(self._shape[path] for _, _, paths in rows for path in paths), self._vocab_size)
         tokens = (probs / noise).topk(most, dim=-1).indices  # shape (B, L, most)
-        chances, ids = probs.gather(-1, tokens).tolist(), tokens.tolist()
+        probabilities, ids = probs.gather(-1, tokens).tolist(), tokens.tolist()
         for row, (tree, nodes, paths) in enumerate(rows):
             self.frontier[row], self._ranks[row] = [], []
             for index, (node, path) in enumerate(zip(nodes, paths, strict=True)):
                 self._columns[row][node] = offset + index
                 for rank in range(min(self._shape[path], most)):
-                    if chances[row][index][rank] <= 0:  # the distribution has no further tokens
+                    if probabilities[row][index][rank] <= 0:  # the distribution has no further tokens
                         break
                     child = tree.add(node, ids[row][index][rank], 0.0)
                     if (*path, rank) in self._shape:

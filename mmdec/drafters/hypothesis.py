@@ -52,13 +52,13 @@ STOP_MARKS, COMMA_MARKS = (
 # [kind in the text][kind that the target writes]: how often, before anything was counted
 MARK_COUNTS = ((24.0, 0.6, 0.5), (1.5, 12.0, 1.0), (0.5, 1.0, 16.0))
 UNMARKED_COUNTS = (16.0, 1.4, 1.2)  # the first row for a text without any marks
-FINAL_STOP = 0.8  # chance that the target ends with a full stop, if the text has no marks
+FINAL_STOP = 0.8  # probability that the target ends with a full stop, if the text has no marks
 WORD_TRIALS, WORD_HITS = 8.0, 7.6  # words of which so many were the expected ones, before anything was counted
 COUNT_DECAY = 0.98  # each word multiplies the weight of all earlier ones by this factor
-SAME_CASE = 0.96  # chance that a word has the capital letter, or none, that is expected
-SHIFTS = ((0, 0.6), (-1, 0.25), (1, 0.1))  # after a changed word, where the text may continue: (words, chance)
-NEXT_TOKEN = 0.99  # chance of each further token of a word
-SAME_TIME = 0.85  # chance that a segment begins with the timestamp at which the last one ended
+SAME_CASE = 0.96  # probability that a word has the capital letter, or none, that is expected
+SHIFTS = ((0, 0.6), (-1, 0.25), (1, 0.1))  # after a changed word, where the text may continue: (words, probability)
+NEXT_TOKEN = 0.99  # probability of each further token of a word
+SAME_TIME = 0.85  # probability that a segment begins with the timestamp at which the last one ended
 MAX_DECODED = 24  # tokens that are decoded together with new ones at most
 Item = TypeVar("Item", bound=Hashable)
 
@@ -286,7 +286,7 @@ class TokenText:
 class _Next:
     """A continuation that may be drafted: a string or tokens, and what follows it."""
 
-    chance: float
+    probability: float
     text: str = ""
     tokens: Sequence[int] = ()  # after the text
     place: int | None = None  # index of the word that follows; None: nothing does
@@ -431,25 +431,25 @@ class HypothesisDrafter:
         tree = PrefixTree(plan.nodes, plan.depth)
         heap, order = list[tuple[float, int, int, _Next]](), count()
 
-        def push(node: int, chance: float, options: Sequence[_Next]) -> None:
+        def push(node: int, probability: float, options: Sequence[_Next]) -> None:
             for one in options:
-                if chance * one.chance >= max(plan.threshold, 1e-3):
-                    heappush(heap, (-chance * one.chance, next(order), node, one))
+                if probability * one.probability >= max(plan.threshold, 1e-3):
+                    heappush(heap, (-probability * one.probability, next(order), node, one))
 
         push(0, 1.0, self._roots(row))
         while heap and not tree.is_full:
             negative, _, node, one = heappop(heap)
-            chance = -negative
+            probability = -negative
             for token in (*self._tokens.ids(one.text), *one.tokens):
-                node = tree.add(node, token) if chance >= plan.threshold else tree.child(node, token)
+                node = tree.add(node, token) if probability >= plan.threshold else tree.child(node, token)
                 if not node:
                     break
-                chance *= NEXT_TOKEN
+                probability *= NEXT_TOKEN
             else:
                 if one.is_fresh and one.place is not None:
-                    push(node, chance, self._segment(row, one.place))
+                    push(node, probability, self._segment(row, one.place))
                 elif one.place is not None:
-                    push(node, chance, self._words(row, one.place))
+                    push(node, probability, self._words(row, one.place))
         return tree.tokens, tree.parents
 
     def _roots(self, row: HypothesisRow) -> list[_Next]:
@@ -475,19 +475,19 @@ class HypothesisDrafter:
             if expected != key and expected.startswith(key) and len(script.word(place)) > len(word):
                 rest = script.word(place)[len(word) :]
                 ids = self._tokens.rest_ids(row.tokens, rest)
-                return [_Next(self._chance(row), tokens=ids, place=place + 1)]
+                return [_Next(self._probability(row), tokens=ids, place=place + 1)]
             found = follower.place_of(key)
             place, is_found = (place + 1, False) if found is None else (found, True)
-        places = [(place, 1.0)] if is_found else [(place + shift, chance) for shift, chance in SHIFTS]
+        places = [(place, 1.0)] if is_found else [(place + shift, probability) for shift, probability in SHIFTS]
         return [
-            replace(one, chance=chance * one.chance)
-            for place, chance in places
+            replace(one, probability=probability * one.probability)
+            for place, probability in places
             if 0 <= place <= len(script)
             for one in self._words(row, place, written)
         ]
 
-    def _chance(self, row: HypothesisRow) -> float:
-        """Return the chance that the next word is the expected one."""
+    def _probability(self, row: HypothesisRow) -> float:
+        """Return the probability that the next word is the expected one."""
         return row.hits / row.trials
 
     def _segment(self, row: HypothesisRow, place: int) -> list[_Next]:
@@ -516,27 +516,29 @@ class HypothesisDrafter:
             gaps = [(1.0, left, mark_kind(written))]
         else:
             counts = self._marks[row.index][kind]
-            chances = [each / sum(counts) for each in counts]
+            probabilities = [each / sum(counts) for each in counts]
             if is_last and not script.has_marks:
-                chances = [(1 - FINAL_STOP) / 2, (1 - FINAL_STOP) / 2, FINAL_STOP]
+                probabilities = [(1 - FINAL_STOP) / 2, (1 - FINAL_STOP) / 2, FINAL_STOP]
             gaps = [
-                (chance, own if other == kind else MARKS[other] + " " * spaced, other)
-                for other, chance in enumerate(chances)
+                (probability, own if other == kind else MARKS[other] + " " * spaced, other)
+                for other, probability in enumerate(probabilities)
             ]
         if is_last:
             ends = [[]] if row.is_timed else [[end] for end in self._tokens.ends]  # a timestamp would stand before it
-            return [_Next(chance, gap.rstrip(), end) for chance, gap, _ in gaps for end in ends]
-        return [one for chance, gap, mark in gaps for one in self._written(row, place, gap, mark == STOP, chance)]
+            return [_Next(probability, gap.rstrip(), end) for probability, gap, _ in gaps for end in ends]
+        return [
+            one for probability, gap, mark in gaps for one in self._written(row, place, gap, mark == STOP, probability)
+        ]
 
-    def _written(self, row: HypothesisRow, place: int, gap: str, stopped: bool, chance: float) -> list[_Next]:
+    def _written(self, row: HypothesisRow, place: int, gap: str, stopped: bool, probability: float) -> list[_Next]:
         """Return how the target may write the word `place`, and what is joined to it.
 
         Args:
             gap: What is still to be written before the word.
             stopped: Whether a sentence begins with the word.
-            chance: That the target writes the word after this gap, if it is the expected one.
+            probability: That the target writes the word after this gap, if it is the expected one.
         """
-        script, known = row.script, chance * self._chance(row)
+        script, known = row.script, probability * self._probability(row)
         after = place + 1
         while after < min(len(script), place + MAX_JOINED) and not script.gap(after):
             after += 1
@@ -544,13 +546,13 @@ class HypothesisDrafter:
         return [_Next(known * share, gap + form + rest, place=after) for share, form in self._case(row, place, stopped)]
 
     def _case(self, row: HypothesisRow, place: int, stopped: bool) -> list[tuple[float, str]]:
-        """Return how the target may write a word: with its chance, as in the text, with a capital letter or without."""
+        """Return how the target may write a word, capital letter or not, with the probability of each spelling."""
         script = row.script
         own = script.word(place)
         inside = self._forms[row.index].get(script.keys[place])
         if inside is None:
             inside = own.lower() if not script.has_case or (own[1:] == own[1:].lower() and len(own) > 1) else own
         capital = own[:1].upper() + own[1:] if script.has_case else inside[:1].upper() + inside[1:]
-        chances = {capital if stopped else inside: SAME_CASE}
-        chances.setdefault(inside if stopped else capital, 1 - SAME_CASE)
-        return [(chance, form) for form, chance in chances.items()]
+        probabilities = {capital if stopped else inside: SAME_CASE}
+        probabilities.setdefault(inside if stopped else capital, 1 - SAME_CASE)
+        return [(probability, form) for form, probability in probabilities.items()]

@@ -30,7 +30,7 @@ MAX_LEVELS = 4  # tokens of a stored n-gram after its first, and levels of the c
 MAX_NGRAMS = 12  # of each first token, at most this many n-grams are stored, the newest
 MAX_GUESS_TEXT = 1024  # the first guesses are drawn from so many tokens of the prompt
 MAX_STORED = 2**15  # first tokens of n-grams that are stored; the oldest are forgotten
-PRIOR_RATE = 0.3  # the assumed chance that a guess is right, before anything was counted
+PRIOR_RATE = 0.3  # the assumed probability that a guess is right, before anything was counted
 
 
 @final
@@ -184,8 +184,8 @@ class Jacobi:
                 return [], []
             best = max(rates, key=rates.__getitem__)
             chain = row.levels[0][1:] if best == "comb" else row.follow(root, depth)
-            chances = [rates[best] ** (step + 1) for step in range(len(chain))]
-            likely = [chance for chance in chances if chance >= plan.threshold]
+            probabilities = [rates[best] ** (step + 1) for step in range(len(chain))]
+            likely = [probability for probability in probabilities if probability >= plan.threshold]
             chain = chain[: len(likely)] if sum(likely) >= plan.min_expected_accepted else []
             return chain, list(range(len(chain)))
         # about half of the nodes are the comb's, width * levels, and half are stored n-grams

@@ -26,7 +26,9 @@ HASH_BASE = 1_000_003  # base of the polynomial hash of n-grams, modulo HASH_MOD
 HASH_MODULUS = (1 << 61) - 1
 INVERSE_OF_BASE = pow(HASH_BASE, -1, HASH_MODULUS)
 COUNT_DECAY = 0.97  # each new prediction multiplies the weight of all earlier ones by this factor
-PRIOR_TRIALS = 4.0  # the assumed initial chance that a match predicts correctly has the weight of this many predictions
+PRIOR_TRIALS = (
+    4.0  # the assumed initial probability that a match predicts correctly has the weight of this many predictions
+)
 
 
 @final
@@ -93,8 +95,9 @@ class NgramIndex:
                 return n, at
         return 0, 0
 
-    def chance(self, shortest: int) -> float:
-        """Return the chance that the longest present match predicts the next token correctly, from the counts so far.
+    def probability(self, shortest: int) -> float:
+        """Return the probability that the longest present match predicts the next token correctly, from the counts so
+        far.
 
         Returns:
             0 if there is no match of at least `shortest` tokens.
@@ -102,11 +105,11 @@ class NgramIndex:
         n, _ = self._longest()
         return self._hits[n - 1] / self._trials[n - 1] if n >= shortest else 0.0
 
-    def chances(self, shortest: int, length: int) -> list[float]:
-        """Return, for each of `length` copied tokens, the chance that it and all tokens before it are right.
+    def probabilities(self, shortest: int, length: int) -> list[float]:
+        """Return, for each of `length` copied tokens, the probability that it and all tokens before it are right.
 
-        If a copied token is right, the match has become one token longer; so the next token has the chance of a match
-        of that length.
+        If a copied token is right, the match has become one token longer; so the next token has the probability of a
+        match of that length.
 
         Returns:
             [] if there is no match of at least `shortest` tokens.
@@ -114,12 +117,12 @@ class NgramIndex:
         n, _ = self._longest()
         if n < shortest:
             return []
-        chances, chance = list[float](), 1.0
+        probabilities, probability = list[float](), 1.0
         for group in range(n - 1, n - 1 + length):
             group = min(group, len(self._heads) - 1)
-            chance *= self._hits[group] / self._trials[group]
-            chances.append(chance)
-        return chances
+            probability *= self._hits[group] / self._trials[group]
+            probabilities.append(probability)
+        return probabilities
 
     def matches(self, shortest: int) -> list[int]:
         """Return positions from which to copy: after the latest earlier occurrence of the text's last n tokens, for
@@ -186,8 +189,8 @@ class Lookup:
         If the plan allows a tree, also draft the texts after shorter matches, as branches.
         """
         if plan.threshold:
-            chances = [row.chances(self._shortest, plan.depth) for row in state]
-            first, expected = sum(row[0] for row in chances if row), sum(map(sum, chances))
+            probabilities = [row.probabilities(self._shortest, plan.depth) for row in state]
+            first, expected = sum(row[0] for row in probabilities if row), sum(map(sum, probabilities))
             if first < plan.threshold * len(state) or expected < plan.min_expected_accepted * len(state):
                 return trees_from_lists(roots, [([], [])] * len(state))
         return trees_from_lists(roots, [self._tree(row, plan) for row in state])

@@ -32,9 +32,9 @@ from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 MAX_SUCCESSORS = 8  # maximum successors (likely next tokens) that are stored for each token
 MAX_TREE_NODES = 80  # nodes of the largest tree
-HIT_PROBABILITY = 0.85  # assumed chance that one of a token's stored successors is the next token
-# The assumed chance that the k-th successor is right falls as 1 / k^1.7. With it, the largest tree has levels of 8, 21,
-# 25, 18, 6, 1, 1 nodes; the paper's has 8, 21, 25, 15, ...
+HIT_PROBABILITY = 0.85  # assumed probability that one of a token's stored successors is the next token
+# The assumed probability that the k-th successor is right falls as 1 / k^1.7. With it, the largest tree has levels of
+# 8, 21, 25, 18, 6, 1, 1 nodes; the paper's has 8, 21, 25, 15, ...
 RANK_DECAY = 1.7
 MIN_MATCH, MAX_MATCH = 2, 3  # shortest and longest n-gram, in tokens, whose earlier continuation may be copied
 # a token's successors belong to a group by the best logit minus the second best, in nats; bounds between the groups
@@ -61,8 +61,8 @@ class Successors:
         self._hits = [PRIOR_TRIALS * rate for rate in PRIOR_HIT_RATES]
         self.rows: list[NgramIndex] = []
 
-    def chance(self, token: int) -> float:
-        """Return the chance in [0, 1] that the token's best successor is right: the share that was right in its
+    def probability(self, token: int) -> float:
+        """Return the probability in [0, 1] that the token's best successor is right: the share that was right in its
         group."""
         group = self._groups.get(token, PROMPT_GROUP)
         return self._hits[group] / self._trials[group]
@@ -92,15 +92,15 @@ class Successors:
         """Follow the best successors from `root` on, at most `depth` tokens.
 
         Returns:
-            The tokens, and for each of them the chance that it and all tokens before it are right.
+            The tokens, and for each of them the probability that it and all tokens before it are right.
         """
-        chain, chances, chance = list[int](), list[float](), 1.0
+        chain, probabilities, probability = list[int](), list[float](), 1.0
         while len(chain) < depth and (best := self.of(root)[:1]):
-            chance *= self.chance(root)
+            probability *= self.probability(root)
             root = best[0]
             chain.append(root)
-            chances.append(chance)
-        return chain, chances
+            probabilities.append(probability)
+        return chain, probabilities
 
     def replace(self, token: int, successors: list[int], lead: float) -> None:
         """Replace a token's successors.
@@ -172,10 +172,10 @@ class Recycling:
         trees = []
         for root, row in zip(roots.tolist(), state.rows, strict=True):
             depth = min(plan.depth, plan.nodes)
-            copy_is_likelier = row.chance(MIN_MATCH) > state.chance(root)
+            copy_is_likelier = row.probability(MIN_MATCH) > state.probability(root)
             copied = row.copy(matches[0], depth) if copy_is_likelier and (matches := row.matches(MIN_MATCH)) else []
             if depth == plan.nodes:
-                chain = _worthwhile_prefix(copied, row.chances(MIN_MATCH, depth), plan)
+                chain = _worthwhile_prefix(copied, row.probabilities(MIN_MATCH, depth), plan)
                 chain = chain or _worthwhile_prefix(*state.best(root, depth), plan)
                 trees.append((chain, list(range(len(chain)))))
                 continue
@@ -236,15 +236,15 @@ def _move_to_front(best: list[int], successors: list[int]) -> list[int]:
     return [*best, *(token for token in successors if token not in best)]
 
 
-def _worthwhile_prefix(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
-    """Return how much of a chain to draft: up to the first token whose chance is below `plan.threshold`; [] if fewer
-    than `plan.min_expected_accepted` tokens are expected to be accepted.
+def _worthwhile_prefix(chain: list[int], probabilities: list[float], plan: Plan) -> list[int]:
+    """Return how much of a chain to draft: up to the first token whose probability is below `plan.threshold`; [] if
+    fewer than `plan.min_expected_accepted` tokens are expected to be accepted.
 
     Args:
-        chances: For each token, the chance that it and all tokens before it are right.
+        probabilities: For each token, the probability that it and all tokens before it are right.
     """
-    chances = [chance for chance in chances[: len(chain)] if chance >= plan.threshold]
-    return chain[: len(chances)] if sum(chances) >= plan.min_expected_accepted else []
+    probabilities = [probability for probability in probabilities[: len(chain)] if probability >= plan.threshold]
+    return chain[: len(probabilities)] if sum(probabilities) >= plan.min_expected_accepted else []
 
 
 @lru_cache(maxsize=64)
@@ -255,5 +255,5 @@ def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
         For each node, the ranks along its path from the root; rank k is a token's k-th best successor, from 0.
     """
     total = sum((rank + 1) ** -RANK_DECAY for rank in range(MAX_SUCCESSORS))
-    chances = [HIT_PROBABILITY * (rank + 1) ** -RANK_DECAY / total for rank in range(MAX_SUCCESSORS)]
-    return tuple(likeliest_paths([chances] * depth, nodes))
+    probabilities = [HIT_PROBABILITY * (rank + 1) ** -RANK_DECAY / total for rank in range(MAX_SUCCESSORS)]
+    return tuple(likeliest_paths([probabilities] * depth, nodes))

@@ -49,8 +49,8 @@ class TokenNGram(Protocol):
 class _BeamHypothesis:
     """A hypothesis: scores and best path of a text that ends on a vertex."""
 
-    chance: float  # natural log of the summed probabilities of all paths that emit this text
-    known: float  # the text's ln P by the n-gram
+    log_probability: float  # natural log of the summed probabilities of all paths that emit this text
+    ngram_score: float  # the text's ln P by the n-gram
     best: float  # ln P of the most probable of these paths
     vertices: tuple[int, ...]  # the vertices on this most probable path that emit the text's tokens
 
@@ -121,18 +121,18 @@ def _search(
     """
     end = len(emissions) - 1
     likely, tokens = (part.tolist() for part in emissions.topk(min(MAX_TOKENS_PER_VERTEX, emissions.size(1)), -1))
-    chances, jumps = (part.tolist() for part in links.topk(min(MAX_JUMPS_PER_VERTEX, end + 1), -1))
+    logprobs, jumps = (part.tolist() for part in links.topk(min(MAX_JUMPS_PER_VERTEX, end + 1), -1))
     weight, bonus = (0.0, 0.0) if ngram is None else (NGRAM_WEIGHT, TOKEN_BONUS)
 
     def value(item: tuple[tuple[int, ...], _BeamHypothesis]) -> float:
         text, hypothesis = item
-        return hypothesis.chance + weight * hypothesis.known + bonus * len(text)
+        return hypothesis.log_probability + weight * hypothesis.ngram_score + bonus * len(text)
 
     beams: list[dict[tuple[int, ...], _BeamHypothesis]] = [{} for _ in range(end + 1)]
     beams[0][()] = _BeamHypothesis(0.0, 0.0, 0.0, ())
     for vertex in range(end):
         best = [(*item, _after(ngram, item[0])) for item in heapq.nlargest(BEAM_SIZE, beams[vertex].items(), key=value)]
-        for jump, following in zip(chances[vertex], jumps[vertex], strict=True):
+        for jump, following in zip(logprobs[vertex], jumps[vertex], strict=True):
             if jump < MIN_JUMP_LOGPROB or following <= vertex:
                 continue
             if following == end:
@@ -143,7 +143,7 @@ def _search(
                 for emitted, token in choices:
                     if emitted < MIN_TOKEN_LOGPROB:
                         continue
-                    longer, vertices, ngram_score = text, shorter.vertices, shorter.known
+                    longer, vertices, ngram_score = text, shorter.vertices, shorter.ngram_score
                     if following == end:
                         ngram_score += score(None)
                     elif token >= specials and not (collapse and text and token == text[-1]):
@@ -153,7 +153,10 @@ def _search(
                         beams[following],
                         longer,
                         _BeamHypothesis(
-                            shorter.chance + jump + emitted, ngram_score, shorter.best + jump + emitted, vertices
+                            shorter.log_probability + jump + emitted,
+                            ngram_score,
+                            shorter.best + jump + emitted,
+                            vertices,
                         ),
                     )
         beams[vertex] = {}  # the hypotheses at this vertex are not needed any more: the search only goes forward
@@ -182,7 +185,7 @@ def _keep(texts: dict[tuple[int, ...], _BeamHypothesis], text: tuple[int, ...], 
     if old is None:
         texts[text] = new
         return
-    more, less = max(old.chance, new.chance), min(old.chance, new.chance)
-    old.chance = more + math.log1p(math.exp(less - more))
+    more, less = max(old.log_probability, new.log_probability), min(old.log_probability, new.log_probability)
+    old.log_probability = more + math.log1p(math.exp(less - more))
     if new.best > old.best:
         old.best, old.vertices = new.best, new.vertices

@@ -27,7 +27,7 @@ from tokenizers import AddedToken, Tokenizer
 from mmdec.errors import InputError
 
 PRIVATE_CODE_POINTS = range(0xF0100, 0xFFFFE)  # code points of Unicode's plane 15, which no script uses
-_CHANCE = random.SystemRandom()  # nobody can guess the aliases, and write them into a text
+_ALIAS_RNG = random.SystemRandom()  # nobody can guess the aliases, and write them into a text
 _HIDING = Lock()  # held while characters get their aliases
 
 
@@ -57,7 +57,7 @@ class PlainText:
             self._hide_character(first, "prompt")
         added = tokenizer.get_added_vocab()
         self._aliases = {
-            each: "".join(chr(point) for point in _CHANCE.choices(PRIVATE_CODE_POINTS, k=len(each)))
+            each: "".join(chr(point) for point in _ALIAS_RNG.choices(PRIVATE_CODE_POINTS, k=len(each)))
             for each in special
             if each in added
         }
@@ -140,7 +140,7 @@ class PlainText:
                     f"`{argument}` must not have every private character from U+{PRIVATE_CODE_POINTS[0]:X} to "
                     f"U+{PRIVATE_CODE_POINTS[-1]:X}, but this text and earlier ones do. Remove {character!r}."
                 )
-            point = _CHANCE.choice(free)
+            point = _ALIAS_RNG.choice(free)
             self._restored[point] = character
             self._hidden[character] = chr(point)
         return self._hidden[character]

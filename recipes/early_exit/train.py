@@ -26,7 +26,7 @@ from mmdec.pretrained.early_exit import EarlyExit
 
 PAGES = Path(__file__).parents[2] / "docs"
 EXIT_LOSS = 0.3  # weight of the exits' losses together; LayerSkip: 0.1 to 1
-MAX_DROPOUT = 0.2  # chance that the last layer is dropped in training
+MAX_DROPOUT = 0.2  # probability that the last layer is dropped in training
 CONTEXT, BATCH = 64, 8
 PROMPTS = ("The text is the model's own", "A drafter proposes", "Each round", "mmdec ")
 
@@ -39,15 +39,15 @@ def build(layers: int) -> Any:
 
 
 class Dropped(nn.Module):
-    """A decoder layer that is left out with a chance, and keeps its output for the exit's loss."""
+    """A decoder layer that is left out at random, and keeps its output for the exit's loss."""
 
-    def __init__(self, layer: nn.Module, chance: float) -> None:
+    def __init__(self, layer: nn.Module, probability: float) -> None:
         super().__init__()
-        self.layer, self.chance = layer, chance
+        self.layer, self.probability = layer, probability
         self.output: Any = None
 
     def forward(self, states: Tensor, **options: Any) -> Any:
-        self.output = states if random.random() < self.chance else self.layer(states, **options)
+        self.output = states if random.random() < self.probability else self.layer(states, **options)
         return self.output
 
 
@@ -56,8 +56,8 @@ def train(model: Any, data: Tensor, steps: int, early_exit: bool) -> None:
     layers, count = model.model.layers, len(model.model.layers)
     random.seed(0)
     if early_exit:
-        chances = [MAX_DROPOUT * (2 ** (index / (count - 1)) - 1) for index in range(count)]
-        model.model.layers = nn.ModuleList(map(Dropped, layers, chances))
+        probabilities = [MAX_DROPOUT * (2 ** (index / (count - 1)) - 1) for index in range(count)]
+        model.model.layers = nn.ModuleList(map(Dropped, layers, probabilities))
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3, betas=(0.9, 0.95), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
     rng = torch.Generator().manual_seed(0)

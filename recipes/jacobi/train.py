@@ -92,10 +92,10 @@ def measure(model: Any, first: Any, held: Tensor) -> None:
     plain = [mmdec.generate(model, opening, None, **options).sequences for opening in openings]
     made = torch.cat(plain)
     with torch.inference_mode():
-        chances = first(made).logits[:, OPENING - 1 : -1].log_softmax(-1).gather(2, made[:, OPENING:, None])
+        logprobs = first(made).logits[:, OPENING - 1 : -1].log_softmax(-1).gather(2, made[:, OPENING:, None])
     equal = int((made == held).all(1).sum())
     print(f"  texts equal to the first model's: {equal} of {len(held)}", end="; ")
-    print(f"log-probability of a token under it: {chances.mean().item():.3f}", flush=True)
+    print(f"log-probability of a token under it: {logprobs.mean().item():.3f}", flush=True)
     for name, (drafter, nodes) in DRAFTS.items():
         rounds = 0
         for opening, text in zip(openings, plain, strict=True):

@@ -63,11 +63,11 @@ class Said:
 
 def say_pairs(count: int, seed: int = 0) -> list[Said]:
     """Say `count` pairs of two and four digits, each pair in a style of its own."""
-    speaker, rng, chance = Speaker(), torch.Generator().manual_seed(seed), random.Random(seed)
+    speaker, rng, python_rng = Speaker(), torch.Generator().manual_seed(seed), random.Random(seed)
     pairs = []
     for _ in range(count):
-        first, second = (" ".join(chance.choices(DIGITS, k=digits)) for digits in (2, 4))
-        style = chance.uniform(0.8, 1.25), chance.uniform(0.75, 1.3)
+        first, second = (" ".join(python_rng.choices(DIGITS, k=digits)) for digits in (2, 4))
+        style = python_rng.uniform(0.8, 1.25), python_rng.uniform(0.75, 1.3)
         one, other = (frames_of(speaker.say(text, rng, style)) for text in (first, second))
         pairs.append(Said((f"{first} ", second), (one, other)))
     return pairs
@@ -86,10 +86,10 @@ def train(model: Any, rows: list[tuple[list[int], int]], steps: int, batch: int,
     """Train the model on rows of (tokens, number of tokens without loss)."""
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, betas=(0.9, 0.95), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
-    chance = random.Random(0)
+    python_rng = random.Random(0)
     model.train()
     for step in range(steps):
-        chosen = chance.sample(rows, min(batch, len(rows)))
+        chosen = python_rng.sample(rows, min(batch, len(rows)))
         longest = max(len(tokens) for tokens, _ in chosen)
         ids = torch.tensor([tokens + [pad] * (longest - len(tokens)) for tokens, _ in chosen])
         labels = ids.clone()

@@ -37,10 +37,10 @@ class EnumeratedChoices:
             self.place = 0
             result = procedure()
             assert self.place == len(self.script), "the procedure depends on something else than its throws"
-            chance = 1.0
+            probability = 1.0
             for branch, weights in self.script:
-                chance *= weights[branch]
-            yield chance, result
+                probability *= weights[branch]
+            yield probability, result
             while self.script:
                 branch, weights = self.script.pop()
                 left = [i for i in range(branch + 1, len(weights)) if weights[i] > 0]
@@ -57,8 +57,8 @@ class EnumeratedRng(Rng):
     def __init__(self, choices: EnumeratedChoices) -> None:
         self.choices = choices
 
-    def happens(self, chance: float) -> bool:
-        return self.choices.draw([max(1.0 - chance, 0.0), min(max(chance, 0.0), 1.0)]) == 1
+    def happens(self, probability: float) -> bool:
+        return self.choices.draw([max(1.0 - probability, 0.0), min(max(probability, 0.0), 1.0)]) == 1
 
     def draw(self, weights: Tensor) -> int:
         return self.choices.draw(weights.tolist())
@@ -71,9 +71,9 @@ def plain_distribution(
     distribution: Distribution = {(): 1.0}
     for _ in range(length):
         longer: Distribution = {}
-        for tokens, chance in distribution.items():
+        for tokens, probability in distribution.items():
             if tokens and tokens[-1] in eos:
-                longer[tokens] = chance
+                longer[tokens] = probability
                 continue
             ids = torch.tensor([[*prefix, *tokens]])
             scores = target.logits(ids[0].tolist())[None]
@@ -81,7 +81,7 @@ def plain_distribution(
                 scores = processor(ids, scores)
             for token, p in enumerate(scores[0].double().softmax(-1).tolist()):
                 if p > 0:
-                    longer[*tokens, token] = chance * p
+                    longer[*tokens, token] = probability * p
         distribution = longer
     return distribution
 
@@ -92,8 +92,8 @@ def chi_square(counts: Mapping[K, int], distribution: Mapping[K, float]) -> floa
     trials = sum(counts.values())
     assert set(counts) <= set(distribution)
     bins, seen, expected = [], 0.0, 0.0
-    for key, chance in sorted(distribution.items(), key=lambda item: item[1]):
-        seen, expected = seen + counts.get(key, 0), expected + trials * chance
+    for key, probability in sorted(distribution.items(), key=lambda item: item[1]):
+        seen, expected = seen + counts.get(key, 0), expected + trials * probability
         if expected >= 5:
             bins.append((seen, expected))
             seen = expected = 0.0

@@ -63,8 +63,8 @@ def test_reranked_is_the_graphs_text_that_both_decoders_find_likeliest(seed: int
         for text, score in zip(texts, beams.tolist(), strict=True):  # each alone, with the cached steps that decode
             cache = model.model.ar.start(source.states, source.lengths, len(text) + 1)
             steps = zip([BOS, *text], [*text, EOS], strict=True)
-            chances = [model.model.ar.step(torch.tensor([a]), cache).log_softmax(-1)[0, b] for a, b in steps]
-            worth.append(float(score) + float(sum(chances)))
+            logprobs = [model.model.ar.step(torch.tensor([a]), cache).log_softmax(-1)[0, b] for a, b in steps]
+            worth.append(float(score) + float(sum(logprobs)))
     read: list[int] = []  # rows of each pass of the decoder
     model.model.ar.register_forward_hook(lambda _, given, __: read.append(len(given[0])))
     (row,) = model.translate([sound], "reranked")

@@ -94,7 +94,7 @@ def test_sampling_at_batch_one_is_the_models_own(seed: int) -> None:
 
 
 def test_residual_sampling_keeps_the_targets_distribution() -> None:
-    """Texts of three tokens by rule "residual" against their chances, chi-square."""
+    """Texts of three tokens by rule "residual" against their probabilities, chi-square."""
     toy = Toy(3, seed=12)
     target, letters = Toy(3, seed=13, blend=toy, share=0.5), Letters(["a", "b", "c"], ())
     rows = 1200
@@ -107,10 +107,10 @@ def test_residual_sampling_keeps_the_targets_distribution() -> None:
     seen = Counter(tuple(row) for row in texts(rounds, rows))
     chi = 0.0
     for outcome in product(range(3), repeat=3):
-        chance = 1.0
+        probability = 1.0
         for place, token in enumerate(outcome):
-            chance *= float(target.logits([1, 2, *outcome[:place]]).softmax(-1)[token])
-        chi += (seen[outcome] - rows * chance) ** 2 / (rows * chance)
+            probability *= float(target.logits([1, 2, *outcome[:place]]).softmax(-1)[token])
+        chi += (seen[outcome] - rows * probability) ** 2 / (rows * probability)
     assert chi < 55  # 26 degrees of freedom: one in a thousand
     assert accepted > rows / 4
 

@@ -74,8 +74,8 @@ def first_tokens(
             verify(tree, Scores(logits), make(verifying), text)
             return text.tokens[0][0]
 
-        for chance, token in verifying.outcomes(one):
-            found[token] += drafted * chance
+        for probability, token in verifying.outcomes(one):
+            found[token] += drafted * probability
     return found
 
 
@@ -139,9 +139,11 @@ def test_several_draws_have_the_distribution_of_their_formula(draws: int, holes:
     possible = [token for token in range(VOCAB) if token not in holes]
     expected = torch.zeros(VOCAB, dtype=torch.float64)
     for order in permutations(possible, min(draws, len(possible))):
-        chance = prod(float(p[token]) / (1 - sum(float(p[one]) for one in order[:k])) for k, token in enumerate(order))
+        probability = prod(
+            float(p[token]) / (1 - sum(float(p[one]) for one in order[:k])) for k, token in enumerate(order)
+        )
         for drafted in range(VOCAB):
-            expected[drafted if drafted in order else order[0]] += chance * q[drafted]
+            expected[drafted if drafted in order else order[0]] += probability * q[drafted]
     found = first_tokens(drawing(draws), logits_of(1, holes), q, drawn=False)
     torch.testing.assert_close(found, expected)
     assert ((found - p).abs().max() < 1e-9) == (draws == 1)

@@ -137,9 +137,9 @@ def drafted_distribution(
                 verify(trees, scores, rule(verifying), state)
                 return tuple(state.tokens[0])
 
-            for chance, tokens in verifying.outcomes(one):
+            for probability, tokens in verifying.outcomes(one):
                 for rest, p in rounds([*text, *tokens]).items():
-                    distribution[(*tokens, *rest)] += drafted * chance * p
+                    distribution[(*tokens, *rest)] += drafted * probability * p
         known[tuple(text)] = distribution
         return distribution
 
@@ -337,9 +337,9 @@ def test_the_whole_loop_with_two_rows_has_the_targets_distribution(
         return tuple(map(tuple, text.tokens))
 
     got: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
-    for chance, tokens in choices.outcomes(one):
-        got[tokens] += chance
+    for probability, tokens in choices.outcomes(one):
+        got[tokens] += probability
     distributions = [plain_distribution(target, prompt, 3, eos, []) for prompt in prompts]
     assert set(got) == set(product(*distributions))
-    for tokens, chance in got.items():
-        assert abs(chance - distributions[0][tokens[0]] * distributions[1][tokens[1]]) < 1e-9
+    for tokens, probability in got.items():
+        assert abs(probability - distributions[0][tokens[0]] * distributions[1][tokens[1]]) < 1e-9

@@ -198,13 +198,13 @@ def test_rows_of_a_shared_batch_are_samples_of_the_model(drafter: str, rule: Any
     counts = Counter(tuple(run.sequences[0, ids.shape[1] :].tolist()) for run in runs)
     distribution = dict[tuple[int, ...], float]()
     for text in product(allowed, repeat=3):
-        chance = 1.0
+        probability = 1.0
         for place, token in enumerate(text):
             before = torch.cat([ids, torch.tensor([text[:place]], dtype=torch.long)], 1)
             logits = model(before).logits[0, -1].detach().double()
             logits[banned] = -torch.inf
-            chance *= float(logits.softmax(-1)[token])
-        distribution[text] = chance
+            probability *= float(logits.softmax(-1)[token])
+        distribution[text] = probability
     assert chi_square(counts, distribution) < 10
 
 

@@ -117,8 +117,10 @@ def test_sampled_texts_have_the_targets_distribution(rule: Any) -> None:
     texts = torch.cartesian_prod(*[torch.arange(5)] * length)
     with torch.no_grad():
         logits = model(torch.cat([ids[:1].expand(len(texts), -1), texts], 1)).logits[:, 2:-1]
-    chances = logits.log_softmax(-1).gather(2, texts[..., None])[..., 0].sum(1).exp()
-    expected = {tuple(text): float(chance) for text, chance in zip(texts.tolist(), chances, strict=True)}
+    probabilities = logits.log_softmax(-1).gather(2, texts[..., None])[..., 0].sum(1).exp()
+    expected = {
+        tuple(text): float(probability) for text, probability in zip(texts.tolist(), probabilities, strict=True)
+    }
     assert chi_square(Counter(map(tuple, drawn.tolist())), expected) < 5
 
 

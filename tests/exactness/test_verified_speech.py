@@ -91,12 +91,12 @@ def test_the_next_unit_has_the_distribution_of_all_paths() -> None:
     prefix = [4, 7]
     for unit in prefix:
         state.alpha = state.after(state.alpha @ state.links, unit)
-    _, chances = state.next_distributions(state.alpha)
+    _, probabilities = state.next_distributions(state.alpha)
     expected = np.zeros(UNITS)
     for path in product(range(1, 6), repeat=3):
-        chance = a[0, path[0]] * e[path[0], 4] * a[path[0], path[1]] * e[path[1], 7] * a[path[1], path[2]]
-        expected += chance * e[path[2]]
-    assert np.allclose(chances / chances.sum(), expected / expected.sum(), atol=1e-5)
+        probability = a[0, path[0]] * e[path[0], 4] * a[path[0], path[1]] * e[path[1], 7] * a[path[1], path[2]]
+        expected += probability * e[path[2]]
+    assert np.allclose(probabilities / probabilities.sum(), expected / expected.sum(), atol=1e-5)
 
 
 def test_drafts_keep_to_the_plan() -> None:

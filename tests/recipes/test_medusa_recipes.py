@@ -163,7 +163,7 @@ def test_decoding_accepts_what_the_log_reports(base: Path, corpus: Path, kind: s
         optimizer.step()
     with torch.no_grad():
         module.validation_step(batch, 0)
-    chain, tree, module.chances = measure(module.ranks, 3, 6)
+    chain, tree, module.probabilities = measure(module.ranks, 3, 6)
     right = spread(module.ranks, 0, (1,))
     assert right[0] > 0.9
     assert 2.5 < chain <= tree + 1e-9

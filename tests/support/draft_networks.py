@@ -188,7 +188,7 @@ class NaiveBlock:
         """Return the log-probabilities (V,) of the token after the path below the root."""
         return self.network.draft_vocabulary.target_logits(self.logits(path)[0]).log_softmax(-1)
 
-    def chance(self, path: Path) -> float:
+    def probability(self, path: Path) -> float:
         """Return the estimated probability that the likeliest token after the path is accepted."""
         logits, confidence = self.logits(path)
         return float(logits.softmax(-1).max() if confidence is None else confidence)
@@ -262,17 +262,19 @@ def eagles_tree(score: Any, width: int, nodes: int, depth: int) -> set[Path]:
     return {path for _, path in sorted(result, key=lambda item: -item[0])[:nodes]}
 
 
-def ended_chain(scores: list[Any], nodes: int, threshold: float, chances_of: list[Any] | None = None) -> int:
+def ended_chain(scores: list[Any], nodes: int, threshold: float, probabilities_of: list[Any] | None = None) -> int:
     """Count the nodes of a chain that ends at the first node whose probability, as the mean over rows, is below the
-    threshold. scores: of each row, as `score` of `eagles_tree`. chances_of: of each row, path -> the estimated
+    threshold. scores: of each row, as `score` of `eagles_tree`. probabilities_of: of each row, path -> the estimated
     probability that the next token is accepted; None: the probability of the likeliest."""
-    chances, paths = [1.0] * len(scores), [list[int]() for _ in scores]
+    probabilities, paths = [1.0] * len(scores), [list[int]() for _ in scores]
     for length in range(nodes):
-        if length and sum(chances) / len(scores) < threshold:
+        if length and sum(probabilities) / len(scores) < threshold:
             return length
         for row, score in enumerate(scores):
             best = score(tuple(paths[row]))
-            chances[row] *= float(best.max().exp()) if chances_of is None else chances_of[row](tuple(paths[row]))
+            probabilities[row] *= (
+                float(best.max().exp()) if probabilities_of is None else probabilities_of[row](tuple(paths[row]))
+            )
             paths[row].append(int(best.argmax()))
     return nodes
 
@@ -319,8 +321,10 @@ class Checked(ForwardingDrafter):
             nodes = min(nodes, depth) if plan.nodes <= plan.depth else nodes
         config = self.drafter.network.config
         if plan.threshold and 0 < nodes <= depth:
-            chances = [score.__self__.chance for score in scores] if getattr(config, "confidence", False) else None
-            nodes = ended_chain(scores, nodes, plan.threshold, chances)
+            probabilities = (
+                [score.__self__.probability for score in scores] if getattr(config, "confidence", False) else None
+            )
+            nodes = ended_chain(scores, nodes, plan.threshold, probabilities)
         marginals = getattr(config, "mask_token", None) is not None and getattr(config, "head", "none") == "none"
         grown = blocks_tree if marginals else eagles_tree
         for index, text in enumerate(rows):

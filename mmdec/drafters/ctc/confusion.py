@@ -67,13 +67,16 @@ class ConfusionNetwork:
         if piece != BLANK:
             choices = {**rivals, BLANK: blank} if blank >= MIN_CHOICE else rivals
             choices = sorted(choices.items(), key=lambda choice: (choice[0] != piece, -choice[1]))
-            total = max(sum(chance for _, chance in choices), 1.0)
-            ranked = tuple((one, chance / total) for one, chance in choices[:MAX_CHOICES])
+            total = max(sum(probability for _, probability in choices), 1.0)
+            ranked = tuple((one, probability / total) for one, probability in choices[:MAX_CHOICES])
             self.bins.append(Bin(first, end - 1, piece, ranked))
             return
-        hidden = sorted((chance, one) for one, chance in rivals.items() if one not in near)[-MAX_HIDDEN:]
-        frames = [(first + int(logprobs[first:end, one].argmax()), one, chance) for chance, one in hidden]
-        self.bins += [Bin(at, at, BLANK, ((BLANK, 1 - chance), (one, chance))) for at, one, chance in sorted(frames)]
+        hidden = sorted((probability, one) for one, probability in rivals.items() if one not in near)[-MAX_HIDDEN:]
+        frames = [(first + int(logprobs[first:end, one].argmax()), one, probability) for probability, one in hidden]
+        self.bins += [
+            Bin(at, at, BLANK, ((BLANK, 1 - probability), (one, probability)))
+            for at, one, probability in sorted(frames)
+        ]
 
     def after(self, frame: int, last: int) -> int:
         """Return the index of the first bin that a text which ends before `frame` leaves.

@@ -37,11 +37,16 @@ MAX_FRAME_COST = 6.0
 SCORE_TOLERANCE = 1e-3  # alignments whose log-probabilities differ by less than this (in nats) count as equally good
 # a token counts as missing in the transcript if it lowers the alignment's score by more than 2 nats
 MISSING_TOKEN_SCORE = -2.0
-TIMESTAMP_CHANCE = 0.1  # assumed chance that a timestamp computed from the frames equals the model's
-WHOLE_SECOND_CHANCES = 0.4, 0.1  # assumed chances that the last one is the nearest whole second, or the next nearest
-END_CHANCE = 0.7  # assumed chance that the model's text ends where the transcript ends
-SAME_TIME_CHANCE = 0.9  # assumed chance that a segment begins with the timestamp at which the last one ended
-REST_CHANCE = 0.3  # assumed chance that a word goes on as in the transcript, though its beginning is missing there
+TIMESTAMP_PROBABILITY = 0.1  # assumed probability that a timestamp computed from the frames equals the model's
+WHOLE_SECOND_PROBABILITIES = (
+    0.4,
+    0.1,
+)  # assumed probabilities that the last one is the nearest whole second, or the next nearest
+END_PROBABILITY = 0.7  # assumed probability that the model's text ends where the transcript ends
+SAME_TIME_PROBABILITY = 0.9  # assumed probability that a segment begins with the timestamp at which the last one ended
+REST_PROBABILITY = (
+    0.3  # assumed probability that a word goes on as in the transcript, though its beginning is missing there
+)
 NGRAM_WEIGHT = 0.4  # factor on the n-gram's log-probability
 STEPS_PER_NODE = 10  # the search ends after so many steps for each node of the tree
 MAX_WORD = 24  # bytes of a word after which it is drafted even if it goes on, as in languages without spaces
@@ -269,7 +274,7 @@ class Ctc:
     def propose(self, state: CtcState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree for each batch row: the likeliest texts after the accepted text.
 
-        A token is left out if the estimated chance that it is right together with all tokens before it is below
+        A token is left out if the estimated probability that it is right together with all tokens before it is below
         `plan.threshold`.
         """
         return trees_from_lists(roots, [row.head.tree(row, plan) for row in state.rows])
@@ -311,16 +316,16 @@ class Ctc:
         tree = PrefixTree(plan.nodes, plan.depth)
         heap, order, seen = list[tuple[float, int, Branch]](), itertools.count(), set[Branch]()
 
-        def push(chance: float, branches: Iterable[tuple[float, Branch]]) -> None:
+        def push(probability: float, branches: Iterable[tuple[float, Branch]]) -> None:
             for share, branch in branches:
-                if chance * share >= plan.threshold:
-                    heappush(heap, (-chance * share, next(order), branch))
+                if probability * share >= plan.threshold:
+                    heappush(heap, (-probability * share, next(order), branch))
 
         push(1.0, self._roots(row, alignment))
         for _ in range(STEPS_PER_NODE * plan.nodes):
             if not heap or tree.is_full:
                 break
-            chance, _, branch = heappop(heap)
+            probability, _, branch = heappop(heap)
             node = branch.node
             for token in branch.tokens:
                 node = tree.add(node, token)
@@ -330,7 +335,7 @@ class Ctc:
                 branch = replace(branch, node=node, tokens=())
                 if branch not in seen:  # a likelier way to the same text was followed before
                     seen.add(branch)
-                    push(-chance, self._next(row, alignment, branch))
+                    push(-probability, self._next(row, alignment, branch))
         return tree.tokens, tree.parents
 
     def _align(self, row: CtcRow, alignment: Alignment) -> None:
@@ -348,25 +353,25 @@ class Ctc:
         row.pending = []
 
     def _roots(self, row: CtcRow, alignment: Alignment) -> Iterator[tuple[float, Branch]]:
-        """Return the branches that begin at the accepted text's end, with their chances."""
+        """Return the branches that begin at the accepted text's end, with their probabilities."""
         place = alignment.next_bin()
         begins = row.timed and row.last >= self.first_time  # a segment: its words begin with a space
         branch = Branch(0, place, row.history, drops=begins, has_words=row.last < self.first_time)
         if begins and 0 <= row.before < self.first_time:
             # A segment has ended. The next one usually begins with the timestamp at which this one ends.
             is_last = place == len(alignment.bins)
-            yield 1 - END_CHANCE if is_last else SAME_TIME_CHANCE, replace(branch, tokens=(row.last,))
+            yield 1 - END_PROBABILITY if is_last else SAME_TIME_PROBABILITY, replace(branch, tokens=(row.last,))
             if is_last:
-                yield END_CHANCE, replace(branch, tokens=(self.end,), is_over=True)
+                yield END_PROBABILITY, replace(branch, tokens=(self.end,), is_over=True)
         elif row.last_is_missing and not begins:
             # the transcript may have the word written differently: then its rest is not what follows
-            yield REST_CHANCE, branch
-            yield 1 - REST_CHANCE, replace(branch, drops=True)
+            yield REST_PROBABILITY, branch
+            yield 1 - REST_PROBABILITY, replace(branch, drops=True)
         else:
             yield 1.0, branch
 
     def _next(self, row: CtcRow, alignment: Alignment, branch: Branch) -> Iterator[tuple[float, Branch]]:
-        """Return the branches that continue `branch` by a bin, with their chances if `branch` is right."""
+        """Return the branches that continue `branch` by a bin, with their probabilities if `branch` is right."""
         if branch.is_over:
             return
         if len(branch.word) >= MAX_WORD:
@@ -385,45 +390,51 @@ class Ctc:
             yield _total(begin) / _total(choices), replace(branch, word=b"", tokens=written, is_complete=True)
         if branch.is_complete:
             share = _total(begin) / _total(choices)
-            choices = [(piece, chance / share) for piece, chance in begin]
+            choices = [(piece, probability / share) for piece, probability in begin]
         elif branch.word:
             choices = [choice for choice in choices if choice not in begin]
-        for piece, chance in choices:
+        for piece, probability in choices:
             text = self.pieces.bytes(piece)
             if piece == BLANK or (branch.drops and _is_rest(text, row.timed and row.last >= self.first_time)):
-                yield chance, after
+                yield probability, after
             elif piece == SEGMENT_END and row.timed and branch.has_words:
                 time = self._time(alignment.bins[branch.place].first)
-                yield chance * TIMESTAMP_CHANCE, replace(after, tokens=(time, time), has_words=False, is_complete=False)
+                yield (
+                    probability * TIMESTAMP_PROBABILITY,
+                    replace(after, tokens=(time, time), has_words=False, is_complete=False),
+                )
             elif piece == SEGMENT_END:
-                yield chance, replace(after, is_complete=False, drops=False)
+                yield probability, replace(after, is_complete=False, drops=False)
             else:
                 history = (*branch.history, piece)[-self._context :]
                 word = branch.word + text
-                yield chance, replace(after, history=history, word=word, has_words=True, is_complete=False, drops=False)
+                yield (
+                    probability,
+                    replace(after, history=history, word=word, has_words=True, is_complete=False, drops=False),
+                )
 
     def _last(self, row: CtcRow, alignment: Alignment, branch: Branch) -> Iterator[tuple[float, Branch]]:
         """Return the branches that end the text, where the transcript has ended."""
         if branch.word:
             yield 1.0, replace(branch, word=b"", tokens=tuple(self.pieces.merges.tokens(branch.word)))
         elif row.timed and branch.has_words:
-            for time, chance in self._last_times(alignment):
-                yield chance, replace(branch, tokens=(time, self.end), is_over=True)
+            for time, probability in self._last_times(alignment):
+                yield probability, replace(branch, tokens=(time, self.end), is_over=True)
         else:
-            yield END_CHANCE, replace(branch, tokens=(self.end,), is_over=True)
+            yield END_PROBABILITY, replace(branch, tokens=(self.end,), is_over=True)
 
     def _last_times(self, alignment: Alignment) -> Iterator[tuple[int, float]]:
-        """Return the likeliest timestamps of the last segment's end, with their chances.
+        """Return the likeliest timestamps of the last segment's end, with their probabilities.
 
         They are where the head hears it, and the whole seconds around it, which Whisper often writes there.
         """
         heard = self._time(alignment.bins[-1].first if alignment.bins else alignment.frames)
-        yield heard, TIMESTAMP_CHANCE
+        yield heard, TIMESTAMP_PROBABILITY
         before = (heard - self.first_time) // TIMESTAMPS_PER_SECOND * TIMESTAMPS_PER_SECOND + self.first_time
         around = sorted((before, before + TIMESTAMPS_PER_SECOND), key=lambda time: abs(time - heard))
-        for time, chance in zip(around, WHOLE_SECOND_CHANCES, strict=True):
+        for time, probability in zip(around, WHOLE_SECOND_PROBABILITIES, strict=True):
             if self.first_time < time <= self._time(alignment.frames) and time != heard:
-                yield time, chance
+                yield time, probability
 
     def _weigh(
         self, row: CtcRow, choices: Sequence[tuple[int, float]], history: tuple[int, ...]
@@ -439,18 +450,23 @@ class Ctc:
                 row.ngram_scores[context] = self.ngram.after(context)
         follows, alone = row.ngram_scores[history], row.ngram_scores[()]
         weighed = [
-            (piece, chance * exp(NGRAM_WEIGHT * (follows(piece) - alone(piece))) if piece >= FIRST_PIECE else chance)
-            for piece, chance in choices
+            (
+                piece,
+                probability * exp(NGRAM_WEIGHT * (follows(piece) - alone(piece)))
+                if piece >= FIRST_PIECE
+                else probability,
+            )
+            for piece, probability in choices
         ]
         share = _total(choices) / _total(weighed)
-        return [(piece, chance * share) for piece, chance in weighed]
+        return [(piece, probability * share) for piece, probability in weighed]
 
     def _time(self, frame: int) -> int:
         return self.first_time + round(frame * self.head.config.stride * TIMESTAMPS_PER_SECOND / STATES_PER_SECOND)
 
 
 def _total(choices: Iterable[tuple[int, float]]) -> float:
-    return sum(chance for _, chance in choices)
+    return sum(probability for _, probability in choices)
 
 
 def _is_rest(text: bytes, begins: bool) -> bool:

@@ -148,13 +148,13 @@ def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[st
         if shape.heads > len(state):
             raise ValueError(f"{shape.heads} heads for {len(state)} tensors")
         ranks = config.get("ranks")
-        if ranks is not None and not (len(ranks) == shape.heads and all(_is_chances(row) for row in ranks)):
-            raise ValueError("`ranks` are not the chances of each head's ranks")
+        if ranks is not None and not (len(ranks) == shape.heads and all(_is_probabilities(row) for row in ranks)):
+            raise ValueError("`ranks` are not the probabilities of each head's ranks")
         build_with_weights(lambda: MedusaHeads(shape), state, "directory", folder)
     return shape, ranks, state
 
 
-def _is_chances(row: Any) -> bool:
+def _is_probabilities(row: Any) -> bool:
     return isinstance(row, list) and bool(row) and all(type(p) in (int, float) and 0 <= p <= 1 for p in row)
 
 

@@ -19,7 +19,7 @@ from torch.nn.functional import linear, silu
 
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import int_rows, top_indices, trees_from_lists
-from mmdec.core.tree_shape import HeadAccuracy, count_ranks, default_chances
+from mmdec.core.tree_shape import HeadAccuracy, count_ranks, default_probabilities
 from mmdec.drafters.medusa.network import HeadLayer, KeyValues, MedusaHeads
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
@@ -65,8 +65,8 @@ class Medusa:
     Args:
         heads: The trained heads.
         output: The target's LM head.
-        ranks: [head][rank], measured chance that the head's k-th best token (rank k) is right; it has the weight of 20
-            observations. None: default values.
+        ranks: [head][rank], measured probability that the head's k-th best token (rank k) is right; it has the weight
+            of 20 observations. None: default values.
 
     Raises:
         InputError: If `output` or `ranks` do not fit the heads.
@@ -82,22 +82,24 @@ class Medusa:
         if ranks is not None and len(ranks) != config.heads:
             raise InputError(
                 f"`ranks` must have a row for each of {config.heads} heads, but has {len(ranks)}. Leave them out for "
-                "the default chances."
+                "the default probabilities."
             )
         self.heads, self.output = heads.eval(), output
-        chances = ranks or default_chances(config.heads)
-        width = HeadAccuracy(chances).width  # raises InputError if a row's chances are negative or sum to more than 1
+        probabilities = ranks or default_probabilities(config.heads)
+        width = HeadAccuracy(
+            probabilities
+        ).width  # raises InputError if a row's probabilities are negative or sum to more than 1
         if width > config.vocab_size:
             raise InputError(
                 f"`heads` must be for a model of at least {width} tokens, one for each rank, but are "
                 f"for {config.vocab_size}. Use another drafter."
             )
-        self._prior = Prior(tuple(map(tuple, chances)), is_measured=ranks is not None)
+        self._prior = Prior(tuple(map(tuple, probabilities)), is_measured=ranks is not None)
         self.needs = Needs(layers=(-1,), memory=config.kind == "block", prior=self._prior)
 
     @property
     def name(self) -> str:
-        """A name made of the heads' variant (`kind`) and number, and a hash of their weights and chances."""
+        """A name made of the heads' variant (`kind`) and number, and a hash of their weights and probabilities."""
         config = self.heads.config
         return f"medusa-{config.kind}-{config.heads}-{fingerprint(self.heads, self._prior)}"
 

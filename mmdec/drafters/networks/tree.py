@@ -136,7 +136,7 @@ class Levels:
             roots: (B,), each row's last token.
             hidden: (B, 1, H), the network's hidden state at this token.
             depth: Maximum tokens.
-            threshold: The chain ends after the first token whose estimated chance to be accepted together with all
+            threshold: The chain ends after the first token whose estimated probability to be accepted together with all
                 tokens before it, averaged over the rows, is below this; 0: it never ends early.
         """
         step = self.state.step
@@ -144,14 +144,14 @@ class Levels:
             with ignore_overflow():
                 return draft_chain(step, roots, hidden[0, 0].numpy(), depth, threshold, self.advance)
         tokens: list[Tensor] = []
-        chances = torch.ones(len(roots), 1, device=roots.device)
+        probabilities = torch.ones(len(roots), 1, device=roots.device)
         above = torch.zeros_like(roots)[:, None]
         while True:
             logits = self.logits(hidden)
             tokens.append(self.vocabulary.token_ids(logits.argmax(-1)))
             if threshold:
-                chances = chances * self.acceptance_probability(logits, hidden)
-            if len(tokens) == depth or (threshold and float(chances.mean()) < threshold):
+                probabilities = probabilities * self.acceptance_probability(logits, hidden)
+            if len(tokens) == depth or (threshold and float(probabilities.mean()) < threshold):
                 break
             hidden = self.expand(tokens[-1], hidden, above)
         drafted = torch.cat([roots[:, None], *tokens], 1)
@@ -294,19 +294,19 @@ class BlockLevels(Levels):
         width = min(self.drafter.width, plan.nodes, self.vocabulary.size)
         values, tokens = self._best(self.hidden[:, : plan.depth], width)
         rows = zip(values.double().exp().tolist(), tokens.tolist(), strict=True)
-        return trees_from_lists(roots, [_tree_of_ranks(chances, ids, plan.nodes) for chances, ids in rows])
+        return trees_from_lists(roots, [_tree_of_ranks(probabilities, ids, plan.nodes) for probabilities, ids in rows])
 
 
 def _tree_of_ranks(
-    chances: Sequence[Sequence[float]], ids: Sequence[Sequence[int]], nodes: int
+    probabilities: Sequence[Sequence[float]], ids: Sequence[Sequence[int]], nodes: int
 ) -> tuple[list[int], list[int]]:
     """Return tokens and parents' indices of the `nodes` likeliest nodes of one batch row; parent 0 is the root.
 
     Args:
-        chances: [depth][rank], probability of the k-th best token (rank k).
+        probabilities: [depth][rank], probability of the k-th best token (rank k).
         ids: [depth][rank], id of that token.
     """
-    paths = sorted(likeliest_paths(chances, nodes))
+    paths = sorted(likeliest_paths(probabilities, nodes))
     index = {(): 0} | {path: node for node, path in enumerate(paths, 1)}
     return [ids[len(path) - 1][path[-1]] for path in paths], [index[path[:-1]] for path in paths]
 
@@ -326,18 +326,18 @@ def draft_chain(
         roots: (1,), the last token.
         feature: (H,), hidden state at this token.
         depth: Maximum tokens.
-        threshold: The chain ends after the first token whose chance to be accepted together with all tokens before it
-            is below this.
+        threshold: The chain ends after the first token whose probability to be accepted together with all tokens before
+            it is below this.
         advance: Called with a token and the hidden state before it; returns the hidden state (H,) at the token.
     """
-    chance, tokens = 1.0, list[int]()
+    probability, tokens = 1.0, list[int]()
     while True:
         logits = step.logits(feature)
         best = int(logits.argmax())
         tokens.append(step.token(best))
         if threshold:
-            chance /= float(np.exp(logits - logits[best]).sum())
-        if len(tokens) == depth or chance < threshold:
+            probability /= float(np.exp(logits - logits[best]).sum())
+        if len(tokens) == depth or probability < threshold:
             drafted = torch.tensor([[int(roots), *tokens]])
             return Draft(drafted, torch.arange(-1, len(tokens))[None], torch.tensor([len(tokens) + 1]))
         feature = advance(tokens[-1], feature)
@@ -349,9 +349,9 @@ def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     Args:
         logits: (B, n, V).
     """
-    chances = logits.log_softmax(-1).clamp_(max=0.0)  # rounding could make a child likelier than its parent
+    logprobs = logits.log_softmax(-1).clamp_(max=0.0)  # rounding could make a child likelier than its parent
     if logits.shape[-1] < LARGE_VOCABULARY:
-        best = chances.topk(width)
+        best = logprobs.topk(width)
         return best.values, best.indices
-    tokens = top_indices(chances, width)
-    return chances.gather(-1, tokens), tokens
+    tokens = top_indices(logprobs, width)
+    return logprobs.gather(-1, tokens), tokens

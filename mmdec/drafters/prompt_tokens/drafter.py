@@ -5,9 +5,9 @@ i-th of them guess the token i places after the one that the target chooses at t
 draft and guesses the next; the guesses below the last accepted node are drafted. Where it ends is not known before, so
 soft nodes stand below several nodes.
 
-The plan's nodes are divided greedily. A token's gain is the chance that its whole path is accepted. The gain of the
-j-th soft node below a node is the chance that the accepted path ends there, times the chance that the next round
-accepts j tokens; PPD searches its trees by the same expectation, but in advance and for all states at once.
+The plan's nodes are divided greedily. A token's gain is the probability that its whole path is accepted. The gain of
+the j-th soft node below a node is the probability that the accepted path ends there, times the probability that the
+next round accepts j tokens; PPD searches its trees by the same expectation, but in advance and for all states at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import int_list, int_rows, top_indices, trees_from_lists
-from mmdec.core.tree_shape import HeadAccuracy, Path, count_ranks, default_chances
+from mmdec.core.tree_shape import HeadAccuracy, Path, count_ranks, default_probabilities
 from mmdec.drafters.prompt_tokens.network import PromptTokens
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
@@ -49,13 +49,14 @@ class PromptTokensDrafter:
     def __init__(self, network: PromptTokens) -> None:
         self.network = network.eval()
         self._prior = Prior(
-            network.ranks or tuple(map(tuple, default_chances(network.max_depth))), is_measured=bool(network.ranks)
+            network.ranks or tuple(map(tuple, default_probabilities(network.max_depth))),
+            is_measured=bool(network.ranks),
         )
         self.needs = Needs(prior=self._prior)
 
     @property
     def name(self) -> str:
-        """A name made of the number of places and copies, and a hash of the embeddings and chances."""
+        """A name made of the number of places and copies, and a hash of the embeddings and probabilities."""
         network = self.network
         return f"prompt_tokens-{network.max_depth}-{network.copies}-{fingerprint(network, self._prior)}"
 
@@ -85,10 +86,10 @@ class PromptTokensDrafter:
 
     def propose(self, state: PromptTokensState, roots: Tensor, plan: Plan) -> Draft:
         """Draft the last pass's guesses, and soft nodes for those of the next."""
-        chances = state.shape.chances()
+        probabilities = state.shape.probabilities()
         trees, indices = list[tuple[list[int], list[int]]](), list[list[int]]()
         for root, guesses in zip(int_list(roots), state.guesses, strict=True):
-            places = divide_nodes(chances, len(guesses), plan, self.network.copies)
+            places = divide_nodes(probabilities, len(guesses), plan, self.network.copies)
             paths = sorted(places)  # the likeliest path first: if it is accepted, no cache entry must be moved
             node_of = {path: node for node, path in enumerate(paths)}
             tokens = [guesses[len(path) - 1][path[-1]] for path in paths if path]
@@ -127,11 +128,13 @@ class PromptTokensDrafter:
         state.guesses = [state.guesses[row] for row in int_list(live)]
 
 
-def divide_nodes(chances: Sequence[Sequence[float]], guessed: int, plan: Plan, copies: int = 1) -> dict[Path, int]:
+def divide_nodes(
+    probabilities: Sequence[Sequence[float]], guessed: int, plan: Plan, copies: int = 1
+) -> dict[Path, int]:
     """Divide a plan's nodes between guessed tokens and soft nodes.
 
     Args:
-        chances: [place][rank], the chance that a guess is right if those above it are.
+        probabilities: [place][rank], the probability that a guess is right if those above it are.
         guessed: Number of places for which there are guesses.
         plan: The size of the draft.
         copies: Number of soft nodes that guess one place.
@@ -140,9 +143,9 @@ def divide_nodes(chances: Sequence[Sequence[float]], guessed: int, plan: Plan, c
         The ranks along the path of each chosen token, () for the root; and the number of places that soft nodes below
         it guess.
     """
-    ahead = list(accumulate((row[0] for row in chances), mul))
-    levels, left = chances[: min(guessed, plan.depth)], plan.nodes
-    ends: dict[Path, float] = {(): 1.0}  # path -> chance that the accepted path ends there
+    ahead = list(accumulate((row[0] for row in probabilities), mul))
+    levels, left = probabilities[: min(guessed, plan.depth)], plan.nodes
+    ends: dict[Path, float] = {(): 1.0}  # path -> probability that the accepted path ends there
     places: dict[Path, int] = {(): 0}
     heap: list[tuple[float, bool, Path]] = [(-ahead[0] / copies, True, ())]  # of equal gains, the token's comes first
     if levels:
@@ -154,7 +157,7 @@ def divide_nodes(chances: Sequence[Sequence[float]], guessed: int, plan: Plan, c
             gain = ends[path] * ahead[places[path]] / copies
             if gain <= 0 or copies > left:
                 continue
-            if gain < -value:  # a token below the path has taken a part of its chance meanwhile
+            if gain < -value:  # a token below the path has taken a part of its probability meanwhile
                 heapq.heappush(heap, (-gain, True, path))
                 continue
             places[path] += 1
@@ -162,16 +165,16 @@ def divide_nodes(chances: Sequence[Sequence[float]], guessed: int, plan: Plan, c
             if places[path] < len(ahead):
                 heapq.heappush(heap, (-ends[path] * ahead[places[path]] / copies, True, path))
             continue
-        chance, (*above, rank) = -value, path
-        if chance <= 0:
+        probability, (*above, rank) = -value, path
+        if probability <= 0:
             continue
-        ends[path], places[path] = chance, 0
-        ends[path[:-1]] -= chance
+        ends[path], places[path] = probability, 0
+        ends[path[:-1]] -= probability
         left -= 1
-        heapq.heappush(heap, (-chance * ahead[0] / copies, True, path))
+        heapq.heappush(heap, (-probability * ahead[0] / copies, True, path))
         row = levels[len(above)]
         if len(path) < len(levels):
-            heapq.heappush(heap, (-chance * levels[len(path)][0], False, (*path, 0)))
+            heapq.heappush(heap, (-probability * levels[len(path)][0], False, (*path, 0)))
         if rank + 1 < len(row):
-            heapq.heappush(heap, (-chance / row[rank] * row[rank + 1], False, (*above, rank + 1)))
+            heapq.heappush(heap, (-probability / row[rank] * row[rank + 1], False, (*above, rank + 1)))
     return places

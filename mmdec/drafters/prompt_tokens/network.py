@@ -1,4 +1,4 @@
-"""The weights of prompt tokens: one embedding for each place ahead, and the chances with which they guess right."""
+"""The weights of prompt tokens: one embedding for each place ahead, and how often each guesses right."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PromptTokensConfig(WeightsConfig):
 
     tokens: int = 3  # number of places ahead that are guessed
     copies: int = 1  # number of embeddings for each place, whose logits are averaged (PPD's ensemble)
-    # [place][rank]: measured chance that the target's k-th best token there is right; (): not measured
+    # [place][rank]: measured probability that the target's k-th best token there is right; (): not measured
     ranks: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class PromptTokensConfig(WeightsConfig):
             raise InputError(f"`ranks` must be rows of numbers, but is {self.ranks!r:.60}. Leave it out.")
         object.__setattr__(self, "ranks", tuple(map(tuple, self.ranks)))  # lists from a JSON file become tuples
         if self.ranks:
-            HeadAccuracy(self.ranks)  # raises InputError for chances that are none
+            HeadAccuracy(self.ranks)  # raises InputError if they are no probabilities
             if len(self.ranks) != self.tokens:
                 raise InputError(
                     f"`ranks` must have a row for each of {self.tokens} prompt tokens, but has {len(self.ranks)}. "
@@ -43,7 +43,9 @@ class PromptTokensConfig(WeightsConfig):
 
 
 def _are_numbers(row: object) -> bool:
-    return isinstance(row, (list, tuple)) and all(type(chance) in (int, float) for chance in cast(list[Any], row))
+    return isinstance(row, (list, tuple)) and all(
+        type(probability) in (int, float) for probability in cast(list[Any], row)
+    )
 
 
 @built_in_network("prompt_tokens", note="Prompt tokens: trained inputs of the model's own pass, which guess ahead.")
@@ -73,7 +75,7 @@ class PromptTokens(DrafterWeights[PromptTokensConfig]):
 
     @property
     def ranks(self) -> tuple[tuple[float, ...], ...]:
-        """The measured chance [place][rank] that a guess is right; () if it was not measured."""
+        """The measured probability [place][rank] that a guess is right; () if it was not measured."""
         return self.config.ranks
 
     def inputs_of(self, indices: Tensor) -> Tensor:

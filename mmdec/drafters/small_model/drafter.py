@@ -281,7 +281,7 @@ class SmallModel:
             threshold: The chains end with the first level at which their mean probability is below this.
         """
         firsts: list[int] = int_list(roots)
-        chances: list[list[float]] = [[] for _ in rows]  # log-probability of each row's chain up to each of its tokens
+        logprobs: list[list[float]] = [[] for _ in rows]  # log-probability of each row's chain up to each of its tokens
         level = 0  # levels that all rows have
         while level < depth:
             if state.scored is not None:
@@ -301,10 +301,10 @@ class SmallModel:
                 part = slice(begin, begin + 1 + len(guess))
                 count = row.extend(firsts[index], guess, greedy[index][part], logits[index, part])
                 for value in values[index][begin : begin + count]:
-                    chances[index].append((chances[index][-1] if chances[index] else 0.0) + value)
+                    logprobs[index].append((logprobs[index][-1] if logprobs[index] else 0.0) + value)
             while level < min(depth, *(len(row.chain) for row in rows)):
                 level += 1
-                if threshold and sum(math.exp(row[level - 1]) for row in chances) < threshold * len(rows):
+                if threshold and sum(math.exp(row[level - 1]) for row in logprobs) < threshold * len(rows):
                     depth = level
         return chain_drafts(roots, [row.chain[:depth] for row in rows])
 
@@ -417,9 +417,9 @@ def _best(trees: list[GrowingTree], frontier: list[list[int]], logits: Tensor, w
     """
     top = logits.float().topk(min(width, logits.shape[-1]), dim=-1)
     # at most 0: by rounding, a child could otherwise be likelier than its parent
-    chances = (top.values - logits.float().logsumexp(-1, keepdim=True)).clamp(max=0.0)
+    logprobs = (top.values - logits.float().logsumexp(-1, keepdim=True)).clamp(max=0.0)
     following = []
-    for tree, nodes, tokens, values in zip(trees, frontier, top.indices.tolist(), chances.tolist(), strict=True):
+    for tree, nodes, tokens, values in zip(trees, frontier, top.indices.tolist(), logprobs.tolist(), strict=True):
         added = [
             tree.add(node, token, tree.values[node] + value)
             for index, node in enumerate(nodes)

@@ -174,7 +174,7 @@ class OtherVocabulary:
             Each row's new tokens.
         """
         added: list[list[int]] = [[] for _ in read]
-        chances, going = [0.0] * len(read), list(able)
+        logprobs, going = [0.0] * len(read), list(able)
         for _ in range(steps):
             pending = [ids[len(past) :] + new for past, ids, new in zip(state.cached, read, added, strict=True)]
             firsts = torch.tensor([row[0] for row in pending], device=self._model.device)
@@ -191,13 +191,13 @@ class OtherVocabulary:
             ]
             values, tokens = ends.log_softmax(-1).max(-1)
             for row, (value, token) in enumerate(zip(values.tolist(), tokens.tolist(), strict=True)):
-                chances[row] += value
+                logprobs[row] += value
                 going[row] = going[row] and token not in self._special and token < len(self._tokenizer)
                 if going[row]:
                     added[row].append(token)
             if not any(going):
                 break
-            if threshold and sum(math.exp(chances[row]) for row in range(len(read)) if able[row]) < threshold * sum(
+            if threshold and sum(math.exp(logprobs[row]) for row in range(len(read)) if able[row]) < threshold * sum(
                 able
             ):
                 break

@@ -24,9 +24,9 @@ from mmdec.drafters.registry import DRAFTER_METHODS, check_drafter, drafter_name
 from mmdec.errors import InputError
 from mmdec.types import Context, Drafter, Plan, Scores, Target, Verdict
 
-# A token of the inner drafter is a column of the small model's pass. If its chance is lower than this, the column costs
-# more than it saves.
-MIN_INNER_CHANCE = 0.3
+# A token of the inner drafter is a column of the small model's pass. If its probability is lower than this, the column
+# costs more than it saves.
+MIN_INNER_PROBABILITY = 0.3
 
 
 class InnerDrafter(Drafter, Protocol):
@@ -98,7 +98,7 @@ class StagedRow:
         tokens = self._last_chain.rest(length) if self._last_chain.is_match else []
         if not tokens:
             roots = torch.tensor([self.chain[-1] if self.chain else root])
-            plan = Plan(length, length, threshold=MIN_INNER_CHANCE)
+            plan = Plan(length, length, threshold=MIN_INNER_PROBABILITY)
             draft = self._drafter.propose(self._state, roots, plan)
             size = int(draft.size[0])
             is_chain = int_rows(draft.parents)[0][:size] == list(range(-1, size - 1))
@@ -180,5 +180,5 @@ def greedy_tokens(logits: Tensor) -> tuple[list[list[int]], list[list[float]]]:
         logits: (B, N, V).
     """
     values, tokens = logits.float().max(-1)
-    chances: Any = (values - logits.float().logsumexp(-1)).clamp(max=0.0)
-    return int_rows(tokens), chances.tolist()
+    logprobs: Any = (values - logits.float().logsumexp(-1)).clamp(max=0.0)
+    return int_rows(tokens), logprobs.tolist()

@@ -164,10 +164,10 @@ def divide_by_speaker(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
     def name(row: Utterance) -> str:
         return row.speaker if by_speaker else row.path.name
 
-    def chance(name: str) -> bytes:
+    def shuffle_key(name: str) -> bytes:
         return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest()
 
-    names = sorted({name(row) for row in rows}, key=chance)
+    names = sorted({name(row) for row in rows}, key=shuffle_key)
     if len(names) < 2:
         raise InputError(
             f"`root` must hold at least 2 recordings where no row has a `split`, but has {len(rows)}. Add one for "

@@ -268,7 +268,7 @@ def paired_scores(
                 "value": float(result.score),
                 "low": max(float(result.mean - result.ci), 0.0),
                 "high": min(float(result.mean + result.ci), 100.0),
-                "p": _chance(result, scores[name][0]),
+                "p": _p_value(result, scores[name][0]),
                 "signature": str(signatures[name]),
             }
             for key, name in keys.items()
@@ -278,7 +278,7 @@ def paired_scores(
     }
 
 
-def _chance(result: Any, first: Any) -> float | None:
+def _p_value(result: Any, first: Any) -> float | None:
     """Compute the p value of a system's result against the first system's; None for the first system.
 
     For equal scores the p value is 1; sacrebleu reports 0.001.

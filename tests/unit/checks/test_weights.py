@@ -305,8 +305,8 @@ def test_enormous_feature_extractors_are_refused(whisper: Path, name: str, value
         ({"heads": {"hidden_size": 10**7, "vocab_size": 400, "heads": 3}}, "of its config's shapes"),
         ({"heads": {"hidden_size": 32, "vocab_size": 400, "heads": 2}}, "2 unknown tensors in all"),
         ({"heads": {"hidden_size": 32, "vocab_size": 400, "heads": 4}}, "lacks"),
-        ({"ranks": [[float("nan")]] * 3}, "not the chances"),
-        ({"ranks": "abc"}, "not the chances"),
+        ({"ranks": [[float("nan")]] * 3}, "not the probabilities"),
+        ({"ranks": "abc"}, "not the probabilities"),
     ],
 )
 def test_damaged_heads_are_refused(whisper: Path, values: dict[str, Any], message: str) -> None:

@@ -42,7 +42,7 @@ class Run:
 
     target: Seconds
     price: float = 0.0  # drafter's seconds for each level of the draft
-    chance: float = 0.0  # probability that a node of a chain is accepted
+    probability: float = 0.0  # probability that a node of a chain is accepted
     offers: float = 1.0  # share of the rounds in which there is a draft
     trees: bool = False  # whether the drafter makes trees; else chains
     noise: float = 0.3  # relative noise of the measured seconds
@@ -61,7 +61,9 @@ class Run:
             for _ in range(batch):
                 nodes = plan.nodes if self.trees else plan.depth
                 nodes *= rng.random() < self.offers
-                miss = (1 - self.chance) * (plan.depth / nodes if nodes else 1.0) ** 0.5 if self.chance else 1.0
+                miss = (
+                    (1 - self.probability) * (plan.depth / nodes if nodes else 1.0) ** 0.5 if self.probability else 1.0
+                )
                 count = 0
                 while nodes and count < plan.depth and rng.random() >= miss:
                     count += 1

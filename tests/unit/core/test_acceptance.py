@@ -18,7 +18,7 @@ def test_acceptance_counts_what_was_offered() -> None:
     assert third == second  # never offered
 
 
-def test_measured_acceptance_replaces_the_drafters_own_chances() -> None:
+def test_measured_acceptance_replaces_the_drafters_own_probabilities() -> None:
     hopeful, plain = Acceptance([0.9, 0.8, 0.7]), Acceptance()
     assert hopeful.chain()[:4] == pytest.approx([0.9, 0.8, 0.7, 0.0])
     assert plain.chain()[0] == pytest.approx(0.6)
@@ -61,13 +61,13 @@ def test_a_tree_misses_as_often_as_one_node_over_the_root_of_its_width(nodes: in
 
 def test_acceptance_of_a_tree_is_measured_or_estimated_from_other_trees() -> None:
     known = Acceptance([0.5] * 4)
-    chances = known.chain()
-    before = known.tree(8, 2, chances), known.tree(4, 1, chances)
-    assert before == pytest.approx((expected_in_tree(8, 2, chances), expected_in_tree(4, 1, chances)))
+    probabilities = known.chain()
+    before = known.tree(8, 2, probabilities), known.tree(4, 1, probabilities)
+    assert before == pytest.approx((expected_in_tree(8, 2, probabilities), expected_in_tree(4, 1, probabilities)))
     for _ in range(100):
         known.learn(Plan(8, 2), [9], 2, [0])
-    assert known.tree(8, 2, chances) < 0.1  # its own
-    assert known.tree(4, 1, chances) < before[1] / 2  # another, whose guess is no longer believed
+    assert known.tree(8, 2, probabilities) < 0.1  # its own
+    assert known.tree(4, 1, probabilities) < before[1] / 2  # another, whose guess is no longer believed
 
 
 def test_a_drafter_that_makes_no_trees_is_noticed_until_it_makes_one() -> None:

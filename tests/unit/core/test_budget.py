@@ -63,15 +63,15 @@ def test_a_drafter_with_nothing_to_say_costs_nothing(target: Seconds) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "price", "chance", "least"),
+    ("target", "price", "probability", "least"),
     [(tiny, 0.005, 0.95, 5.0), (tiny, 0.1, 0.8, 1.7), (cliff, 0.005, 0.95, 3.0), (cliff, 0.005, 0.8, 1.6)],
 )
-def test_a_good_drafter_is_used(target: Seconds, price: float, chance: float, least: float) -> None:
+def test_a_good_drafter_is_used(target: Seconds, price: float, probability: float, least: float) -> None:
     cold, warm = [], []
     for seed in range(9):
         STATISTICS.clear()
-        cold.append(Run(target, price, chance, seed=seed).speed())
-        warm.append(Run(target, price, chance, seed=99 + seed).speed())
+        cold.append(Run(target, price, probability, seed=seed).speed())
+        warm.append(Run(target, price, probability, seed=99 + seed).speed())
     assert median(cold) > COLD_SHARE * least
     assert median(warm) > least
 
@@ -251,7 +251,7 @@ def test_a_round_is_a_thousand_calls_at_most_however_long_the_run() -> None:
     assert max(calls[900:]) <= max(calls[:100])
 
 
-def test_a_drafter_that_knows_its_chances_soon_drafts_more() -> None:
+def test_a_drafter_that_knows_its_probabilities_soon_drafts_more() -> None:
     for prior, begin in (((), [0, 0, 1, 3]), ((0.9,) * 8, [0, 1, 7])):
         STATISTICS.clear()
         run = Run(tiny, 0.01, 0.9, noise=0.0, prior=prior)

@@ -117,9 +117,11 @@ def test_learned_filter_reveals_what_its_network_takes_for_final(seed: int) -> N
     network = RevealFilter(masked.shape[1])
     first, _, second = cast(Any, network.layers)
     confidence = predictions.confidence[0].float()
-    chances = torch.sigmoid(second.weight @ torch.relu(first.weight @ confidence + first.bias) + second.bias).tolist()
+    probabilities = torch.sigmoid(
+        second.weight @ torch.relu(first.weight @ confidence + first.bias) + second.bias
+    ).tolist()
     order = by_confidence(predictions, masked)
-    expected = {at for _, at in order if chances[at] >= 0.5} | {order[0][1]}
+    expected = {at for _, at in order if probabilities[at] >= 0.5} | {order[0][1]}
     assert revealed(LearnedFilter(network, 0.5), predictions, masked) == expected
 
 

@@ -25,9 +25,9 @@ def speed_of_chains(may_stop_early: bool, seed: int, honest: bool = True, batch:
         while drafted < plan.nodes and (drafted == 0 or sum(sure) / batch >= plan.threshold):
             drafted += 1
             for row in range(batch):
-                chance = rng.choice((0.97, 0.97, 0.45))
-                sure[row] *= chance if honest else 0.97
-                right[row] = right[row] and rng.random() < chance
+                probability = rng.choice((0.97, 0.97, 0.45))
+                sure[row] *= probability if honest else 0.97
+                right[row] = right[row] and rng.random() < probability
                 accepted[row] += right[row] and drafted <= plan.depth
         target, draft = tiny(drafted + 1) + 0.05 * drafted, 0.06 * min(drafted, plan.depth)
         seconds, tokens = seconds + target + draft, tokens + 1 + sum(accepted) / batch
@@ -76,17 +76,17 @@ WHISPER_BASE = (13.5, 13.5, 17.8, 18.8, 21.4, 22.2, 23.7, 25.2, 25.6, 25.9, 26.3
 
 
 def rates(seed: int, rounds: int) -> list[tuple[float, float]]:
-    """Return (tokens, milliseconds) of a first run's rounds: whisper-base's passes, a head that knows its chances."""
+    """Return (tokens, milliseconds) of a first run: whisper-base's passes, a head that knows its acceptance."""
     rng, run = random.Random(seed), list[tuple[float, float]]()
     budget = Budget(DecodingStatistics(), MeasurementKey("model", "cpu", "drafter"), (), True)
     for _ in range(rounds):
         plan, sure, drafted, accepted = budget.plan(1), 1.0, 0, 0
         while drafted < min(plan.nodes, len(WHISPER_BASE) - 1):
-            chance = rng.choice((0.95, 0.9, 0.5, 0.3))
-            sure *= chance
+            probability = rng.choice((0.95, 0.9, 0.5, 0.3))
+            sure *= probability
             if sure < plan.threshold:
                 break
-            accepted += accepted == drafted and rng.random() < chance
+            accepted += accepted == drafted and rng.random() < probability
             drafted += 1
         cost = WHISPER_BASE[drafted], (1.0 + 0.1 * drafted) * bool(plan.nodes)
         run.append((1.0 + accepted, sum(cost)))

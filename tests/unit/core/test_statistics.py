@@ -91,7 +91,7 @@ def test_copied_statistics_plan_as_those_that_were_copied(copied: Callable[[Any]
             plans = rounds(Budget(learned, pair, may_stop_early=pair is ENDING), 40, 7, batch)
             assert rounds(Budget(other, pair, may_stop_early=pair is ENDING), 40, 7, batch) == plans
             assert any(plan.threshold for plan in plans) == (pair is ENDING)
-    assert other.accuracy(PAIR, PRIOR).chances() == learned.accuracy(PAIR, PRIOR).chances()
+    assert other.accuracy(PAIR, PRIOR).probabilities() == learned.accuracy(PAIR, PRIOR).probabilities()
     assert other.accuracy(PAIR, PRIOR).tree(5, 3) == learned.accuracy(PAIR, PRIOR).tree(5, 3)
 
 
@@ -222,8 +222,8 @@ def test_every_public_call_learns_in_the_given_statistics() -> None:
     plug = mmdec.speculate(heads, num_speculative_tokens=4, statistics=learned)
     network.generate(**sound(1), language="en", custom_generate=plug)
     (pair,) = [pair for pair in pairs(learned) if pair.drafter == heads.name]
-    chances = [list(row) for row in prior.ranks]
-    assert learned.accuracy(pair, prior).chances() != [pytest.approx(row) for row in chances]
+    probabilities = [list(row) for row in prior.ranks]
+    assert learned.accuracy(pair, prior).probabilities() != [pytest.approx(row) for row in probabilities]
     assert pairs(default) == []
     mmdec.generate(model, ids, **options)
     assert pairs(default) == [key]

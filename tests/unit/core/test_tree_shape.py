@@ -27,7 +27,7 @@ def test_acceptance_by_rank_is_learned() -> None:
     for _ in range(400):
         ranks.learn(0, 1)
         ranks.learn(1, None)
-    (none, always), (never, _) = ranks.chances()
+    (none, always), (never, _) = ranks.probabilities()
     assert always > 0.95
     assert none < 0.05
     assert never < 0.1
@@ -44,17 +44,17 @@ def test_ranks_must_be_probabilities(ranks: list[list[float]]) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_likeliest_are_those_of_a_list_of_all(seed: int) -> None:
     rng = Random(seed)
-    chances = [sorted((rng.random() / 3 for _ in range(3)), reverse=True) for _ in range(3)]
+    probabilities = [sorted((rng.random() / 3 for _ in range(3)), reverse=True) for _ in range(3)]
     every = [path for depth in (1, 2, 3) for path in product(range(3), repeat=depth)]
-    value = {path: prod(chances[level][rank] for level, rank in enumerate(path)) for path in every}
-    result = likeliest_paths(chances, 12)
+    value = {path: prod(probabilities[level][rank] for level, rank in enumerate(path)) for path in every}
+    result = likeliest_paths(probabilities, 12)
     assert [value[path] for path in result] == pytest.approx(sorted(value.values(), reverse=True)[:12])
     assert all(path[:-1] in ((), *result[:place]) for place, path in enumerate(result))  # after its parent
 
 
-@pytest.mark.parametrize(("chances", "nodes"), [([], 5), ([[0.5]], 0), ([[0.0, 0.0]], 5)])
-def test_impossible_paths_have_no_nodes(chances: list[list[float]], nodes: int) -> None:
-    assert likeliest_paths(chances, nodes) == []
+@pytest.mark.parametrize(("probabilities", "nodes"), [([], 5), ([[0.5]], 0), ([[0.0, 0.0]], 5)])
+def test_impossible_paths_have_no_nodes(probabilities: list[list[float]], nodes: int) -> None:
+    assert likeliest_paths(probabilities, nodes) == []
 
 
 def test_trees_are_recomputed_after_some_observations() -> None:
@@ -71,8 +71,8 @@ def test_trees_are_recomputed_after_some_observations() -> None:
 def test_a_copy_has_the_same_counts_and_learns_independently(copied: Callable[[HeadAccuracy], HeadAccuracy]) -> None:
     ranks = HeadAccuracy([[0.9, 0.1], [0.5, 0.3]])
     ranks.learn(1, 0)
-    again, before = copied(ranks), ranks.chances()
-    assert again.chances() == before
+    again, before = copied(ranks), ranks.probabilities()
+    assert again.probabilities() == before
     assert (again.depth, again.width) == (2, 2)
     again.learn(1, 1)
-    assert ranks.chances() == before != again.chances()
+    assert ranks.probabilities() == before != again.probabilities()

@@ -22,9 +22,9 @@ def source(logits: torch.Tensor, lengths: torch.Tensor) -> EncodedSpeech:
 
 
 def test_evidence_comes_from_frames_and_pieces() -> None:
-    chances = torch.tensor([[[0.8, 0.1, 0.1], [0.2, 0.6, 0.2], [0.2, 0.6, 0.2], [0.5, 0.2, 0.3]],
+    probabilities = torch.tensor([[[0.8, 0.1, 0.1], [0.2, 0.6, 0.2], [0.2, 0.6, 0.2], [0.5, 0.2, 0.3]],
                             [[0.1, 0.2, 0.7], [0.9, 0.1, 0.0], [0.3, 0.3, 0.4], [0.3, 0.3, 0.4]]])  # fmt: skip
-    first, second = head_evidence(source((chances + 1e-9).log(), torch.tensor([4, 2])))
+    first, second = head_evidence(source((probabilities + 1e-9).log(), torch.tensor([4, 2])))
     frames = -sum(map(math.log, (0.8, 0.6, 0.6, 0.5))) / 4
     assert first["frames"] == pytest.approx(math.log(frames + UNCERTAINTY_OFFSET), abs=1e-4)
     assert first["rate"] == pytest.approx(math.log(1 / 4))

@@ -327,9 +327,11 @@ def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
     assert 0.92 <= inside <= 0.98
 
 
-@pytest.mark.parametrize(("chance", "freedom", "value"), [(0.975, 10, 2.228), (0.975, 30, 2.042), (0.995, 20, 2.845)])
-def test_student_quantiles_equal_the_published_table(chance: float, freedom: int, value: float) -> None:
-    assert student_t_quantile(chance, freedom) == pytest.approx(value, abs=2e-3)
+@pytest.mark.parametrize(
+    ("probability", "freedom", "value"), [(0.975, 10, 2.228), (0.975, 30, 2.042), (0.995, 20, 2.845)]
+)
+def test_student_quantiles_equal_the_published_table(probability: float, freedom: int, value: float) -> None:
+    assert student_t_quantile(probability, freedom) == pytest.approx(value, abs=2e-3)
 
 
 @pytest.mark.parametrize(("skill", "gains"), [(0.0, False), (0.3, True)])

@@ -38,7 +38,7 @@ def lattice(seed: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def all_texts(emissions: torch.Tensor, links: torch.Tensor, collapse: bool) -> dict[tuple[int, ...], float]:
     """Return the probability of each text, over every path and every choice of tokens."""
-    end, chances = len(emissions) - 1, dict[tuple[int, ...], float]()
+    end, probabilities = len(emissions) - 1, dict[tuple[int, ...], float]()
     for count in range(end):
         for inner in itertools.combinations(range(1, end), count):
             path = (0, *inner, end)
@@ -48,16 +48,16 @@ def all_texts(emissions: torch.Tensor, links: torch.Tensor, collapse: bool) -> d
                 if collapse:
                     text = [token for token, _ in itertools.groupby(text)]
                 emitted = sum(float(emissions[v, token]) for v, token in zip(inner, tokens, strict=True))
-                chances[tuple(text)] = chances.get(tuple(text), 0.0) + math.exp(jumps + emitted)
-    return chances
+                probabilities[tuple(text)] = probabilities.get(tuple(text), 0.0) + math.exp(jumps + emitted)
+    return probabilities
 
 
-def worth(text: tuple[int, ...], chance: float, ngram: Ngram | None) -> float:
+def worth(text: tuple[int, ...], probability: float, ngram: Ngram | None) -> float:
     if ngram is None:
-        return math.log(chance)
+        return math.log(probability)
     whole = (ngram.pieces, ngram.pieces, *text, ngram.pieces + 1)
     known = sum(ngram.score(whole[at : at + 2], whole[at + 2]) for at in range(len(text) + 1))
-    return math.log(chance) + NGRAM_WEIGHT * known + TOKEN_BONUS * len(text)
+    return math.log(probability) + NGRAM_WEIGHT * known + TOKEN_BONUS * len(text)
 
 
 @pytest.mark.parametrize("seed", range(6))

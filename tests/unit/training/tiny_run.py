@@ -77,7 +77,7 @@ class Other(Line):
 
 
 class Asked(Callback):
-    """Sends SIGTERM to its process once, in the hook `hook`, at the first chance from step `at` on."""
+    """Sends SIGTERM to its process once, in the hook `hook`, at the first opportunity from step `at` on."""
 
     def __init__(self, hook: str, at: int = 0) -> None:
         self.hook, self.at = hook, at

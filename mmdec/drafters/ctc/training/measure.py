@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--split", default="dev")
     parser.add_argument("--language", default="en")
     parser.add_argument("--states", type=Path, help="the folder of stored states and transcripts")
-    parser.add_argument("--threshold", type=float, default=0.0, help="least chance of a drafted token")
+    parser.add_argument("--threshold", type=float, default=0.0, help="least probability of a drafted token")
     parser.add_argument("--out", type=Path, help="write the drafter's folder here")
     parser.add_argument("--languages", nargs="*", default=[], help="codes of those that the head learned, for --out")
     parser.add_argument("--base", default="", help="the model's public name, for the card")

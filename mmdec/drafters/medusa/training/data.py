@@ -29,7 +29,7 @@ from transformers import WhisperForConditionalGeneration
 from mmdec.core.budget import Budget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
-from mmdec.core.tree_shape import HeadAccuracy, default_chances
+from mmdec.core.tree_shape import HeadAccuracy, default_probabilities
 from mmdec.core.verify import MatchRule
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.errors import InputError
@@ -76,7 +76,7 @@ def decode_greedily(
     Returns:
         Its new token ids, with the end token if it was reached.
     """
-    shape = HeadAccuracy(default_chances(drafter.heads.config.heads)) if isinstance(drafter, Medusa) else None
+    shape = HeadAccuracy(default_probabilities(drafter.heads.config.heads)) if isinstance(drafter, Medusa) else None
     texts: list[list[int]] = [[] for _ in prompts]
     for under_rules in (False, True):
         rows = [row for row, flag in enumerate(timed) if flag == under_rules]

@@ -236,7 +236,7 @@ class MedusaModule(DrafterModule):
         self.count = self.options.heads
         self.weights = [0.8**k if self.options.weights == "medusa" else 1.0 for k in range(1, self.count + 1)]
         # (K, R); [k][r] is the share of positions, from 0 to 1, at which head k's candidate of rank r is right
-        self.chances: list[list[float]] | None = None  # None: not measured yet
+        self.probabilities: list[list[float]] | None = None  # None: not measured yet
 
     @property
     def base(self) -> WhisperForConditionalGeneration:
@@ -384,7 +384,7 @@ class MedusaModule(DrafterModule):
         self.add_validation(ranks.cpu().split(positions.lengths), float(self.weighted_loss(losses)))
 
     def score(self, texts: list[Tensor]) -> dict[str, float]:
-        chain, tree, self.chances = measure(texts, self.count, self.options.tree_nodes)
+        chain, tree, self.probabilities = measure(texts, self.count, self.options.tree_nodes)
         scores = {"chain": chain, "tree": tree}
         for head in range(self.count):
             first, top = spread(texts, head, (1, TOP_TOKENS))
@@ -396,7 +396,7 @@ class MedusaModule(DrafterModule):
         folder = Path(self.trainer.default_root_dir) / "heads"
         if self.trainer.is_global_zero:
             with atomic_folder(folder) as fresh:
-                ranks = self.chances if scores else None
+                ranks = self.probabilities if scores else None
                 save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=ranks, place=folder)
                 self.write_training(fresh, scores)
         return folder

@@ -440,14 +440,14 @@ class DraftModule(DrafterModule):
         self.add_validation(self.rank(texts), float(self.loss(texts)["loss"]))
 
     def score(self, texts: list[Tensor]) -> dict[str, float]:
-        chain, tree, chances = measure(texts, self.chain, self.options.tree_nodes)
-        self.keep_chances(chances)
+        chain, tree, probabilities = measure(texts, self.chain, self.options.tree_nodes)
+        self.keep_probabilities(probabilities)
         scores = {"chain": chain, "tree": tree}
         if self.options.decoded and not self.trainer.sanity_checking:
             scores["decoded"] = self.decode()
         return scores
 
-    def keep_chances(self, chances: list[list[float]]) -> None:
+    def keep_probabilities(self, probabilities: list[list[float]]) -> None:
         """Store in the network's configuration how often each rank was right at each depth, if its drafter reads it."""
 
     def decode(self) -> float:

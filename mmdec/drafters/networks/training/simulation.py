@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmdec.core.tree_shape import MAX_RANKS, HeadAccuracy, Node, default_chances
+from mmdec.core.tree_shape import MAX_RANKS, HeadAccuracy, Node, default_probabilities
 
 SIMULATIONS = 3  # number of simulations with a tree; each measures the accuracies that shape the next tree
 
@@ -72,12 +72,12 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
         Tokens per round with chains, tokens per round with trees, and the accuracies (K, R): how often rank r was
         right at depth k, from 0 to 1.
     """
-    chain = simulate(texts, HeadAccuracy(default_chances(heads)).tree(heads, heads), heads)
-    chances, tree = estimate(chain), chain
+    chain = simulate(texts, HeadAccuracy(default_probabilities(heads)).tree(heads, heads), heads)
+    probabilities, tree = estimate(chain), chain
     for _ in range(SIMULATIONS if nodes > 0 else 0):
-        tree = simulate(texts, HeadAccuracy(chances).tree(nodes, min(heads, max(nodes - 1, 1))), heads)
-        chances = estimate(tree)
-    return chain.tokens_per_round, tree.tokens_per_round, chances
+        tree = simulate(texts, HeadAccuracy(probabilities).tree(nodes, min(heads, max(nodes - 1, 1))), heads)
+        probabilities = estimate(tree)
+    return chain.tokens_per_round, tree.tokens_per_round, probabilities
 
 
 def estimate(simulation: Simulation) -> list[list[float]]:
@@ -85,12 +85,12 @@ def estimate(simulation: Simulation) -> list[list[float]]:
 
     For smoothing, the accuracies of depth k - 1 count as one more trial.
     """
-    guess = default_chances(1)[0]
-    chances = []
+    guess = default_probabilities(1)[0]
+    probabilities = []
     for hits, trials in zip(simulation.hits, simulation.trials, strict=True):
         guess = [(hit + before) / (trials + 1) for hit, before in zip(hits, guess, strict=True)]
-        chances.append(guess)
-    return chances
+        probabilities.append(guess)
+    return probabilities
 
 
 def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[float]:

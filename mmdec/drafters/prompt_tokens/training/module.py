@@ -157,5 +157,5 @@ class PromptTokensModule(DraftModule):
                 ranks[rows, index] = (place.logits > own).sum(-1).clamp(max=MAX_RANKS).cpu()
             self.add_validation([ranks], float(self.compare_guesses(guesses)["loss"]))
 
-    def keep_chances(self, chances: list[list[float]]) -> None:
-        self.network.config = replace(self.network.config, ranks=tuple(map(tuple, chances)))
+    def keep_probabilities(self, probabilities: list[list[float]]) -> None:
+        self.network.config = replace(self.network.config, ranks=tuple(map(tuple, probabilities)))

@@ -265,9 +265,9 @@ def test_a_draft_ends_where_the_head_is_unsure() -> None:
 def mixed(path: list[int], rivals: dict[int, tuple[int, float]]) -> np.ndarray:
     """Log-probabilities of a path of which some frames have a rival: frame -> (its piece, its probability)."""
     table = np.exp(logprobs_of_path(path, 30))
-    for frame, (piece, chance) in rivals.items():
-        table[frame] *= (1 - chance) / (1 - table[frame, piece])
-        table[frame, piece] = chance
+    for frame, (piece, probability) in rivals.items():
+        table[frame] *= (1 - probability) / (1 - table[frame, piece])
+        table[frame, piece] = probability
     return np.log(table)
 
 

@@ -49,8 +49,8 @@ def test_the_best_pieces_of_each_place_are_those_of_the_collapsed_text() -> None
 
 
 def test_merged_frames_are_averaged_and_placed_at_the_surest() -> None:
-    chances = torch.tensor([[[0.2, 0.6, 0.2], [0.1, 0.8, 0.1], [0.8, 0.1, 0.1], [0.3, 0.1, 0.6]]])
-    heard = best_pieces(chances.log(), torch.tensor([4]), 2)
+    probabilities = torch.tensor([[[0.2, 0.6, 0.2], [0.1, 0.8, 0.1], [0.8, 0.1, 0.1], [0.3, 0.1, 0.6]]])
+    heard = best_pieces(probabilities.log(), torch.tensor([4]), 2)
     assert heard.pieces.tolist() == [[[1, 2], [2, 1]]]
     assert heard.frames.tolist() == [[1, 3]]
     torch.testing.assert_close(heard.weights, torch.tensor([[[1.4 / 1.7, 0.3 / 1.7], [6 / 7, 1 / 7]]]))

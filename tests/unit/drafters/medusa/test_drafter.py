@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec.cli import app
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.tree_shape import MAX_RANKS, default_chances
+from mmdec.core.tree_shape import MAX_RANKS, default_probabilities
 from mmdec.drafters.medusa.checkpoint import convert_medusa, load_heads, save_heads
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
@@ -124,7 +124,7 @@ def test_the_drafter_reads_what_training_reads() -> None:
 
 
 def test_expected_acceptance_is_a_distribution() -> None:
-    for row in default_chances(10):
+    for row in default_probabilities(10):
         assert len(row) == MAX_RANKS
         assert 0 < sum(row) < 1
         assert row == sorted(row, reverse=True)

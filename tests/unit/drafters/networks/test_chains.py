@@ -71,7 +71,7 @@ def test_a_chain_ends_with_its_first_unlikely_token(system: str, threshold: floa
     while length < 8:
         length += 1
         paths = [whole.tokens[index, 1 : length + 1].tolist() for index in range(len(rows))]
-        sure = [chances(drafter, model, row, path) for row, path in zip(rows, paths, strict=True)]
+        sure = [probabilities(drafter, model, row, path) for row, path in zip(rows, paths, strict=True)]
         if sum(sure) < threshold * len(rows):
             break
     assert ended.size.tolist() == [1 + length] * len(rows)
@@ -79,7 +79,7 @@ def test_a_chain_ends_with_its_first_unlikely_token(system: str, threshold: floa
     assert torch.equal(ended.parents, whole.parents[:, : 1 + length])
 
 
-def chances(drafter: Any, model: Any, row: int, path: list[int]) -> float:
+def probabilities(drafter: Any, model: Any, row: int, path: list[int]) -> float:
     """Return the probability of a path, with each token's score computed from scratch."""
     _, context, _, _ = TextTarget(model).prefill(padded([PROMPTS[row]]), drafter.needs)
     features = torch.cat([context.features[layer][0] for layer in drafter.needs.layers], -1)

@@ -144,11 +144,11 @@ def test_without_pruning_the_best_paths_of_all_are_kept() -> None:
         text = [*PROMPTS[0], 6]
         states = model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0, :-1]
         first = from_scratch(drafter, NO_IMAGE, states, text, ())
-        chances = {(token,): float(first[token]) for token in range(VOCABULARY)}
+        probabilities = {(token,): float(first[token]) for token in range(VOCABULARY)}
         for token in range(VOCABULARY):
             second = from_scratch(drafter, NO_IMAGE, states, text, (token,))
-            chances |= {(token, other): float(first[token] + second[other]) for other in range(VOCABULARY)}
-    best = sorted(chances, key=lambda path: -chances[path])[:VOCABULARY]
+            probabilities |= {(token, other): float(first[token] + second[other]) for other in range(VOCABULARY)}
+    best = sorted(probabilities, key=lambda path: -probabilities[path])[:VOCABULARY]
     assert set(paths(draft, 0)) == set(best)
     assert max(map(len, best)) == 2
 

@@ -22,7 +22,7 @@ from tests.support.recurrent import recurrent_model
 from tests.support.tiny_text import language_model, prompts
 
 MODEL: Any = language_model()
-CHANCES = [[0.6, 0.2, 0.1], [0.4, 0.2, 0.1]]
+PROBABILITIES = [[0.6, 0.2, 0.1], [0.4, 0.2, 0.1]]
 
 
 def network(**options: Any) -> PromptTokens:
@@ -31,23 +31,23 @@ def network(**options: Any) -> PromptTokens:
 
 
 def test_without_guesses_all_nodes_are_soft_and_below_the_root() -> None:
-    assert divide_nodes(CHANCES, 0, Plan(7, 4)) == {(): 2}
+    assert divide_nodes(PROBABILITIES, 0, Plan(7, 4)) == {(): 2}
 
 
 def test_nodes_go_where_they_are_expected_to_gain_most() -> None:
     # gains: token (0,) 0.6; its first soft node 0.6 * 0.6; token (0, 0) 0.24, below it 0.24 * 0.6; token (1,) 0.2;
     # the root's first soft node (1 - 0.6) * 0.6
-    assert divide_nodes(CHANCES, 2, Plan(1, 1)) == {(): 0, (0,): 0}
-    assert divide_nodes(CHANCES, 2, Plan(2, 2)) == {(): 0, (0,): 1}
-    assert divide_nodes(CHANCES, 2, Plan(4, 4)) == {(): 1, (0,): 1, (0, 0): 0}
-    assert set(divide_nodes(CHANCES, 2, Plan(40, 1))) == {(), (0,), (1,), (2,)}
+    assert divide_nodes(PROBABILITIES, 2, Plan(1, 1)) == {(): 0, (0,): 0}
+    assert divide_nodes(PROBABILITIES, 2, Plan(2, 2)) == {(): 0, (0,): 1}
+    assert divide_nodes(PROBABILITIES, 2, Plan(4, 4)) == {(): 1, (0,): 1, (0, 0): 0}
+    assert set(divide_nodes(PROBABILITIES, 2, Plan(40, 1))) == {(), (0,), (1,), (2,)}
 
 
 @pytest.mark.parametrize("nodes", range(1, 20))
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_plan_is_not_exceeded(nodes: int, copies: int) -> None:
     for guessed in range(3):
-        places = divide_nodes(CHANCES, guessed, Plan(nodes, 2), copies)
+        places = divide_nodes(PROBABILITIES, guessed, Plan(nodes, 2), copies)
         assert len(places) - 1 + copies * sum(places.values()) <= nodes
         assert all(path[:-1] in places for path in places if path)
         assert max(map(len, places)) <= guessed
@@ -56,10 +56,10 @@ def test_a_plan_is_not_exceeded(nodes: int, copies: int) -> None:
 @pytest.mark.parametrize("nodes", range(1, 20))
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_draft_has_the_planned_soft_nodes_with_the_inputs_of_their_places(nodes: int, copies: int) -> None:
-    drafter = PromptTokensDrafter(network(tokens=2, copies=copies, ranks=CHANCES))
+    drafter = PromptTokensDrafter(network(tokens=2, copies=copies, ranks=PROBABILITIES))
     state: Any = drafter.start(_Context())  # type: ignore[arg-type] # only what is read
     state.guesses = [[[11, 12, 13], [14, 15, 16]]]
-    places = divide_nodes(state.shape.chances(), 2, Plan(nodes, 2), copies)
+    places = divide_nodes(state.shape.probabilities(), 2, Plan(nodes, 2), copies)
     draft = drafter.propose(state, torch.tensor([7]), Plan(nodes, 2))
     soft_nodes = copies * sum(places.values())
     assert draft.soft is not None
@@ -111,10 +111,10 @@ def test_targets_that_cannot_read_soft_nodes_are_refused() -> None:
 
 
 def test_a_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
-    saved = network(tokens=2, ranks=CHANCES)
+    saved = network(tokens=2, ranks=PROBABILITIES)
     drafter: Any = mmdec.load_drafter(save_network(saved, tmp_path / "tokens"), MODEL)
     assert torch.equal(drafter.network.embeddings, saved.embeddings)
-    assert drafter.needs.prior.ranks == tuple(map(tuple, CHANCES))
+    assert drafter.needs.prior.ranks == tuple(map(tuple, PROBABILITIES))
     assert drafter.needs.prior.is_measured
 
 

@@ -105,8 +105,8 @@ def test_trees_equal_eagles() -> None:
         for _ in range(3):
             layer = {}
             for path, value in beam.items():
-                chances, tokens = toy.logits(text + list(path)).log_softmax(-1).topk(3)
-                layer |= {(*path, t): value + c for t, c in zip(tokens.tolist(), chances.tolist(), strict=True)}
+                logprobs, tokens = toy.logits(text + list(path)).log_softmax(-1).topk(3)
+                layer |= {(*path, t): value + c for t, c in zip(tokens.tolist(), logprobs.tolist(), strict=True)}
             pool |= layer
             beam = dict(sorted(layer.items(), key=lambda item: -item[1])[:3])
         expected = sorted(pool, key=lambda path: -pool[path])[:8]
@@ -232,10 +232,10 @@ def test_drawn_trees_keep_the_targets_distribution(nodes: int, depth: int) -> No
         seen.update(tuple(row) for row in texts(rounds, rows))
     chi = 0.0
     for outcome in product(range(3), repeat=3):
-        chance = 1.0
+        probability = 1.0
         for place, token in enumerate(outcome):
-            chance *= float(target.logits([1, 2, *outcome[:place]]).softmax(-1)[token])
-        chi += (seen[outcome] - rows * runs * chance) ** 2 / (rows * runs * chance)
+            probability *= float(target.logits([1, 2, *outcome[:place]]).softmax(-1)[token])
+        chi += (seen[outcome] - rows * runs * probability) ** 2 / (rows * runs * probability)
     assert chi < 55  # 26 degrees of freedom: one in a thousand
     assert accepted > rows * runs / 2
 
@@ -312,12 +312,12 @@ def test_a_chain_ends_with_its_first_unlikely_token(threshold: float, size: int 
     drafter = SmallModel(Toy())
     draft = drafter.propose(start(drafter, prompts, roots, 8), torch.tensor(roots), Plan(6, 6, threshold=threshold))
     texts = [[*prompt, root] for prompt, root in zip(prompts, roots, strict=True)]
-    chances, length = [1.0] * rows, 1
-    while length < 7 and (length == 1 or sum(chances) / rows >= threshold):
+    probabilities, length = [1.0] * rows, 1
+    while length < 7 and (length == 1 or sum(probabilities) / rows >= threshold):
         length += 1
         for row, text in enumerate(texts):
             shares = toy.logits(text).softmax(-1)
-            chances[row] *= float(shares.max())
+            probabilities[row] *= float(shares.max())
             text.append(int(shares.argmax()))
     assert length == (size or length)
     assert draft.size.tolist() == [length] * rows

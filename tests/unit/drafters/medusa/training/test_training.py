@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import WhisperFeatureExtractor
 
 from mmdec import speculate
-from mmdec.core.tree_shape import MAX_RANKS, HeadAccuracy, default_chances
+from mmdec.core.tree_shape import MAX_RANKS, HeadAccuracy, default_probabilities
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import (
@@ -59,7 +59,7 @@ NEVER = MAX_RANKS
 
 def test_rounds_are_simulated() -> None:
     right, wrong = torch.zeros(9, 3, dtype=torch.long), torch.full((9, 3), NEVER)
-    chain = HeadAccuracy(default_chances(3)).tree(3, 3)
+    chain = HeadAccuracy(default_probabilities(3)).tree(3, 3)
     assert simulate([right], chain, 3).tokens_per_round == 9 / 3  # 4, 4 and what is left, 1
     assert simulate([wrong, wrong], chain, 3).tokens_per_round == 1
     assert simulate([right], [], 3).tokens_per_round == 1
@@ -75,13 +75,13 @@ def test_rounds_are_simulated() -> None:
 
 def test_acceptance_rates_shape_the_tree() -> None:
     texts = [torch.tensor([[1, 0, NEVER]] * 60)]
-    chain, tree, chances = measure(texts, 3, 6)
+    chain, tree, probabilities = measure(texts, 3, 6)
     assert chain == 1
     assert tree == 3
-    assert chances[0][1] > 0.8
-    assert chances[1][0] > 0.8
-    assert max(chances[2]) < 0.3
-    HeadAccuracy(chances)  # what the drafter takes
+    assert probabilities[0][1] > 0.8
+    assert probabilities[1][0] > 0.8
+    assert max(probabilities[2]) < 0.3
+    HeadAccuracy(probabilities)  # what the drafter takes
     assert spread(texts, 0, (1, 5)) == [0.0, 1.0]
     assert spread([right := torch.zeros(2, 3, dtype=torch.long)], 2, (1,)) == [0.0]  # nothing is two tokens on
     assert spread([right], 1, (1,)) == [1.0]
