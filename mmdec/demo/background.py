@@ -16,12 +16,12 @@ from mmdec.demo.html import error_sentence, status
 from mmdec.kernels.threads import set_decoding_threads
 
 WORK_THREAD = "mmdec-demo-work"  # name of the thread of each request
-DECODERS = 2  # requests that decode at the same time; the others wait in the page's queue
-TICK = 0.2  # seconds after which a generator checks whether it was closed
-LOOK = 0.005  # seconds between two checks whether the page has received an update
+MAX_DECODERS = 2  # requests that decode at the same time; the others wait in the page's queue
+CLOSE_CHECK_SECONDS = 0.2  # seconds after which a generator checks whether it was closed
+UPDATE_CHECK_SECONDS = 0.005  # seconds between two checks whether the page has received an update
 
 Update = Mapping[str, Any]  # name of an output of the page -> its new value
-_slots = threading.BoundedSemaphore(DECODERS)  # a stopped request keeps its slot until its current round has ended
+_slots = threading.BoundedSemaphore(MAX_DECODERS)  # a stopped request keeps its slot until its current round has ended
 
 
 class WorkStopped(Exception):
@@ -46,8 +46,8 @@ class Report(Protocol):
 def updates(work: Callable[[Report], None]) -> Generator[Update, None, None]:
     """Run `work` in a thread, and yield the updates that it reports. Closing this generator stops the work.
 
-    If nothing is reported for `TICK` seconds, an empty update is yielded. An exception in the work becomes a message in
-    the output "status".
+    If nothing is reported for `CLOSE_CHECK_SECONDS` seconds, an empty update is yielded. An exception in the work
+    becomes a message in the output "status".
     """
     update_queue: queue.Queue[Update | None] = queue.Queue()
     stop = threading.Event()
@@ -57,7 +57,7 @@ def updates(work: Callable[[Report], None]) -> Generator[Update, None, None]:
             raise WorkStopped
         if values:
             update_queue.put(values)
-        while first and update_queue.unfinished_tasks and not stop.wait(LOOK):
+        while first and update_queue.unfinished_tasks and not stop.wait(UPDATE_CHECK_SECONDS):
             pass
 
     thread = threading.Thread(target=_run, name=WORK_THREAD, args=(work, report, update_queue), daemon=True)
@@ -65,7 +65,7 @@ def updates(work: Callable[[Report], None]) -> Generator[Update, None, None]:
     try:
         while True:
             try:
-                update = update_queue.get(timeout=TICK)
+                update = update_queue.get(timeout=CLOSE_CHECK_SECONDS)
             except queue.Empty:
                 yield {}
                 continue

@@ -14,7 +14,7 @@ import numpy as np
 from gradio.themes import Base, Soft
 from torch import Tensor
 
-from mmdec.demo.background import DECODERS, updates
+from mmdec.demo.background import MAX_DECODERS, updates
 from mmdec.demo.html import require, status
 from mmdec.tasks.audio import read_audio
 
@@ -110,7 +110,7 @@ def connect(event: Any, work: Work, inputs: Sequence[Any], outputs: Mapping[str,
         list(inputs),
         list(outputs.values()),
         concurrency_id="decoding",
-        concurrency_limit=DECODERS,
+        concurrency_limit=MAX_DECODERS,
         show_progress="hidden",
         trigger_mode="once",
         api_visibility="private",

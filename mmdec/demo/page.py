@@ -20,7 +20,7 @@ except ImportError as error:
 from starlette.middleware import Middleware
 
 from mmdec.demo import describe, samples, transcribe, translate
-from mmdec.demo.background import DECODERS
+from mmdec.demo.background import MAX_DECODERS
 from mmdec.demo.layout import style, theme
 from mmdec.demo.limits import MAX_BYTES, MAX_FILE_AGE, RequestGuard, private_uploads
 from mmdec.kernels.threads import one_pool
@@ -44,7 +44,7 @@ def build_page() -> gr.Blocks:
         with gr.Tabs():
             for tab in TABS:
                 tab.tab()
-    page.queue(max_size=MAX_QUEUED, default_concurrency_limit=DECODERS)
+    page.queue(max_size=MAX_QUEUED, default_concurrency_limit=MAX_DECODERS)
     return page
 
 

@@ -24,20 +24,20 @@ from mmdec.whisper.transcript import Transcript
 DecodingResult = Transcript | Description
 Run = TypeVar("Run")
 # Factors from which the page chooses how much slower than real time it shows a race; below 1: faster.
-PACES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+SLOWDOWNS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 MAX_ANIMATION_SECONDS = 7.0  # maximum seconds that the animation of the slowest way of decoding takes
-AGAIN = (
+REPLAY_SCRIPT = (
     "const race=this.closest('.mm-race');race.classList.remove('mm-go');void race.offsetWidth;"
     "race.classList.add('mm-go')"
 )
-REFRESH = 0.15  # seconds between two updates of text that is still being decoded
-TURNS = 5  # the most timed runs of each way of decoding
+REFRESH_SECONDS = 0.15  # seconds between two updates of text that is still being decoded
+MAX_TURNS = 5  # the most timed runs of each way of decoding
 MIN_TURNS = 3  # timed runs of each way, however long they take
 ENOUGH_SECONDS = 15.0  # seconds after which no further turn begins once there were MIN_TURNS
 BARS = 60  # the most passes that a bar chart shows
 BAR, HIGH, LABEL = 20, 36, 14  # pixels of a bar chart: width per pass, height of the highest bar, height of its labels
 LABEL_INTERVAL = 5  # of more than twice as many passes, only every fifth has its number below its bar
-BROKEN = "\ufffd"  # tokenizers decode half a character to this; such text is hidden until the rest comes
+INCOMPLETE_CHARACTER = "\ufffd"  # tokenizers decode half a character to this; such text is hidden until the rest comes
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def duration(steps: Sequence[Step]) -> float:
 
 
 def run_in_turn(report: Report, head: str, ways: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
-    """Run each way of decoding once without counting it, then all of them in turn, up to `TURNS` times.
+    """Run each way of decoding once without counting it, then all of them in turn, up to `MAX_TURNS` times.
 
     Args:
         report: Reports the progress to the page.
@@ -111,10 +111,10 @@ def run_in_turn(report: Report, head: str, ways: Mapping[str, Callable[[], Run]]
     for run in ways.values():
         run()
     start = time.monotonic()
-    for turn in range(1, TURNS + 1):
+    for turn in range(1, MAX_TURNS + 1):
         if turn > MIN_TURNS and time.monotonic() - start > ENOUGH_SECONDS:
             break
-        report(status=status(f"{head} The race, turn {turn} of up to {TURNS} …", "busy"))
+        report(status=status(f"{head} The race, turn {turn} of up to {MAX_TURNS} …", "busy"))
         for name, run in ways.items():
             results[name].append(run())
     return results
@@ -133,10 +133,10 @@ def lane_of(name: str, note: str, runs: Sequence[list[Step]], **more: Any) -> La
 
 
 def pace(lanes: Sequence[Lane]) -> float:
-    """Choose how much slower than real time the page shows the race: the largest factor from `PACES` with which no way
-    of decoding takes more than `MAX_ANIMATION_SECONDS` seconds."""
+    """Choose how much slower than real time the page shows the race: the largest factor from `SLOWDOWNS` with which no
+    way of decoding takes more than `MAX_ANIMATION_SECONDS` seconds."""
     longest = max((lane.seconds for lane in lanes), default=0.0)
-    return max((factor for factor in PACES if factor * longest <= MAX_ANIMATION_SECONDS), default=PACES[0])
+    return max((factor for factor in SLOWDOWNS if factor * longest <= MAX_ANIMATION_SECONDS), default=SLOWDOWNS[0])
 
 
 def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
@@ -151,8 +151,8 @@ def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
     longest = max((lane.seconds for lane in shown_lanes), default=0.0) or 1.0
     parts = [
         '<section class="mm-race mm-go" aria-label="The race">',
-        f'<div class="mm-head"><h3>The race</h3><button type="button" class="mm-again" onclick="{escape(AGAIN)}">'
-        "Show it again</button></div>",
+        f'<div class="mm-head"><h3>The race</h3><button type="button" class="mm-again" '
+        f'onclick="{escape(REPLAY_SCRIPT)}">Show it again</button></div>',
         f'<p class="mm-note">Shown {pace_words(factor)}. Each colour is one pass of the network. {turns_words(lanes)}'
         f"{escape(start)}</p>",
         *(lane_html(lane, unit, factor, longest) for lane in shown_lanes),
@@ -335,7 +335,7 @@ def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) ->
         before: Token ids of the text before these tokens.
     """
     tokens_so_far = list(before)
-    text: str = tokenizer.decode(tokens_so_far, skip_special_tokens=True).rstrip(BROKEN)
+    text: str = tokenizer.decode(tokens_so_far, skip_special_tokens=True).rstrip(INCOMPLETE_CHARACTER)
     special = set(tokenizer.all_special_ids)
     added: list[str] = []
     for token in tokens:
@@ -343,7 +343,7 @@ def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) ->
         if token in special:
             continue
         longer: str = tokenizer.decode(tokens_so_far, skip_special_tokens=True)
-        if longer.endswith(BROKEN) or not longer.startswith(text):
+        if longer.endswith(INCOMPLETE_CHARACTER) or not longer.startswith(text):
             continue
         if len(longer) > len(text):
             added.append(longer[len(text) :])
@@ -375,13 +375,13 @@ def round_listener(
         report: Reports to the page.
         head: HTML to show above the text, which is then shown as it is accepted; None: show no text.
     """
-    last_update = -REFRESH
+    last_update = -REFRESH_SECONDS
 
     def on_round(round_: Round) -> None:
         nonlocal last_update
         rounds.append(round_)
         report()
-        if head is not None and time.monotonic() - last_update >= REFRESH:
+        if head is not None and time.monotonic() - last_update >= REFRESH_SECONDS:
             last_update = time.monotonic()
             coloured = pieces_html(steps(tokenizer, rounds), "tokens", factor=0.0)
             report(text=f'<div class="mm-said">{head}<p class="mm-text mm-live" lang="en">{coloured}</p></div>')

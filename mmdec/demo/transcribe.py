@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmdec import InputError
 from mmdec.demo import samples as shipped
-from mmdec.demo.background import DECODERS, Report
+from mmdec.demo.background import MAX_DECODERS, Report
 from mmdec.demo.html import UNSURE_CONFIDENCE, confidence_html, error_sentence, output_html, status
 from mmdec.demo.layout import (
     MAX_SECONDS,
@@ -263,7 +263,7 @@ def microphone(tab: str) -> None:
     common: dict[str, Any] = {
         "outputs": [line, text, talk],
         "concurrency_id": "decoding",
-        "concurrency_limit": DECODERS,
+        "concurrency_limit": MAX_DECODERS,
         "show_progress": "hidden",
         "api_visibility": "private",
     }

@@ -33,7 +33,7 @@ from mmdec.demo.layout import (
 )
 from mmdec.demo.race import Lane, Step, lane_of, milliseconds, race_html, run_in_turn
 
-WAYS = {  # a way of decoding, as the page names it -> its strategy
+STRATEGY_LABELS = {  # a way of decoding, as the page names it -> its strategy
     "the graph drafts, the one-by-one decoder checks (verified)": "verified",
     "by the graph, its best texts read by the one-by-one decoder (reranked)": "reranked",
     "one by one (autoregressive)": "autoregressive",
@@ -72,7 +72,7 @@ def decode(report: Report, samples: Tensor, strategy: str) -> tuple[Translation,
 
     Args:
         report: Called with the progress after each pass; it raises WorkStopped if the visitor has stopped the request.
-        strategy: A value of `WAYS`.
+        strategy: A value of `STRATEGY_LABELS`.
 
     Returns:
         The translation, and a record of each of the decoder's passes.
@@ -173,7 +173,7 @@ def work(report: Report, path: str | None, way: str) -> None:
     """Translate the upload at `path`, and report to the page by `report`.
 
     Args:
-        way: A key of `WAYS`, the way of decoding to show first.
+        way: A key of `STRATEGY_LABELS`, the way of decoding to show first.
     """
     report(status=status("Reading the recording …", "busy"), text="", speech=None, race="", graph="")
     show_translation(report, recording(path), way)
@@ -183,7 +183,7 @@ def sample_work(report: Report, number: int, way: str) -> None:
     """Translate the shipped sample with this index, and report to the page by `report`.
 
     Args:
-        way: A key of `WAYS`.
+        way: A key of `STRATEGY_LABELS`.
     """
     sample = shipped.french()[number]
     samples = recording(sample.path)
@@ -200,10 +200,10 @@ def show_translation(report: Report, samples: Tensor, way: str, french: str = ""
     Args:
         report: Reports to the page.
         samples: (T,) of 16 kHz.
-        way: A key of `WAYS`.
+        way: A key of `STRATEGY_LABELS`.
         french: The correct French text; "": not known.
     """
-    chosen = WAYS[way]
+    chosen = STRATEGY_LABELS[way]
     result, passes = decode(report, samples, chosen)
     report(
         first=True,
@@ -218,17 +218,17 @@ def show_translation(report: Report, samples: Tensor, way: str, french: str = ""
     runs = {way: [run for _, run in outcomes] for way, outcomes in results.items()}
     by_graph = passes if chosen == "reranked" else runs[alone][0]
     graph = next(pass_.graph for pass_ in by_graph if pass_.graph is not None)
-    several = " The first part of this long recording is drawn." if by_graph[-1].segment else ""
+    note = " The first part of this long recording is drawn." if by_graph[-1].segment else ""
     report(
         status=status(f"Done. {result.text}", "done"),
         race=race_html(lanes(runs), "pieces", start=START),
-        graph=graph_html(graph, GRAPH + several),
+        graph=graph_html(graph, GRAPH + note),
     )
 
 
 def default_way() -> str:
-    """Return the key of `WAYS` whose strategy is the default in the model's config.json."""
-    return next(way for way, strategy in WAYS.items() if strategy == load_translator().decoding.strategy)
+    """Return the key of `STRATEGY_LABELS` whose strategy is the default in the model's config.json."""
+    return next(way for way, strategy in STRATEGY_LABELS.items() if strategy == load_translator().decoding.strategy)
 
 
 def warm_up() -> None:
@@ -249,7 +249,7 @@ def tab() -> None:
                 source = recording_input(ID, "French")
                 run, stop = run_and_stop(ID, "Translate")
                 with gr.Accordion("How English is decoded", open=False):
-                    way = gr.Radio(list(WAYS), value=default_way(), label="Decode")
+                    way = gr.Radio(list(STRATEGY_LABELS), value=default_way(), label="Decode")
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
                 line = status_line("Press a sample, or record a phrase and press Translate.")
                 text = gr.HTML()

@@ -29,7 +29,7 @@ from mmdec.training.processes import child_environment, end_with_named_parent, l
 
 set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names classes to run, so it must be a local file
 
-NAMED = ("best", "last", "hpc")  # values of --ckpt_path that are keywords, not file names
+CHECKPOINT_KEYWORDS = ("best", "last", "hpc")  # values of --ckpt_path that are keywords, not file names
 
 
 def _units(data: LightningDataModule) -> list[str]:
@@ -90,7 +90,7 @@ class TrainingCLI(LightningCLI):
         super().parse_arguments(parser, args)
         recipe = self.config.get(str(self.config.get("subcommand"))) or {}
         path = recipe.get("ckpt_path")
-        if not path or path in NAMED:
+        if not path or path in CHECKPOINT_KEYWORDS:
             return
         written = read_resumed(path).get("hyper_parameters", {}).get("_class_path")
         expected = (recipe.get("model") or {}).get("class_path")

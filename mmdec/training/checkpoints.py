@@ -28,7 +28,7 @@ from mmdec.errors import EXIT_CODE_REFUSED, InputError, MmdecError
 # Lightning (2.6) uses the class LeafSpec, which torch (2.11) has replaced by the function treespec_leaf.
 _pytree.LeafSpec = treespec_leaf  # type: ignore[attr-defined, assignment] # this module does not export it
 
-RATES = ("lr", "learning_rate")  # option names under which recipes set the learning rate
+LEARNING_RATE_OPTIONS = ("lr", "learning_rate")  # option names under which recipes set the learning rate
 
 
 class FiniteNumbers(Callback):
@@ -87,7 +87,7 @@ def divergence_error(fault: str, step: int, options: Mapping[str, Any]) -> Mmdec
         fault: Words for the message: what is not finite.
         options: The module's hyperparameters, with the learning rate.
     """
-    key = next((name for name in RATES if name in options), RATES[0])
+    key = next((name for name in LEARNING_RATE_OPTIONS if name in options), LEARNING_RATE_OPTIONS[0])
     now = f", which is {options[key]:g}" if isinstance(options.get(key), (int, float)) else ""
     return MmdecError(
         f"Loss and weights must stay finite, but after step {step}, {fault}. Lower `model.init_args.{key}`{now}. No "
@@ -110,8 +110,12 @@ def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
 # a URL's scheme such as http:, of two letters or more, so that a Windows drive `C:` does not match
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _STEP = re.compile(r"step=(\d+)\.ckpt")
-HANDED = ".temp.ckpt"  # Lightning's name for a temporary file that passes weights from a forked process to its parent
-UNITS = "units"  # name of the option that holds the vocabulary, which the command line copies from the data module
+HANDOVER_FILE = (
+    ".temp.ckpt"  # Lightning's name for a temporary file that passes weights from a forked process to its parent
+)
+VOCABULARY_OPTION = (
+    "units"  # name of the option that holds the vocabulary, which the command line copies from the data module
+)
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -127,7 +131,7 @@ class WholeCheckpoints(CheckpointIO):
         Raises:
             MmdecError: If a weight is not finite or the file cannot be written.
         """
-        if Path(path).name != HANDED:
+        if Path(path).name != HANDOVER_FILE:
             fault = not_finite(checkpoint["state_dict"])
             if fault:
                 raise divergence_error(fault, checkpoint["global_step"], checkpoint.get("hyper_parameters") or {})
@@ -149,7 +153,7 @@ class WholeCheckpoints(CheckpointIO):
         Raises:
             InputError: For a damaged file; the message names the newest undamaged checkpoint in the same folder.
         """
-        if Path(path).name == HANDED:
+        if Path(path).name == HANDOVER_FILE:
             return torch.load(path, map_location="cpu", weights_only=True)
         return read_resumed(path)
 
@@ -227,8 +231,8 @@ def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
         )
     check_finite_weights(checkpoint["state_dict"], path, argument)
     options = checkpoint.get("hyper_parameters")
-    if UNITS in checkpoint and isinstance(options, dict):
-        options[UNITS] = checkpoint.pop(UNITS)
+    if VOCABULARY_OPTION in checkpoint and isinstance(options, dict):
+        options[VOCABULARY_OPTION] = checkpoint.pop(VOCABULARY_OPTION)
     return checkpoint
 
 
@@ -238,10 +242,10 @@ def _without_units(checkpoint: dict[str, Any]) -> dict[str, Any]:
     Otherwise jsonargparse (4.53) would copy all hyperparameters once for each token, which takes minutes.
     """
     options = dict(checkpoint.get("hyper_parameters") or {})
-    if UNITS not in options:
+    if VOCABULARY_OPTION not in options:
         return checkpoint
-    units = options.pop(UNITS)
-    return {**checkpoint, "hyper_parameters": options, UNITS: units}
+    units = options.pop(VOCABULARY_OPTION)
+    return {**checkpoint, "hyper_parameters": options, VOCABULARY_OPTION: units}
 
 
 def _lacks(checkpoint: Any) -> str:

@@ -236,20 +236,20 @@ def rows_of(batches: Sequence[Sequence[T]], rank: int, world: int) -> list[list[
     return [list(batch[rank::world]) for batch in batches if len(batch) >= world]
 
 
-def batches_by_size(order: Iterable[int], sizes: Sequence[int], most: int) -> list[list[int]]:
+def batches_by_size(order: Iterable[int], sizes: Sequence[int], max_size: int) -> list[list[int]]:
     """Group items, in their order, into batches of limited size.
 
     The size of a batch is that of its largest item times its number of items, as with padding.
 
     Args:
         sizes: Size of each item, by the item's index.
-        most: The largest size of a batch. A larger item forms a batch of its own.
+        max_size: The largest size of a batch. A larger item forms a batch of its own.
     """
     batches: list[list[int]] = [[]]
     largest = 0
     for item in order:
         largest = max(largest, sizes[item])
-        if batches[-1] and largest * (len(batches[-1]) + 1) > most:
+        if batches[-1] and largest * (len(batches[-1]) + 1) > max_size:
             batches.append([])
             largest = sizes[item]
         batches[-1].append(item)

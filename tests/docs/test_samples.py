@@ -13,7 +13,7 @@ import pytest
 
 import mmdec
 from mmdec.daspeech.checkpoint_files import STRATEGIES
-from mmdec.demo.translate import WAYS
+from mmdec.demo.translate import STRATEGY_LABELS
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "data" / "samples"
@@ -112,7 +112,7 @@ def test_a_recording_is_translated_rightly(name: str, strategy: str) -> None:
 
 
 def test_the_page_offers_every_strategy() -> None:
-    assert sorted(WAYS.values()) == sorted(STRATEGIES)
+    assert sorted(STRATEGY_LABELS.values()) == sorted(STRATEGIES)
 
 
 @pytest.mark.slow

@@ -95,34 +95,34 @@ def _patched_sizes(content: Content) -> PatchedFile | None:
         layout = CAF
     elif head[:4] == b"riff" and head[24:40] == b"wave" + W64_NAME:
         layout = W64
-    at = None if layout is None else _sound_chunk(content, layout)
-    if layout is None or at is None:
+    offset = None if layout is None else _sound_chunk(content, layout)
+    if layout is None or offset is None:
         return None
-    start = at + layout.head
-    declared = layout.size.unpack(_read(content, at + layout.name, layout.size.size))[0] - layout.own
+    start = offset + layout.head
+    declared = layout.size.unpack(_read(content, offset + layout.name, layout.size.size))[0] - layout.own
     end = _end_of_sound(content, layout, start, declared)
     if layout is W64:  # libsndfile reads on to the end of a W64 file, so that the metadata must be hidden
         end = start + declared if end is None else end
-        size = {at + layout.name: layout.size.pack(end - start + layout.own)}
+        size = {offset + layout.name: layout.size.pack(end - start + layout.own)}
         return PatchedFile(content, size, end) if end < _length(content) or start + declared != end else None
     if end is None:
         return None
     largest = UNKNOWN32 if layout.size.size == 4 else 2**63 - 1
-    return PatchedFile(content, {at + layout.name: layout.size.pack(min(end - start, largest))})
+    return PatchedFile(content, {offset + layout.name: layout.size.pack(min(end - start, largest))})
 
 
 def _rf64(content: Content) -> PatchedFile | None:
     """Repair an RF64 file. Its chunk ds64 has the sizes."""
-    wide, at = _sound_chunk(content, RIFF, b"ds64"), _sound_chunk(content, RIFF)
-    if wide is None or at is None:
+    wide, offset = _sound_chunk(content, RIFF, b"ds64"), _sound_chunk(content, RIFF)
+    if wide is None or offset is None:
         return None
-    start, sizes = at + RIFF.head, wide + RIFF.head
+    start, sizes = offset + RIFF.head, wide + RIFF.head
     _, declared, _ = struct.unpack("<QQQ", _read(content, sizes, 24).ljust(24, b"\0"))
     end = _end_of_sound(content, RIFF, start, declared)
     if end is None:
         return None
     patch = struct.pack("<QQQ", _length(content) - 8, end - start, 0)  # no count of frames, which could be wrong, too
-    return PatchedFile(content, {sizes: patch, at + RIFF.name: struct.pack("<I", UNKNOWN32)})
+    return PatchedFile(content, {sizes: patch, offset + RIFF.name: struct.pack("<I", UNKNOWN32)})
 
 
 def _au(content: Content, head: bytes) -> PatchedFile | None:
@@ -144,26 +144,30 @@ def _sound_chunk(content: Content, layout: ChunkLayout, name: bytes = b"") -> in
         name: Of another chunk to look for.
     """
     return next(
-        (at for at, chunk_name, _ in _chunks(content, layout, layout.first) if chunk_name == (name or layout.sound)),
+        (
+            offset
+            for offset, chunk_name, _ in _chunks(content, layout, layout.first)
+            if chunk_name == (name or layout.sound)
+        ),
         None,
     )
 
 
-def _chunks(content: Content, layout: ChunkLayout, at: int) -> Iterator[tuple[int, bytes, int]]:
+def _chunks(content: Content, layout: ChunkLayout, offset: int) -> Iterator[tuple[int, bytes, int]]:
     """Yield (offset, name, offset after the content) of each chunk from an offset on, as far as chunks are whole."""
     for _ in range(MAX_CHUNKS):
-        head = _read(content, at, layout.head)
+        head = _read(content, offset, layout.head)
         if len(head) < layout.head:
             return
         size = layout.size.unpack(head[layout.name :])[0] - layout.own
-        yield at, head[: layout.name], at + layout.head + size
+        yield offset, head[: layout.name], offset + layout.head + size
         if size < 0:
             return
-        at = _align(layout, at + layout.head + size)
+        offset = _align(layout, offset + layout.head + size)
 
 
-def _align(layout: ChunkLayout, at: int) -> int:
-    return at + (layout.first - at) % layout.align
+def _align(layout: ChunkLayout, offset: int) -> int:
+    return offset + (layout.first - offset) % layout.align
 
 
 def _end_of_sound(content: Content, layout: ChunkLayout, start: int, declared: int) -> int | None:
@@ -181,16 +185,16 @@ def _end_of_sound(content: Content, layout: ChunkLayout, start: int, declared: i
         aligned = _align(layout, end)
         # some programs leave the padding out
         places = {end} if any(_read(content, end, aligned - end)) else {end, aligned}
-        if any(_ends_in_chunks(content, layout, at) for at in places):
+        if any(_ends_in_chunks(content, layout, offset) for offset in places):
             return None
     real = _tail(content, layout, start + layout.before)
     return None if real == end else real
 
 
-def _ends_in_chunks(content: Content, layout: ChunkLayout, at: int) -> bool:
+def _ends_in_chunks(content: Content, layout: ChunkLayout, offset: int) -> bool:
     """Return whether chunks follow each other from an offset to the end of the file."""
     length = _length(content)
-    for _, name, end in _chunks(content, layout, at):
+    for _, name, end in _chunks(content, layout, offset):
         if not all(32 <= byte < 127 for byte in name[:4]) or end > length:
             return False
         if length - end < layout.align:  # at the end but for padding
@@ -217,12 +221,12 @@ def _length(content: Content) -> int:
     return os.fstat(content).st_size if isinstance(content, int) else content.getbuffer().nbytes
 
 
-def _read(content: Content, at: int, size: int) -> bytes:
+def _read(content: Content, offset: int, size: int) -> bytes:
     """Read up to `size` bytes at an offset; the position of `content` is 0 afterwards."""
     if isinstance(content, io.BytesIO):
-        return bytes(content.getbuffer()[at : at + size])
+        return bytes(content.getbuffer()[offset : offset + size])
     try:
-        os.lseek(content, at, os.SEEK_SET)
+        os.lseek(content, offset, os.SEEK_SET)
         return os.read(content, size)
     finally:
         os.lseek(content, 0, os.SEEK_SET)
@@ -242,7 +246,7 @@ class PatchedFile(io.RawIOBase):
     def __init__(
         self, content: Content, patches: Mapping[int, bytes], length: int | None = None, start: int = 0
     ) -> None:
-        self._content, self._patches, self._at, self._start = content, patches, 0, start
+        self._content, self._patches, self._offset, self._start = content, patches, 0, start
         self._length = _length(content) - start if length is None else length
 
     def readable(self) -> bool:
@@ -252,20 +256,22 @@ class PatchedFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._offset
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
-        self._at = max(base + offset, 0)
-        return self._at
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._length}[whence]
+        self._offset = max(base + offset, 0)
+        return self._offset
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        piece = bytearray(_read(self._content, self._start + self._at, max(min(len(view), self._length - self._at), 0)))
-        for at, patch in self._patches.items():
-            first, last = max(at, self._at), min(at + len(patch), self._at + len(piece))
+        piece = bytearray(
+            _read(self._content, self._start + self._offset, max(min(len(view), self._length - self._offset), 0))
+        )
+        for offset, patch in self._patches.items():
+            first, last = max(offset, self._offset), min(offset + len(patch), self._offset + len(piece))
             if first < last:
-                piece[first - self._at : last - self._at] = patch[first - at : last - at]
+                piece[first - self._offset : last - self._offset] = patch[first - offset : last - offset]
         view[: len(piece)] = piece
-        self._at += len(piece)
+        self._offset += len(piece)
         return len(piece)

@@ -20,7 +20,7 @@ from mmdec.io.audio.samples import MAX_SECONDS
 
 # Sizes in bytes that programs declare if they do not know the length; so is 0. Some programs subtract a header.
 UNKNOWN_SIZES = (2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
-HEADER = 2**16  # maximum bytes of such a header
+HEADER_BYTES = 2**16  # maximum bytes of such a header
 MAX_LISTED = 3  # maximum number of gaps that a note lists
 SHORTEST_LOSS = 0.01  # seconds; a shorter difference between timestamps and samples is rounding, not a loss
 # seconds by which the durations of an MP4's track, of its media and of its table of timestamps may differ
@@ -30,7 +30,7 @@ MAX_PLACES = 1000  # maximum number of damaged places that are searched for what
 MAX_JUNK = 1 << 16  # bytes at the beginning of a file of no known format in which an MP3 is searched for
 MIN_MP3_FRAMES = 8  # consecutive frames that prove an MP3 after such bytes
 MAX_MP3_BYTES = 2**29  # an MP3 is read into memory; a larger one is not examined
-NAMED = re.compile(rb"[A-Za-z0-9\xa9 ]{4}")  # the name of a chunk or box
+BOX_NAME = re.compile(rb"[A-Za-z0-9\xa9 ]{4}")  # the name of a chunk or box
 
 
 @dataclass
@@ -146,9 +146,9 @@ def is_unknown_size(declared: int, wide: bool = False) -> bool:
     Args:
         wide: Whether the field has 64 bits; in 32 bits, such programs also write sizes near 2^31 and above.
     """
-    if not wide and declared >= 2**31 - HEADER:
+    if not wide and declared >= 2**31 - HEADER_BYTES:
         return True
-    return declared <= 0 or declared >= 2**62 or any(0 <= size - declared < HEADER for size in UNKNOWN_SIZES)
+    return declared <= 0 or declared >= 2**62 or any(0 <= size - declared < HEADER_BYTES for size in UNKNOWN_SIZES)
 
 
 def compare_size(declared: int, there: int, block: int = 1, wide: bool = False) -> FileStructure:
@@ -170,16 +170,16 @@ def _riff(file: BinaryIO, size: int) -> FileStructure:
     long, block = None, 1
     while len(head := file.read(8)) == 8:
         name, length = struct.unpack(f"{order}4sI", head)
-        at = file.tell()
+        offset = file.tell()
         if name in (b"data", b"SSND"):
             wide = name == b"data" and length == 0xFFFFFFFF and long is not None
-            return compare_size(long if wide and long is not None else length, size - at, block, wide)
+            return compare_size(long if wide and long is not None else length, size - offset, block, wide)
         content = file.read(min(length, 64))
         if name == b"ds64":
             long = struct.unpack("<Q", content[8:16])[0]
         elif name == b"fmt ":
             block = struct.unpack(f"{order}H", content[12:14])[0]
-        file.seek(at + length + length % 2)
+        file.seek(offset + length + length % 2)
     return FileStructure()
 
 
@@ -187,12 +187,12 @@ def _w64(file: BinaryIO, size: int) -> FileStructure:
     file.seek(40)
     while len(head := file.read(24)) == 24:
         length = struct.unpack("<Q", head[16:])[0] - 24
-        at = file.tell()
+        offset = file.tell()
         if head[:4] == b"data":
-            return compare_size(length, size - at, wide=True)
+            return compare_size(length, size - offset, wide=True)
         if length < 0:
             break
-        file.seek(at + length + -length % 8)
+        file.seek(offset + length + -length % 8)
     return FileStructure()
 
 
@@ -236,33 +236,33 @@ def _ogg_checksum(page: bytes) -> int:
 def _ogg(file: BinaryIO, size: int) -> FileStructure:
     """Go from page to page, and find damaged ranges and a cut end."""
     structure, sequence = FileStructure(), dict[int, int]()
-    at = lost = tries = 0  # position; where the current damaged range begins
-    while at < size:
-        page = _ogg_page(file, at)
+    offset = lost = tries = 0  # position; where the current damaged range begins
+    while offset < size:
+        page = _ogg_page(file, offset)
         if page is None:
             tries += 1
             if tries > MAX_PLACES:
                 break
-            following = _find_next(file, at + 1, b"OggS")
+            following = _find_next(file, offset + 1, b"OggS")
             if following is None:
                 break
-            at = following
+            offset = following
             continue
         flags, serial, number = struct.unpack("<B8xII", page[5:22])
         jumped = not flags & 2 and serial in sequence and number != sequence[serial] + 1
-        if at > lost or jumped:
-            structure.damaged.append((min(lost, at - 1), at))
+        if offset > lost or jumped:
+            structure.damaged.append((min(lost, offset - 1), offset))
         sequence[serial] = number
-        at += len(page)
-        lost = at
+        offset += len(page)
+        lost = offset
     # The flag "end of stream" says nothing: browsers and programs that record live streams never set it.
     structure.cut = bool(sequence) and _starts(file, lost, b"OggS")
     return structure
 
 
-def _ogg_page(file: BinaryIO, at: int) -> bytes | None:
+def _ogg_page(file: BinaryIO, offset: int) -> bytes | None:
     """Read an Ogg page with a right checksum; None if there is none at this position."""
-    file.seek(at)
+    file.seek(offset)
     head = file.read(27)
     if len(head) < 27 or head[:4] != b"OggS":
         return None
@@ -275,36 +275,36 @@ def _ogg_page(file: BinaryIO, at: int) -> bytes | None:
     return page if _ogg_checksum(blank) == int.from_bytes(page[22:26], "little") else None
 
 
-def _starts(file: BinaryIO, at: int, name: bytes) -> bool:
-    """Return whether the rest of a file from `at` begins as `name` does."""
-    file.seek(at)
+def _starts(file: BinaryIO, offset: int, name: bytes) -> bool:
+    """Return whether the rest of a file from `offset` begins as `name` does."""
+    file.seek(offset)
     rest = file.read(len(name))
     return bool(rest) and name.startswith(rest)
 
 
-def _find_next(file: BinaryIO, at: int, *names: bytes) -> int | None:
-    """Return the position of the first of `names`, all of four bytes, at or after `at`; None if there is none."""
-    file.seek(at)
+def _find_next(file: BinaryIO, offset: int, *names: bytes) -> int | None:
+    """Return the position of the first of `names`, all of four bytes, at or after `offset`; None if there is none."""
+    file.seek(offset)
     overlap = b""
     while piece := file.read(1 << 16):
         whole = overlap + piece
         places = [place for name in names if (place := whole.find(name)) >= 0]
         if places:
-            return at + min(places)
+            return offset + min(places)
         overlap = whole[-3:]
-        at += len(whole) - len(overlap)
+        offset += len(whole) - len(overlap)
     return None
 
 
 def _after_tags(file: BinaryIO) -> int:
     """Return the position after the ID3 tags at a file's beginning."""
-    at = 0
+    offset = 0
     while True:
-        file.seek(at)
-        following = at + _tag(file.read(10), 0)
-        if following == at:
-            return at
-        at = following
+        file.seek(offset)
+        following = offset + _tag(file.read(10), 0)
+        if following == offset:
+            return offset
+        offset = following
 
 
 def find_magic(file: BinaryIO) -> bytes:
@@ -315,13 +315,13 @@ def find_magic(file: BinaryIO) -> bytes:
 
 def _flac(file: BinaryIO, size: int) -> FileStructure:
     """Read a FLAC's number of samples, and hide it: libsndfile reads no more than it declares."""
-    at = _after_tags(file)
-    file.seek(at)
+    offset = _after_tags(file)
+    file.seek(offset)
     head = file.read(26)
     if len(head) < 26 or head[4] & 0x7F:
         return FileStructure()
     rate, total = int.from_bytes(head[18:21], "big") >> 4, int.from_bytes(head[21:26], "big") & 2**36 - 1
-    patches = {at + 21: bytes([head[21] & 0xF0, 0, 0, 0, 0])}
+    patches = {offset + 21: bytes([head[21] & 0xF0, 0, 0, 0, 0])}
     seconds, block = total / rate if rate and total else None, int.from_bytes(head[8:10], "big")
     return FileStructure(seconds=seconds, block=block if head[8:10] == head[10:12] else 0, patches=patches)
 
@@ -371,37 +371,37 @@ def _mp3(file: BinaryIO, size: int) -> FileStructure:
     if size > MAX_MP3_BYTES:
         return FileStructure()
     content = file.read()
-    at = lost = _mp3_sync(content, _tag(content, 0), None)
-    if at < 0:
+    offset = lost = _mp3_sync(content, _tag(content, 0), None)
+    if offset < 0:
         return FileStructure()
-    kind = (_mp3_frame(content[at : at + 4]) or (0, 0))[1]
+    kind = (_mp3_frame(content[offset : offset + 4]) or (0, 0))[1]
     seconds = (1152 if kind >> 2 == 3 else 576) / MPEG_RATES[kind >> 2][kind & 3]  # duration of a frame
-    count_at = _xing(content, at)
+    count_at = _xing(content, offset)
     declared = None if count_at is None else int.from_bytes(content[count_at : count_at + 4], "big")
     if declared is not None and not 0 < declared * seconds <= MAX_SECONDS:  # it was never filled in, or is damaged
         declared = None
     structure, length, truncated = FileStructure(), 0, False
     places = list[int]()  # for each damaged range, the number of frames before it
-    while at < size and len(structure.damaged) < MAX_PLACES:
-        if content.startswith((b"ID3", b"TAG", b"APETAGEX"), at):
-            at = lost = _tag(content, at)
+    while offset < size and len(structure.damaged) < MAX_PLACES:
+        if content.startswith((b"ID3", b"TAG", b"APETAGEX"), offset):
+            offset = lost = _tag(content, offset)
             continue
-        frame = _mp3_frame(content[at : at + 4])
+        frame = _mp3_frame(content[offset : offset + 4])
         if frame is None or frame[1] != kind:
-            at = _mp3_sync(content, at + 1, kind)
-            if at < 0:
+            offset = _mp3_sync(content, offset + 1, kind)
+            if offset < 0:
                 break
             continue
-        if at > lost:
-            structure.damaged.append((lost, at))
+        if offset > lost:
+            structure.damaged.append((lost, offset))
             places.append(len(structure.positions))
-        if at + frame[0] > size:
+        if offset + frame[0] > size:
             truncated = True
             break
-        structure.positions.append(at)
+        structure.positions.append(offset)
         length += frame[0]
-        at += frame[0]
-        lost = at
+        offset += frame[0]
+        lost = offset
     frames = len(structure.positions)
     # The frames in a damaged range cannot be counted. Their number follows from the bytes, and from the declared number
     # of frames, which does not count the frame that declares it.
@@ -421,64 +421,64 @@ def _mp3(file: BinaryIO, size: int) -> FileStructure:
     return structure
 
 
-def _mp3_sync(content: bytes, at: int, kind: int | None) -> int:
-    """Return the position, at or after `at`, of a frame that another frame or the end of the file follows; -1 if there
-    is none.
+def _mp3_sync(content: bytes, offset: int, kind: int | None) -> int:
+    """Return the position, at or after `offset`, of a frame that another frame or the end of the file follows; -1 if
+    there is none.
 
     Args:
         kind: What its header must share with the file's first; None: it is the first.
     """
     for _ in range(1 << 20):
-        at = content.find(b"\xff", at)
-        if at < 0:
+        offset = content.find(b"\xff", offset)
+        if offset < 0:
             break
-        frame = _mp3_frame(content[at : at + 4])
+        frame = _mp3_frame(content[offset : offset + 4])
         if frame is not None and kind in (None, frame[1]):
-            following = at + frame[0]
+            following = offset + frame[0]
             after = _mp3_frame(content[following : following + 4])
             if (after is not None and after[1] == frame[1]) or following == len(content):
-                return at
-        at += 1
+                return offset
+        offset += 1
     return -1
 
 
 def _hidden_mp3(content: bytes) -> int:
     """Find `MIN_MP3_FRAMES` consecutive MP3 frames in bytes of unknown format; -1 if there are none."""
-    at = 0
-    while (at := _mp3_sync(content, at, None)) >= 0:
-        end, count = at, 0
-        kind = (_mp3_frame(content[at : at + 4]) or (0, 0))[1]
+    offset = 0
+    while (offset := _mp3_sync(content, offset, None)) >= 0:
+        end, count = offset, 0
+        kind = (_mp3_frame(content[offset : offset + 4]) or (0, 0))[1]
         while (frame := _mp3_frame(content[end : end + 4])) is not None and frame[1] == kind:
             end, count = end + frame[0], count + 1
             if count == MIN_MP3_FRAMES:
-                return at
-        at += 1
+                return offset
+        offset += 1
     return -1
 
 
-def _tag(content: bytes, at: int) -> int:
-    """Return the position after the tag (ID3, APE) that begins at `at`; `at` itself if there is none."""
-    if content.startswith(b"ID3", at):
+def _tag(content: bytes, offset: int) -> int:
+    """Return the position after the tag (ID3, APE) that begins at `offset`; `offset` itself if there is none."""
+    if content.startswith(b"ID3", offset):
         size = 0
-        for byte in content[at + 6 : at + 10]:
+        for byte in content[offset + 6 : offset + 10]:
             size = size << 7 | byte & 0x7F
-        return at + 10 + size
-    if content.startswith(b"TAG", at):
-        return at + 128
-    if content.startswith(b"APETAGEX", at):
-        header = content[at + 23] & 0xA0 == 0xA0 if len(content) > at + 23 else False
-        return at + 32 + (int.from_bytes(content[at + 12 : at + 16], "little") if header else 0)
-    return at
+        return offset + 10 + size
+    if content.startswith(b"TAG", offset):
+        return offset + 128
+    if content.startswith(b"APETAGEX", offset):
+        header = content[offset + 23] & 0xA0 == 0xA0 if len(content) > offset + 23 else False
+        return offset + 32 + (int.from_bytes(content[offset + 12 : offset + 16], "little") if header else 0)
+    return offset
 
 
-def _xing(content: bytes, at: int) -> int | None:
+def _xing(content: bytes, offset: int) -> int | None:
     """Find the number of frames in the header of Xing or LAME in a file's first frame.
 
     Returns:
         Its byte position; None if there is no such header.
     """
     for name in (b"Xing", b"Info"):
-        place = content.find(name, at, at + 64)
+        place = content.find(name, offset, offset + 64)
         if place >= 0 and content[place + 7] & 1:
             return place + 8
     return None
@@ -497,7 +497,7 @@ def _mp4(file: BinaryIO, size: int) -> FileStructure:
                 patches = _even_times(header)
             except (struct.error, IndexError):  # the header is damaged
                 patches = {}
-            structure.patches |= {start + at: patch for at, patch in patches.items()}
+            structure.patches |= {start + offset: patch for offset, patch in patches.items()}
             structure.mistimed |= bool(patches)
         if end > size:
             structure.cut = True
@@ -545,9 +545,9 @@ def _even_times(header: bytes) -> dict[int, bytes]:
             continue
         media_scale, media = _clock(header, boxes[b"mdhd"][0], 12)
         _, track = _clock(header, boxes[b"tkhd"][0], 12, 4)
-        at, end = boxes[b"stts"]
-        entries = min(struct.unpack(">I", header[at + 4 : at + 8])[0], (end - at - 8) // 8)
-        table = [struct.unpack(">II", header[at + 8 + 8 * index :][:8]) for index in range(entries)]
+        offset, end = boxes[b"stts"]
+        entries = min(struct.unpack(">I", header[offset + 4 : offset + 8])[0], (end - offset - 8) // 8)
+        table = [struct.unpack(">II", header[offset + 8 + 8 * index :][:8]) for index in range(entries)]
         count = sum(number for number, _ in table)
         if not count or not media or not scale or not media_scale:
             return {}
@@ -556,117 +556,124 @@ def _even_times(header: bytes) -> dict[int, bytes]:
         if abs(seconds - declared) <= TABLE_SLACK or abs(track / scale - declared) > TABLE_SLACK:
             return {}
         distance = struct.pack(">I", min(round(media / count), 2**31 - 1))
-        return {at + 12 + 8 * index: distance for index in range(entries)}
+        return {offset + 12 + 8 * index: distance for index in range(entries)}
     return {}
 
 
-def _children(header: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (name, start of its content, end) of the MP4 boxes in `header` from `at` to `end`."""
-    while at + 8 <= end:
-        length, name = struct.unpack(">I4s", header[at : at + 8])
+def _children(header: bytes, offset: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (name, start of its content, end) of the MP4 boxes in `header` from `offset` to `end`."""
+    while offset + 8 <= end:
+        length, name = struct.unpack(">I4s", header[offset : offset + 8])
         if length < 8:
             return
-        yield name, at + 8, min(at + length, end)
-        at += length
+        yield name, offset + 8, min(offset + length, end)
+        offset += length
 
 
-def _descendants(header: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+def _descendants(header: bytes, offset: int, end: int) -> Iterator[tuple[bytes, int, int]]:
     """Yield the boxes of a track as `_children` does, those inside others, too."""
-    for name, start, stop in _children(header, at, end):
+    for name, start, stop in _children(header, offset, end):
         yield name, start, stop
         if name in (b"mdia", b"minf", b"stbl"):
             yield from _descendants(header, start, stop)
 
 
-def _clock(header: bytes, at: int, offset: int, between: int = 0) -> tuple[int, int]:
-    """Read the time scale and the duration of the box "mvhd", "mdhd" or "tkhd", whose content begins at `at`.
+def _clock(header: bytes, offset: int, field: int, between: int = 0) -> tuple[int, int]:
+    """Read the time scale and the duration of the box "mvhd", "mdhd" or "tkhd", whose content begins at `offset`.
 
     Args:
-        offset: Of the scale in version 0.
+        field: Offset of the scale in version 0.
         between: Bytes between the two.
     """
-    if header[at] == 1:
-        scale, duration = struct.unpack(f">I{between}xQ", header[at + offset + 8 :][: 12 + between])
+    if header[offset] == 1:
+        scale, duration = struct.unpack(f">I{between}xQ", header[offset + field + 8 :][: 12 + between])
     else:
-        scale, duration = struct.unpack(f">I{between}xI", header[at + offset :][: 8 + between])
+        scale, duration = struct.unpack(f">I{between}xI", header[offset + field :][: 8 + between])
     return scale, duration
 
 
 def _boxes(file: BinaryIO, size: int, structure: FileStructure) -> Iterator[tuple[bytes, int, int]]:
     """Yield (name, start, end) of an MP4's outermost boxes. Adds to `structure` the ranges outside of boxes."""
-    at = 0
-    while at + 8 <= size and len(structure.damaged) < MAX_PLACES:
-        file.seek(at)
+    offset = 0
+    while offset + 8 <= size and len(structure.damaged) < MAX_PLACES:
+        file.seek(offset)
         head = file.read(16)
         length, name = struct.unpack(">I4s", head[:8])
         if length == 1 and len(head) == 16:
             length = struct.unpack(">Q", head[8:])[0]
         elif length == 0:
             return
-        if length < 8 or not NAMED.fullmatch(name):
-            following = _find_next(file, at + 5, b"moof", b"mdat", b"mfra")
-            structure.damaged.append((at, size if following is None else following - 4))
+        if length < 8 or not BOX_NAME.fullmatch(name):
+            following = _find_next(file, offset + 5, b"moof", b"mdat", b"mfra")
+            structure.damaged.append((offset, size if following is None else following - 4))
             if following is None:
                 return
-            at = following - 4
+            offset = following - 4
             continue
-        yield name, at, at + length
-        at += length
+        yield name, offset, offset + length
+        offset += length
 
 
 CLUSTER, SEGMENT, EBML = 0x1F43B675, 0x18538067, 0x1A45DFA3
 # Matroska's elements of the first level: SeekHead, Info, Cluster, Tracks, Cues, Attachments, Chapters, Tags; and Void,
 # CRC-32
-OUTER = frozenset((0x114D9B74, 0x1549A966, CLUSTER, 0x1654AE6B, 0x1C53BB6B, 0x1941A469, 0x1043A770, 0x1254C367))
-ANYWHERE = frozenset((0xEC, 0xBF))
+TOP_LEVEL_ELEMENTS = frozenset(
+    (0x114D9B74, 0x1549A966, CLUSTER, 0x1654AE6B, 0x1C53BB6B, 0x1941A469, 0x1043A770, 0x1254C367)
+)
+GLOBAL_ELEMENTS = frozenset((0xEC, 0xBF))
 # in a cluster: Timestamp, SilentTracks, Position, PrevSize, SimpleBlock, BlockGroup, EncryptedBlock
-INNER = frozenset((0xE7, 0x5854, 0xA7, 0xAB, 0xA3, 0xA0, 0xAF))
+CLUSTER_ELEMENTS = frozenset((0xE7, 0x5854, 0xA7, 0xAB, 0xA3, 0xA0, 0xAF))
 
 
 def _matroska(file: BinaryIO, size: int) -> FileStructure:
     """Go from element to element, and find damaged ranges and a cut end."""
     structure = FileStructure()
-    at = 0
+    offset = 0
     ends = size  # where the open cluster ends
     inside = False
-    while at < size and len(structure.damaged) < MAX_PLACES:
-        inside = inside and at < ends
-        element = _element(file, at)
-        name, start, length = element or (0, at, 0)
-        is_element = name in ANYWHERE or name in OUTER or name in (EBML, SEGMENT) or (inside and name in INNER)
+    while offset < size and len(structure.damaged) < MAX_PLACES:
+        inside = inside and offset < ends
+        element = _element(file, offset)
+        name, start, length = element or (0, offset, 0)
+        is_element = (
+            name in GLOBAL_ELEMENTS
+            or name in TOP_LEVEL_ELEMENTS
+            or name in (EBML, SEGMENT)
+            or (inside and name in CLUSTER_ELEMENTS)
+        )
         if not is_element:
-            if at + 12 > size and element is None:  # the rest is too short for an element
+            if offset + 12 > size and element is None:  # the rest is too short for an element
                 structure.cut = True
                 break
-            following = _find_next(file, at + 1, CLUSTER.to_bytes(4, "big"))
-            structure.damaged.append((at, following or size))
+            following = _find_next(file, offset + 1, CLUSTER.to_bytes(4, "big"))
+            structure.damaged.append((offset, following or size))
             if following is None:
                 break
-            at, inside = following, False
+            offset, inside = following, False
             continue
         if length is not None and start + length > size:
             structure.cut = True
         if name in (SEGMENT, CLUSTER):  # step into it
-            at, inside = start, name == CLUSTER
+            offset, inside = start, name == CLUSTER
             ends = size if length is None else start + length
             continue
         if length is None:
             break
-        if inside and name in INNER and start + length > ends:  # it ends after its cluster
-            structure.damaged.append((at, ends))
-            at, inside = ends, False
+        if inside and name in CLUSTER_ELEMENTS and start + length > ends:  # it ends after its cluster
+            structure.damaged.append((offset, ends))
+            offset, inside = ends, False
             continue
-        at = start + length
+        offset = start + length
     return structure
 
 
-def _element(file: BinaryIO, at: int) -> tuple[int, int, int | None] | None:
+def _element(file: BinaryIO, offset: int) -> tuple[int, int, int | None] | None:
     """Read the head of an EBML element.
 
     Returns:
         (its name, where its content starts, bytes of its content; None: not known); None if there is none.
     """
-    file.seek(at)
+    file.seek(offset)
     head = file.read(12)
     width = 9 - head[0].bit_length() if head else 9
     if width > 4 or len(head) <= width:
@@ -676,7 +683,7 @@ def _element(file: BinaryIO, at: int) -> tuple[int, int, int | None] | None:
         return None
     value = int.from_bytes(head[width : width + size_width], "big") & (1 << 7 * size_width) - 1
     unknown = value == (1 << 7 * size_width) - 1
-    return int.from_bytes(head[:width], "big"), at + width + size_width, None if unknown else value
+    return int.from_bytes(head[:width], "big"), offset + width + size_width, None if unknown else value
 
 
 READERS: tuple[tuple[Callable[[bytes], bool], Callable[[BinaryIO, int], FileStructure]], ...] = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mmdec.demo.background import DECODERS, Report, WorkStopped, updates
+from mmdec.demo.background import MAX_DECODERS, Report, WorkStopped, updates
 from mmdec.demo.html import UNEXPECTED
 from mmdec.errors import InputError
 from mmdec.kernels.threads import one_pool
@@ -119,7 +119,7 @@ def test_no_more_decode_at_once_than_there_are_slots() -> None:
         with lock:
             at_once += 1
             most = max(most, at_once)
-        if at_once == DECODERS:
+        if at_once == MAX_DECODERS:
             go.set()
         assert go.wait(LONG)
         with lock:
@@ -130,13 +130,13 @@ def test_no_more_decode_at_once_than_there_are_slots() -> None:
         answers.append(messages(work))
 
     answers: list[list[dict[str, Any]]] = []
-    visitors = [threading.Thread(target=visit) for _ in range(3 * DECODERS)]
+    visitors = [threading.Thread(target=visit) for _ in range(3 * MAX_DECODERS)]
     for visitor in visitors:
         visitor.start()
     for visitor in visitors:
         visitor.join(LONG)
     assert answers == [[{"done": True}]] * len(visitors)
-    assert most == DECODERS
+    assert most == MAX_DECODERS
 
 
 def test_a_stopped_request_that_waits_never_begins() -> None:
@@ -149,11 +149,11 @@ def test_a_stopped_request_that_waits_never_begins() -> None:
     def late(report: Report) -> None:
         began.set()
 
-    holders = [updates(holds) for _ in range(DECODERS)]
+    holders = [updates(holds) for _ in range(MAX_DECODERS)]
     threads = [threading.Thread(target=lambda one=one: list(one)) for one in holders]
     for thread in threads:
         thread.start()
-    for _ in range(DECODERS):
+    for _ in range(MAX_DECODERS):
         assert holding.acquire(timeout=LONG)
     waiting = updates(late)
     assert next(waiting) == {}

@@ -17,9 +17,9 @@ from mmdec.demo.race import (
     BARS,
     ENOUGH_SECONDS,
     MAX_ANIMATION_SECONDS,
+    MAX_TURNS,
     MIN_TURNS,
-    PACES,
-    TURNS,
+    SLOWDOWNS,
     Lane,
     Step,
     chart_html,
@@ -41,16 +41,16 @@ SLOW = Lane("Slow", "One by one.", [Step(0.01, ["a"]), Step(0.02, ["b"]), Step(0
 @pytest.mark.parametrize("seconds", [0.0004, 0.003, 0.04, 0.9, 6.9])
 def test_the_pace_is_the_slowest_that_fits(seconds: float) -> None:
     chosen = pace([Lane("x", "", [Step(seconds, ["a"])])])
-    assert chosen in PACES
+    assert chosen in SLOWDOWNS
     assert chosen * seconds <= MAX_ANIMATION_SECONDS
-    assert chosen == PACES[-1] or PACES[PACES.index(chosen) + 1] * seconds > MAX_ANIMATION_SECONDS
+    assert chosen == SLOWDOWNS[-1] or SLOWDOWNS[SLOWDOWNS.index(chosen) + 1] * seconds > MAX_ANIMATION_SECONDS
 
 
 def test_long_runs_are_replayed_faster() -> None:
     slow = Lane("x", "", [Step(20.0, ["a"])])
     assert pace([slow]) == 0.2
     assert "Shown 5 times faster than it ran." in race_html([slow], "tokens")
-    assert pace([]) == PACES[-1]
+    assert pace([]) == SLOWDOWNS[-1]
 
 
 def test_every_piece_appears_when_its_pass_was_over() -> None:
@@ -193,14 +193,14 @@ def race_of(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Mappi
 
 def test_methods_run_in_turn_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     order, results, statuses = race_of(0.0, monkeypatch)
-    assert order == "ab" * (1 + TURNS)
+    assert order == "ab" * (1 + MAX_TURNS)
     assert results == {"a": [3, 5, 7, 9, 11], "b": [4, 6, 8, 10, 12]}  # the first run of each is not counted
-    assert len(statuses) == 1 + TURNS
-    assert f"turn 1 of up to {TURNS}" in statuses[1]
+    assert len(statuses) == 1 + MAX_TURNS
+    assert f"turn 1 of up to {MAX_TURNS}" in statuses[1]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "turns"), [(ENOUGH_SECONDS, MIN_TURNS), (ENOUGH_SECONDS / 7, 4), (ENOUGH_SECONDS / 100, TURNS)]
+    ("seconds", "turns"), [(ENOUGH_SECONDS, MIN_TURNS), (ENOUGH_SECONDS / 7, 4), (ENOUGH_SECONDS / 100, MAX_TURNS)]
 )
 def test_slow_methods_run_fewer_times(seconds: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     order, results, _ = race_of(seconds, monkeypatch)

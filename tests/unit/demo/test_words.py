@@ -129,7 +129,7 @@ def test_drafted_runs_are_compared_with_plain_decoding() -> None:
 
 @pytest.mark.parametrize("head", [None, "<p>What?</p>"])
 def test_text_is_reported_as_it_is_accepted(head: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.demo.race.REFRESH", 0.0)
+    monkeypatch.setattr("mmdec.demo.race.REFRESH_SECONDS", 0.0)
     pages: list[str] = []
     rounds: list[Round] = []
 
