@@ -225,9 +225,11 @@ class QuestionWorkload(Workload[ImageQuestion]):
 
     bench, what = "drafters-images", "questions"
 
-    def __init__(self, vlm: LoadedVlm, directory: Path, questions: Sequence[ImageQuestion], most: int | None) -> None:
+    def __init__(
+        self, vlm: LoadedVlm, directory: Path, questions: Sequence[ImageQuestion], max_new_tokens: int | None
+    ) -> None:
         self.home, self.model, self.directory, self.inputs = vlm, vlm.model, directory, questions
-        self.harness = DescriptionHarness(vlm, most)
+        self.harness = DescriptionHarness(vlm, max_new_tokens)
 
     def small_network(self, folder: Path) -> tuple[PreTrainedModel, dict[str, Any]] | None:
         return (load_vlm(folder, self.model.device).model, {}) if is_vision_language_model(folder) else None

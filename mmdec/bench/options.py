@@ -65,21 +65,21 @@ class DrafterBenchOptions:
         None,
         "Prompts or questions of each kind. Default: all of --data and --images, else 2.",
         int | None,
-        least=1,
+        minimum=1,
     )
-    repeats: int = option(3, "Times that each method decodes each input.", int, least=1)
+    repeats: int = option(3, "Times that each method decodes each input.", int, minimum=1)
     plan: str = option(
         "learned", "Draft size: learned, 8 (a chain of 8 tokens), or 16x6 (a tree of 16 tokens, at most 6 deep).", str
     )
-    max_new_tokens: int | None = option(None, "Maximum number of new tokens of an answer.", int | None, least=1)
+    max_new_tokens: int | None = option(None, "Maximum number of new tokens of an answer.", int | None, minimum=1)
     minutes: float | None = option(
-        None, "Stop after this time, with what was measured. Default: no limit.", float | None, least=0.01
+        None, "Stop after this time, with what was measured. Default: no limit.", float | None, minimum=0.01
     )
     allow_absolute_paths: bool = option(
         False, "Lists may name absolute paths, and links may lead out of the corpus.", bool, name="--allow-absolute"
     )
     device: str = option("cpu", "cpu or cuda.", str)
-    threads: int = option(2, "CPU threads.", int, metavar="N", least=1)
+    threads: int = option(2, "CPU threads.", int, metavar="N", minimum=1)
 
     def __post_init__(self) -> None:
         if self.per_kind is not None:

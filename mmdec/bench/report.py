@@ -353,20 +353,22 @@ def _methods(report: BenchReport, width: int | None) -> Iterator[tuple[str, tupl
         yield "Tokens per round by kind", ("", *(drafting[at] for at in some)), table
 
 
-def _chunks(first: Sequence[str], names: Sequence[str], widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
+def _chunks(
+    first: Sequence[str], names: Sequence[str], widths: Sequence[int], max_width: int | None
+) -> Iterator[list[int]]:
     """Yield the indices of the columns of each table, so that none is wider than the screen.
 
     Args:
         first: Cells of the first column.
         names: Headings of the other columns.
         widths: Least width of each of these.
-        most: Characters in a line; None: one table has all columns.
+        max_width: Characters in a line; None: one table has all columns.
     """
     start = min(max(map(len, first), default=0), MIN_FIRST_COLUMN) + 2
     some, used = list[int](), start
     for at, (name, width) in enumerate(zip(names, widths, strict=True)):
         wide = max(len(name), width) + 2
-        if some and most is not None and used + wide > most:
+        if some and max_width is not None and used + wide > max_width:
             yield some
             some, used = [], start
         some.append(at)

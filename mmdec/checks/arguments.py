@@ -44,8 +44,8 @@ def show(value: object) -> str:
     return f"an object of type {name}" if name[:1].isupper() else f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
 
 
-def check_whole(name: str, value: object, least: int, most: int, remedy: str) -> int:
-    """Return `value` as an int; raise InputError unless it is a whole number from `least` to `most`.
+def check_whole(name: str, value: object, minimum: int, maximum: int, remedy: str) -> int:
+    """Return `value` as an int; raise InputError unless it is a whole number from `minimum` to `maximum`.
 
     NumPy's integers are accepted; True and "2" are not.
 
@@ -59,8 +59,8 @@ def check_whole(name: str, value: object, least: int, most: int, remedy: str) ->
             number = operator.index(value)  # type: ignore[arg-type] # TypeError if the value is not an integer
         except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises one of the latter two
             number = None
-    if number is None or not least <= number <= most:
-        raise InputError(f"`{name}` must be a whole number from {least} to {most}, but is {show(value)}. {remedy}")
+    if number is None or not minimum <= number <= maximum:
+        raise InputError(f"`{name}` must be a whole number from {minimum} to {maximum}, but is {show(value)}. {remedy}")
     return number
 
 

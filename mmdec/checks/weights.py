@@ -430,10 +430,10 @@ def check_extractor(folder: Path) -> None:
             continue
         settings = read_settings(folder / name)
         sizes = settings.get("feature_extractor", settings)
-        for key, most in MAX_EXTRACTOR_SETTINGS.items():
+        for key, maximum in MAX_EXTRACTOR_SETTINGS.items():
             value = sizes.get(key, 1) if isinstance(sizes, dict) else None
-            if type(value) is not int or not 1 <= value <= most:
+            if type(value) is not int or not 1 <= value <= maximum:
                 raise InputError(
-                    f"`{key}` must be a whole number from 1 to {most}, but {name} of '{folder}' has {value!r:.100}. "
+                    f"`{key}` must be a whole number from 1 to {maximum}, but {name} of '{folder}' has {value!r:.100}. "
                     "Download it again."
                 )

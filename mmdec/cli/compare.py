@@ -90,10 +90,10 @@ class Comparer:
         """Return {"compared": ...}, the comparison for the last input, to add to its JSON; {} without `--compare`."""
         return {"compared": self._last.to_dict()} if self._last is not None else {}
 
-    def print_comparison(self, source: object, several: bool) -> None:
+    def print_comparison(self, source: object, has_many_files: bool) -> None:
         """Print on stderr the comparison for the last input, with its name if there are several inputs."""
         if self._last is not None:
-            name = f"{printable(str(source))}: " if several else ""
+            name = f"{printable(str(source))}: " if has_many_files else ""
             print(f"{name}{self._last}", file=sys.stderr, flush=True)
 
     @property

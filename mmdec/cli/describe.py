@@ -99,7 +99,7 @@ def describe(
         silence_transformers()
         vlm = load_vlm(model, device, dtype_or_quick(dtype, device))
     names: list[Any] = [tuple(file.name for file in files)] if together else [file.name for file, _ in outcomes.todo]
-    speaker = partial(_speak, outcomes.several) if stream else None
+    speaker = partial(_speak, outcomes.has_many_files) if stream else None
 
     def report(index: int, result: Description | str) -> None:
         file, target = outcomes.todo[index]
@@ -108,16 +108,19 @@ def describe(
             outcomes.add_failure(file.name, error)
         elif not isinstance(result, str):
             if not stream:
-                print(_report(names[index], target, result, as_json, outcomes.several, comparer.fields()), flush=True)
+                print(
+                    _report(names[index], target, result, as_json, outcomes.has_many_files, comparer.fields()),
+                    flush=True,
+                )
             print_note(file.name, result.note)
-            comparer.print_comparison(file.name, outcomes.several)
+            comparer.print_comparison(file.name, outcomes.has_many_files)
             outcomes.add_output(file.name, result.confidence)
 
     _describe_all(names, prompt, vlm, options, speaker, comparer, report)
     outcomes.finish(comparer.code)
 
 
-def _speak(several: bool, image: Any) -> Callable[[str], None]:
+def _speak(has_many_files: bool, image: Any) -> Callable[[str], None]:
     """Return a callback that prints pieces of an answer.
 
     If there are several pictures, print this picture's name at once.
@@ -125,7 +128,7 @@ def _speak(several: bool, image: Any) -> Callable[[str], None]:
     Args:
         image: Name of the picture, or names of the pictures.
     """
-    if several:
+    if has_many_files:
         print(f"{printable(str(image))}:", flush=True)
     return lambda text: print(text, end="", flush=True)
 
@@ -195,14 +198,14 @@ def _stream_answer(
 
 
 def _report(
-    image: Any, target: Path | None, result: Description, as_json: bool, several: bool, compared: dict[str, Any]
+    image: Any, target: Path | None, result: Description, as_json: bool, has_many_files: bool, compared: dict[str, Any]
 ) -> str:
     """Format the lines to print for one answer: text, or one JSON object.
 
     Args:
         image: Path of the picture, or a tuple of paths.
         target: The file with the answer; None: there is none.
-        several: Whether there are other pictures; then the picture's name is printed.
+        has_many_files: Whether there are other pictures; then the picture's name is printed.
         compared: Fields of the comparison with plain decoding, for JSON; {} without `--compare`.
     """
     names = [str(source) for source in (image if isinstance(image, tuple) else (image,))]
@@ -216,4 +219,4 @@ def _report(
             f"{title} -> {printable(str(target))}\n  {result.text}\n"
             f"  {stages} s; {result.tokens_per_round:.2f} tokens per round; confidence {result.confidence:.2f}"
         )
-    return f"{title}:\n  {result.text}" if several else result.text
+    return f"{title}:\n  {result.text}" if has_many_files else result.text

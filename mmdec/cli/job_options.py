@@ -60,11 +60,11 @@ class JobOptions:
         Raises:
             InputError: For `--workers` or `--table` without many inputs.
         """
-        several = self.shard is not None or self.engine is not None or any(is_manifest(name) for name in inputs)
-        if not several and (self.workers, self.table) != (None, None):
+        is_job = self.shard is not None or self.engine is not None or any(is_manifest(name) for name in inputs)
+        if not is_job and (self.workers, self.table) != (None, None):
             name = "table" if self.workers is None else "workers"
             raise InputError(f"`{name}` must come with a list, `--shard` or `--engine`, but does not. Add one.")
-        return several
+        return is_job
 
     def run(
         self,

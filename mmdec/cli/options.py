@@ -244,7 +244,7 @@ def _group_options(kind: Any) -> list[Parameter]:
         info: OptionInfo = one.metadata["option"]
         if info.typed is not None:
             names = [info.name or f"--{one.name.replace('_', '-')}", *filter(None, [info.short])]
-            shown = typer.Option(*names, help=info.help, min=info.least, max=info.most, metavar=info.metavar)
+            shown = typer.Option(*names, help=info.help, min=info.minimum, max=info.maximum, metavar=info.metavar)
             annotation = Annotated[info.typed, shown]
             options.append(Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=annotation))
     return options

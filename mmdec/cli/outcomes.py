@@ -34,7 +34,7 @@ class Outcomes(Generic[Target]):
             model: The model's name; low confidences cause a warning only if they are calibrated.
         """
         self.todo = [(file, target) for file, target in zip(files, targets, strict=True) if not file.refusal]
-        self.several = len(files) > 1
+        self.has_many_files = len(files) > 1
         self._total, self._model = len(files), model
         self._failed: list[tuple[str, str]] = []
         self._sure: list[tuple[str, float, bool | None]] = []
@@ -75,7 +75,7 @@ def decode_all(
     inputs: Sequence[Any],
     call: Callable[[list[Any], Callable[[int, Any], None]], object],
     report: Callable[[int, Any], None],
-    least: float | None = None,
+    min_confidence: float | None = None,
 ) -> None:
     """Decode all inputs in one call, and report each result as it comes.
 
@@ -84,12 +84,12 @@ def decode_all(
     Args:
         call: Takes the inputs, and a function that it calls with the index of an input and its result.
         report: Called once for each input, with its index and its result or an error message.
-        least: The call's `min_confidence`; it refuses results of a lower confidence when all are done.
+        min_confidence: The call's `min_confidence`; it refuses results of a lower confidence when all are done.
     """
     reported, faults, is_retried = set[int](), list[Exception](), False
 
     def on_result(index: int, result: Any) -> None:
-        if least is not None and result.confidence is not None and result.confidence < least:
+        if min_confidence is not None and result.confidence is not None and result.confidence < min_confidence:
             return
         reported.add(index)
         try:

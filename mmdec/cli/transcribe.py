@@ -297,9 +297,12 @@ def transcribe(
         if error:
             outcomes.add_failure(file.name, error)
         elif not isinstance(result, str):
-            print(_report(file.path, target, result, kind, as_json, outcomes.several, comparer.fields()), flush=True)
+            print(
+                _report(file.path, target, result, kind, as_json, outcomes.has_many_files, comparer.fields()),
+                flush=True,
+            )
             print_note(file.name, result.note)
-            comparer.print_comparison(file.name, outcomes.several)
+            comparer.print_comparison(file.name, outcomes.has_many_files)
             outcomes.add_output(file.name, result.confidence, result.calibrated)
 
     _transcribe_all([file.path for file, _ in outcomes.todo], whisper, options, comparer, drafters, report)
@@ -383,7 +386,7 @@ def _report(
     result: Transcript,
     kind: str,
     as_json: bool,
-    several: bool,
+    has_many_files: bool,
     compared: dict[str, Any],
 ) -> str:
     """Format the lines to print for one file.
@@ -391,7 +394,7 @@ def _report(
     Args:
         kind: text, json, srt or vtt.
         target: The file that has the transcript; None: there is none.
-        several: Whether there are other files; then this file's name is printed.
+        has_many_files: Whether there are other files; then this file's name is printed.
         compared: Fields of the comparison with plain decoding, for JSON; {} without `--compare`.
     """
     if as_json:
@@ -411,7 +414,7 @@ def _report(
     lines = [f"[{format_clock(part.start)} --> {format_clock(part.end)}] {part.text}" for part in result.segments] or [
         result.text
     ]
-    return "\n".join([f"{printable(str(source))}:", *(f"  {line}" for line in lines)] if several else lines)
+    return "\n".join([f"{printable(str(source))}:", *(f"  {line}" for line in lines)] if has_many_files else lines)
 
 
 STDIN = STDOUT  # "-"

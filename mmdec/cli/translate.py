@@ -94,7 +94,7 @@ def _translate_all(outcomes: Outcomes, call: Callable[[Path], Translation], as_j
         task = progress.add_task("translating", total=len(outcomes.todo))
         for source, target in outcomes.todo:
             progress.update(task, description=source.path.name)
-            report = _json_line if as_json else partial(_plain_lines, several=outcomes.several)
+            report = _json_line if as_json else partial(_plain_lines, has_many_files=outcomes.has_many_files)
             done = _translate_file(source, target, call, report)
             if isinstance(done, str):
                 outcomes.add_failure(source.name, done)
@@ -155,14 +155,14 @@ def _json_line(source: Path, target: Path | None, result: Translation, seconds: 
     )
 
 
-def _plain_lines(source: Path, target: Path | None, result: Translation, seconds: float, several: bool) -> str:
+def _plain_lines(source: Path, target: Path | None, result: Translation, seconds: float, has_many_files: bool) -> str:
     """Format one translation as text.
 
     Args:
-        several: There are other inputs, so this input's name is printed.
+        has_many_files: There are other inputs, so this input's name is printed.
     """
     if target is None:
-        return f"{printable(str(source))}:\n  {result.text}" if several else result.text
+        return f"{printable(str(source))}:\n  {result.text}" if has_many_files else result.text
     stages = ", ".join(f"{stage} {value:.3f}" for stage, value in result.timings.items())
     names = f"{printable(str(source))} -> {printable(str(target))}"
     return (

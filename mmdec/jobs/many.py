@@ -268,7 +268,7 @@ def decode_each(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]
 
 
 def divide_by_bytes(
-    inputs: Iterable[Input], path_of: Callable[[Input], str | os.PathLike[str]], limit: int, least: int = 1
+    inputs: Iterable[Input], path_of: Callable[[Input], str | os.PathLike[str]], limit: int, min_inputs: int = 1
 ) -> Iterator[list[Input]]:
     """Divide inputs among calls, each of which has all of its inputs in memory.
 
@@ -276,7 +276,7 @@ def divide_by_bytes(
         inputs: The inputs.
         path_of: Returns an input's file. One whose size cannot be read counts as empty; the call will name the reason.
         limit: Maximum number of bytes of the files of one call.
-        least: Number of inputs that a call may have whatever their sizes.
+        min_inputs: Number of inputs that a call may have whatever their sizes.
     """
     batch, total = list[Input](), 0
     for one in inputs:
@@ -284,7 +284,7 @@ def divide_by_bytes(
             size = os.path.getsize(path_of(one))
         except (OSError, ValueError):
             size = 0
-        if len(batch) >= least and total + size > limit:
+        if len(batch) >= min_inputs and total + size > limit:
             yield batch
             batch, total = [], 0
         batch.append(one)

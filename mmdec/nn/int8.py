@@ -113,7 +113,7 @@ class Int8Weights:
             self._levels, self._multiply = LEVELS[0], partial(_onednn_product, _onednn_pack(integers, scales))
         else:
             self._levels = max_exact_level()
-            self._multiply = partial(fbgemm_product, packed=fbgemm_pack(integers, scales), most=self._levels)
+            self._multiply = partial(fbgemm_product, packed=fbgemm_pack(integers, scales), max_level=self._levels)
         self._bias, self._fine = bias, fine
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -265,17 +265,17 @@ def max_exact_level() -> int:
     Raises:
         InputError: If fbgemm does not support the CPU, or if no sum is exact.
     """
-    for most in LEVELS:
+    for max_level in LEVELS:
         try:
             products = fbgemm_product(
-                torch.full((1, 64), float(most)), fbgemm_pack(_largest_weights(), torch.ones(16)), most
+                torch.full((1, 64), float(max_level)), fbgemm_pack(_largest_weights(), torch.ones(16)), max_level
             )
         except (RuntimeError, NotImplementedError) as error:
             raise InputError(
                 "`dtype` must not be int8 on this CPU: torch has fbgemm's kernels only for x86. Choose float32."
             ) from error
-        if products.eq(64 * 127 * most).all():
-            return most
+        if products.eq(64 * 127 * max_level).all():
+            return max_level
     raise InputError("`dtype` must not be int8 on this CPU, where sums of integers are not exact. Choose float32.")
 
 
@@ -294,11 +294,11 @@ def fbgemm_pack(integers: Tensor, scales: Tensor) -> Any:
     return torch.ops.quantized.linear_prepack(weight, None)
 
 
-def fbgemm_product(rows: Tensor, packed: Any, most: int) -> Tensor:
+def fbgemm_product(rows: Tensor, packed: Any, max_level: int) -> Tensor:
     """Multiply a matrix (N, I) of whole numbers by weights from `fbgemm_pack`.
 
     Args:
-        most: The largest absolute value that `rows` may hold.
+        max_level: The largest absolute value that `rows` may hold.
 
     Returns:
         (N, O) float32.
@@ -306,7 +306,7 @@ def fbgemm_product(rows: Tensor, packed: Any, most: int) -> Tensor:
     kernel = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
     # The kernel adds most + 1 to each number, so that all are positive. With most = 63 they are 1 to 127: then the sum
     # of two products fits in 16 bits, as some CPUs need.
-    return cast(Tensor, kernel(rows, 1.0, most + 1, packed))
+    return cast(Tensor, kernel(rows, 1.0, max_level + 1, packed))
 
 
 def _onednn_pack(integers: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:

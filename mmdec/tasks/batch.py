@@ -81,13 +81,13 @@ class InputBatch(Generic[Input]):
             if index in self.results:
                 on_result(index, self.results[index])
 
-    def finish(self, least: float | None, arguments: Mapping[int, str] | None = None) -> Any:
+    def finish(self, min_confidence: float | None, arguments: Mapping[int, str] | None = None) -> Any:
         """Reject results of low confidence, and return what the public call returns.
 
         A result of an input with an error is left out.
 
         Args:
-            least: The argument `min_confidence`.
+            min_confidence: The argument `min_confidence`.
             arguments: Input index -> the name of the call's argument, for the error about an unsure result; None:
                 "audio" for all.
 
@@ -99,7 +99,9 @@ class InputBatch(Generic[Input]):
             BatchError: If some inputs of a list were rejected.
         """
         for index, result in self.results.items():
-            refusal = confidence_error(result.confidence, least, "audio" if arguments is None else arguments[index])
+            refusal = confidence_error(
+                result.confidence, min_confidence, "audio" if arguments is None else arguments[index]
+            )
             if refusal is not None:
                 self.errors.setdefault(index, refusal)
         errors = dict(sorted(self.errors.items()))

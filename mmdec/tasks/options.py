@@ -38,8 +38,8 @@ class OptionInfo:
     name: str = ""  # its name on the command line; "": by the field's name
     short: str = ""  # short name on the command line, such as "-d"
     metavar: str | None = None
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
 
 
 def option(default: T, help: str, typed: Any = None, **named: Any) -> T:
@@ -61,10 +61,10 @@ class TaskOptions:
     device: str | torch.device | None = option(None, "Where a named model runs. Default: a GPU if there is one.")
     dtype: torch.dtype | str | None = option(None, "Precision of a named model. Default: float32.")
     threads: int | None = option(
-        None, "CPU threads. Default: by the model's size and the free CPUs.", int | None, metavar="N", least=1
+        None, "CPU threads. Default: by the model's size and the free CPUs.", int | None, metavar="N", minimum=1
     )
     min_confidence: float | None = option(
-        None, "Refuse outputs that are less likely to be right.", float | None, metavar="P", least=0, most=1
+        None, "Refuse outputs that are less likely to be right.", float | None, metavar="P", minimum=0, maximum=1
     )
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ LOAD_READINGS, READING_INTERVAL = 3, 0.001
 _is_fixed = False  # whether `keep_threads` was called, after which the number of threads is not chosen any more
 
 
-def choose_threads(parameters: int, idle: int, most: int) -> int:
+def choose_threads(parameters: int, idle: int, max_threads: int) -> int:
     """Choose torch's number of CPU threads for one call.
 
     Args:
@@ -39,7 +39,7 @@ def choose_threads(parameters: int, idle: int, most: int) -> int:
         idle: Number of idle CPUs.
         most: torch's default number of threads.
     """
-    return max(1, min(most, MIN_THREADS + parameters // PARAMETERS_PER_THREAD, idle))
+    return max(1, min(max_threads, MIN_THREADS + parameters // PARAMETERS_PER_THREAD, idle))
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class DescribeOptions(GenerateOptions):
         str,
         short="-d",
     )
-    batch_size: int = option(8, "Questions answered at a time.", int, metavar="N", least=1)
+    batch_size: int = option(8, "Questions answered at a time.", int, metavar="N", minimum=1)
     on_text: OnText | None = option(None, "Called with each accepted piece of the answer; for one question.")
     on_description: OnDescription | None = option(None, "Called with the index and answer of each question.")
 

@@ -455,11 +455,11 @@ def _update(window: SpeechWindow, transcript: Transcript, final: bool) -> Stream
     return StreamUpdate(window.start / SAMPLE_RATE, window.end / SAMPLE_RATE, final, transcript)
 
 
-def _check_seconds(name: str, value: object, least: float, most: float) -> None:
-    """Raise InputError unless an argument is a number of seconds from `least` to `most`.
+def _check_seconds(name: str, value: object, minimum: float, maximum: float) -> None:
+    """Raise InputError unless an argument is a number of seconds from `minimum` to `maximum`.
 
     Args:
         name: The argument's name.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise InputError(f"`{name}` must be {least} to {most} seconds, but is {show(value)}. Leave it out.")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
+        raise InputError(f"`{name}` must be {minimum} to {maximum} seconds, but is {show(value)}. Leave it out.")

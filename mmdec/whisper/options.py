@@ -49,7 +49,7 @@ class TranscribeOptions(GenerateOptions):
     language: str | Sequence[str] | None = option(None, "A name or a code. Default: detected.", str | None, short="-l")
     task: str | None = option("transcribe", "transcribe, or translate (into English).", str)
     prompt: str | None = option(None, "Text before the recording: gives names and spelling.", str | None)
-    batch_size: int = option(8, "Recordings transcribed at a time.", int, metavar="N", least=1)
+    batch_size: int = option(8, "Recordings transcribed at a time.", int, metavar="N", minimum=1)
     cut_at_pauses: bool = option(
         False,
         "Cut long recordings at pauses, and transcribe the pieces of all recordings side by side, --batch-size at a "

@@ -224,9 +224,11 @@ class VocoderData(LightningDataModule):
         rank_zero_info(
             f"English speech: {len(train)} distinct recordings, {train.bad.count} left out {train.bad.report()}"
         )
-        least = self.crop_frames
-        self.train_set = [read_vocoder_recording(train, item, teacher, least) for item in range(len(train))]
-        self.validation_set = [read_vocoder_recording(validation, item, None, least) for item in range(len(validation))]
+        min_frames = self.crop_frames
+        self.train_set = [read_vocoder_recording(train, item, teacher, min_frames) for item in range(len(train))]
+        self.validation_set = [
+            read_vocoder_recording(validation, item, None, min_frames) for item in range(len(validation))
+        ]
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Compute mean and standard deviation, (80,) each, of the log mels of the first 500 training recordings."""
@@ -283,16 +285,16 @@ def _continuous(contour: Tensor) -> Tensor:
 
 
 def read_vocoder_recording(
-    speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, least: int
+    speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, min_frames: int
 ) -> VocoderRecording:
-    """Read a recording into memory, padded with silence to at least `least` frames.
+    """Read a recording into memory, padded with silence to at least `min_frames` frames.
 
     Args:
         item: The recording's index.
         teacher: An acoustic model that predicts the recording's mel, and the model's phones; None: no prediction.
     """
     samples = load_audio(speech.wav(item))
-    frames = max(samples.shape[0] // HOP, least)
+    frames = max(samples.shape[0] // HOP, min_frames)
     samples = F.pad(samples, (0, max(0, frames * HOP - samples.shape[0])))[: frames * HOP]
     mel = log_mel(samples)[:frames]
     predicted = None

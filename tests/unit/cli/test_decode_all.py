@@ -40,7 +40,7 @@ def test_refused_inputs_are_reported_with_their_reasons() -> None:
         on_result(3, result("D", confidence=None))
         raise BatchError([None] * 4, {1: InputError("too short"), 2: InputError("unsure")})
 
-    decode_all(["a", "b", "c", "d"], call, reports, least=0.5)
+    decode_all(["a", "b", "c", "d"], call, reports, min_confidence=0.5)
     assert calls == [["a", "b", "c", "d"]]
     assert reports == {0: "A", 1: "too short", 2: "unsure", 3: "D"}
 
@@ -106,7 +106,7 @@ def test_recordings_that_do_not_fit_into_memory_are_several_calls(tmp_path: Path
     paths = [tmp_path / f"{index}.wav" for index in range(8)]
     for path, size in zip(paths, (90, 90, 90, 5, 5, 5, 5, 5), strict=True):
         path.write_bytes(bytes(size))
-    batches = list(divide_by_bytes(paths, lambda path: path, 100, least=2))
+    batches = list(divide_by_bytes(paths, lambda path: path, 100, min_inputs=2))
     assert [len(batch) for batch in batches] == [2, 3, 3]
     assert [path for batch in batches for path in batch] == paths
     assert list(divide_by_bytes([], lambda path: path, 100)) == []

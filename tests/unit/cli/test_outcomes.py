@@ -61,7 +61,7 @@ def test_both_ways_are_run_in_turn_and_the_faster_run_counts(same: bool, capsys:
     assert calls == ["drafted", "plain", "drafted", "plain"]
     found = {"seconds": 1.0, "seconds_plain": 2.9, "times_faster": 2.9, "same_text": same}
     assert comparer.fields() == {"compared": found}
-    comparer.print_comparison("a.wav", several=True)
+    comparer.print_comparison("a.wav", has_many_files=True)
     word = "same" if same else "not the same"
     line = f"a.wav: 2.9 times faster, {word} text: 1.000 s with drafts, 2.900 s without\n"
     assert capsys.readouterr() == ("", line)
@@ -79,7 +79,7 @@ def test_a_different_text_outweighs_a_failure() -> None:
 def test_without_compare_nothing_is_run_twice(capsys: pytest.CaptureFixture[str]) -> None:
     comparer, call = Comparer(False, "none", stream=True), caller({}, {}, [])
     assert comparer.both(call) is call
-    comparer.print_comparison("a.wav", several=False)
+    comparer.print_comparison("a.wav", has_many_files=False)
     assert (comparer.fields(), capsys.readouterr()) == ({}, ("", ""))
     assert comparer.code == 0
 
@@ -93,7 +93,7 @@ def test_a_failed_input_is_not_compared(capsys: pytest.CaptureFixture[str]) -> N
 
     with pytest.raises(mmdec.InputError, match="loud"):
         comparer.both(fail)(["b.wav"])
-    comparer.print_comparison("b.wav", several=True)
+    comparer.print_comparison("b.wav", has_many_files=True)
     assert (comparer.fields(), capsys.readouterr()) == ({}, ("", ""))
 
 
