@@ -214,11 +214,11 @@ class Budget:
 
         If batches of this size were rarely timed, these are the curves of the other clock or of a larger batch size.
         """
-        curves, measured, least = self._curves(batch), self._measured, (batch - 1).bit_length()
+        curves, measured, own_power = self._curves(batch), self._measured, (batch - 1).bit_length()
         if curves[0].timed < MIN_ROUNDS_AT_BATCH_SIZE or not curves[0].samples(1):
             for waited in (measured.waited_for_cpu, not measured.waited_for_cpu):
                 for power in measured.powers(waited):
-                    if power > least or (power == least and waited is not measured.waited_for_cpu):
+                    if power > own_power or (power == own_power and waited is not measured.waited_for_cpu):
                         target, chain, tree = measured.costs(power, waited)
                         if (
                             target.timed >= MIN_ROUNDS_AT_BATCH_SIZE
@@ -258,8 +258,8 @@ class Budget:
         if nodes < INITIAL_MAX_NODES:
             return DEFAULT_STOP_PROBABILITY
         seconds = (target.at(nodes + 1) - target.at(2) + chain.at(nodes) - chain.at(1)) / (nodes - 1)
-        least, most = STOP_PROBABILITY_RANGE
-        return min(max(seconds * self._rate, least), most)
+        lowest, highest = STOP_PROBABILITY_RANGE
+        return min(max(seconds * self._rate, lowest), highest)
 
     def _min_expected_accepted(self, batch: int) -> float:
         """Return how many accepted tokens a draft must bring to save time.
@@ -400,13 +400,13 @@ def _most_accepted(best: RatedPlan, others: Iterable[RatedPlan], plain: float) -
         others: The other plans, those of the highest rates first.
         plain: Seconds of a target pass over one token.
     """
-    most = best
+    longest = best
     for rated in others:
         if rated.rate < max(NEARLY_BEST * best.rate, MIN_SPEEDUP / plain):
             break
-        if rated.accepted > most.accepted:
-            most = rated
-    return most.plan
+        if rated.accepted > longest.accepted:
+            longest = rated
+    return longest.plan
 
 
 def _longest(plans: Sequence[Plan]) -> Plan:

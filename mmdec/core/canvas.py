@@ -115,9 +115,11 @@ def policy_of(choice: object) -> Policy:
     return check_instance("policy", choice, Policy, f"one of {', '.join(POLICIES)}, or a `Policy`", "Choose one.")
 
 
-def _check_number(name: str, value: object, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise InputError(f"`{name}` must be a number from {least} to {most}, but is {show(value)}. Choose another.")
+def _check_number(name: str, value: object, minimum: float, maximum: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
+        raise InputError(
+            f"`{name}` must be a number from {minimum} to {maximum}, but is {show(value)}. Choose another."
+        )
     return float(value)
 
 
@@ -329,16 +331,16 @@ def reveal_block(
         FreeDave, arXiv 2510.00294.
     """
     canvas = session.canvas
-    known: Predictions | None = None  # the predictions from which the last step was taken
+    last_predictions: Predictions | None = None  # the predictions from which the last step was taken
     while bool((canvas == mask_token).any()):
-        chain = _draft(policy, known, canvas, mask_token, drafts)
+        chain = _draft(policy, last_predictions, canvas, mask_token, drafts)
         logits = session.score(chain).clone()
         logits[..., mask_token] = -math.inf
         successors = _step(policy, Predictions(logits), chain, mask_token)
-        hidden, at, steps = int((canvas == mask_token).sum()), 0, 1
-        while len(matches := (chain[at + 1 :] == successors[at]).all(1).nonzero()):
-            at, steps = at + 1 + int(matches[0]), steps + 1
-        canvas, known = successors[at], Predictions(logits[at : at + 1])
+        hidden, canvas_index, steps = int((canvas == mask_token).sum()), 0, 1
+        while len(matches := (chain[canvas_index + 1 :] == successors[canvas_index]).all(1).nonzero()):
+            canvas_index, steps = canvas_index + 1 + int(matches[0]), steps + 1
+        canvas, last_predictions = successors[canvas_index], Predictions(logits[canvas_index : canvas_index + 1])
         yield CanvasPass(block, len(chain), steps, hidden - int((canvas == mask_token).sum()))
     session.commit(canvas)
 
@@ -359,11 +361,13 @@ def _step(policy: Policy, predictions: Predictions, canvases: Tensor, mask_token
     return torch.where(revealed, predictions.tokens, canvases)
 
 
-def _draft(policy: Policy, known: Predictions | None, canvas: Tensor, mask_token: int, drafts: int) -> Tensor:
+def _draft(
+    policy: Policy, last_predictions: Predictions | None, canvas: Tensor, mask_token: int, drafts: int
+) -> Tensor:
     """Return (K, L): the canvas, and the incomplete canvases of further steps, as if the predictions did not change."""
     chain = [canvas[None]]
-    while known is not None and len(chain) < drafts:
-        later = _step(policy, known, chain[-1], mask_token)
+    while last_predictions is not None and len(chain) < drafts:
+        later = _step(policy, last_predictions, chain[-1], mask_token)
         if not bool((later == mask_token).any()):
             break
         chain.append(later)

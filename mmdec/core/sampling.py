@@ -146,9 +146,9 @@ class Sequences:
         self._criteria = [list(stop.criteria)] + [_criteria_for_row(stop.criteria) for _ in range(batch - 1)]
         self._steps = steps
         for row in range(batch):
-            for each in (*(self.processors[row] if self.processors else ()), *self._criteria[row]):
-                if isinstance(each, (WholeBatch, WholeBatchCriterion, ListenerProcessor)):
-                    each.row = row
+            for function in (*(self.processors[row] if self.processors else ()), *self._criteria[row]):
+                if isinstance(function, (WholeBatch, WholeBatchCriterion, ListenerProcessor)):
+                    function.row = row
         suppressions = [processor for processor in row_processors if isinstance(processor, Suppression)]
         # None if some processor is not a `Suppression`: such a processor depends on the text and must be called at each
         # position
@@ -174,15 +174,15 @@ class Sequences:
         if self._suppressions is None:
             return False
         columns = self.start + len(self.tokens[row])
-        return all(each.only_at is None or each.only_at < columns for each in self._suppressions)
+        return all(suppression.only_at is None or suppression.only_at < columns for suppression in self._suppressions)
 
     def suppress(self, logits: Tensor) -> Tensor:
         """Return raw logits (..., V) in float32, with -inf at the tokens that are forbidden at every position."""
         # `processed_logits` uses float32, too, so both break ties between logits equally
         logits = logits.to(torch.float32)
-        for each in self._suppressions or ():
-            if each.only_at is None:
-                logits = logits.index_fill(-1, each.tokens, -torch.inf)
+        for suppression in self._suppressions or ():
+            if suppression.only_at is None:
+                logits = logits.index_fill(-1, suppression.tokens, -torch.inf)
         return logits
 
     def remaining_tokens(self, row: int) -> int:
@@ -219,7 +219,7 @@ class Sequences:
     def copied_processors(self, row: int) -> list[Processor]:
         """Copy the row's logits processors for `logits_ahead`; those that only record are left out."""
         own = [] if self.processors is None else self.processors[row]
-        return copy_processors([each for each in own if not isinstance(each, ListenerProcessor)])
+        return copy_processors([processor for processor in own if not isinstance(processor, ListenerProcessor)])
 
     def logits_ahead(self, row: int, drafted: Sequence[int], logits: Tensor, processors: list[Processor]) -> Tensor:
         """Apply copies of the row's processors to the raw logits (V,) of the token after drafted ones.
@@ -270,8 +270,10 @@ def _criteria_for_row(criteria: Sequence[Criterion]) -> list[Criterion]:
     A `WholeBatchCriterion` holds the index of its row, so it is copied. All other criteria are shared by the rows.
     """
     return [
-        copy_processors([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each
-        for each in criteria
+        copy_processors([criterion], "stopping_criteria")[0]
+        if isinstance(criterion, WholeBatchCriterion)
+        else criterion
+        for criterion in criteria
     ]
 
 
@@ -282,17 +284,17 @@ def copy_processors(processors: list[T], argument: str = "logits_processor") -> 
         InputError: If one of them, which `argument` names, cannot be copied.
     """
     networks: dict[int, nn.Module] = {}
-    bare: list[Any] = [each.processor if isinstance(each, WholeBatch) else each for each in processors]
-    bare = [each.criterion if isinstance(each, WholeBatchCriterion) else each for each in bare]
-    for each in bare:
-        values: dict[str, Any] = getattr(each, "__dict__", {})
+    bare: list[Any] = [item.processor if isinstance(item, WholeBatch) else item for item in processors]
+    bare = [item.criterion if isinstance(item, WholeBatchCriterion) else item for item in bare]
+    for item in bare:
+        values: dict[str, Any] = getattr(item, "__dict__", {})
         for value in values.values():
             if isinstance(value, nn.Module):
                 networks[id(value)] = value
     try:
         return copy.deepcopy(processors, networks)
     except Exception as error:  # all exceptions, because the processor is the caller's code
-        names = ", ".join(type(each).__name__ for each in bare)
+        names = ", ".join(type(item).__name__ for item in bare)
         raise InputError(
             f"`{argument}` must be copyable for a batch and for traversal verification, but is {names}: "
             f"{type(error).__name__}: {error}. Give it `__deepcopy__`, or decode one row at a time by another rule."

@@ -77,7 +77,7 @@ class Task:
     done: bool = False
     pending: PassRequest | None = field(default=None, repr=False)  # the pass that it waits for
     pieces: Iterator[Any] | None = field(default=None, repr=False)  # the pass over the prompt, while it is under way
-    spent: tuple[float, float] = (0.0, 0.0)  # wall-clock and CPU seconds of the prompt's pieces so far
+    prefill_seconds: tuple[float, float] = (0.0, 0.0)  # wall-clock and CPU seconds of the prompt's pieces so far
 
 
 @final
@@ -217,8 +217,10 @@ class Scheduler:
         """Start waiting decodings in the order of their priority, as long as the next one fits."""
         self.waiting.sort(key=_precedence)
         while self.waiting:
-            task, most = self.waiting[0], self.limits.tokens
-            fits = self.rows + task.rows <= self.limits.rows and (most is None or self.tokens + task.tokens <= most)
+            task, max_tokens = self.waiting[0], self.limits.tokens
+            fits = self.rows + task.rows <= self.limits.rows and (
+                max_tokens is None or self.tokens + task.tokens <= max_tokens
+            )
             if self.running and not fits:
                 return
             self.running.append(self.waiting.pop(0))
@@ -265,15 +267,15 @@ class Scheduler:
     def _read_piece(self, task: Task, request: Prefill, target: SharedPassTarget) -> PassResult | None:
         """Read the next piece of a prompt. Returns the result of the whole pass after the last one, else None."""
         if task.pieces is None:
-            task.spent = 0.0, 0.0
+            task.prefill_seconds = 0.0, 0.0
             task.pieces = target.prefill_in_pieces(request.inputs, request.needs, self.limits.prefill)
         piece = time_pass(request.device, partial(next, task.pieces))
-        seconds, cpu_seconds = task.spent
-        task.spent = seconds + piece.seconds, cpu_seconds + piece.cpu_seconds
+        seconds, cpu_seconds = task.prefill_seconds
+        task.prefill_seconds = seconds + piece.seconds, cpu_seconds + piece.cpu_seconds
         if piece.value is None:
             return None
         task.pieces = None
-        return PassResult(piece.value, *task.spent)
+        return PassResult(piece.value, *task.prefill_seconds)
 
     def _advance(self, task: Task, result: PassResult | None) -> None:
         """Continue a decoding until it asks for a pass or ends."""
@@ -369,14 +371,14 @@ def _compute_aside(request: Compute, threads: int) -> PassResult:
     return time_pass(request.device, request.compute)
 
 
-def _prompt_tokens(task: Task, most: int) -> int:
-    """Return how many tokens the next unshared pass of a task reads; `most` for pictures, sound, and no prompt."""
+def _prompt_tokens(task: Task, max_tokens: int) -> int:
+    """Return how many tokens the next unshared pass reads; `max_tokens` for pictures, sound, and no prompt."""
     request = task.pending
     if not isinstance(request, Prefill) or not isinstance(request.target, SharedPassTarget):
-        return most
+        return max_tokens
     ids: Any = request.inputs.get("input_ids")
     media = any(isinstance(value, Tensor) and value.is_floating_point() for value in request.inputs.values())
-    return most if ids is None or media or "encoder_outputs" in request.inputs else min(ids.numel(), most)
+    return max_tokens if ids is None or media or "encoder_outputs" in request.inputs else min(ids.numel(), max_tokens)
 
 
 def _precedence(task: Task) -> tuple[int, int]:

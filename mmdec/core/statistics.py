@@ -50,7 +50,7 @@ class ChainNode:
     accepted: float = 0.0
     # the same for chains that may end early, in rounds whose plan included the node
     planned: float = 0.0  # all of these rounds
-    begun: float = 0.0  # those with at least one drafted node
+    nonempty: float = 0.0  # those with at least one drafted node
     drafted: float = 0.0  # those in which the node was drafted
     accepted_if_planned: float = 0.0
 
@@ -61,7 +61,7 @@ class ChainNode:
             tried=tried * self.tried,
             accepted=tried * self.accepted,
             planned=planned * self.planned,
-            begun=planned * self.begun,
+            nonempty=planned * self.nonempty,
             drafted=planned * self.drafted,
             accepted_if_planned=planned * self.accepted_if_planned,
         )
@@ -145,7 +145,7 @@ class Acceptance:
         length = gain = 0.0
         share = hit = 1.0
         for node, probability in zip(self.nodes, probabilities, strict=False):
-            share = (node.drafted + PRIOR_WEIGHT * share) / (node.begun + PRIOR_WEIGHT)
+            share = (node.drafted + PRIOR_WEIGHT * share) / (node.nonempty + PRIOR_WEIGHT)
             hit = (node.accepted_if_planned + PRIOR_WEIGHT * hit * probability) / (node.planned + PRIOR_WEIGHT)
             length, gain = length + share, gain + hit
             drafted.append(length)
@@ -197,7 +197,7 @@ class Acceptance:
             for i, node in enumerate(self.nodes[: plan.depth], 1):
                 hit = sum(n >= i for n in accepted) / rows
                 node.planned = self._ending_decay * node.planned + 1.0
-                node.begun = self._ending_decay * node.begun + (longest > 1)
+                node.nonempty = self._ending_decay * node.nonempty + (longest > 1)
                 node.drafted = self._ending_decay * node.drafted + (longest > i)
                 node.accepted_if_planned = self._ending_decay * node.accepted_if_planned + hit
         if is_chain:

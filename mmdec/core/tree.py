@@ -158,10 +158,10 @@ def merge_chains(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int],
     """
     tree = PrefixTree(nodes)
     for tail in tails:
-        at = 0
+        node = 0
         for token in tail:
-            at = tree.add(at, token)
-            if not at:
+            node = tree.add(node, token)
+            if not node:
                 break
     return tree.tokens, tree.parents
 

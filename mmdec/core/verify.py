@@ -438,11 +438,11 @@ class Relaxation:
     groups: TokenGroups | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name, value in vars(self).items() if value is not None]
-        if len(given) != 1:
+        set_fields = [name for name, value in vars(self).items() if value is not None]
+        if len(set_fields) != 1:
             raise InputError(
                 "`Relaxation` must have one of `tolerance`, `draws` and `groups`, but has "
-                f"{' and '.join(given) or 'none'}. Give one."
+                f"{' and '.join(set_fields) or 'none'}. Give one."
             )
         if self.draws is not None:
             check_whole("draws", self.draws, 1, MAX_DRAWS, "1 is lossless.")

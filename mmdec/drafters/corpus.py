@@ -202,13 +202,13 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 @final
 class RowText:
-    """A batch row's text, and the newest places of its n-grams."""
+    """A batch row's text, and the newest positions of its n-grams."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.text = list[int]()
-        self._places = dict[tuple[int, ...], list[int]]()  # n-gram -> places after it, the newest last
+        self._positions = dict[tuple[int, ...], list[int]]()  # n-gram -> positions after it, the newest last
         # of each match of the last query: its group, and the tokens after it
-        self.asked = list[tuple[tuple[int, ...], frozenset[int]]]()
+        self.last_matches = list[tuple[tuple[int, ...], frozenset[int]]]()
         for token in tokens:
             self.add(token)
 
@@ -216,20 +216,20 @@ class RowText:
         self.text.append(token)
         end = len(self.text)
         for size in range(1, min(SHORT_MATCHES[0], end) + 1):
-            places = self._places.setdefault(tuple(self.text[end - size :]), [])
-            places.append(end)
-            del places[:-MAX_OWN_HITS]
+            positions = self._positions.setdefault(tuple(self.text[end - size :]), [])
+            positions.append(end)
+            del positions[:-MAX_OWN_HITS]
 
     def continuations(self, length: int) -> list[tuple[int, list[list[int]]]]:
         """Return what followed earlier occurrences of the text's last tokens: (tokens of the match, continuations of at
         most `length` tokens), the longest match first."""
-        text, found = self.text, list[tuple[int, list[list[int]]]]()
+        text, matches = self.text, list[tuple[int, list[list[int]]]]()
         for size in SHORT_MATCHES:
-            places = self._places.get(tuple(text[-size:]), []) if size <= len(text) else []
-            earlier = [text[place : place + length] for place in places if place < len(text)]
+            positions = self._positions.get(tuple(text[-size:]), []) if size <= len(text) else []
+            earlier = [text[position : position + length] for position in positions if position < len(text)]
             if earlier:
-                found.append((size, earlier))
-        return found
+                matches.append((size, earlier))
+        return matches
 
 
 @dataclass
@@ -249,10 +249,10 @@ class CorpusState:
 
     def count(self, row: RowText, token: int) -> None:
         """Record the token that followed a row's last query."""
-        for group, tokens in row.asked:
+        for group, tokens in row.last_matches:
             self.hits[group] = COUNT_DECAY * self.hits.get(group, 0.0) + (token in tokens)
             self.trials[group] = COUNT_DECAY * self.trials.get(group, 0.0) + 1
-        row.asked = []
+        row.last_matches = []
 
 
 def _group(source: int, length: int, count: int) -> tuple[int, int, int]:
@@ -274,15 +274,15 @@ class CorpusDrafter:
 
     def __init__(self, index: TokenIndex) -> None:
         self._index = index
-        self._most = int(index.tokens.max())
+        self._max_token = int(index.tokens.max())
         self.name = f"corpus-{index.name}"
 
     def check(self, target: Target) -> None:
         """Raise InputError if the corpus has tokens that the target does not have."""
-        if self._most >= target.vocab_size:
+        if self._max_token >= target.vocab_size:
             raise InputError(
-                f"`drafter` must have tokens below {target.vocab_size}, but this corpus has {self._most}. Make the "
-                "index with the model's own tokenizer."
+                f"`drafter` must have tokens below {target.vocab_size}, but this corpus has {self._max_token}. Make "
+                "the index with the model's own tokenizer."
             )
 
     def start(self, context: Context) -> CorpusState:
@@ -358,10 +358,10 @@ class CorpusDrafter:
             if rows:
                 found.append((size, 0, rows))
         rest, weighed = 1.0, list[tuple[list[float], list[list[int]]]]()
-        row.asked = []
+        row.last_matches = []
         for size, source, rows in sorted(found, key=lambda match: (-match[0], -match[1])):
             probability = rest * state.probability(_group(source, size, len(rows)))
-            row.asked.append((_group(source, size, len(rows)), frozenset(one[0] for one in rows)))
+            row.last_matches.append((_group(source, size, len(rows)), frozenset(one[0] for one in rows)))
             rest -= probability
             probabilities = [probability / len(rows)]
             for step in range(1, length):

@@ -19,15 +19,15 @@ class EarlierText:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
-        self._at = 0  # index of the token that is expected next
-        # whether the new text's last token is before `_at` in the earlier text; else the place is a guess
+        self._next = 0  # index of the token that is expected next
+        # whether the new text's last token is before `_next` in the earlier text; else the place is a guess
         self.is_match = True
         self._newest: list[int] = []
 
     def rest(self, length: int) -> list[int]:
         """Return at most `length` tokens that are expected next; from a guessed place at most `MAX_GUESSED_TOKENS`."""
         length = length if self.is_match else min(length, MAX_GUESSED_TOKENS)
-        return list(self._tokens[self._at : self._at + length])
+        return list(self._tokens[self._next : self._next + length])
 
     def add(self, token: int) -> None:
         """Follow the new text by one token.
@@ -38,8 +38,8 @@ class EarlierText:
         """
         tokens, newest = self._tokens, [*self._newest[1 - MAX_MATCH :], token]
         self._newest = newest
-        if self._at < len(tokens) and tokens[self._at] == token:
-            self._at, self.is_match = self._at + 1, True
+        if self._next < len(tokens) and tokens[self._next] == token:
+            self._next, self.is_match = self._next + 1, True
             return
         best: tuple[int, int, int] | None = None  # (number of equal tokens, -distance, index after the match)
         for index, other in enumerate(tokens):
@@ -48,6 +48,6 @@ class EarlierText:
             equal = 1
             while equal < len(newest) and equal <= index and tokens[index - equal] == newest[-1 - equal]:
                 equal += 1
-            match = (equal, -abs(index + 1 - self._at), index + 1)
+            match = (equal, -abs(index + 1 - self._next), index + 1)
             best = match if best is None else max(best, match)
-        self._at, self.is_match = (self._at + 1, False) if best is None else (best[2], True)
+        self._next, self.is_match = (self._next + 1, False) if best is None else (best[2], True)

@@ -70,18 +70,18 @@ class Follower(Generic[Item]):
     Args:
         items: The earlier text.
         places: Item -> its indices in `items`, ascending; None: they are collected.
-        at: Index of the item that is expected next.
+        position: Index of the item that is expected next.
     """
 
-    def __init__(self, items: Sequence[Item], places: dict[Item, list[int]] | None = None, at: int = 0) -> None:
-        self.items, self.at, self.missed = items, at, 0
+    def __init__(self, items: Sequence[Item], places: dict[Item, list[int]] | None = None, position: int = 0) -> None:
+        self.items, self.position, self.missed = items, position, 0
         self.newest: list[Item] = []
-        self._places = index_of(items) if places is None else places
+        self._positions = index_of(items) if places is None else places
 
     @property
     def expected(self) -> int:
         """Index of the item that is expected next: after the last match, as many items as the new text has written."""
-        return min(self.at + self.missed, len(self.items))
+        return min(self.position + self.missed, len(self.items))
 
     def add(self, item: Item) -> bool:
         """Add the new text's next item.
@@ -96,15 +96,15 @@ class Follower(Generic[Item]):
         if found is None:
             self.missed += 1
         else:
-            self.at, self.missed = found, 0
+            self.position, self.missed = found, 0
         return hit
 
     def place_of(self, item: Item) -> int | None:
         """Return the index after `item`, if it is the new text's next item; None: it is not found."""
-        other = Follower(self.items, self._places, self.at)
+        other = Follower(self.items, self._positions, self.position)
         other.missed, other.newest = self.missed, self.newest
         other.add(item)
-        return None if other.missed else other.at
+        return None if other.missed else other.position
 
     def _find(self, expected: int) -> int | None:
         """Find the newest items in the text.
@@ -113,27 +113,27 @@ class Follower(Generic[Item]):
             The index after them; None if they are not found.
         """
         near = range(max(expected - NEAR, 1), min(expected + NEAR, len(self.items)) + 1)
-        worth = {at: MATCH_WORTH * equal - abs(at - expected) for at in near if (equal := self._equal(at))}
+        worth = {index: MATCH_WORTH * equal - abs(index - expected) for index in near if (equal := self._equal(index))}
         best = max(worth, key=worth.__getitem__, default=0)
         if best and worth[best] > 0:
             return best
         # the rarest of the newest items has the fewest places to compare
         offsets = range(min(FAR_MATCH, len(self.newest)))
-        offset = min(offsets, key=lambda back: len(self._places.get(self.newest[-1 - back], ())))
-        places = self._places.get(self.newest[-1 - offset], [])
+        offset = min(offsets, key=lambda back: len(self._positions.get(self.newest[-1 - back], ())))
+        places = self._positions.get(self.newest[-1 - offset], [])
         middle = bisect_left(places, expected - 1 - offset)
         nearest = places[max(middle - MAX_CANDIDATES // 2, 0) : middle + MAX_CANDIDATES // 2]
-        equal = {at + 1 + offset: self._equal(at + 1 + offset) for at in nearest}
-        likely = {at: items for at, items in equal.items() if items >= FAR_MATCH - 1}
-        best = max(likely, key=lambda at: (likely[at], -abs(at - expected)), default=0)
+        equal = {index + 1 + offset: self._equal(index + 1 + offset) for index in nearest}
+        likely = {index: items for index, items in equal.items() if items >= FAR_MATCH - 1}
+        best = max(likely, key=lambda index: (likely[index], -abs(index - expected)), default=0)
         return best if best and (len(likely) == 1 or likely[best] >= FAR_MATCH) else None
 
-    def _equal(self, at: int) -> int:
-        """Return how many of the newest items stand before the index `at`."""
-        if at > len(self.items):
+    def _equal(self, index: int) -> int:
+        """Return how many of the newest items stand before `index`."""
+        if index > len(self.items):
             return 0
         equal = 0
-        while equal < min(len(self.newest), at) and self.items[at - 1 - equal] == self.newest[-1 - equal]:
+        while equal < min(len(self.newest), index) and self.items[index - 1 - equal] == self.newest[-1 - equal]:
             equal += 1
         return equal
 
@@ -141,8 +141,8 @@ class Follower(Generic[Item]):
 def index_of(items: Sequence[Item]) -> dict[Item, list[int]]:
     """Return each item's indices, ascending."""
     places = dict[Item, list[int]]()
-    for at, item in enumerate(items):
-        places.setdefault(item, []).append(at)
+    for index, item in enumerate(items):
+        places.setdefault(item, []).append(index)
     return places
 
 
@@ -193,25 +193,25 @@ class Script:
         self.keys = [word_key(text[begin:end]) for begin, end in spans]
         self.places = index_of(self.keys)
         self.has_case = text.lower() != text != text.upper()
-        self.has_marks = any(mark_kind(self.gap(at)) for at in range(1, len(spans) + 1))
+        self.has_marks = any(mark_kind(self.gap(index)) for index in range(1, len(spans) + 1))
         self._starts_at = list(starts_at)
         # word -> how it is written inside of sentences, where the text shows it
         self.forms = {
-            self.keys[at]: self.word(at)
-            for at in range(1, len(spans))
-            if self.has_case and mark_kind(self.gap(at)) != STOP
+            self.keys[index]: self.word(index)
+            for index in range(1, len(spans))
+            if self.has_case and mark_kind(self.gap(index)) != STOP
         }
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def word(self, at: int) -> str:
-        return self.text[self.begins[at] : self.ends[at]]
+    def word(self, index: int) -> str:
+        return self.text[self.begins[index] : self.ends[index]]
 
-    def gap(self, at: int) -> str:
-        """Return what stands before the word `at`; after the last word, the rest of the text."""
-        end = self.begins[at] if at < len(self.begins) else len(self.text)
-        return self.text[self.ends[at - 1] if at else 0 : end]
+    def gap(self, index: int) -> str:
+        """Return what stands before the word `index`; after the last word, the rest of the text."""
+        end = self.begins[index] if index < len(self.begins) else len(self.text)
+        return self.text[self.ends[index - 1] if index else 0 : end]
 
     def place_at(self, seconds: float, total: float) -> int:
         """Return the index of the word that is spoken about `seconds` after the beginning of a recording of `total`."""
@@ -411,7 +411,7 @@ class HypothesisDrafter:
             word = text[begin:end]
             if end == len(text) and not re.match(f"[{UNSPACED}]", word):
                 break
-            before, gap = row.follower.at if not row.follower.missed else None, text[done:begin]
+            before, gap = row.follower.position if not row.follower.missed else None, text[done:begin]
             hit = row.follower.add(word_key(word))
             row.hits, row.trials = COUNT_DECAY * row.hits + hit, COUNT_DECAY * row.trials + 1
             if row.words and "\n" not in gap:
@@ -499,7 +499,9 @@ class HypothesisDrafter:
         if place == len(script):
             return []
         gaps = [" "] if self._tokens.first_time is not None else ["", " "]
-        return [one for at, gap in enumerate(gaps) for one in self._written(row, place, gap, stopped, 1 / (1 + at))]
+        return [
+            one for index, gap in enumerate(gaps) for one in self._written(row, place, gap, stopped, 1 / (1 + index))
+        ]
 
     def _words(self, row: HypothesisRow, place: int, written: str = "") -> list[_Next]:
         """Return what may follow the word before `place`.

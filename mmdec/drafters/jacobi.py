@@ -51,7 +51,7 @@ class JacobiRow:
         # how often the first token of the comb, and of the newest stored n-gram, was right, and was compared
         self.hits = {"comb": PRIOR_TRIALS * PRIOR_RATE, "stored": PRIOR_TRIALS * PRIOR_RATE}
         self.trials = {"comb": PRIOR_TRIALS, "stored": PRIOR_TRIALS}
-        self.asked = dict[str, int]()  # these first tokens, since the last draft
+        self.first_tokens = dict[str, int]()  # those of the last draft
         self._text = list(text)[-MAX_GUESS_TEXT:] or [0]
         self._rng = random.Random(0)
         for at in range(len(text) - 1):
@@ -83,7 +83,9 @@ class JacobiRow:
             level += [self.random_token() for _ in range(width - len(level))]
         self.levels[0][0] = root
         first = self.levels[1][:1] if len(self.levels) > 1 else self.levels[0][1:2]
-        self.asked = {kind: ngram[0] for kind, ngram in (("comb", first), ("stored", self.follow(root, 1))) if ngram}
+        self.first_tokens = {
+            kind: ngram[0] for kind, ngram in (("comb", first), ("stored", self.follow(root, 1))) if ngram
+        }
 
     def follow(self, token: int, length: int) -> list[int]:
         """Return at most `length` tokens that stored n-grams put after a token."""
@@ -158,10 +160,10 @@ class Jacobi:
         trees = zip(int_rows(draft.tokens), int_rows(draft.parents), draft.size.tolist(), predicted, strict=True)
         texts = zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)
         for row, (tokens, parents, size, best), (new, length) in zip(state, trees, texts, strict=True):
-            for kind, token in row.asked.items():
+            for kind, token in row.first_tokens.items():
                 row.hits[kind] = COUNT_DECAY * row.hits[kind] + (token == new[0])
                 row.trials[kind] = COUNT_DECAY * row.trials[kind] + 1
-            row.asked = {}
+            row.first_tokens = {}
             row.move({(parents[node], tokens[node]): node for node in range(size - 1, 0, -1)}, best, length)
             for token in new[:length]:
                 row.newest = [*row.newest[-MAX_LEVELS:], token]
@@ -179,7 +181,7 @@ class Jacobi:
         depth = min(plan.depth, plan.nodes)
         if plan.nodes <= plan.depth:
             row.fit(root, depth + 1, 1)
-            rates = {kind: row.hits[kind] / row.trials[kind] for kind in row.asked}
+            rates = {kind: row.hits[kind] / row.trials[kind] for kind in row.first_tokens}
             if not rates:
                 return [], []
             best = max(rates, key=rates.__getitem__)

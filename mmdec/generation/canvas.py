@@ -155,9 +155,9 @@ def diffusion_generate(
     named = prompt_inputs(model, inputs)
     ids, prompts = named["input_ids"], _prompts(named, layout.mask_token)
     config: Any = model.generation_config
-    most = options.get("max_new_tokens", config.max_new_tokens)
+    max_new_tokens = options.get("max_new_tokens", config.max_new_tokens)
     remedy = "Give the number of tokens to reveal."
-    most = check_whole("max_new_tokens", most, 1, MAX_NEW_TOKENS, remedy)
+    max_new_tokens = check_whole("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS, remedy)
     ends = _end_tokens(options.get("eos_token_id", config.eos_token_id))
     pad = options.get("pad_token_id", config.pad_token_id)
     if pad is None:
@@ -165,14 +165,16 @@ def diffusion_generate(
     pad = check_whole("pad_token_id", pad, 0, 2**31, "Give a token's id.")
     texts, passes, counts, reasons = list[Tensor](), list[list[CanvasPass]](), list[int](), list[str]()
     with reading(model):
-        revealed = [_reveal_text(model, layout, policy, settings.drafts, prompt, most, ends) for prompt in prompts]
-    for prompt, (text, made) in zip(prompts, revealed, strict=True):
+        revealed = [
+            _reveal_text(model, layout, policy, settings.drafts, prompt, max_new_tokens, ends) for prompt in prompts
+        ]
+    for prompt, (text, canvas_passes) in zip(prompts, revealed, strict=True):
         new = int_list(text[len(prompt) :])
-        ended = next((index + 1 for index, token in enumerate(new[:most]) if token in ends), None)
-        counts.append(most if ended is None else ended)
+        ended = next((index + 1 for index, token in enumerate(new[:max_new_tokens]) if token in ends), None)
+        counts.append(max_new_tokens if ended is None else ended)
         reasons.append("length" if ended is None else "stop")
         texts.append(text[len(prompt) : len(prompt) + counts[-1]])
-        passes.append(made)
+        passes.append(canvas_passes)
     rows = torch.full((len(texts), max(counts)), pad, dtype=ids.dtype, device=ids.device)
     for row, text in zip(rows, texts, strict=True):
         row[: len(text)] = text
@@ -185,12 +187,12 @@ def _reveal_text(
     policy: Policy,
     drafts: int,
     prompt: Tensor,
-    most: int,
+    max_new_tokens: int,
     ends: Sequence[int],
 ) -> tuple[Tensor, list[CanvasPass]]:
-    """Reveal blocks until one holds an end token, or there are `most` new tokens."""
-    given = len(prompt) % layout.block_length if layout.aligned == "start" else 0
-    blocks = -(-(most + given) // layout.block_length)
+    """Reveal blocks until one holds an end token, or there are `max_new_tokens` new tokens."""
+    in_first_block = len(prompt) % layout.block_length if layout.aligned == "start" else 0
+    blocks = -(-(max_new_tokens + in_first_block) // layout.block_length)
     session, passes = open_session(model, layout, prompt, blocks), list[CanvasPass]()
     for block in range(blocks):
         passes += reveal_block(session, layout.mask_token, policy, drafts, block)
@@ -222,6 +224,6 @@ def _prompts(named: Mapping[str, Any], mask_token: int) -> list[Tensor]:
 
 
 def _end_tokens(value: object) -> list[int]:
-    several = cast(Sequence[object], value if isinstance(value, (list, tuple)) else [value])
-    values = [token for token in several if token is not None]
+    token_ids = cast(Sequence[object], value if isinstance(value, (list, tuple)) else [value])
+    values = [token for token in token_ids if token is not None]
     return [check_whole("eos_token_id", token, -1, 2**31, "Give a token's id.") for token in values]

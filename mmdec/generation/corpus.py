@@ -64,8 +64,8 @@ def corpus(source: Text | Sequence[Text], *, tokenizer: Any = None) -> Corpus:
 
 def _are_texts(source: object) -> bool:
     """Return whether this is a list of texts and paths. Callers may ignore the type hints."""
-    given = cast(Sequence[object], source) if isinstance(source, (list, tuple)) else ()
-    return len(given) > 0 and all(isinstance(one, (str, os.PathLike)) for one in given)
+    items = cast(Sequence[object], source) if isinstance(source, (list, tuple)) else ()
+    return len(items) > 0 and all(isinstance(item, (str, os.PathLike)) for item in items)
 
 
 @final
@@ -103,8 +103,8 @@ class Corpus(DrafterSource):
             return drafter
 
     def _index_for(self, model: PreTrainedModel) -> TokenIndex:
-        given = self._home_tokenizers.get(model) if self._tokenizer is None else self._tokenizer
-        tokenizer = required_tokenizer(model, given, "mmdec.corpus")
+        chosen = self._home_tokenizers.get(model) if self._tokenizer is None else self._tokenizer
+        tokenizer = required_tokenizer(model, chosen, "mmdec.corpus")
         if self._index is None:
             return index_texts(self._texts, tokenizer, is_speech_model(model))
         if self._index.tokenizer != tokenizer_fingerprint(tokenizer):

@@ -84,7 +84,8 @@ class Generation:
         if not cut:
             return ""
         longest = max(
-            sum(len(one.tokens[one.rows.index(row)]) for one in self.rounds if row in one.rows) for row in cut
+            sum(len(record.tokens[record.rows.index(row)]) for record in self.rounds if row in record.rows)
+            for row in cut
         )
         return f"{pluralise(len(cut), 'row')} {cut_note(longest)}"
 
@@ -202,7 +203,7 @@ def _generate_many(
     speculation = call.speculation
     speculation.check_inputs(len(prompts))
     call.check_settings()
-    seed = first_seed(call.model, speculation, call.given, draw=len(prompts) > 1)
+    seed = first_seed(call.model, speculation, call.caller_options, draw=len(prompts) > 1)
     results, errors = dict[int, Generation](), dict[int, InputError]()
 
     def refuse(index: int, error: InputError) -> None:
@@ -210,10 +211,10 @@ def _generate_many(
 
     def prepared(queue: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Steps[Generation], int]]:
         for index, prompt in queue:
-            own = speculation.for_inputs([DraftInput(index)])
-            own = own if seed is None else own.with_seed(seed + index)
+            prompt_speculation = speculation.for_inputs([DraftInput(index)])
+            prompt_speculation = prompt_speculation if seed is None else prompt_speculation.with_seed(seed + index)
             try:
-                run = call.prepare(prompt, own)
+                run = call.prepare(prompt, prompt_speculation)
                 if run.rows > batch_size:
                     raise InputError(
                         f"`batch_size` must be at least {run.rows}, the rows of `inputs[{index}]`, but is "
@@ -226,7 +227,7 @@ def _generate_many(
 
     numbered = list(enumerate(prompts))
     # a function that keeps a state reads one prompt after another
-    for queue in ([one] for one in numbered) if keeps_state(call.given) else [numbered]:
+    for queue in ([item] for item in numbered) if keeps_state(call.caller_options) else [numbered]:
         results |= decode_together(prepared(queue), batch_size, on_refusal=refuse)
     if errors:
         errors = dict(sorted(errors.items()))
@@ -256,9 +257,9 @@ def first_seed(
             texts repeatable.
     """
     seed, by_rule = speculation.options.seed, speculation.options.samples
-    given: Any = options.get("generation_config")
+    config: Any = options.get("generation_config")
     # in this order, as transformers merges them; None is "not set"
-    configs: list[Any] = [given, model.generation_config]
+    configs: list[Any] = [config, model.generation_config]
     choices = [options.get("do_sample"), by_rule, *(config.do_sample for config in configs if config is not None)]
     if not next((choice for choice in choices if choice is not None), False):
         return None
@@ -369,7 +370,7 @@ class GenerateCall:
     model: PreTrainedModel
     target: HfTarget
     speculation: Speculation  # the decoding loop
-    given: Mapping[str, Any]  # the caller's options of `model.generate`
+    caller_options: Mapping[str, Any]  # the caller's options of `model.generate`
     options: Mapping[str, Any]  # those that `model.generate` gets
     tokenizer: Any  # of the options; None: there is none
     heals: bool  # whether prompts are prepared by `token_healing`
@@ -393,17 +394,17 @@ class GenerateCall:
                 "decoding loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
             )
         check_options(options)
-        own = dict(options)
-        check_same_dtype(own.pop("dtype", None), model.dtype)
+        prepared_options = dict(options)
+        check_same_dtype(prepared_options.pop("dtype", None), model.dtype)
         if speculation.options.samples is not None:
-            own.setdefault("do_sample", speculation.options.samples)
+            prepared_options.setdefault("do_sample", speculation.options.samples)
         with _errors(model, options):
-            strings, heals = tokenizer_options(own, model)
-            tokenizer = own.pop("tokenizer", None)
+            strings, heals = tokenizer_options(prepared_options, model)
+            tokenizer = prepared_options.pop("tokenizer", None)
             if strings is not None:
                 ends = StopStringCriteria(tokenizer, strings)
-                own["stopping_criteria"] = [*(own.get("stopping_criteria") or ()), ends]
-        return cls(model, target, speculation, options, own, tokenizer, heals)
+                prepared_options["stopping_criteria"] = [*(prepared_options.get("stopping_criteria") or ()), ends]
+        return cls(model, target, speculation, options, prepared_options, tokenizer, heals)
 
     def check_settings(self) -> None:
         """Raise InputError for what would be refused with every prompt: unknown options, wrong values, a wrong drafter.
@@ -413,7 +414,7 @@ class GenerateCall:
         model: Any = self.model
         arguments = {*signature(model.generate).parameters, *UNNAMED_ARGUMENTS} - {"generation_config"}
         settings = {name: value for name, value in self.options.items() if name not in arguments}
-        with _errors(model, self.given):
+        with _errors(model, self.caller_options):
             config, inputs = model._prepare_generation_config(settings.pop("generation_config", None), **settings)
             model._validate_model_kwargs(inputs)
             model._prepare_special_tokens(config, device=model.device)
@@ -434,9 +435,9 @@ class GenerateCall:
         """
         model: Any = self.model
         named = prompt_inputs(model, inputs)
-        check_named_inputs(named, self.given)
+        check_named_inputs(named, self.caller_options)
         # In error messages, name the options if there are any: model inputs are rarely the cause.
-        with _errors(model, {*self.given} - {"tokenizer"} or {*named} - {"input_ids"}):
+        with _errors(model, {*self.caller_options} - {"tokenizer"} or {*named} - {"input_ids"}):
             if self.heals:
                 ids, mask = named["input_ids"], named.get("attention_mask")
                 named["input_ids"] = heal_tokens(ids, mask, model, self.tokenizer)

@@ -162,8 +162,8 @@ def fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: 
         Sentences without a full stop; empty if drafts are possible.
     """
     criteria = list(criteria)
-    foreign = [each for each in processors if not _is_row_wise(each, _is_stock(each))]
-    foreign += [each for each in criteria if not _is_row_wise(each, type(each) in ROW_WISE_CRITERIA)]
+    foreign = [processor for processor in processors if not _is_row_wise(processor, _is_stock(processor))]
+    foreign += [stop for stop in criteria if not _is_row_wise(stop, type(stop) in ROW_WISE_CRITERIA)]
     faults: list[str] = []
     if foreign:
         names = ", ".join(
@@ -175,8 +175,8 @@ def fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: 
             f"{names} may read other rows of the batch or count its calls (set `{ROW_WISE} = True` on it to have "
             "drafts, if a row's result depends only on that row and its index)"
         )
-    ends = any(type(each) not in (EosTokenCriteria, MaxLengthCriteria) for each in criteria)
-    if batch > 1 and ends and not any(hasattr(each, "eos_token_id") for each in criteria):
+    ends = any(type(stop) not in (EosTokenCriteria, MaxLengthCriteria) for stop in criteria)
+    if batch > 1 and ends and not any(hasattr(stop, "eos_token_id") for stop in criteria):
         faults.append(
             "`eos_token_id` is None, so that a row continues after a stopping criterion until all rows have one"
         )

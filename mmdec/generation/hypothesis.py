@@ -52,8 +52,8 @@ class Hypothesis(DrafterSource):
             )
 
     def for_inputs(self, inputs: Sequence[DraftInput]) -> DrafterSource:
-        scripts = [self._script(one) for one in inputs]
-        places = [script.place_at(one.start, one.total) for script, one in zip(scripts, inputs, strict=True)]
+        scripts = [self._script(source) for source in inputs]
+        places = [script.place_at(source.start, source.total) for script, source in zip(scripts, inputs, strict=True)]
         return _InputHypothesis(self, scripts, places)
 
     def drafter_for(self, model: PreTrainedModel) -> HypothesisDrafter:
@@ -66,22 +66,22 @@ class Hypothesis(DrafterSource):
             InputError: If there is none.
         """
         tokenizer = required_tokenizer(model, self.tokenizer, "mmdec.hypothesis")
-        known = self._token_texts.get(model)
-        if known is None or known[0] is not tokenizer:
+        cached = self._token_texts.get(model)
+        if cached is None or cached[0] is not tokenizer:
             settings: Any = model.generation_config
             untimed: int | None = getattr(settings, "no_timestamps_token_id", None)
             end: list[int] | int | None = settings.eos_token_id
             config: Any = model.config
             size = config.get_text_config(decoder=True).vocab_size
             ends = [] if end is None else end if isinstance(end, list) else [end]
-            known = tokenizer, TokenText(tokenizer, size, None if untimed is None else untimed + 1, ends)
-            self._token_texts[model] = known
-        return known[1]
+            cached = tokenizer, TokenText(tokenizer, size, None if untimed is None else untimed + 1, ends)
+            self._token_texts[model] = cached
+        return cached[1]
 
-    def _script(self, one: DraftInput) -> Script:
+    def _script(self, source: DraftInput) -> Script:
         if self.listen is None:
-            return self.scripts[one.index if self.is_list else 0]
-        samples = one.samples
+            return self.scripts[source.index if self.is_list else 0]
+        samples = source.samples
         if samples is None:
             self.check_inputs(1)
             return Script("")

@@ -117,8 +117,8 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
     for name in ("num_beams", "num_return_sequences"):  # options that multiply the number of rows
         if options.get(name) is not None:
-            most = 1 if name == "num_beams" else MAX_SEQUENCES
-            check_whole(name, options[name], 1, most, "Beams need `model.generate`'s own loop.")
+            maximum = 1 if name == "num_beams" else MAX_SEQUENCES
+            check_whole(name, options[name], 1, maximum, "Beams need `model.generate`'s own loop.")
     check_callable("prefix_allowed_tokens_fn", options.get("prefix_allowed_tokens_fn"), "a function of a row and ids")
     for name in ("logits_processor", "stopping_criteria"):
         functions: object = options.get(name)

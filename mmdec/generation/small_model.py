@@ -94,9 +94,9 @@ class SmallModelSource(DrafterSource):
 
 
 def _folder(model: str | os.PathLike[str]) -> Path:
-    found = drafter_by_name(model, "model")
-    if found is not None:
-        return found
+    path = drafter_by_name(model, "model")
+    if path is not None:
+        return path
     try:
         path = Path(model)
         if path.is_dir():

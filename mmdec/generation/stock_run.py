@@ -108,8 +108,8 @@ class _RoundRecorder(StoppingCriteriaList):
         # If there is an EOS token, transformers gives padding to rows that have ended. Without one, all rows get
         # further tokens.
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-        self._longest = min((one.max_length for one in criteria if type(one) is MaxLengthCriteria), default=2**31)
-        self._eos = [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
+        self._longest = min((stop.max_length for stop in criteria if type(stop) is MaxLengthCriteria), default=2**31)
+        self._eos = [stop.eos_token_id for stop in criteria if type(stop) is EosTokenCriteria]
         self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         self._logprobs: Tensor = torch.empty(0)  # (B, V), of the newest token
         self._stopwatch = Stopwatch(device)

@@ -100,7 +100,7 @@ class HalfPrecisionCopies:
     usable: bool  # False: no copies, because changes of weights would not be noticed, or the last attempt failed
     state: list[tuple[int, int]]  # from `weights_state`
     passes: int = 0
-    _made: Any = None
+    _copies: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, make: Callable[[], Any], after: int | None = None) -> Any:
@@ -111,13 +111,13 @@ class HalfPrecisionCopies:
             after: Number of passes before the copies are made; None: `MIN_PASSES_BEFORE_COPY`.
         """
         with self._lock:
-            if self.usable and self._made is None and self.passes >= (after or MIN_PASSES_BEFORE_COPY):
+            if self.usable and self._copies is None and self.passes >= (after or MIN_PASSES_BEFORE_COPY):
                 try:
-                    self._made = make()
+                    self._copies = make()
                 except RuntimeError:  # no such matrix product on this CPU, or weights too large for half precision
-                    self._made = None
-                self.usable = self._made is not None
-            return self._made
+                    self._copies = None
+                self.usable = self._copies is not None
+            return self._copies
 
 
 _copies: WeakKeyDictionary[nn.Module, HalfPrecisionCopies] = WeakKeyDictionary()

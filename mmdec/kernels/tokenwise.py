@@ -7,7 +7,7 @@ whatever the other tokens, nodes and batch rows of its pass are:
 - A product has at most `MAX_PRODUCT_ROWS` rows, and at least as many as this processor needs (`least_rows`). float16
   products are fbgemm's, because torch's take up to 1.6 times as long for two rows as for one.
 - The keys that a node of a draft attends to lie where plain decoding has them: the text, then the node's path. A tree
-  with branches is computed chain by chain, with the chain's keys and values copied to these places.
+  with branches is computed chain by chain, with the chain's keys and values copied to these key_positions.
 - The number of keys is a multiple of `KEY_MULTIPLE`, and the rest is hidden.
 - Each query is computed alone. Only bfloat16 queries of heads that share keys are computed in blocks, because all
   blocks of two queries or more give the same bits. float16 scores are computed in float32, because torch's float16
@@ -165,7 +165,7 @@ class ChainMask:
 
     nodes: Tensor  # (B, n) int64, the nodes
     path: Tensor  # (B, D) int64, the nodes whose keys and values are copied
-    places: Tensor | None  # (B, D) int64, index of the key to which each goes; None: all are there
+    key_positions: Tensor | None  # (B, D) int64, index of the key to which each goes; None: all are there
     additive: Tensor  # (B, 1, n, L)
     _grouped: dict[tuple[int, bool], Tensor] = field(default_factory=lambda: {}, repr=False)
 
@@ -201,11 +201,11 @@ def chain_masks(chains: Sequence[Chain], additive: Tensor, ends: Tensor) -> list
     padded, text = F.pad(additive[:, 0], (0, 1), value=hidden), torch.arange(length).expand(batch, -1)
     masks = list[ChainMask]()
     for chain in chains:
-        places = ends[:, None] + torch.arange(chain.path.shape[1])
+        key_positions = ends[:, None] + torch.arange(chain.path.shape[1])
         sources = text.masked_fill(text >= ends[:, None], width)
-        sources = sources.scatter(1, places, torch.where(chain.path < 0, width, columns + chain.path))
+        sources = sources.scatter(1, key_positions, torch.where(chain.path < 0, width, columns + chain.path))
         mask = padded[rows, chain.nodes].gather(2, sources[:, None].expand(-1, chain.nodes.shape[1], -1))
-        masks.append(ChainMask(chain.nodes, chain.path.clamp(min=0), places, mask[:, None]))
+        masks.append(ChainMask(chain.nodes, chain.path.clamp(min=0), key_positions, mask[:, None]))
     return masks
 
 
@@ -228,7 +228,7 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, masks: Sequence[ChainMask], 
         k, v = (F.pad(states, (0, 0, 0, length - states.shape[2])) for states in (k, v))
     if dtype == torch.float16:
         q, k, v = q.float(), k.float(), v.float()
-    if masks[0].places is None:
+    if masks[0].key_positions is None:
         return _attend(q, k, v, masks[0], scaling).to(dtype)
     rows, drafted = (
         torch.arange(len(q))[:, None],
@@ -237,7 +237,7 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, masks: Sequence[ChainMask], 
     out = q.new_zeros(*q.shape[:3], v.shape[3])
     for mask in masks:
         for states, own in zip((k, v), drafted, strict=True):
-            states[rows, :, mask.places] = own[rows, :, mask.path]
+            states[rows, :, mask.key_positions] = own[rows, :, mask.path]
         part = _attend(q[rows, :, mask.nodes].transpose(1, 2), k, v, mask, scaling)
         out[rows, :, mask.nodes] = part.transpose(1, 2)
     for states, own in zip((k, v), drafted, strict=True):

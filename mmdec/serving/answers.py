@@ -104,12 +104,12 @@ class AnswerText:
         if self._job.streams and (new := self._deltas.next_delta(self._decoded())):
             self._put(new)
 
-    def finish(self, timings: Mapping[str, float], **more: Any) -> Answer:
+    def finish(self, timings: Mapping[str, float], **fields: Any) -> Answer:
         """Send the rest of the text, and return the answer.
 
         Args:
             timings: Seconds of each stage.
-            more: Further fields of `Answer`.
+            fields: Further fields of `Answer`.
         """
         usage, text = self._usage, self._decoded()
         text = self._deltas.until_stop(text.strip() if self._strips else text)
@@ -118,10 +118,10 @@ class AnswerText:
             self._put(self._deltas.end(text))
         # the last token may complete a stop string
         written = (self._decoded(), self._tokenizer.decode(usage.tokens, skip_special_tokens=False))
-        stopped = any(stop in each for stop in self._stops for each in written)
+        stopped = any(stop in text_form for stop in self._stops for text_form in written)
         reason = "stop" if stopped else usage.finish_reason
         note = "" if stopped else usage.note
-        return Answer(text, usage.tokens, usage.logprobs, usage.rounds, timings, reason, note, **more)
+        return Answer(text, usage.tokens, usage.logprobs, usage.rounds, timings, reason, note, **fields)
 
     def _put(self, text: str) -> None:
         new = slice(self._sent, len(self._usage.tokens))

@@ -158,15 +158,16 @@ def listening_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
 
     async def bind() -> list[socket.socket]:
         server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
-        sockets = [each.dup() for each in server.sockets]  # the host may have several addresses, each with a socket
+        # the host may have several addresses, each with a socket
+        sockets = [listener.dup() for listener in server.sockets]
         server.close()
         return sockets
 
     with ExitStack() as stack:
         try:
-            sockets = [stack.enter_context(each) for each in asyncio.run(bind())]
-            for each in sockets:
-                each.listen(BACKLOG)
+            sockets = [stack.enter_context(listener) for listener in asyncio.run(bind())]
+            for listener in sockets:
+                listener.listen(BACKLOG)
         except (OSError, UnicodeError) as error:
             raise MmdecError(
                 f"`port` must be free, but nothing can listen at {host}:{port} ({error}). End what listens there, or "

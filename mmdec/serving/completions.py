@@ -77,12 +77,14 @@ class CompletionRequest(BaseModel):
         """
         if not isinstance(body, dict):
             return body
-        given = {name: value for name, value in body.items() if value is not None}
+        fields = {name: value for name, value in body.items() if value is not None}
         for name, (neutral, lack) in cls.unsupported.items():
-            value = given.pop(name, neutral[0])
-            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral):
+            value = fields.pop(name, neutral[0])
+            if not any(
+                value == default and isinstance(value, bool) == isinstance(default, bool) for default in neutral
+            ):
                 raise ApiError(400, f"`{name}` must be left out: {lack}.", code="unsupported_parameter", param=name)
-        return given
+        return fields
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

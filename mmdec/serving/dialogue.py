@@ -61,7 +61,7 @@ def _render_dialogue(vlm: LoadedVlm, messages: Sequence[VlmMessage]) -> str:
             f"`messages` must be what the model's chat template takes, but it says: {error}. Change roles or order."
         ) from error
     whole = vlm.plain.restore(text)
-    lost = next((each for each in texts if each.strip() not in whole), None)
+    lost = next((text for text in texts if text.strip() not in whole), None)
     if lost is not None:
         raise InputError(
             f"`messages` must be what the model's chat template writes, but it drops {show(lost)}. "

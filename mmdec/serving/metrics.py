@@ -103,14 +103,14 @@ class Metrics:
             for name, help_text in COUNTERS.items():
                 rows = [
                     f"{PREFIX}{name}{_labels(labels)} {value:g}"
-                    for (each, labels), value in sorted(self._counts.items())
-                    if each == name
+                    for (metric, labels), value in sorted(self._counts.items())
+                    if metric == name
                 ]
                 lines += [f"# HELP {PREFIX}{name} {help_text}", f"# TYPE {PREFIX}{name} counter", *rows]
             for name, (help_text, bounds) in HISTOGRAMS.items():
                 lines += [f"# HELP {PREFIX}{name} {help_text}", f"# TYPE {PREFIX}{name} histogram"]
-                for (each, labels), row in sorted(self._buckets.items()):
-                    if each == name:
+                for (metric, labels), row in sorted(self._buckets.items()):
+                    if metric == name:
                         for bound, count in zip((*bounds, "+Inf"), row, strict=False):
                             lines.append(f"{PREFIX}{name}_bucket{_labels((*labels, ('le', str(bound))))} {count:g}")
                         lines.append(f"{PREFIX}{name}_sum{_labels(labels)} {row[-1]:g}")

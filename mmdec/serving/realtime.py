@@ -71,8 +71,10 @@ class LiveSession:
         await self._socket.send_json({"type": kind, **content})
 
     async def _refuse(self, error: Exception) -> None:
-        known = isinstance(error, (ApiError, InputError))
-        answer = ApiError.of(error) if known else ApiError(400, "An event must be a JSON object of a known form.")
+        is_user_error = isinstance(error, (ApiError, InputError))
+        answer = (
+            ApiError.of(error) if is_user_error else ApiError(400, "An event must be a JSON object of a known form.")
+        )
         await self._send("error", **answer.content)
 
     async def _handle_event(self, event: dict[str, Any]) -> None:

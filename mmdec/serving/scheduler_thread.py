@@ -248,7 +248,7 @@ class SchedulerThread:
     def _step(self) -> bool:
         """Run one step of the scheduler. Returns whether there is more to do at once."""
         with self._changed:
-            waiting, started = sorted(self._waiting, key=lambda one: one.order), list(self._started)
+            waiting, started = sorted(self._waiting, key=lambda decoding: decoding.order), list(self._started)
             closed = self._is_closed
         if closed:
             return False

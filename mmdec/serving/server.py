@@ -63,10 +63,10 @@ class ApiError(Exception):
     """
 
     def __init__(
-        self, status: int, message: str, kind: str = "invalid_request_error", code: str | None = None, **more: Any
+        self, status: int, message: str, kind: str = "invalid_request_error", code: str | None = None, **details: Any
     ) -> None:
-        self.status, self.headers = status, more.get("headers")
-        self.content = {"error": {"message": message, "type": kind, "param": more.get("param"), "code": code}}
+        self.status, self.headers = status, details.get("headers")
+        self.content = {"error": {"message": message, "type": kind, "param": details.get("param"), "code": code}}
         super().__init__(message)
 
     @classmethod

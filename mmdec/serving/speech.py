@@ -33,12 +33,12 @@ async def check_fields(request: Request) -> None:
 
     An empty field is the same as one that is left out.
     """
-    known = {field.alias for field in request.scope["route"].dependant.body_params}
-    given = (await request.form()).multi_items()
-    name = next((name for name, value in given if name not in known and value not in NULL), None)
+    known_fields = {field.alias for field in request.scope["route"].dependant.body_params}
+    form_fields = (await request.form()).multi_items()
+    name = next((name for name, value in form_fields if name not in known_fields and value not in NULL), None)
     if name is not None:
         raise ApiError(
-            400, f"`{name}` is not known here. Leave it out; known are {', '.join(sorted(known))}.", param=name
+            400, f"`{name}` is not known here. Leave it out; known are {', '.join(sorted(known_fields))}.", param=name
         )
 
 
@@ -126,7 +126,9 @@ async def translations(
             return PlainTextResponse(result.text, headers=_note(recording.note))
         return JSONResponse({"text": result.text} | _field(recording.note))
     if not engine.translates and model is None:
-        able = (each for each in server.models.values() if isinstance(each, TranscriptionEngine) and each.translates)
+        able = (
+            engine for engine in server.models.values() if isinstance(engine, TranscriptionEngine) and engine.translates
+        )
         engine = next(able, engine)
     if not engine.translates:
         raise ApiError(

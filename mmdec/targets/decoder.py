@@ -287,12 +287,12 @@ class DecoderTarget(HfTarget):
         """
 
     @abstractmethod
-    def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, more: Mapping[str, Any]) -> Any:
+    def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, extra: Mapping[str, Any]) -> Any:
         """Run the model over ids (B, N) at position ids (1 or 3, B, N).
 
         Args:
             cache: None: nothing is cached.
-            more: Further inputs of the model.
+            extra: Further inputs of the model.
         """
 
     def _run(
@@ -312,13 +312,13 @@ class DecoderTarget(HfTarget):
             extra: Further inputs.
             last: Whether to compute only the last token's logits.
         """
-        more = {**extra, "output_hidden_states": True} if -1 in layers else dict(extra)
+        inputs = {**extra, "output_hidden_states": True} if -1 in layers else dict(extra)
         if last and self._keeps:
-            more["logits_to_keep"] = 1
+            inputs["logits_to_keep"] = 1
         decoder: Any = cast(Any, self.model).get_decoder() if self.reads_images else self.model
         hooked = [layer for layer in layers if layer >= 0 or (layer == FIRST_LAYER_INPUTS and self.reads_images)]
         with record_states(decoder, self.layers, hooked) as recorded:
-            out = self._call(ids, mask, positions, cache, more)
+            out = self._call(ids, mask, positions, cache, inputs)
         states = {layer: recorded[layer] for layer in hooked}
         if -1 in layers:
             states[-1] = out.hidden_states[-1]
@@ -536,7 +536,7 @@ class DecoderTarget(HfTarget):
             session.store.set_first_visible([firsts.get(window, 0) if window else 0 for window in windows.layers])
         if tokenwise:
             cast(KVPool, session.store).show_multiple()
-        gap_positions = None if session.gaps is None else session.gaps.places(rows.width)
+        gap_positions = None if session.gaps is None else session.gaps.positions(rows.width)
         whole = tokenwise or session.stepwise is not None or is_compiled(self.model)
         packed = None if whole else packed_linear(draft)
         with soft_inputs(self.model, draft.soft), packed or nullcontext():
@@ -627,11 +627,13 @@ class DecoderTarget(HfTarget):
             return
         prompt = self._read(inputs)
         positions_in_text = prompt.text.positions[:, -1:] + torch.arange(1, new, device=sequences.device)
-        more = positions_in_text[None] if prompt.offsets is None else positions_in_text + prompt.offsets[:, :, None]
+        new_positions = (
+            positions_in_text[None] if prompt.offsets is None else positions_in_text + prompt.offsets[:, :, None]
+        )
         mask = prompt.text.mask_given
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones(len(mask), new - 1)], 1)
-        positions = torch.cat([prompt.positions, more], 2)
+        positions = torch.cat([prompt.positions, new_positions], 2)
         target = self._with(StepwiseModel(self.model).model_after(cache)) if self.needs_chains else self
         target._run(sequences[:, :-1][:, -missing:], mask, positions, cache, (), prompt.extra, last=True)
 

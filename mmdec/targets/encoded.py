@@ -46,11 +46,11 @@ class EncodedPrompt:
     has_inner_padding: bool  # whether a batch row has padding after its first token
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Any], most: int | None, columns: bool) -> EncodedPrompt:
+    def of(cls, inputs: Mapping[str, Any], max_columns: int | None, columns: bool) -> EncodedPrompt:
         """Check and normalise a prompt's inputs.
 
         Args:
-            most: Maximum length P of `input_ids`; None: unlimited.
+            max_columns: Maximum length P of `input_ids`; None: unlimited.
             columns: Whether position ids count padding, too.
 
         Raises:
@@ -74,8 +74,10 @@ class EncodedPrompt:
                     f"`{CACHE_ARGUMENT}` must be empty, but holds {cache.get_seq_length()} columns. Leave it out."
                 )
         width = ids.shape[1]
-        if most is not None and width > most:
-            raise InputError(f"`input_ids` must have at most {most} columns, but has {width}. Shorten the prompt.")
+        if max_columns is not None and width > max_columns:
+            raise InputError(
+                f"`input_ids` must have at most {max_columns} columns, but has {width}. Shorten the prompt."
+            )
         prompt_mask = inputs.get("decoder_attention_mask")
         if prompt_mask is not None and (prompt_mask.shape != ids.shape or not bool(prompt_mask[:, -1].all())):
             raise InputError(

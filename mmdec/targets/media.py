@@ -482,12 +482,12 @@ class MediaTarget(DecoderTarget):
         images = None if VISION_OUTPUTS_KEY in vision.inputs else {**vision.inputs, **media}
         return Prompt(text, positions, offsets, extra, MediaContext(placeholders, images, vision.seconds, summaries))
 
-    def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, more: Mapping[str, Any]) -> Any:
+    def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, extra: Mapping[str, Any]) -> Any:
         """Call the model with the arguments that its `forward` takes; media that do not fit are an InputError."""
         model: Any = self.model
         media = sorted(
             name
-            for name in more
+            for name in extra
             if name == VISION_OUTPUTS_KEY or (name in self._arguments and name not in DECODER_INPUTS)
         )
         arguments: dict[str, Any] = {
@@ -495,7 +495,7 @@ class MediaTarget(DecoderTarget):
             "position_ids": positions if self._axes else positions[0],
             CACHE_ARGUMENT: cache,
             "use_cache": cache is not None,
-            **more,
+            **extra,
         }
         try:
             # these inputs hold one number for each token of the prompt; the finished text is longer

@@ -119,12 +119,12 @@ def tiny_config(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
     layers = getattr(config, "num_hidden_layers", PROBE_LAYERS)
     heads = getattr(config, "num_attention_heads", PROBE_HEADS)
     small: dict[str, Any] = {}
-    for name, most in MAX_PROBE_SIZES.items():
+    for name, maximum in MAX_PROBE_SIZES.items():
         field = names.get(name, name)
         if isinstance(fields.get(field), int):
-            small[field] = min(fields[field], most)
+            small[field] = min(fields[field], maximum)
         elif field == "head_dim" and field in fields:
-            small[field] = most  # set it if it is None, too; None means hidden_size / heads
+            small[field] = maximum  # set it if it is None, too; None means hidden_size / heads
     small[names.get("num_hidden_layers", "num_hidden_layers")] = min(layers, PROBE_LAYERS)
     if isinstance(heads, int):
         small[names.get("num_attention_heads", "num_attention_heads")] = PROBE_HEADS
@@ -255,10 +255,10 @@ def _batch_difference(model: Any, target: Target, lengths: tuple[int, ...]) -> f
     Returns:
         The largest relative difference between logits in a tree and in a path alone.
     """
-    rng, most = random.Random(len(lengths)), target.vocab_size - 1
+    rng, last_token = random.Random(len(lengths)), target.vocab_size - 1
 
     def draw(width: int) -> Tensor:
-        return torch.tensor([[rng.randint(3, most) for _ in range(width)] for _ in lengths])
+        return torch.tensor([[rng.randint(3, last_token) for _ in range(width)] for _ in lengths])
 
     ids = draw(max(lengths))
     mask = torch.tensor([[0] * (max(lengths) - length) + [1] * length for length in lengths])

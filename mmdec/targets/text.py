@@ -72,9 +72,9 @@ class TextTarget(DecoderTarget):
                 reasons.append(f"`rope_type` {rope.kind} changes at {rope.length} columns, which the text may reach")
         return reasons
 
-    def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, more: Mapping[str, Any]) -> Any:
+    def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, extra: Mapping[str, Any]) -> Any:
         placed = cache_arguments(self.model, cache, positions[0])
-        return self.model(input_ids=ids, attention_mask=mask, **placed, use_cache=cache is not None, **more)
+        return self.model(input_ids=ids, attention_mask=mask, **placed, use_cache=cache is not None, **extra)
 
 
 def attention_name(model: PreTrainedModel) -> str:

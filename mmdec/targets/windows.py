@@ -138,7 +138,7 @@ class Gaps:
             moved[row, start:end] = places - torch.arange(start, end, device=mask.device) - padding[-1]
         return cls(torch.tensor(padding, device=mask.device), moved)
 
-    def places(self, columns: int) -> tuple[Tensor, Tensor]:
+    def positions(self, columns: int) -> tuple[Tensor, Tensor]:
         """Return the positions of the first S = `columns` cached tokens, padding between tokens counted.
 
         Returns:

@@ -89,20 +89,20 @@ class Merges:
         return tuple(parts)
 
 
-def choose_vocabulary(texts: Iterable[Sequence[int]], merges: Merges, count: int, least: int = 3) -> list[int]:
+def choose_vocabulary(texts: Iterable[Sequence[int]], merges: Merges, count: int, min_count: int = 3) -> list[int]:
     """Choose the tokens of a small vocabulary.
 
     Args:
         texts: Token ids of each text.
         count: Maximum number of tokens, at least 256.
-        least: Minimum number of occurrences, alone or as a part of rarer tokens. The most frequent tokens are chosen,
-            and the tokens of single bytes that are needed to compose the others.
+        min_count: Minimum number of occurrences, alone or as a part of rarer tokens. The most frequent tokens are
+            chosen, and the tokens of single bytes that are needed to compose the others.
 
     Returns:
         Their ids, ascending.
     """
     frequencies = Counter(token for text in texts for token in text if token in merges)
-    bound = least
+    bound = min_count
     while len(frequent := _select_frequent(Counter(frequencies), bound, merges)) > max(count, 256):
         bound += 1 + bound // 8
     return frequent

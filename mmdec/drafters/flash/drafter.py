@@ -94,8 +94,8 @@ class Flash:
             plan = replace(plan, depth=min(plan.depth, self.network.slots))
         if chain and plan.warp is None and len(roots) == 1:
             waiting = self._columns.catch_up(state)
-            if not state.asked:
-                state.asked = True
+            if not state.step_requested:
+                state.step_requested = True
                 state.step = SlotStep.of(self.network, state.packed, self.embedding, self._columns.output)
             step = state.step
             if isinstance(step, SlotStep) and step.can_read(waiting.features):

@@ -57,8 +57,8 @@ class FlashConfig(DraftConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         bounds = {"slots": MAX_SLOTS, "latents": MAX_LATENTS, "bottleneck": self.hidden_size}
-        for name, most in bounds.items():
-            check_size(name, getattr(self, name), most)
+        for name, maximum in bounds.items():
+            check_size(name, getattr(self, name), maximum)
         if len(self.layers) != 1:
             raise InputError(f"`layers` must name one layer, but is {self.layers!r:.60}. (-1,) is the published one.")
 

@@ -110,7 +110,11 @@ class NetworkDrafter:
         if not (isinstance(state, DraftState) and state.columns == [context.past] == [context.past] * rows):
             cache = DraftCache(rows, self.network.depth)
             state = DraftState(cache, [context.past] * rows, [context.past] * rows)
-        state.packed, state.step, state.asked = None, None, False  # weights may have changed since the last turn
+        state.packed, state.step, state.step_requested = (
+            None,
+            None,
+            False,
+        )  # weights may have changed since the last turn
         visual = context.visual
         embeds = self.network.prompt_embeds(context, visual, self.embedding)
         waiting = PendingPrompt(embeds, features, visual, mask)
@@ -154,8 +158,8 @@ class NetworkDrafter:
             return levels.sampled_tree(roots, hidden, replace(plan, nodes=depth) if chain else plan)
         if not chain:
             return levels.tree(roots, hidden, plan)
-        if block is None and len(roots) == 1 and not state.asked:
-            state.asked = True
+        if block is None and len(roots) == 1 and not state.step_requested:
+            state.step_requested = True
             conditioned = network.condition_on(state.condition)
             state.step = conditioned.cpu_step(state.packed, self.embedding, self.output)
         return levels.chain(roots, hidden, depth, plan.threshold)
@@ -244,7 +248,7 @@ class NetworkDrafter:
         condition = stack_conditions(rows)
         if condition is not None:
             # drop the fast code `step`: it has a copy of the condition, which changes here
-            state.condition, state.step, state.asked = condition, None, False
+            state.condition, state.step, state.step_requested = condition, None, False
         pad = nn.utils.rnn.pad_sequence
         if part.positions is None or part.next is None:
             row_positions = [row.positions + start for row, start in zip(rows, state.positions, strict=True)]

@@ -274,7 +274,7 @@ class DraftState:
     info: list[PromptInfo] = field(default_factory=list)  # one for each batch row; empty until the prompt is processed
     # faster code that runs the network on one token of one batch row; None: not available, or not tried yet
     step: CpuStep | None = None
-    asked: bool = False  # whether the drafter has tried to make `step` since the prompt
+    step_requested: bool = False  # whether the drafter has tried to make `step` since the prompt
     # weights packed for faster products; None before the first pass, or if too large
     packed: PackedWeights | None = None
 

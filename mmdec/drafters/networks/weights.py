@@ -67,10 +67,10 @@ class WeightsConfig:
         return cls(**{"hidden_size": model.hidden_size, "vocab_size": model.vocab_size, **changes})
 
 
-def check_size(name: str, size: object, most: int, remedy: str = "Choose another.") -> None:
-    """Raise InputError unless a size in a configuration is an integer from 1 to `most`."""
-    if type(size) is not int or not 1 <= size <= most:
-        raise InputError(f"`{name}` must be an integer from 1 to {most}, but is {size!r:.60}. {remedy}")
+def check_size(name: str, size: object, maximum: int, remedy: str = "Choose another.") -> None:
+    """Raise InputError unless a size in a configuration is an integer from 1 to `maximum`."""
+    if type(size) is not int or not 1 <= size <= maximum:
+        raise InputError(f"`{name}` must be an integer from 1 to {maximum}, but is {size!r:.60}. {remedy}")
 
 
 Config = TypeVar("Config", bound=WeightsConfig)

@@ -198,7 +198,7 @@ def test_the_search_looks_at_few_words_of_a_long_text() -> None:
         follower.add(words[at])
     for word in ("unknown", *words[70_000:70_004]):
         follower.add(word)
-    assert follower.at == 70_004
+    assert follower.position == 70_004
     assert words.lookups < 2000 * 1000  # 2000 searches of the whole text would look up 100,000 each
 
 
@@ -210,9 +210,9 @@ def test_a_repeated_phrase_is_found_near_the_expected_place() -> None:
         follower.add(word)
     follower.add("a")
     follower.add("age")
-    assert follower.at == 10
+    assert follower.position == 10
     assert follower.place_of("of") == 11
-    assert follower.at == 10
+    assert follower.position == 10
 
 
 def test_marks_are_told_apart() -> None:

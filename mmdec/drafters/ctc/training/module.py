@@ -98,7 +98,7 @@ class CtcModule(RecipeModule):
                 )
             encoder = load_encoder(self.options.encoder)
             self.top = TopLayers(encoder.config, self.options.top).take(encoder)
-            self.most = encoder.config.positions
+            self.max_frames = encoder.config.positions
         if self.options.start is not None:
             state = read_start(Path(self.options.start))
             # `start` is a drafter's file, which has only the head's weights
@@ -125,7 +125,7 @@ class CtcModule(RecipeModule):
         if self.top is not None:
             states = self.top(states, lengths)
             # a recording that fills the window has hardly any silence after it, so nothing is cut off
-            cut = lengths < self.most
+            cut = lengths < self.max_frames
             lengths = lengths - cut * round((SILENCE_MARGIN - STATES_TAIL) * STATES_PER_SECOND)
             states = states[:, : int(lengths.max())]
         if self.training:

@@ -218,7 +218,7 @@ class WindowTranscriber:
 
     @torch.inference_mode()
     def check_known_text(
-        self, window: JoinedWindow, distortion: Distortion, least: float
+        self, window: JoinedWindow, distortion: Distortion, min_share: float
     ) -> tuple[str, Tensor, list[int]] | None:
         """Turn a window's known text into its transcript, with one decoder pass over this text.
 
@@ -228,7 +228,7 @@ class WindowTranscriber:
 
         Args:
             distortion: Probabilities of augmentations.
-            least: Share of the words' tokens, from 0 to 1, that must be the model's likeliest.
+            min_share: Share of the words' tokens, from 0 to 1, that must be the model's likeliest.
 
         Returns:
             Name, encoder states (S, D) and transcript's token ids of the window; None if the model agrees with fewer
@@ -247,7 +247,7 @@ class WindowTranscriber:
         best, likely = scores[:, : self.end].max(-1), scores[:, first:].logsumexp(-1)
         liked, timed = best.indices.tolist(), (likely > best.values).tolist()
         words = [(a, b) for a, b in zip(tokens, liked, strict=False) if not self._sign(a)]
-        if not words or sum(a == b or self._same(a, b) for a, b in words) < least * len(words):
+        if not words or sum(a == b or self._same(a, b) for a, b in words) < min_share * len(words):
             return None
         text = [first]
         for token, other, ends_here in zip(tokens, liked, timed, strict=False):

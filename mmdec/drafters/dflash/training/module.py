@@ -240,8 +240,8 @@ class DFlashModule(DraftModule):
         return max(0.0, 1 - self.global_step / self.base_steps) if self.training else 0.0
 
 
-def draw_roots(lengths: Tensor, most: int) -> Tensor:
-    """Draw up to `most` tokens of each answer at random, as roots of blocks.
+def draw_roots(lengths: Tensor, max_roots: int) -> Tensor:
+    """Draw up to `max_roots` tokens of each answer at random, as roots of blocks.
 
     Args:
         lengths: (B,), number of tokens to draw from.
@@ -251,7 +251,11 @@ def draw_roots(lengths: Tensor, most: int) -> Tensor:
     """
     width = int(lengths.max())
     outside = torch.arange(width, device=lengths.device) >= lengths[:, None]
-    order = torch.rand(outside.shape, device=lengths.device).masked_fill(outside, 2.0).argsort(1)[:, : min(most, width)]
+    order = (
+        torch.rand(outside.shape, device=lengths.device)
+        .masked_fill(outside, 2.0)
+        .argsort(1)[:, : min(max_roots, width)]
+    )
     roots = order.masked_fill(order >= lengths[:, None], width).sort(1).values
     return roots.masked_fill(roots == width, -1)
 

@@ -162,7 +162,7 @@ class TextPositions:
     """The texts of a batch, N tokens in all, and the P positions in them from which heads predict."""
 
     hidden: Tensor  # (N, H) the decoder state from which the model predicts each token
-    at: Tensor  # (P,) index in `hidden` of each position
+    indices: Tensor  # (P,) index in `hidden` of each position
     targets: Tensor  # (P, K) int64, the token id that each head learns; -1 after the text's end
     lengths: list[int]  # number of positions of each text
     # for block heads: decoder states (B, T, H), encoder states (B, S, H), index of each `hidden` in the B * T states
@@ -277,15 +277,17 @@ class MedusaModule(DrafterModule):
             )
         else:
             texts, hidden, whole = self.run_model(batch)
-        at, targets, lengths, begin = [], [], [], 0
+        indices, targets, lengths, begin = [], [], [], 0
         for text in texts:
             count = max(len(text) - 1, 0)
-            at.append(torch.arange(begin, begin + count))
+            indices.append(torch.arange(begin, begin + count))
             later = torch.tensor(text[1:] + [-1] * self.count)
             targets.append(later.unfold(0, self.count, 1)[:count])
             lengths.append(count)
             begin += len(text)
-        return TextPositions(hidden, torch.cat(at).to(self.device), torch.cat(targets).to(self.device), lengths, whole)
+        return TextPositions(
+            hidden, torch.cat(indices).to(self.device), torch.cat(targets).to(self.device), lengths, whole
+        )
 
     @torch.no_grad()
     def run_model(self, batch: HeadBatch) -> tuple[list[list[int]], Tensor, tuple[Tensor, Tensor, Tensor]]:
@@ -346,10 +348,10 @@ class MedusaModule(DrafterModule):
         weights = token_weight((positions.targets >= 0).sum(0))
         for index, head in enumerate(self.heads.heads):
             rows = (positions.targets[:, index] >= 0).nonzero()[:, 0]
-            at = positions.at[rows]
+            indices = positions.indices[rows]
             # The head predicts a token that the model itself predicts `index` + 1 positions later.
-            teacher = positions.hidden[at + index + 1] if self.options.kl else None
-            loss, rank = head_loss(head(read[at]), output, targets[rows, index], teacher, self.options.kl)
+            teacher = positions.hidden[indices + index + 1] if self.options.kl else None
+            loss, rank = head_loss(head(read[indices]), output, targets[rows, index], teacher, self.options.kl)
             ranks[rows, index] = rank.clamp(max=MAX_RANKS)
             losses.append(loss * weights[index])
         return losses, ranks

@@ -322,9 +322,9 @@ def leaves(merges: Merges, token: int) -> list[int]:
 def test_rare_tokens_are_taken_apart() -> None:
     merges = drafter().pieces.merges
     texts = [[1, 42]] * 5 + [[43]]
-    assert choose_vocabulary(texts, merges, 256, least=1) == [1, 42, 43]
-    assert choose_vocabulary(texts, merges, 256, least=3) == [1, 5, 8, 20, 42]  # "the" is t, h and e
-    assert choose_vocabulary(texts, merges, 256, least=99) == [0, 1, 5, 8, 20]
+    assert choose_vocabulary(texts, merges, 256, min_count=1) == [1, 42, 43]
+    assert choose_vocabulary(texts, merges, 256, min_count=3) == [1, 5, 8, 20, 42]  # "the" is t, h and e
+    assert choose_vocabulary(texts, merges, 256, min_count=99) == [0, 1, 5, 8, 20]
 
 
 def test_a_folder_drafts_only_for_its_model(tmp_path: Path) -> None:
