@@ -51,6 +51,7 @@ from mmdec.evaluation.harness import (
     Method,
     describe_measurement,
     no_log,
+    parse_language,
     parse_plan,
 )
 from mmdec.evaluation.language_model import LanguageHarness, TokenPrompt
@@ -410,8 +411,7 @@ def load_workload(kind: str, directory: Path, device: torch.device, options: Dra
         hearing = load_audio_lm(directory, device)
         return RecordingWorkload(hearing, directory, recordings, AudioLmHarness(hearing, options.max_new_tokens))
     whisper = load_whisper(directory, device)
-    spoken = None if options.language == "auto" else options.language
-    harness = TranscriptionHarness(whisper, spoken, options.max_new_tokens)
+    harness = TranscriptionHarness(whisper, parse_language(options.language), options.max_new_tokens)
     return RecordingWorkload(whisper, directory, recordings, harness)
 
 

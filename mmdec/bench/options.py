@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from mmdec.checks.arguments import check_finite, check_threads, check_whole
+from mmdec.checks.arguments import check_finite, check_whole
 from mmdec.errors import InputError
-from mmdec.tasks.options import option
+from mmdec.evaluation.options import AsrEvalOptions, MeasurementOptions, VlmEvalOptions
+from mmdec.tasks.options import option, option_help
 
 MIN_NEW_TOKENS = 8  # a prompt after which the model has positions for fewer new tokens is left out
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class DrafterBenchOptions:
+class DrafterBenchOptions(MeasurementOptions):
     """What drafters are compared on, and how."""
 
     drafter: Sequence[str] = option(
@@ -40,14 +41,8 @@ class DrafterBenchOptions:
         list[Path],
         metavar="FILE|FOLDER",
     )
-    images: str | os.PathLike[str] | None = option(
-        None,
-        "Folder of the pictures, or one picture. Default: next to the questions, or in images/ there.",
-        Path | None,
-    )
-    prompt: str = option(
-        "Describe this image.", "What is asked about --images without a file of questions.", str, short="-p"
-    )
+    images: str | os.PathLike[str] | None = option(None, option_help(VlmEvalOptions, "images"), Path | None)
+    prompt: str = option(VlmEvalOptions.prompt, option_help(VlmEvalOptions, "prompt"), str, short="-p")
     inner: str | None = option(
         None, "Also time each smaller model with its chains drafted by lookup or recycling.", str | None
     )
@@ -60,7 +55,7 @@ class DrafterBenchOptions:
     draft_model: Sequence[str] = option(
         (), "A faster recogniser, whose text is drafted. Repeat it.", list[str], metavar="MODEL"
     )
-    language: str = option("en", "Language of the recordings; auto detects it.", str)
+    language: str = option("en", option_help(AsrEvalOptions, "language"), str)
     per_kind: int | None = option(
         None,
         "Prompts or questions of each kind. Default: all of --data and --images, else 2.",
@@ -68,20 +63,13 @@ class DrafterBenchOptions:
         minimum=1,
     )
     repeats: int = option(3, "Times that each method decodes each input.", int, minimum=1)
-    plan: str = option(
-        "learned", "Draft size: learned, 8 (a chain of 8 tokens), or 16x6 (a tree of 16 tokens, at most 6 deep).", str
-    )
-    max_new_tokens: int | None = option(None, "Maximum number of new tokens of an answer.", int | None, minimum=1)
+    max_new_tokens: int | None = option(None, option_help(VlmEvalOptions, "max_new_tokens"), int | None, minimum=1)
     minutes: float | None = option(
         None, "Stop after this time, with what was measured. Default: no limit.", float | None, minimum=0.01
     )
-    allow_absolute_paths: bool = option(
-        False, "Lists may name absolute paths, and links may lead out of the corpus.", bool, name="--allow-absolute"
-    )
-    device: str = option("cpu", "cpu or cuda.", str)
-    threads: int = option(2, "CPU threads.", int, metavar="N", minimum=1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.per_kind is not None:
             check_whole("per_kind", self.per_kind, 1, 2**31, "2 of each kind give a first impression.")
         check_whole("repeats", self.repeats, 1, 10_000, "3 give quartiles.")
@@ -91,4 +79,3 @@ class DrafterBenchOptions:
             check_finite("minutes", self.minutes, "Give 10, for instance.")
             if self.minutes <= 0:
                 raise InputError(f"`minutes` must be positive, but is {self.minutes}. Give 10, for instance.")
-        check_threads(self.threads)

@@ -30,7 +30,6 @@ from mmdec.cli.options import (
     Language,
     Model,
     as_verb,
-    language_or_none,
     log,
 )
 from mmdec.cli.reports import Against, Destinations, DrafterDestinations, JsonTo, MarkdownTo, PlotTo, with_report
@@ -203,6 +202,7 @@ def peer(
 ) -> BenchReport:
     """Time a Whisper here, in transformers and in another engine with the same weights, in float32 and int8."""
     from mmdec.bench.peer_transcription import bench_peer
+    from mmdec.evaluation.harness import parse_language
 
     return bench_peer(
         _expand_folders([*(recordings or ()), *(audio or ())]),
@@ -210,7 +210,7 @@ def peer(
         engine,
         heads=heads or "auto",
         repeats=repeats,
-        language=language_or_none(language),
+        language=parse_language(language),
         threads=threads,
         log=log,
     )

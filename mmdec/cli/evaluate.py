@@ -15,33 +15,22 @@ from rich.text import Text
 
 from mmdec.bench.report import MIN_FIRST_COLUMN, hardware_line
 from mmdec.cli.options import (
-    OWN_PROMPT,
     SPEECH_CORPUS,
     SPEECH_MODEL,
     SPEECH_TEXT,
     VLM_MODEL,
-    WHISPER_CORPUS,
     WHISPER_MODEL,
     AbsolutePaths,
-    AnswerTokens,
-    BenchDevice,
     BenchThreads,
     Device,
-    Heads,
-    Language,
     Limit,
-    MaxNewTokens,
     Model,
-    OwnPrompt,
-    Pictures,
-    Plan,
-    Questions,
-    WhisperCorpus,
     as_verb,
-    language_or_none,
     log,
+    with_option_groups,
 )
 from mmdec.cli.reports import JsonTo, deliver_report
+from mmdec.evaluation.options import AsrEvalOptions, VlmEvalOptions
 
 app = typer.Typer(
     help="Score a model on a split of a corpus.",
@@ -109,97 +98,21 @@ def speech(
 
 
 @app.command(**as_verb("eval asr --split test --limit 50"))
-def asr(
-    split: Annotated[
-        str | None, typer.Option(help="Split of the corpus: test, test_voices, paragraphs or dev; '' for all.")
-    ] = "test",
-    corpus: WhisperCorpus = WHISPER_CORPUS,
-    allow_absolute_paths: AbsolutePaths = False,
-    audio: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--audio", metavar="FILE", help="A recording of your own, its transcript next to it (.txt). Repeat."
-        ),
-    ] = None,
-    model: Model = WHISPER_MODEL,
-    heads: Heads = None,
-    plan: Plan = "learned",
-    plain: Annotated[bool, typer.Option(help="Compare with transformers' greedy decoding, too.")] = True,
-    language: Language = "en",
-    batch_size: Annotated[int, typer.Option(min=1, help="Recordings in a batch.")] = 1,
-    limit: Limit = None,
-    max_new_tokens: MaxNewTokens = None,
-    worst: Annotated[int, typer.Option(min=0, help="List this many transcripts with most errors.")] = 10,
-    json_to: JsonTo = None,
-    device: BenchDevice = "cpu",
-    threads: BenchThreads = 2,
-) -> None:
+@with_option_groups
+def asr(options: AsrEvalOptions, model: Model = WHISPER_MODEL, json_to: JsonTo = None) -> None:
     """Score a Whisper: word and character error rate, tokens per round, seconds and speedup."""
-    from mmdec.evaluation.harness import parse_plan
     from mmdec.evaluation.transcription import evaluate_asr
 
-    report = evaluate_asr(
-        split or None,
-        corpus,
-        model,
-        recordings=audio or (),
-        allow_absolute_paths=allow_absolute_paths,
-        heads=heads,
-        plan=parse_plan(plan),
-        plain=plain,
-        language=language_or_none(language),
-        batch_size=batch_size,
-        limit=limit,
-        max_new_tokens=max_new_tokens,
-        device=device,
-        threads=threads,
-        worst=worst,
-        log=log,
-    )
-    deliver_report(report, json_to, asr_table)
+    deliver_report(evaluate_asr(model, options, log), json_to, asr_table)
 
 
 @app.command(**as_verb("eval vlm --questions data/samples/images/samples.tsv"))
-def vlm(
-    questions: Questions = None,
-    images: Pictures = None,
-    allow_absolute_paths: AbsolutePaths = False,
-    prompt: OwnPrompt = OWN_PROMPT,
-    model: Model = VLM_MODEL,
-    drafter: Annotated[str, typer.Option("--drafter", "-d", help="As for `mmdec describe`.")] = "auto",
-    plan: Plan = "learned",
-    swap: Annotated[bool, typer.Option("--swap", help="Show each question another picture of its task.")] = False,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use this many questions of each task, at equal distances in the list.")
-    ] = None,
-    max_new_tokens: AnswerTokens = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Questions in a batch.")] = 1,
-    worst: Annotated[int, typer.Option(min=0, help="List this many wrong answers.")] = 10,
-    json_to: JsonTo = None,
-    device: BenchDevice = "cpu",
-    threads: BenchThreads = 2,
-) -> None:
+@with_option_groups
+def vlm(options: VlmEvalOptions, model: Model = VLM_MODEL, json_to: JsonTo = None) -> None:
     """Score a vision-language model: what is right by task, tokens per round, and the drafter's share of the time."""
     from mmdec.evaluation.description import evaluate_vlm
-    from mmdec.evaluation.harness import parse_plan
 
-    report = evaluate_vlm(
-        questions,
-        images,
-        model,
-        allow_absolute_paths=allow_absolute_paths,
-        prompt=prompt,
-        drafter=None if drafter == "none" else drafter,
-        plan=parse_plan(plan),
-        swap=swap,
-        limit=limit,
-        max_new_tokens=max_new_tokens,
-        batch_size=batch_size,
-        device=device,
-        threads=threads,
-        worst=worst,
-        log=log,
-    )
+    report = evaluate_vlm(model, options, log)
     deliver_report(report, json_to, vlm_table)
     if report["refused"]:
         raise typer.Exit(1)

@@ -18,9 +18,9 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from mmdec import InputError
-from mmdec.bench.options import DrafterBenchOptions
 from mmdec.checks.files import printable
 from mmdec.errors import rename_arguments
+from mmdec.evaluation.options import AsrEvalOptions
 from mmdec.pretrained import DEFAULT_VLM
 from mmdec.tasks.options import OptionInfo, option_help, options_of
 
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 SPEECH_MODEL, SPEECH_CORPUS = "daspeech-everyday", Path("data/natural/manifest.tsv")
 SPEECH_TEXT = Path("data/everyday"), Path("data/phrasebook")
-WHISPER_MODEL, WHISPER_CORPUS = "whisper-tiny.en", Path("data/english")
+WHISPER_MODEL = "whisper-tiny.en"
 VLM_MODEL = DEFAULT_VLM
-OWN_PROMPT = DrafterBenchOptions.prompt
 
 Inputs = Annotated[
     list[str],
@@ -56,9 +55,7 @@ Threads = Annotated[
 BenchThreads = Annotated[int, typer.Option("--threads", min=1, metavar="N", help="CPU threads.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object for each file, one on each line.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Limit = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Use only this many utterances, evenly spaced over the split.")
-]
+Limit = Annotated[int | None, typer.Option(min=1, metavar="N", help=option_help(AsrEvalOptions, "limit"))]
 Judging = Annotated[
     Path | None,
     typer.Option(
@@ -67,37 +64,16 @@ Judging = Annotated[
         help="Folder of a multilingual Whisper: transcribes the English, and is compared.",
     ),
 ]
-WhisperCorpus = Annotated[
-    Path, typer.Option("--corpus", help="A folder in LibriSpeech's layout, or a .tsv or .jsonl with path and text.")
-]
 AbsolutePaths = Annotated[
-    bool, typer.Option("--allow-absolute", help=option_help(DrafterBenchOptions, "allow_absolute_paths"))
+    bool, typer.Option("--allow-absolute", help=option_help(AsrEvalOptions, "allow_absolute_paths"))
 ]
-Heads = Annotated[Path | None, typer.Option(help="A folder with Medusa heads. Default: the model's own.")]
-Plan = Annotated[str, typer.Option(help=option_help(DrafterBenchOptions, "plan"))]
-Questions = Annotated[
-    Path | None,
-    typer.Option(
-        help="What is asked: a .jsonl with image, question and optionally answer; a table like samples.tsv of "
-        "data/samples/images; the file of TextVQA, VQAv2, LLaVA-Bench or MMSpec; or conversations. Default: about the "
-        "sample pictures; with only --images, --prompt about each of them.",
-        show_default=False,
-    ),
-]
-Pictures = Annotated[Path | None, typer.Option("--images", help=option_help(DrafterBenchOptions, "images"))]
-OwnPrompt = Annotated[str, typer.Option("--prompt", "-p", help=option_help(DrafterBenchOptions, "prompt"))]
+Heads = Annotated[Path | None, typer.Option(help=option_help(AsrEvalOptions, "heads"))]
 AudioFiles = Annotated[
     list[Path] | None,
     typer.Option("--audio", metavar="FILE", help="A recording of your own, as the arguments are. Repeat it."),
 ]
-AnswerTokens = Annotated[int | None, typer.Option(min=1, help=option_help(DrafterBenchOptions, "max_new_tokens"))]
-Language = Annotated[str, typer.Option(help=option_help(DrafterBenchOptions, "language"))]
-MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens in a 30 s window.")]
-
-
-def language_or_none(language: str) -> str | None:
-    """Convert "auto", which asks for detection, to None."""
-    return None if language == "auto" else language
+Language = Annotated[str, typer.Option(help=option_help(AsrEvalOptions, "language"))]
+MaxNewTokens = Annotated[int | None, typer.Option(min=1, help=option_help(AsrEvalOptions, "max_new_tokens"))]
 
 
 def dtype_or_quick(dtype: str | None, device: str | None, integers: bool = False) -> torch.dtype:

@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 
 from mmdec.checks.arguments import check_finite
-from mmdec.cli.options import OWN_PROMPT, AbsolutePaths, AsJson, Model, as_verb, log
+from mmdec.cli.options import AbsolutePaths, AsJson, Model, as_verb, log
 from mmdec.cli.progress import progress_bar
 from mmdec.cli.reports import print_result
 from mmdec.drafters.built_in import trainable_names
+from mmdec.evaluation.options import VlmEvalOptions
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,7 +54,7 @@ def drafter(
     ] = None,
     prompt: Annotated[
         str, typer.Option("--prompt", "-p", help="What to ask about each picture of a folder.")
-    ] = OWN_PROMPT,
+    ] = VlmEvalOptions.prompt,
     questions: Annotated[int, typer.Option(min=2, help="Ask at most this many questions.")] = 20_000,
     max_tokens: Annotated[int, typer.Option(min=2, help="Maximum number of tokens of an answer.")] = 256,
     allow_absolute_paths: AbsolutePaths = False,

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, final
 
-from mmdec.checks.arguments import check_threads, check_whole
-from mmdec.core.budget import Nodes
 from mmdec.core.timing import Stopwatch, time_passes
 from mmdec.errors import BatchError, InputError
 from mmdec.evaluation.harness import (
@@ -30,20 +28,21 @@ from mmdec.evaluation.harness import (
     cut_at_end,
     describe_measurement,
     no_log,
+    parse_plan,
     transformers_errors_only,
 )
-from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
+from mmdec.evaluation.options import VlmEvalOptions
+from mmdec.generation.drafter_choice import resolve_drafter
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.tasks.generate_options import MAX_NEW_TOKENS
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import IMAGE
 from mmdec.training.corpora.image_text import ImageQuestion, ask_about, by_task, read_questions, swap_pictures
-from mmdec.training.corpora.text_files import check_limit
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.text import count_claims, plain_answer, right_answer, right_in_other_words
 from mmdec.vision.answer import Description
-from mmdec.vision.describe import AUTO, Prompt, describe, model_inputs, read_question, render_chat, user_message
+from mmdec.vision.describe import Prompt, describe, model_inputs, read_question, render_chat, user_message
 
 
 @final
@@ -134,7 +133,6 @@ class DescriptionHarness(Harness[ImageQuestion]):
 
 
 QUESTIONS = "data/samples/images/samples.tsv"
-PROMPT = "Describe this image."  # the question about a user's own pictures
 LOG_INTERVAL = 50  # questions between two lines of progress
 
 
@@ -171,21 +169,8 @@ def score(question: ImageQuestion, text: str) -> tuple[float, int]:
 
 
 def evaluate_vlm(
-    questions: str | os.PathLike[str] | None = None,
-    images: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
-    *,
-    allow_absolute_paths: bool = False,
-    prompt: str = PROMPT,
-    drafter: DrafterChoice = AUTO,
-    plan: Nodes = None,
-    swap: bool = False,
-    limit: int | None = None,
-    max_new_tokens: int | None = None,
-    batch_size: int = 1,
-    device: str | None = None,
-    threads: int = 2,
-    worst: int = 10,
+    options: VlmEvalOptions | None = None,
     log: Log = no_log,
 ) -> dict[str, Any]:
     """Score a vision-language model.
@@ -196,45 +181,34 @@ def evaluate_vlm(
     Intervals are Wilson's, of 95 %. A question that `mmdec.describe` refuses counts as wrong and is listed.
 
     Args:
-        questions: A file or folder of questions; None: the questions about the sample pictures, or, if images are
-            given, `prompt` about each image.
-        images: Folder of the pictures, or one picture.
-        allow_absolute_paths: Accept absolute paths in the questions.
-        limit: Number of questions from each task, evenly spaced.
-        swap: Show another picture of the same task. Answers that are still right come from the question's text alone.
-        drafter: Name, folder or object; None: plain decoding.
-        plan: Draft size, as `num_speculative_tokens`; None: learned.
-        max_new_tokens: Maximum number of new tokens of an answer; None: the model's default.
-        worst: Number of wrong answers to list.
-        batch_size: Number of questions answered together.
-        device: Where to load the model, if it is not loaded yet.
-        threads: torch's CPU threads.
+        model: A shipped name, a folder, a Hugging Face id, or a loaded model.
+        options: What is asked, and how; None: the questions about the sample pictures.
         log: Receives lines of progress.
 
     Returns:
         A JSON-ready report.
 
     Raises:
-        InputError: If an argument, the model or the corpus is refused.
+        InputError: If an option, the model or the corpus is refused.
     """
-    check_threads(threads)
-    check_whole("batch_size", batch_size, 1, 4096, "1 asks one by one.")
-    check_limit(limit)
-    chosen = questions_of(questions, images, prompt, limit, Admission(allow_absolute_paths))
-    chosen = swap_pictures(chosen) if swap else chosen
-    keep_threads(threads)
-    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
-    loaded_drafter = resolve_drafter(drafter, vlm).drafter_for(vlm.model)
-    method = Method("drafted", "mmdec", {"drafter": loaded_drafter, "num_speculative_tokens": plan})
-    answered = _answers(DescriptionHarness(vlm, max_new_tokens), method, chosen, batch_size, log)
+    options = options or VlmEvalOptions()
+    questions, images, batch_size = options.questions, options.images, options.batch_size
+    nodes = parse_plan(options.plan)
+    chosen = questions_of(questions, images, options.prompt, options.limit, Admission(options.allow_absolute_paths))
+    chosen = swap_pictures(chosen) if options.swap else chosen
+    keep_threads(options.threads)
+    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, options.device)
+    drafter = resolve_drafter(None if options.drafter == "none" else options.drafter, vlm).drafter_for(vlm.model)
+    method = Method.with_drafter("drafted", drafter, nodes)
+    answered = _answers(DescriptionHarness(vlm, options.max_new_tokens), method, chosen, batch_size, log)
     return {
         "model": vlm.directory.name if vlm.directory else "given",
         "questions": os.fspath(questions if questions is not None else images or QUESTIONS),
-        "swapped": swap,
+        "swapped": options.swap,
         "n": len(answered),
-        "drafter": "none" if loaded_drafter is None else loaded_drafter.name,
+        "drafter": "none" if drafter is None else drafter.name,
         "batch_size": batch_size,
-        **_report(answered, worst),
+        **_report(answered, options.worst),
         "hardware": describe_measurement(vlm.model, batch_size),
     }
 

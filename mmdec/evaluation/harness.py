@@ -142,6 +142,11 @@ def transformers_errors_only() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
+def parse_language(language: str) -> str | None:
+    """Convert "auto", which asks for detection, to None."""
+    return None if language == "auto" else language
+
+
 def parse_plan(plan: str) -> Nodes:
     """Parse a draft size: "learned", "8" (a chain of 8 tokens), "16x6" (a tree of 16 tokens, at most 6 deep).
 

@@ -22,7 +22,6 @@ from typing import Any, final
 
 from torch import Tensor
 
-from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.core.budget import Nodes
 from mmdec.core.timing import Stopwatch, time_passes
 from mmdec.drafters.medusa.checkpoint import HEADS_FILE
@@ -36,8 +35,11 @@ from mmdec.evaluation.harness import (
     cut_at_end,
     describe_measurement,
     no_log,
+    parse_language,
+    parse_plan,
     transformers_errors_only,
 )
+from mmdec.evaluation.options import AsrEvalOptions
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
@@ -46,7 +48,7 @@ from mmdec.tasks.generate_options import MAX_NEW_TOKENS
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_utterances
-from mmdec.training.corpora.text_files import check_limit, evenly_spaced
+from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.text import Edits, character_edits, rate, ratio, word_edits
 from mmdec.whisper.checkpoint import DEFAULT_MODEL, MEDUSA, LoadedWhisper, load_whisper
@@ -248,71 +250,51 @@ class ScoredTranscript:
 
 
 def evaluate_asr(
-    split: str | None = "test",
-    corpus: str | os.PathLike[str] = "data/english",
     model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
-    *,
-    recordings: Sequence[str | os.PathLike[str]] = (),
-    allow_absolute_paths: bool = False,
-    heads: str | os.PathLike[str] | None = None,
-    plan: Nodes = None,
-    plain: bool = True,
-    language: str | None = "en",
-    batch_size: int = 1,
-    limit: int | None = None,
-    max_new_tokens: int | None = None,
-    device: str | None = None,
-    threads: int = 2,
-    worst: int = 10,
+    options: AsrEvalOptions | None = None,
     log: Log = no_log,
 ) -> dict[str, Any]:
-    """Score a Whisper.
+    """Score a Whisper, with mmdec's loop and with transformers' own right after it, batch by batch.
 
     A recording that `mmdec.transcribe` refuses counts as an empty transcript and is listed. A recording of more than a
-    window (30 s) is decoded alone, by transformers' long-form code.
+    window (30 s) is decoded alone, by transformers' long-form code. Without Medusa heads, transformers decodes, and the
+    report has no speedup.
 
     Args:
-        recordings: Sound files with their transcripts next to them (.txt), instead of the corpus.
-        allow_absolute_paths: Accept absolute paths in the corpus's lists.
-        heads: Folder of Medusa heads; None: those in the model's folder. Without heads, transformers decodes, and
-            the report has no speedup.
-        plan: Draft size: nodes of a chain, or (nodes, depth) of a tree; None: learned.
-        plain: Also decode each batch with transformers' own loop, right after mmdec's. Tokens and time are compared.
-        language: None: detect it.
-        limit: Use this many utterances, evenly spaced.
-        worst: List this many transcripts with most errors.
+        model: A shipped name, a folder, a Hugging Face id, or a loaded Whisper.
+        options: What is decoded, and how; None: the test split of the project's English corpus.
+        log: Receives lines of progress.
 
     Returns:
         A JSON-ready report.
 
     Raises:
-        InputError: If an argument, the model or the corpus is refused.
+        InputError: If an option, the model or the corpus is refused.
     """
-    check_threads(threads)
-    check_whole("batch_size", batch_size, 1, 4096, "1 decodes one by one.")
-    check_limit(limit)
+    options = options or AsrEvalOptions()
+    nodes, language, split = parse_plan(options.plan), parse_language(options.language), options.split or None
     results = (
-        read_recordings([os.fspath(path) for path in recordings])
-        if recordings
-        else read_utterances(os.fspath(corpus), split, Admission(allow_absolute_paths))
+        read_recordings([os.fspath(path) for path in options.audio])
+        if options.audio
+        else read_utterances(os.fspath(options.corpus), split, Admission(options.allow_absolute_paths))
     )
-    rows = evenly_spaced(results, limit)
-    keep_threads(threads)
-    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
-    methods = _methods(whisper, heads, plan, plain)
-    harness = TranscriptionHarness(whisper, language, max_new_tokens)
-    transcribed, measured = _decode_all(harness, methods, rows, batch_size, log)
+    rows = evenly_spaced(results, options.limit)
+    keep_threads(options.threads)
+    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, options.device)
+    methods = _methods(whisper, options.heads, nodes, options.plain)
+    harness = TranscriptionHarness(whisper, language, options.max_new_tokens)
+    transcribed, measured = _decode_all(harness, methods, rows, options.batch_size, log)
     normalise, normaliser_name = normaliser(whisper.tokenizer, language)
     return {
         "model": whisper.directory.name if whisper.directory else "given",
-        "split": "own recordings" if recordings else split,
+        "split": "own recordings" if options.audio else split,
         "n": len(rows),
         "source_seconds": sum(result.seconds for result in transcribed),
-        "batch_size": batch_size,
+        "batch_size": options.batch_size,
         "language": language,
         "normaliser": normaliser_name,
-        **_report(transcribed, measured, normalise, worst),
-        "hardware": describe_measurement(whisper.model, batch_size),
+        **_report(transcribed, measured, normalise, options.worst),
+        "hardware": describe_measurement(whisper.model, options.batch_size),
     }
 
 

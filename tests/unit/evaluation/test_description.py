@@ -19,6 +19,7 @@ from mmdec.cli.evaluate import vlm_table
 from mmdec.errors import InputError
 from mmdec.evaluation.description import DescriptionHarness, evaluate_vlm, score
 from mmdec.evaluation.harness import Method
+from mmdec.evaluation.options import VlmEvalOptions
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.training.corpora.image_text import ImageQuestion, read_questions
 from tests.support.grid import sample
@@ -44,6 +45,10 @@ def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "questions.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return path
+
+
+def evaluate(model: Any, questions: Path | None, images: Path | None = None, **more: Any) -> dict[str, Any]:
+    return evaluate_vlm(model, VlmEvalOptions(questions=questions, images=images, threads=1, **more))
 
 
 def shown(table: Any) -> str:
@@ -81,7 +86,7 @@ def test_a_model_is_scored_by_task(vlm: LoadedVlm, questions_file: Path, tmp_pat
     path = tmp_path / "q.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     for size in (1, 4):
-        report = evaluate_vlm(path, questions_file.parent, vlm, drafter="lookup", plan=3, batch_size=size, threads=1)
+        report = evaluate(vlm, path, questions_file.parent, drafter="lookup", plan="3", batch_size=size)
         assert {task: (row["right"]["value"], row["right"]["n"]) for task, row in report["by_task"].items()} == {
             "a": (1.0, 3),
             "b": (0.25, 4),
@@ -100,7 +105,7 @@ def test_a_model_is_scored_by_task(vlm: LoadedVlm, questions_file: Path, tmp_pat
     assert rows_of(text) == ["a", "b", "all"]
     assert "refused 6: `image` must be an existing file" in text
     assert "any words" not in text
-    swapped = evaluate_vlm(path, questions_file.parent, vlm, drafter=None, swap=True, limit=2, threads=1)
+    swapped = evaluate(vlm, path, questions_file.parent, drafter="none", swap=True, limit=2)
     assert swapped["n"] == 4
     assert swapped["decoding"]["drafted_per_round"] == 0
     assert "pictures swapped" in shown(vlm_table(swapped))
@@ -120,7 +125,7 @@ def test_answers_in_other_words_are_counted_separately(
     answer = mmdec.describe(next(questions_file.parent.glob("*.png")), model=vlm, max_new_tokens=2)
     given = [replace(answer, text=text) for text in texts]
     monkeypatch.setattr(DescriptionHarness, "describe", lambda *_: [given.pop(0)])
-    report = evaluate_vlm(questions_file, None, vlm, drafter=None, threads=1)
+    report = evaluate(vlm, questions_file, drafter="none")
     row = report["by_task"]["colour"]
     assert (row["right"]["value"], row["right_in_any_words"]["value"]) == (0.25, 0.5)
     assert "colour, right in any words: 50.0 [" in shown(vlm_table(report))
@@ -130,9 +135,7 @@ def test_answers_in_other_words_are_counted_separately(
 def test_compressors_are_counted_by_task(questions_file: Path, tmp_path: Path) -> None:
     folder = write(tmp_path / "tiny")
     drafter_weights("specvlm", load_vlm(folder, "cpu").model, folder / "specvlm")
-    report = evaluate_vlm(
-        questions_file, questions_file.parent, folder, drafter="specvlm", plan=(4, 2), device="cpu", threads=1
-    )
+    report = evaluate(folder, questions_file, questions_file.parent, drafter="specvlm", plan="4x2")
     rows = [json.loads(line) for line in questions_file.read_text(encoding="utf-8").splitlines()]
     chosen = [
         mmdec.describe(
@@ -148,9 +151,7 @@ def test_compressors_are_counted_by_task(questions_file: Path, tmp_path: Path) -
     assert report["by_task"]["a"]["decoding"]["compressors"] == Counter(chosen[:3])
     assert report["decoding"]["compressors"] == Counter(chosen)
     assert f"images shortened, a: {chosen[0]}" in shown(vlm_table(report))
-    without = evaluate_vlm(
-        questions_file, questions_file.parent, folder, drafter="lookup", limit=1, device="cpu", threads=1
-    )
+    without = evaluate(folder, questions_file, questions_file.parent, drafter="lookup", limit=1)
     assert without["decoding"]["compressors"] == {}
     assert "images shortened" not in shown(vlm_table(without))
 
@@ -172,15 +173,15 @@ def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
 def test_wrong_arguments_are_refused_by_name(vlm: LoadedVlm, questions_file: Path, tmp_path: Path) -> None:
     for wrong in ({"batch_size": 0}, {"limit": 0}, {"drafter": "eagel"}):
         with pytest.raises(InputError, match=next(iter(wrong))):
-            evaluate_vlm(questions_file, questions_file.parent, vlm, **{"threads": 1, **wrong})
+            evaluate(vlm, questions_file, questions_file.parent, **wrong)
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(InputError, match="`questions` must hold questions"):
-        evaluate_vlm(tmp_path / "empty.jsonl", None, vlm, threads=1)
+        evaluate(vlm, tmp_path / "empty.jsonl")
 
 
 def test_own_pictures_are_all_asked_one_question(vlm: LoadedVlm, questions_file: Path) -> None:
-    options: Any = {"prompt": "What is this?", "threads": 1, "max_new_tokens": 4}
-    report = evaluate_vlm(None, questions_file.parent, vlm, drafter="lookup", limit=2, **options)
+    options: Any = {"prompt": "What is this?", "max_new_tokens": 4}
+    report = evaluate(vlm, None, questions_file.parent, drafter="lookup", limit=2, **options)
     assert (report["n"], report["right"]["n"]) == (2, 0)  # nothing says what is right
     assert report["decoding"]["tokens"] > 0
 
@@ -199,4 +200,4 @@ def test_without_sample_pictures_a_list_is_asked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="Name a list of your own"):
-        evaluate_vlm(model=vlm)
+        evaluate_vlm(vlm)

@@ -18,10 +18,10 @@ import mmdec
 from mmdec import cli
 from mmdec.cli.evaluate import asr_table
 from mmdec.errors import InputError
-from mmdec.evaluation import transcription as evaluate_asr
 from mmdec.evaluation import transcription as measuring
 from mmdec.evaluation.harness import Method, parse_plan
-from mmdec.evaluation.transcription import TranscriptionHarness
+from mmdec.evaluation.options import AsrEvalOptions
+from mmdec.evaluation.transcription import TranscriptionHarness, evaluate_asr
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.support.tiny_whisper import write
 
@@ -61,9 +61,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, whisper: LoadedWhisper) -> 
 
 
 def score(corpus: Path, model: Any, **more: Any) -> dict[str, Any]:
-    return evaluate_asr.evaluate_asr(
-        **{"split": "own", "corpus": corpus, "model": model, "max_new_tokens": 12, "threads": 1, **more}
-    )
+    options: dict[str, Any] = {"split": "own", "corpus": corpus, "max_new_tokens": 12, "threads": 1, **more}
+    return evaluate_asr(model, AsrEvalOptions(**options))
 
 
 def test_a_model_makes_no_errors_on_its_own_transcripts(corpus: Path, whisper: LoadedWhisper) -> None:
@@ -117,7 +116,7 @@ def test_a_recording_that_cannot_be_read_is_an_empty_transcript(
     (tmp_path / "bad.wav").write_bytes(b"no sound")
     lines = [{"path": str(good), "text": "Two words", "speaker": "a"}, {"path": "bad.wav", "text": "Three more words"}]
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    report = score(tmp_path / "list.jsonl", whisper, split=None, batch_size=2, allow_absolute_paths=True)
+    report = score(tmp_path / "list.jsonl", whisper, split="", batch_size=2, allow_absolute_paths=True)
     assert list(report["refused"]) == ["bad.wav"]
     assert report["wer_raw"]["deletions"] >= 3
     assert report["identical"]["n"] == 1
@@ -127,10 +126,10 @@ def test_a_recording_that_cannot_be_read_is_an_empty_transcript(
 
 
 def test_a_model_without_heads_is_scored_by_transformers_own_loop(tmp_path: Path, corpus: Path) -> None:
-    report = score(corpus, write(tmp_path / "bare", with_heads=False), device="cpu", limit=1)
+    report = score(corpus, write(tmp_path / "bare", with_heads=False), limit=1)
     assert list(report["decoding"]) == ["greedy"]
     with pytest.raises(InputError, match="heads"):
-        score(corpus, tmp_path / "bare", device="cpu", heads=tmp_path)
+        score(corpus, tmp_path / "bare", heads=tmp_path)
 
 
 def test_the_verbs_print_and_write_json(corpus: Path, whisper: LoadedWhisper, model: Path, tmp_path: Path) -> None:
@@ -199,7 +198,7 @@ def test_what_is_scored_and_timed_is_the_public_call(
 def test_provenance_says_what_ran(corpus: Path, tmp_path: Path) -> None:
     loaded = load_whisper(write(tmp_path / "half"), "cpu")
     whisper = LoadedWhisper(loaded.model.to(torch.bfloat16), loaded.processor, loaded.directory)
-    report = score(corpus, whisper, batch_size=8, device=None)
+    report = score(corpus, whisper, batch_size=8)
     machine = report["hardware"]
     assert (machine["dtype"], machine["batch"], machine["target"]) == ("bfloat16", 8, "cpu")
     assert (machine["threads"], machine["device"]) == (1, "cpu")
