@@ -16,7 +16,7 @@ Needs mmdec[train,eval]; one thread; some seconds a recording.
 import argparse
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,13 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 import mmdec
-from mmdec.io.audio import SAMPLE_RATE, load_audio
+from mmdec.daspeech.translate import load
+from mmdec.daspeech.translator import AUTOREGRESSIVE_KIND, GRAPH_KIND
+from mmdec.io.audio import SAMPLE_RATE, load_audio, trim_silence
+from mmdec.tasks.audio import read_audio
 from mmdec.tasks.confidence import Calibration, write_calibrations
 from mmdec.training.metrics.text import normalise_words, sentence_chrf, word_edits
+from mmdec.whisper.recordings import TRANSCRIPT
 
 # signal-to-noise ratio in dB (None: no noise), and whether by telephone
 DISTORTIONS = ((None, False), (10, False), (None, True), (0, False), (20, False), (-5, False), (5, True))
@@ -123,22 +127,42 @@ def rightness(task: str, text: str, texts: tuple[str, ...]) -> float:
     return max(0.0, *(1 - word_edits(" ".join(words), said).errors / max(len(words), 1) for words in references))
 
 
-def decode(task: str, manifests: list[Path], part: str, count: int, options: dict) -> list[tuple[dict, float, str]]:
-    """Return evidence, rightness and kind of each output; outputs without evidence (silence) are left out."""
-    call = mmdec.transcribe if task == "transcribe" else mmdec.translate_speech
+def decode(task: str, model: str, language: str | None, samples: np.ndarray) -> tuple[str, Mapping[str, float]]:
+    """Return the output for samples (T,) and its evidence, which is empty for silence.
+
+    A translator judges each segment of a recording by itself, so a recording to translate is one segment here.
+    """
+    if task == "transcribe":
+        transcript = mmdec.transcribe(samples, sample_rate=SAMPLE_RATE, model=model, language=language)
+        return transcript.text, transcript.evidence
+    (spoken,) = load(model).translate([trim_silence(read_audio(samples, SAMPLE_RATE))])
+    return spoken.text, spoken.evidence if spoken.units else {}
+
+
+def decode_all(
+    given: argparse.Namespace, manifests: list[Path], part: str
+) -> list[tuple[Mapping[str, float], float, str]]:
+    """Return evidence, rightness and kind of each output; outputs without evidence are left out."""
     examples = []
-    for samples, texts, kind in sounds(manifests, part, count):
+    for samples, texts, kind in sounds(manifests, part, given.count):
         try:
-            out = call(samples, sample_rate=SAMPLE_RATE, **options)
+            text, evidence = decode(given.task, given.model, given.language, samples)
         except mmdec.InputError as error:
             print(f"{kind}: {error}")
             continue
-        if out.evidence:
-            examples.append((dict(out.evidence), rightness(task, out.text, texts), kind))
+        if evidence:
+            examples.append((evidence, rightness(given.task, text, texts), kind))
     return examples
 
 
-def fit(examples: list[tuple[dict, float, str]]) -> Calibration:
+def calibration_kind(task: str, model: str) -> str:
+    """Return the name that the calibration has in confidence.json."""
+    if task == "transcribe":
+        return TRANSCRIPT
+    return AUTOREGRESSIVE_KIND if load(model).decoding.strategy in ("autoregressive", "verified") else GRAPH_KIND
+
+
+def fit(examples: list[tuple[Mapping[str, float], float, str]]) -> Calibration:
     """Fit a logistic regression to outputs that are right in part."""
     names = sorted({name for evidence, _, _ in examples for name in evidence})
     speech = [evidence for evidence, _, kind in examples if kind == "speech"]
@@ -150,21 +174,26 @@ def fit(examples: list[tuple[dict, float, str]]) -> Calibration:
     labels = np.repeat([1, 0], len(rows))
     curve.fit(np.concatenate([scaled, scaled]), labels, sample_weight=np.concatenate([right, 1 - right]))
     weights = curve.coef_[0] / scaler.scale_
-    bias = float(curve.intercept_[0] - weights @ scaler.mean_)
+    bias = float(np.asarray(curve.intercept_)[0] - weights @ scaler.mean_)
     return Calibration(dict(zip(names, weights.tolist(), strict=True)), bias, typical)
 
 
-def measure(calibration: Calibration, examples: list[tuple[dict, float, str]]) -> dict:
+def rank_correlation(confidence: np.ndarray, right: np.ndarray) -> float | None:
+    """Return Spearman's correlation; None if all values of one are equal, where it is undefined."""
+    return float(spearmanr(confidence, right)[0]) if np.ptp(confidence) and np.ptp(right) else None
+
+
+def measure(calibration: Calibration, examples: list[tuple[Mapping[str, float], float, str]]) -> dict:
     """Score a calibration on outputs that it was not fitted to."""
     confidence = np.array([calibration(evidence) for evidence, _, _ in examples])
     right = np.array([value for _, value, _ in examples])
     kinds = np.array([kind for _, _, kind in examples])
     speech = np.isin(kinds, SPEECH)
-    report = {"outputs": len(examples), "spearman": spearmanr(confidence[speech], right[speech]).statistic}
+    report = {"outputs": len(examples), "spearman": rank_correlation(confidence[speech], right[speech])}
     for kind in SPEECH:
         of_kind = kinds == kind
         if of_kind.sum() > 2:
-            report[f"spearman of {kind}"] = spearmanr(confidence[of_kind], right[of_kind]).statistic
+            report[f"spearman of {kind}"] = rank_correlation(confidence[of_kind], right[of_kind])
     whole = confidence[speech & (right == 1)]
     report["median of right outputs"] = float(np.median(whole)) if len(whole) else None
     nonsense = dict.fromkeys(kinds[~speech].tolist())
@@ -173,24 +202,25 @@ def measure(calibration: Calibration, examples: list[tuple[dict, float, str]]) -
     return report
 
 
-def main() -> None:
-    """Run the command."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command.
+
+    Args:
+        arguments: Those after the script's name; None: the process's.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["transcribe", "translate"])
     parser.add_argument("--model", required=True)
     parser.add_argument("--language", help="of the recordings, for a Whisper of many languages")
-    parser.add_argument("--kind", help="name of the calibration; default: transcript, or the model's way to decode")
     parser.add_argument("--fit", type=Path, nargs="+", required=True)
     parser.add_argument("--proof", type=Path, nargs="+", required=True)
     parser.add_argument("--count", type=int, default=120, help="recordings of each manifest")
     parser.add_argument("--out", type=Path, help="folder whose confidence.json is written; default: only print")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    options = {"model": given.model} | ({"language": given.language} if given.language else {})
-    examples = {part: decode(given.task, getattr(given, part), part, given.count, options) for part in ("fit", "proof")}
-    calibration = fit(examples["fit"])
-    kind = given.kind or ("transcript" if given.task == "transcribe" else "reranked")
-    measured = {kind: measure(calibration, examples["proof"])}
+    calibration = fit(decode_all(given, given.fit, "fit"))
+    kind = calibration_kind(given.task, given.model)
+    measured = {kind: measure(calibration, decode_all(given, given.proof, "proof"))}
     print(json.dumps(measured, indent=1))
     if given.out:
         print(write_calibrations(given.out, {kind: calibration}, measured))
