@@ -1,26 +1,22 @@
-"""Turns the argument `model` of a public call into a loaded model, and its options into a decoding loop."""
+"""Checks the argument `model` of a public call, and turns the call's options into a decoding loop."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from transformers import ProcessorMixin
 
 from mmdec.checks.arguments import show
-from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
+from mmdec.checks.devices import check_device, check_same_dtype
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
 from mmdec.generation.drafter_source import DrafterHome
 from mmdec.generation.speculation import DecodingOptions, Speculation
-from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
 from mmdec.tasks.options import GenerateOptions
-
-Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True)
@@ -32,18 +28,7 @@ class ArgumentKind:
     loader: str  # name of transformers' class whose `from_pretrained` loads it, for errors
 
 
-@dataclass(frozen=True)
-class TaskLoader(Generic[Loaded]):
-    """How a task loads its models."""
-
-    # function that loads a model: (name, device, dtype) -> loaded model
-    load: Callable[[Any, Any, torch.dtype], Loaded]
-    # function that combines a model of transformers with its processor: (model, processor, model's folder or None) ->
-    # loaded model
-    loaded: Callable[[Any, Any, Any], Loaded]
-    network: ArgumentKind
-    processor: ArgumentKind
-    integers: bool = False  # whether the dtype may be int8
+ANY_PROCESSOR = ArgumentKind(ProcessorMixin, "a processor of transformers", "AutoProcessor")
 
 
 class ModelOptions(Protocol):
@@ -59,38 +44,29 @@ class ModelOptions(Protocol):
     def dtype(self) -> torch.dtype | str | None: ...
 
 
-def as_loaded(loader: TaskLoader[Loaded], options: ModelOptions) -> Loaded:
-    """Return the model of a call, with its processor.
-
-    Args:
-        options: `model` is a shipped name, a folder or a Hugging Face id (loaded once for each device and dtype), or a
-            loaded model. For a loaded model of transformers, `processor` is given; `device` and `dtype` are each None
-            or the model's.
+def is_model_name(options: ModelOptions) -> bool:
+    """Return whether the argument `model` is a shipped name, a folder or a Hugging Face id, not a loaded model.
 
     Raises:
-        InputError: If there is no such model, files are damaged, the processor is missing, superfluous or another
-            model's, or a loaded model has another device or dtype.
+        InputError: If it is, and a processor is given, too.
     """
-    model, processor = options.model, options.processor
-    dtype = check_dtype(options.dtype, loader.integers)
-    if isinstance(model, (str, bytes, os.PathLike)):
-        if processor is not None:
-            raise InputError("`processor` must be left out if `model` is a name, because the named model has its own.")
-        return loader.load(model, options.device, dtype)
-    loaded: Any = model
-    if not isinstance(model, loader.loaded):  # type: ignore[arg-type] # it is a class
-        for name, value, part, after in (
-            ("model", model, loader.network, "a name, a folder, a Hugging Face id or {}"),
-            ("processor", processor, loader.processor, "{} with a loaded `model`"),
-        ):
-            if not isinstance(value, part.kind):
-                raise InputError(
-                    f"`{name}` must be {after.format(part.rule)}, but is {show(value)}. Load it with "
-                    f"`{part.loader}.from_pretrained`."
-                )
-        loaded = loader.loaded(model, processor, source_folder(loaded))
-    check_placement(loaded.model, options.device, options.dtype)
-    return loaded
+    named = isinstance(options.model, (str, bytes, os.PathLike))
+    if named and options.processor is not None:
+        raise InputError("`processor` must be left out if `model` is a name, because the named model has its own.")
+    return named
+
+
+def check_parts(options: ModelOptions, network: ArgumentKind, processor: ArgumentKind = ANY_PROCESSOR) -> None:
+    """Raise InputError unless `model` and `processor` are what a task makes its loaded model from."""
+    for name, value, part, after in (
+        ("model", options.model, network, "a name, a folder, a Hugging Face id or {}"),
+        ("processor", options.processor, processor, "{} with a loaded `model`"),
+    ):
+        if not isinstance(value, part.kind):
+            raise InputError(
+                f"`{name}` must be {after.format(part.rule)}, but is {show(value)}. Load it with "
+                f"`{part.loader}.from_pretrained`."
+            )
 
 
 def check_placement(model: Any, device: str | torch.device | None, dtype: Any, remedy: str = "Leave it out.") -> None:

@@ -23,16 +23,15 @@ from mmdec.errors import InputError
 from mmdec.generation.model_lock import reading
 from mmdec.io.images import to_pil
 from mmdec.tasks.confidence import Evidence, confidence_error
-from mmdec.tasks.loading import as_loaded
 from mmdec.tasks.options import option_names
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import Description, DescriptionRequest, answer_steps
 from mmdec.vision.describe import (
-    VLM,
     Pictures,
     Prompt,
     Question,
     VlmMessage,
+    as_vlm,
     check_images,
     model_inputs,
     prompt_errors,
@@ -69,7 +68,7 @@ class Chat:
                 raise InputError(f"`{name}` must be left out, because a chat asks one question at a time.")
         chosen = DescribeOptions.of(options)
         self._threads, self._min_confidence = chosen.threads, chosen.min_confidence
-        vlm = as_loaded(VLM, chosen)
+        vlm = as_vlm(chosen)
         with suggesting_options(option_names(DescribeOptions) - {*UNSUPPORTED_OPTIONS}):
             self._request = DescriptionRequest.of(vlm, chosen)
         self._messages: list[VlmMessage] = []  # all questions and answers so far

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, ProcessorMixin
 
 from mmdec.checks.arguments import show, suggesting_options
-from mmdec.checks.devices import PASSED_ON
+from mmdec.checks.devices import PASSED_ON, check_dtype
 from mmdec.core.budget import Nodes
 from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
@@ -33,9 +33,10 @@ from mmdec.generation.model_lock import reading
 from mmdec.hub.find import drafter_folder
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
+from mmdec.targets.hf_target import source_folder
 from mmdec.tasks.batch import InputBatch, InputGroup, InputGroups
 from mmdec.tasks.generate_options import length_errors
-from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
+from mmdec.tasks.loading import ArgumentKind, ModelOptions, check_parts, check_placement, is_model_name
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
 from mmdec.types import Round
@@ -46,12 +47,7 @@ __all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe",
 
 DEFAULT_PROMPT = "Describe this image."
 MAX_IMAGES = 256  # maximum number of images of one question
-VLM = TaskLoader(
-    load_vlm,
-    LoadedVlm,
-    ArgumentKind(PreTrainedModel, "a loaded model of transformers", "AutoModelForImageTextToText"),
-    ArgumentKind(ProcessorMixin, "a processor of transformers", "AutoProcessor"),
-)
+NETWORK = ArgumentKind(PreTrainedModel, "a loaded model of transformers", "AutoModelForImageTextToText")
 Picture = ImageSource | os.PathLike[str]
 Pictures = Picture | tuple[Picture, ...]  # all images of one question
 Prompt = str | tuple[str, ...]
@@ -280,7 +276,7 @@ def describe(
     batch.check_listener(
         "on_text", chosen.on_text, "a function of a piece of text", "Call `describe` for each of them."
     )
-    vlm = as_loaded(VLM, chosen)
+    vlm = as_vlm(chosen)
     with suggesting_options(option_names(DescribeOptions)):
         request = DescriptionRequest.of(vlm, chosen, len(batch))
 
@@ -295,6 +291,22 @@ def describe(
             for _, descriptions in finished:
                 batch.add(descriptions, chosen.on_description)
         return batch.finish(chosen.min_confidence, names)
+
+
+def as_vlm(options: ModelOptions) -> LoadedVlm:
+    """Return the model of a call, which is loaded if it is given by name.
+
+    Raises:
+        InputError: If it cannot be loaded, or does not fit `processor`, `device` or `dtype`.
+    """
+    dtype, model = check_dtype(options.dtype), options.model
+    if is_model_name(options):
+        return load_vlm(model, options.device, dtype)
+    if not isinstance(model, LoadedVlm):
+        check_parts(options, NETWORK)
+        model = LoadedVlm(model, cast(ProcessorMixin, options.processor), source_folder(model))
+    check_placement(model.model, options.device, options.dtype)
+    return model
 
 
 def read_question(images: Any, prompt: object) -> Question:

@@ -36,7 +36,6 @@ from mmdec.io.audio.structure import AudioLoss
 from mmdec.io.audio.voice_activity import SpeechWindow, SpeechWindows, StreamResampler
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.audio import integer_rate, split_channels, with_note
-from mmdec.tasks.loading import as_loaded
 from mmdec.tasks.options import option_names
 from mmdec.tasks.threads import with_threads
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
@@ -44,7 +43,7 @@ from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import transcribe_recordings
 from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.special_tokens import first_timestamp_token
-from mmdec.whisper.transcribe import WHISPER
+from mmdec.whisper.transcribe import as_whisper
 from mmdec.whisper.transcript import Segment, Transcript, shift_segment
 
 # number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
@@ -191,7 +190,7 @@ class LiveTranscriber:
                 "`model` must be a Whisper to transcribe a stream, but is "
                 f"{type(chosen.model.model).__name__}. Transcribe whole recordings with it."
             )
-        whisper = as_loaded(WHISPER, chosen)
+        whisper = as_whisper(chosen)
         with suggesting_options(STREAM_NAMES):
             self._request = request = TranscriptionRequest.of(whisper, chosen, 1)
         self._drafts = request.speculation.drafter_for(whisper.model) is not None

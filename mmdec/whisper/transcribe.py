@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from transformers import PreTrainedModel, ProcessorMixin, WhisperForConditionalGeneration, WhisperProcessor
@@ -26,8 +26,9 @@ from mmdec.hub.find import find_model
 from mmdec.io.audio import Recording
 from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES, LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES as AUDIO_FILES
+from mmdec.targets.hf_target import source_folder
 from mmdec.tasks.audio import Audio, AudioList, as_batch, read_recording, with_notes
-from mmdec.tasks.loading import ArgumentKind, TaskLoader, as_loaded
+from mmdec.tasks.loading import ArgumentKind, ModelOptions, check_parts, check_placement, is_model_name
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
 from mmdec.types import Round
@@ -43,21 +44,11 @@ __all__ = ["AUTO", "WHISPER_KIND", "LoadedTranscriber", "TranscribeOptions", "lo
 LoadedTranscriber = LoadedWhisper | LoadedAudioLm  # public name in `mmdec.load`
 
 GENERATION_CLASS_SUFFIX = "ForConditionalGeneration"  # ending of the class names of models that generate
-WHISPER = TaskLoader(
-    load_whisper,
-    LoadedWhisper,
-    ArgumentKind(
-        WhisperForConditionalGeneration, "a WhisperForConditionalGeneration", "WhisperForConditionalGeneration"
-    ),
-    ArgumentKind(WhisperProcessor, "a WhisperProcessor", "WhisperProcessor"),
-    integers=True,
+WHISPER = ArgumentKind(
+    WhisperForConditionalGeneration, "a WhisperForConditionalGeneration", "WhisperForConditionalGeneration"
 )
-AUDIO_LM = TaskLoader(
-    load_audio_lm,
-    LoadedAudioLm,
-    ArgumentKind(PreTrainedModel, "a loaded model of transformers", "AutoModelForMultimodalLM"),
-    ArgumentKind(ProcessorMixin, "a processor of transformers", "AutoProcessor"),
-)
+WHISPER_PROCESSOR = ArgumentKind(WhisperProcessor, "a WhisperProcessor", "WhisperProcessor")
+AUDIO_LM = ArgumentKind(PreTrainedModel, "a loaded model of transformers", "AutoModelForMultimodalLM")
 
 
 @overload
@@ -156,7 +147,7 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
     """
     chosen = TranscribeOptions.of(options)
     batch = as_batch(audio, chosen.sample_rate)
-    loaded: LoadedTranscriber = as_loaded(_loader(chosen.model), chosen)
+    loaded = _as_audio_lm(chosen) if _is_audio_lm(chosen.model) else as_whisper(chosen)
     request = transcription_request(loaded, chosen, len(batch))
     with pass_stop_iteration(), with_threads(chosen.threads, loaded.model):
         recordings = dict[int, Recording]()
@@ -210,13 +201,41 @@ def load_transcriber(
     Raises:
         InputError: If there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
-    loader = _loader(model)
-    return loader.load(model, device, check_dtype(dtype, loader.integers))
+    if _is_audio_lm(model):
+        return load_audio_lm(model, device, check_dtype(dtype))
+    return load_whisper(model, device, check_dtype(dtype, integers=True))
 
 
-def _loader(model: object) -> TaskLoader[Any]:
-    """Return the loader for the argument `model`: that of audio language models or that of Whispers."""
+def as_whisper(options: ModelOptions) -> LoadedWhisper:
+    """Return the Whisper of a call, which is loaded if it is given by name.
+
+    Raises:
+        InputError: If it cannot be loaded, or does not fit `processor`, `device` or `dtype`.
+    """
+    dtype, model = check_dtype(options.dtype, integers=True), options.model
+    if is_model_name(options):
+        return load_whisper(model, options.device, dtype)
+    if not isinstance(model, LoadedWhisper):
+        check_parts(options, WHISPER, WHISPER_PROCESSOR)
+        model = LoadedWhisper(model, cast(WhisperProcessor, options.processor), source_folder(model))
+    check_placement(model.model, options.device, options.dtype)
+    return model
+
+
+def _as_audio_lm(options: ModelOptions) -> LoadedAudioLm:
+    dtype, model = check_dtype(options.dtype), options.model
+    if is_model_name(options):
+        return load_audio_lm(model, options.device, dtype)
+    if not isinstance(model, LoadedAudioLm):
+        check_parts(options, AUDIO_LM)
+        model = LoadedAudioLm(model, cast(ProcessorMixin, options.processor), source_folder(model))
+    check_placement(model.model, options.device, options.dtype)
+    return model
+
+
+def _is_audio_lm(model: object) -> bool:
+    """Return whether the argument `model` is an audio language model; else it is a Whisper."""
     if isinstance(model, (str, os.PathLike)):
-        return AUDIO_LM if audio_family(find_model(model, WHISPER_KIND, (*WHISPER_FILES, *AUDIO_FILES))) else WHISPER
+        return bool(audio_family(find_model(model, WHISPER_KIND, (*WHISPER_FILES, *AUDIO_FILES))))
     family = type(model).__name__.removesuffix(GENERATION_CLASS_SUFFIX)
-    return AUDIO_LM if isinstance(model, LoadedAudioLm) or family in AUDIO_FAMILY_NAMES else WHISPER
+    return isinstance(model, LoadedAudioLm) or family in AUDIO_FAMILY_NAMES
