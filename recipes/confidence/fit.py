@@ -18,6 +18,7 @@ import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 import mmdec
-from mmdec.daspeech.translate import load
+from mmdec.daspeech.translate import load_translator
 from mmdec.daspeech.translator import AUTOREGRESSIVE_KIND, GRAPH_KIND
 from mmdec.io.audio import SAMPLE_RATE, load_audio, trim_silence
 from mmdec.tasks.audio import read_audio
@@ -135,7 +136,7 @@ def decode(task: str, model: str, language: str | None, samples: np.ndarray) -> 
     if task == "transcribe":
         transcript = mmdec.transcribe(samples, sample_rate=SAMPLE_RATE, model=model, language=language)
         return transcript.text, transcript.evidence
-    (spoken,) = load(model).translate([trim_silence(read_audio(samples, SAMPLE_RATE))])
+    (spoken,) = load_translator(model).translate([trim_silence(read_audio(samples, SAMPLE_RATE))])
     return spoken.text, spoken.evidence if spoken.units else {}
 
 
@@ -159,7 +160,11 @@ def calibration_kind(task: str, model: str) -> str:
     """Return the name that the calibration has in confidence.json."""
     if task == "transcribe":
         return TRANSCRIPT
-    return AUTOREGRESSIVE_KIND if load(model).decoding.strategy in ("autoregressive", "verified") else GRAPH_KIND
+    return (
+        AUTOREGRESSIVE_KIND
+        if load_translator(model).decoding.strategy in ("autoregressive", "verified")
+        else GRAPH_KIND
+    )
 
 
 def fit(examples: list[tuple[Mapping[str, float], float, str]]) -> Calibration:
@@ -180,7 +185,8 @@ def fit(examples: list[tuple[Mapping[str, float], float, str]]) -> Calibration:
 
 def rank_correlation(confidence: np.ndarray, right: np.ndarray) -> float | None:
     """Return Spearman's correlation; None if all values of one are equal, where it is undefined."""
-    return float(spearmanr(confidence, right)[0]) if np.ptp(confidence) and np.ptp(right) else None
+    result: Any = spearmanr(confidence, right)
+    return float(result.statistic) if np.ptp(confidence) and np.ptp(right) else None
 
 
 def measure(calibration: Calibration, examples: list[tuple[Mapping[str, float], float, str]]) -> dict:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import mmdec
-from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, encode_prompts, read_prompts
+from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, encode_prompts, read_chat_prompts
 from mmdec.core.sampling import DraftWarp
 from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.drafters.wrapper import ForwardingDrafter
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     language = load_language_model(options.model, "cpu")
     given = INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS
-    chats = read_prompts(options.data) if options.data else given
+    chats = read_chat_prompts(options.data) if options.data else given
     step = max(1, len(chats) // options.prompts)
     chosen = encode_prompts(language, chats[::step][: options.prompts], options.tokens)
     prompts = [prompt.ids for prompt in chosen]
