@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar, final
 
 from torch import Tensor
 
-from mmdec.core.tree import PrefixTree, trees_from_lists
+from mmdec.core.tree import PrefixTree, int_rows, trees_from_lists
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 MAX_MATCH = 4  # at most this many of the newest items are compared to find where a text continues
@@ -43,6 +43,7 @@ UNSPACED = (
 WORD = re.compile(rf"[{UNSPACED}]|[^\s'{UNSPACED}]+(?:'[^\s'{UNSPACED}]+)*")
 JOINING = ("Pd", "Ps", "Pi")  # Unicode categories of dashes and opening marks, after which no space stands
 MAX_JOINED = 12  # at most this many words without a gap are drafted as one string
+NEW_SEGMENT = "\n"  # stands for a timestamp before a word
 NONE, COMMA, STOP = range(3)  # kinds of what stands between two words
 MARKS = "", ",", "."  # of each kind, the mark that is drafted where the text has another
 STOP_MARKS, COMMA_MARKS = (
@@ -58,6 +59,8 @@ COUNT_DECAY = 0.98  # each word multiplies the weight of all earlier ones by thi
 SAME_CASE = 0.96  # probability that a word has the capital letter, or none, that is expected
 SHIFTS = ((0, 0.6), (-1, 0.25), (1, 0.1))  # after a changed word, where the text may continue: (words, probability)
 NEXT_TOKEN = 0.99  # probability of each further token of a word
+SEEN = 0.9  # probability of the continuation with which the target went on at the same place in a rejected branch
+SEEN_OTHER = 0.5  # the same where the text has another word there
 SAME_TIME = 0.85  # probability that a segment begins with the timestamp at which the last one ended
 MAX_DECODED = 24  # tokens that are decoded together with new ones at most
 Item = TypeVar("Item", bound=Hashable)
@@ -291,6 +294,7 @@ class _Next:
     tokens: Sequence[int] = ()  # after the text
     place: int | None = None  # index of the word that follows; None: nothing does
     is_fresh: bool = False  # whether a segment begins after it, so that no mark follows
+    marked: tuple[int, str] | None = None  # the mark with which the text begins: (index of the word after it, mark)
 
 
 @dataclass
@@ -309,6 +313,10 @@ class HypothesisRow:
     segment: int = 0  # index of the word at which the last segment began
     hits: float = WORD_HITS  # number of words that were the expected ones; newer ones weigh more
     trials: float = WORD_TRIALS  # number of words
+    # nodes of the last draft before a word: (node, index of the word, what stands before it since the last word)
+    openings: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
+    # (index of a word, what stands before it) -> the token with which the target went on there in a rejected branch
+    seen: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
 
 
 @final
@@ -353,7 +361,8 @@ class HypothesisDrafter:
         ]
 
     def update(self, state: list[HypothesisRow], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Follow the words that the target has written."""
+        """Follow the words that the target has written, and read how it would have gone on in rejected branches."""
+        self._read(state, scores)
         ended = verdict.done.tolist()
         for row, tokens, length, done in zip(
             state, verdict.tokens.tolist(), verdict.lengths.tolist(), ended, strict=True
@@ -377,6 +386,15 @@ class HypothesisDrafter:
     def propose(self, state: list[HypothesisRow], roots: Tensor, plan: Plan) -> Draft:
         """Draft the likeliest continuations of each row: a tree, or a chain where nothing else is likely enough."""
         return trees_from_lists(roots, [self._tree(row, plan) for row in state])
+
+    def _read(self, state: list[HypothesisRow], scores: Scores) -> None:
+        """Keep the target's likeliest token before each word of the draft."""
+        if not any(row.openings for row in state):
+            return
+        for row, best in zip(state, int_rows(scores.logits.argmax(-1)), strict=True):
+            for node, place, before in reversed(row.openings):  # the likeliest nodes come first, and count most
+                row.seen[place, before] = best[node]
+            row.openings = []
 
     def _write(self, row: HypothesisRow, tokens: Sequence[int]) -> None:
         """Add tokens of text to a row, and follow the words that they complete."""
@@ -430,6 +448,7 @@ class HypothesisDrafter:
         """
         tree = PrefixTree(plan.nodes, plan.depth)
         heap, order = list[tuple[float, int, int, _Next]](), count()
+        row.openings = []
 
         def push(node: int, probability: float, options: Sequence[_Next]) -> None:
             for one in options:
@@ -440,12 +459,16 @@ class HypothesisDrafter:
         while heap and not tree.is_full:
             negative, _, node, one = heappop(heap)
             probability = -negative
-            for token in (*self._tokens.ids(one.text), *one.tokens):
+            for at, token in enumerate((*self._tokens.ids(one.text), *one.tokens)):
                 node = tree.add(node, token) if probability >= plan.threshold else tree.child(node, token)
                 if not node:
                     break
+                if not at and one.marked is not None and [token] == self._tokens.ids(one.marked[1]):
+                    row.openings.append((node, *one.marked))
                 probability *= NEXT_TOKEN
             else:
+                if one.place is not None:
+                    row.openings.append((node, one.place, NEW_SEGMENT if one.is_fresh else ""))
                 if one.is_fresh and one.place is not None:
                     push(node, probability, self._segment(row, one.place))
                 elif one.place is not None:
@@ -499,9 +522,8 @@ class HypothesisDrafter:
         if place == len(script):
             return []
         gaps = [" "] if self._tokens.first_time is not None else ["", " "]
-        return [
-            one for index, gap in enumerate(gaps) for one in self._written(row, place, gap, stopped, 1 / (1 + index))
-        ]
+        options = [one for at, gap in enumerate(gaps) for one in self._written(row, place, gap, stopped, 1 / (1 + at))]
+        return self._as_seen(row, place, NEW_SEGMENT, options)
 
     def _words(self, row: HypothesisRow, place: int, written: str = "") -> list[_Next]:
         """Return what may follow the word before `place`.
@@ -527,10 +549,40 @@ class HypothesisDrafter:
             ]
         if is_last:
             ends = [[]] if row.is_timed else [[end] for end in self._tokens.ends]  # a timestamp would stand before it
-            return [_Next(probability, gap.rstrip(), end) for probability, gap, _ in gaps for end in ends]
-        return [
-            one for probability, gap, mark in gaps for one in self._written(row, place, gap, mark == STOP, probability)
+            options = [_Next(probability, gap.rstrip(), end) for probability, gap, _ in gaps for end in ends]
+        else:
+            options = [
+                one
+                for probability, gap, mark in gaps
+                for one in self._written(row, place, gap, mark == STOP, probability)
+            ]
+        return self._as_seen(row, place, written.strip(), options)
+
+    def _as_seen(self, row: HypothesisRow, place: int, before: str, options: list[_Next]) -> list[_Next]:
+        """Prefer what the target went on with at the same place in a rejected branch.
+
+        Args:
+            before: What stands before the word `place` since the word before it.
+        """
+        token = row.seen.get((place, before))
+        if token is None:
+            return options
+        is_seen = [[*self._tokens.ids(one.text), *one.tokens][:1] == [token] for one in options]
+        seen = sum(one.probability for one, same in zip(options, is_seen, strict=True) if same)
+        rest = sum(one.probability for one in options) - seen
+        probability = SEEN if seen else SEEN_OTHER
+        options = [
+            replace(one, probability=one.probability * (probability / seen if same else (1 - probability) / rest))
+            for one, same in zip(options, is_seen, strict=True)
         ]
+        return options if seen else [*options, self._other(row, place, token, probability)]
+
+    def _other(self, row: HypothesisRow, place: int, token: int, probability: float) -> _Next:
+        """Return a continuation that the text does not have."""
+        if self._tokens.is_time(token):
+            return _Next(probability, tokens=[token, token], place=place, is_fresh=True)
+        is_word = self._tokens.is_text(token) and self._tokens.decode([token])[:1].isspace()
+        return _Next(probability, tokens=[token], place=place + 1 if is_word and place < len(row.script) else None)
 
     def _written(self, row: HypothesisRow, place: int, gap: str, stopped: bool, probability: float) -> list[_Next]:
         """Return how the target may write the word `place`, and what is joined to it.
@@ -545,7 +597,11 @@ class HypothesisDrafter:
         while after < min(len(script), place + MAX_JOINED) and not script.gap(after):
             after += 1
         rest = script.text[script.ends[place] : script.ends[after - 1]]
-        return [_Next(known * share, gap + form + rest, place=after) for share, form in self._case(row, place, stopped)]
+        marked = (place, mark) if (mark := gap.strip()) else None
+        return [
+            _Next(known * share, gap + form + rest, place=after, marked=marked)
+            for share, form in self._case(row, place, stopped)
+        ]
 
     def _case(self, row: HypothesisRow, place: int, stopped: bool) -> list[tuple[float, str]]:
         """Return how the target may write a word, capital letter or not, with the probability of each spelling."""

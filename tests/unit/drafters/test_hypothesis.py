@@ -57,7 +57,28 @@ class Run:
         tokens = torch.tensor([[*row, *[-1] * (int(lengths.max()) - len(row))] for row in rows])
         ends, none = torch.tensor([done] * len(rows)), torch.zeros(len(rows), 1).long()
         verdict = Verdict(none, tokens[:, 0], ends, tokens, lengths)
+        for row in self.state:  # no pass has scored the last draft
+            row.openings.clear()
         self.drafter.update(self.state, chain_drafts(tokens[:, 0], [[]] * len(rows)), Scores(none), verdict)
+        return self
+
+    def reject(self, text: str, answers: dict[str, str]) -> Run:
+        """Reject a whole draft for `text`; after the branch `key`, the target's likeliest text is `answers[key]`."""
+        root = torch.zeros(1, dtype=torch.long)
+        draft = self.drafter.propose(self.state, root, Plan(31, 31))
+        tokens, parents = draft.tokens[0].tolist(), draft.parents[0].tolist()
+        logits = torch.zeros(1, len(tokens), len(TOKENIZER))
+        branches = [""]
+        for node in range(1, len(tokens)):
+            branches.append(branches[parents[node]] + TOKENIZER.decode([tokens[node]]))
+            if branches[node] in answers:
+                logits[0, node, ids(answers[branches[node]])[0]] = 1.0
+        assert set(answers) <= set(branches)
+        row = self.state[0]
+        row.openings = [opening for opening in row.openings if branches[opening[0]] in answers]
+        new = torch.tensor([ids(text)])
+        verdict = Verdict(root[None], new[:, 0], torch.tensor([False]), new, torch.tensor([new.shape[1]]))
+        self.drafter.update(self.state, draft, Scores(logits), verdict)
         return self
 
     def paths(self, nodes: int = 31, depth: int = 31, row: int = 0, threshold: float = 0.0) -> list[str]:
@@ -115,6 +136,16 @@ def test_marks_and_capitals_are_branches_where_the_text_has_none() -> None:
     assert run.write(" My fellow Americans, ask not. Once more:").first() == "<|endoftext|>"
     again = Run("the americans ask the americans").write(" The Americans ask the")
     assert again.first().startswith(" Americans")  # as the target has written it before
+
+
+def test_a_rejected_branch_shows_how_the_target_goes_on() -> None:
+    text = "and so my fellow americans ask not"
+    plain = Run(text).write(" And").write(", so").first()
+    assert plain.startswith(" my fellow")
+    run = Run(text).write(" And").reject(", so", {" so": ","})
+    assert run.first().startswith(", my fellow")
+    run = Run(text).write(" And").reject(", so", {" so": " your"})
+    assert run.first().startswith(" your fellow")  # another word takes the place of one
 
 
 def test_upper_case_is_drafted_as_lower_case() -> None:
