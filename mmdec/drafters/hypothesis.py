@@ -568,14 +568,15 @@ class HypothesisDrafter:
         if token is None:
             return options
         is_seen = [[*self._tokens.ids(one.text), *one.tokens][:1] == [token] for one in options]
-        seen = sum(one.probability for one, same in zip(options, is_seen, strict=True) if same)
-        rest = sum(one.probability for one in options) - seen
-        probability = SEEN if seen else SEEN_OTHER
+        probability = SEEN if any(is_seen) else SEEN_OTHER
+        # a sum is 0 where all probabilities are
+        seen = sum(one.probability for one, same in zip(options, is_seen, strict=True) if same) or 1.0
+        rest = sum(one.probability for one, same in zip(options, is_seen, strict=True) if not same) or 1.0
         options = [
             replace(one, probability=one.probability * (probability / seen if same else (1 - probability) / rest))
             for one, same in zip(options, is_seen, strict=True)
         ]
-        return options if seen else [*options, self._other(row, place, token, probability)]
+        return options if any(is_seen) else [*options, self._other(row, place, token, probability)]
 
     def _other(self, row: HypothesisRow, place: int, token: int, probability: float) -> _Next:
         """Return a continuation that the text does not have."""
