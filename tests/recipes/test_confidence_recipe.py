@@ -10,7 +10,7 @@ import soundfile
 import torch
 
 import mmdec
-from mmdec.daspeech.translate import load
+from mmdec.daspeech.translate import load_translator
 from mmdec.tasks.confidence import read_calibrations
 from recipes.confidence.fit import decode, main
 from tests.conftest import buzz
@@ -49,6 +49,6 @@ def test_a_translators_curve_is_fitted_to_the_evidence_of_its_units(
     calibrations = read_calibrations(out)
     samples = np.asarray(buzz(0.9), dtype=np.float32)
     _, evidence = decode("translate", str(tiny_heard_model), None, samples)
-    (spoken,) = load(tiny_heard_model).translate([torch.from_numpy(samples)])
+    (spoken,) = load_translator(tiny_heard_model).translate([torch.from_numpy(samples)])
     assert calibrations.keys() == {"graph"}
     assert calibrations["graph"].weights.keys() == evidence.keys() == spoken.evidence.keys()
