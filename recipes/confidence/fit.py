@@ -185,8 +185,10 @@ def fit(examples: list[tuple[Mapping[str, float], float, str]]) -> Calibration:
 
 def rank_correlation(confidence: np.ndarray, right: np.ndarray) -> float | None:
     """Return Spearman's correlation; None if all values of one are equal, where it is undefined."""
+    if not (np.ptp(confidence) and np.ptp(right)):
+        return None
     result: Any = spearmanr(confidence, right)
-    return float(result.statistic) if np.ptp(confidence) and np.ptp(right) else None
+    return float(result.statistic)
 
 
 def measure(calibration: Calibration, examples: list[tuple[Mapping[str, float], float, str]]) -> dict:
