@@ -7,7 +7,7 @@ whatever the other tokens, nodes and batch rows of its pass are:
 - A product has at most `MAX_PRODUCT_ROWS` rows, and at least as many as this processor needs (`least_rows`). float16
   products are fbgemm's, because torch's take up to 1.6 times as long for two rows as for one.
 - The keys that a node of a draft attends to lie where plain decoding has them: the text, then the node's path. A tree
-  with branches is computed chain by chain, with the chain's keys and values copied to these key_positions.
+  with branches is computed chain by chain, with the chain's keys and values copied to these places.
 - The number of keys is a multiple of `KEY_MULTIPLE`, and the rest is hidden.
 - Each query is computed alone. Only bfloat16 queries of heads that share keys are computed in blocks, because all
   blocks of two queries or more give the same bits. float16 scores are computed in float32, because torch's float16

@@ -304,7 +304,7 @@ def fbgemm_product(rows: Tensor, packed: Any, max_level: int) -> Tensor:
         (N, O) float32.
     """
     kernel = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    # The kernel adds most + 1 to each number, so that all are positive. With most = 63 they are 1 to 127: then the sum
+    # The kernel adds max_level + 1 to each number, so that all are positive. With 63 they are 1 to 127: then the sum
     # of two products fits in 16 bits, as some CPUs need.
     return cast(Tensor, kernel(rows, 1.0, max_level + 1, packed))
 

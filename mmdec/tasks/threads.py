@@ -37,7 +37,7 @@ def choose_threads(parameters: int, idle: int, max_threads: int) -> int:
     Args:
         parameters: Number of the model's parameters.
         idle: Number of idle CPUs.
-        most: torch's default number of threads.
+        max_threads: torch's default number of threads.
     """
     return max(1, min(max_threads, MIN_THREADS + parameters // PARAMETERS_PER_THREAD, idle))
 

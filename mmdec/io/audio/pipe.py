@@ -196,8 +196,8 @@ class _Backlog:
     """Reads a stream in a thread and buffers its bytes, so that a microphone's pipe does not overflow while the caller
     works."""
 
-    def __init__(self, stream: BinaryIO, sound: PipedSound, max_samples: int) -> None:
-        self._stream, self._max_samples, self._left = stream, max_samples, sound.size
+    def __init__(self, stream: BinaryIO, sound: PipedSound, max_bytes: int) -> None:
+        self._stream, self._max_bytes, self._left = stream, max_bytes, sound.size
         self._in_file = sound.in_file
         self._waiting = bytearray(sound.head)
         self._ended, self._change = False, threading.Condition()
@@ -241,7 +241,7 @@ class _Backlog:
 
     def _keep(self, piece: bytes) -> None:
         with self._change:
-            while len(self._waiting) >= self._max_samples:
+            while len(self._waiting) >= self._max_bytes:
                 self._change.wait()
             self._waiting += piece
             self._change.notify_all()
