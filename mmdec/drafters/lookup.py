@@ -26,9 +26,8 @@ HASH_BASE = 1_000_003  # base of the polynomial hash of n-grams, modulo HASH_MOD
 HASH_MODULUS = (1 << 61) - 1
 INVERSE_OF_BASE = pow(HASH_BASE, -1, HASH_MODULUS)
 COUNT_DECAY = 0.97  # each new prediction multiplies the weight of all earlier ones by this factor
-PRIOR_TRIALS = (
-    4.0  # the assumed initial probability that a match predicts correctly has the weight of this many predictions
-)
+# the assumed initial probability that a match predicts correctly has the weight of this many predictions
+PRIOR_TRIALS = 4.0
 
 
 @final

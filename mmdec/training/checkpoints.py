@@ -110,12 +110,10 @@ def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
 # a URL's scheme such as http:, of two letters or more, so that a Windows drive `C:` does not match
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _STEP = re.compile(r"step=(\d+)\.ckpt")
-HANDOVER_FILE = (
-    ".temp.ckpt"  # Lightning's name for a temporary file that passes weights from a forked process to its parent
-)
-VOCABULARY_OPTION = (
-    "units"  # name of the option that holds the vocabulary, which the command line copies from the data module
-)
+# Lightning's name for a temporary file that passes weights from a forked process to its parent
+HANDOVER_FILE = ".temp.ckpt"
+# name of the option that holds the vocabulary, which the command line copies from the data module
+VOCABULARY_OPTION = "units"
 M = TypeVar("M", bound=nn.Module)
 
 

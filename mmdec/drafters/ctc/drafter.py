@@ -38,15 +38,12 @@ SCORE_TOLERANCE = 1e-3  # alignments whose log-probabilities differ by less than
 # a token counts as missing in the transcript if it lowers the alignment's score by more than 2 nats
 MISSING_TOKEN_SCORE = -2.0
 TIMESTAMP_PROBABILITY = 0.1  # assumed probability that a timestamp computed from the frames equals the model's
-WHOLE_SECOND_PROBABILITIES = (
-    0.4,
-    0.1,
-)  # assumed probabilities that the last one is the nearest whole second, or the next nearest
+# assumed probabilities that the last one is the nearest whole second, or the next nearest
+WHOLE_SECOND_PROBABILITIES = 0.4, 0.1
 END_PROBABILITY = 0.7  # assumed probability that the model's text ends where the transcript ends
 SAME_TIME_PROBABILITY = 0.9  # assumed probability that a segment begins with the timestamp at which the last one ended
-REST_PROBABILITY = (
-    0.3  # assumed probability that a word goes on as in the transcript, though its beginning is missing there
-)
+# assumed probability that a word goes on as in the transcript, though its beginning is missing there
+REST_PROBABILITY = 0.3
 NGRAM_WEIGHT = 0.4  # factor on the n-gram's log-probability
 STEPS_PER_NODE = 10  # the search ends after so many steps for each node of the tree
 MAX_WORD = 24  # bytes of a word after which it is drafted even if it goes on, as in languages without spaces

@@ -86,9 +86,8 @@ class Medusa:
             )
         self.heads, self.output = heads.eval(), output
         probabilities = ranks or default_probabilities(config.heads)
-        width = HeadAccuracy(
-            probabilities
-        ).width  # raises InputError if a row's probabilities are negative or sum to more than 1
+        # raises InputError if a row's probabilities are negative or sum to more than 1
+        width = HeadAccuracy(probabilities).width
         if width > config.vocab_size:
             raise InputError(
                 f"`heads` must be for a model of at least {width} tokens, one for each rank, but are "

@@ -110,11 +110,8 @@ class NetworkDrafter:
         if not (isinstance(state, DraftState) and state.columns == [context.past] == [context.past] * rows):
             cache = DraftCache(rows, self.network.depth)
             state = DraftState(cache, [context.past] * rows, [context.past] * rows)
-        state.packed, state.step, state.step_requested = (
-            None,
-            None,
-            False,
-        )  # weights may have changed since the last turn
+        # weights may have changed since the last turn
+        state.packed, state.step, state.step_requested = None, None, False
         visual = context.visual
         embeds = self.network.prompt_embeds(context, visual, self.embedding)
         waiting = PendingPrompt(embeds, features, visual, mask)

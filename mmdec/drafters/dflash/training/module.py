@@ -251,11 +251,7 @@ def draw_roots(lengths: Tensor, max_roots: int) -> Tensor:
     """
     width = int(lengths.max())
     outside = torch.arange(width, device=lengths.device) >= lengths[:, None]
-    order = (
-        torch.rand(outside.shape, device=lengths.device)
-        .masked_fill(outside, 2.0)
-        .argsort(1)[:, : min(max_roots, width)]
-    )
+    order = torch.rand(outside.shape, device=lengths.device).masked_fill(outside, 2.0).argsort(1)[:, :max_roots]
     roots = order.masked_fill(order >= lengths[:, None], width).sort(1).values
     return roots.masked_fill(roots == width, -1)
 
