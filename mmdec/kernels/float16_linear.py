@@ -23,6 +23,7 @@ ROWS_PER_PART = 512  # number of weight rows that are converted at a time, so th
 # After this many passes the half-precision copies are made. This costs as much time as the copies save in 100 passes,
 # so it would not pay for a short use.
 MIN_PASSES_BEFORE_COPY = 64
+SAMPLES_PER_WEIGHT = 16  # numbers of each weight that are compared to notice a change
 MAX_EXPONENT = 15  # so that the largest weight is below 2**15, and its products do not overflow
 # factor on the remainder (weight minus its float16 rounding), so that it is large enough for float16
 REMAINDER_SCALE = 2.0**11
@@ -92,13 +93,20 @@ def weights_state(weights: Iterable[Tensor]) -> list[tuple[int, int]]:
     return [(weight.data_ptr(), weight._version) for weight in weights]
 
 
+def _samples(weight: Tensor) -> list[float]:
+    """Return evenly spaced numbers of a weight. They show changes of `weight.data`, which torch does not count, such as
+    peft's when it merges adapters."""
+    numbers = weight.detach().flatten()
+    return cast(list[float], numbers[:: len(numbers) // SAMPLES_PER_WEIGHT | 1].tolist())  # odd: of several columns
+
+
 @final
 @dataclass
 class HalfPrecisionCopies:
     """Half-precision copies of a module's weights, and the number of passes so far, after which copies are made."""
 
     usable: bool  # False: no copies, because changes of weights would not be noticed, or the last attempt failed
-    state: list[tuple[int, int]]  # from `weights_state`
+    state: list[Any]  # from `weights_state`, and samples of the weights
     passes: int = 0
     _copies: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -128,7 +136,7 @@ def half_precision_copies(module: nn.Module) -> HalfPrecisionCopies:
     """Return the `HalfPrecisionCopies` of a module; a new one, with 0 passes, if the weights have changed."""
     weights = list(module.parameters())
     plain = all(one.dtype == torch.float32 and one.device.type == "cpu" and not one.is_inference() for one in weights)
-    state = weights_state(weights) if plain else []
+    state = [*weights_state(weights), *map(_samples, weights)] if plain else []
     with _lock:
         copies = _copies.get(module)
         if copies is None or copies.state != state:

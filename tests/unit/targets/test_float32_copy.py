@@ -80,6 +80,18 @@ def test_changed_weights_are_read() -> None:
     assert copied_layers(model)
 
 
+def test_weights_that_peft_merges_are_read() -> None:
+    """It adds to `weight.data`, which neither moves the weight nor counts as a change of it."""
+    model, inputs = stored_in(torch.float16), prompts(2)
+    assert copied_layers(model)
+    for layer in model.model.layers:
+        weight = layer.mlp.down_proj.weight
+        weight.data += torch.randn(len(weight), 1) @ torch.randn(1, weight.shape[1])
+    assert half_precision_copies(model).passes == 0
+    found = mmdec.generate(model, inputs, "lookup", max_new_tokens=20, do_sample=False)
+    assert torch.equal(found.sequences, model.generate(**inputs, max_new_tokens=20, do_sample=False))
+
+
 def test_weights_that_would_change_are_not_copied() -> None:
     assert not copied_layers(language_model())
 
