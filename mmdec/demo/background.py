@@ -10,7 +10,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
 from mmdec.demo.html import error_sentence, status
 from mmdec.kernels.threads import set_decoding_threads
@@ -20,6 +21,7 @@ MAX_DECODERS = 2  # requests that decode at the same time; the others wait in th
 CLOSE_CHECK_SECONDS = 0.2  # seconds after which a generator checks whether it was closed
 UPDATE_CHECK_SECONDS = 0.005  # seconds between two checks whether the page has received an update
 
+Result = TypeVar("Result")
 Update = Mapping[str, Any]  # name of an output of the page -> its new value
 _slots = threading.BoundedSemaphore(MAX_DECODERS)  # a stopped request keeps its slot until its current round has ended
 
@@ -89,3 +91,9 @@ def _run(work: Callable[[Report], None], report: Report, update_queue: queue.Que
         update_queue.put({"status": status(error_sentence(error), "error")})
     finally:
         update_queue.put(None)
+
+
+def run_decoding(work: Callable[..., Result], *arguments: Any) -> Result:
+    """Call `work` in a thread of its own that has the CPU threads for decoding, and return its result."""
+    with ThreadPoolExecutor(1, initializer=set_decoding_threads) as thread:
+        return thread.submit(work, *arguments).result()

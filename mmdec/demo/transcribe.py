@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmdec import InputError
 from mmdec.demo import samples as shipped
-from mmdec.demo.background import MAX_DECODERS, Report
+from mmdec.demo.background import MAX_DECODERS, Report, run_decoding
 from mmdec.demo.html import UNSURE_CONFIDENCE, confidence_html, error_sentence, output_html, status
 from mmdec.demo.layout import (
     MAX_SECONDS,
@@ -227,7 +227,7 @@ def transcribe_piece(sound: Sound | None, talk: LiveRecording | None) -> tuple[s
         talk = talk or LiveRecording(LiveTranscriber(sample_rate=sound[0], model=load_transcriber()))
         if talk.ended:
             return status(ENDED, "done"), talk.html, talk
-        talk.add(talk.live.feed(sound[1]))
+        run_decoding(talk.add, talk.live.feed(sound[1]))
     except InputError as error:
         return status(error_sentence(error), "error"), "" if talk is None else talk.html, None
     if talk.live.seconds >= MAX_SECONDS:  # the demo's limit is reached: later sound is ignored
@@ -244,7 +244,7 @@ def end_recording(talk: LiveRecording | None) -> tuple[str, str, None]:
     if talk is None:
         return status(READY), "", None
     if not talk.ended:
-        talk.add(talk.live.end())
+        run_decoding(talk.add, talk.live.end())
         talk.ended = True
     return status(ENDED, "done"), talk.html, None
 

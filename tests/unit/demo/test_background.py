@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mmdec.demo.background import MAX_DECODERS, Report, WorkStopped, updates
+from mmdec.demo.background import MAX_DECODERS, Report, WorkStopped, run_decoding, updates
 from mmdec.demo.html import UNEXPECTED
 from mmdec.errors import InputError
 from mmdec.kernels.threads import one_pool
@@ -54,6 +54,8 @@ def test_only_the_work_has_several_cpu_threads() -> None:
         with one_pool():
             assert torch.get_num_threads() == 1
             assert messages(lambda report: report(threads=torch.get_num_threads())) == [{"threads": 3}]
+            assert run_decoding(torch.get_num_threads) == 3
+            assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
 

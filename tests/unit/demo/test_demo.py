@@ -108,6 +108,34 @@ for number in range(files):
 """
 
 
+LIVE = """
+import numpy as np
+import torch
+from mmdec.demo import transcribe
+from mmdec.kernels.threads import one_pool
+
+class Live:
+    seconds = 0.0
+
+    def feed(self, samples=None):
+        print(torch.get_num_threads())
+        yield from ()
+
+    end = feed
+
+torch.set_num_threads(3)
+with one_pool():
+    talk = transcribe.LiveRecording(Live())
+    transcribe.transcribe_piece((16_000, np.zeros(8_000)), talk)
+    transcribe.end_recording(talk)
+"""
+
+
+def test_the_microphone_decodes_with_all_cpu_threads() -> None:
+    done = subprocess.run([sys.executable, "-c", LIVE], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["3", "3"]
+
+
 TRANSLATIONS = next(iter(true_english().values()))  # of the first sample
 
 
