@@ -325,4 +325,4 @@ def test_equals_stock_by_half_precision_copies(
     monkeypatch.setattr(output_layer, "MIN_COPIED_VOCABULARY", 1)
     monkeypatch.setattr(float16_linear, "MIN_PASSES_BEFORE_COPY", 1)
     test_equals_stock(whisper, name, drafter)
-    assert any(copy._made is not None for copy in float16_linear._copies.values())
+    assert any(copy._copies is not None for copy in float16_linear._copies.values())
