@@ -18,8 +18,9 @@ class MmdecError(Exception):
 class InputError(MmdecError, ValueError):
     """An argument or a file breaks a rule. Nothing was written.
 
-    A message names the argument, the rule, the value and the remedy: "`sample_rate` must be at least 8000 Hz, but is
-    4000. Resample the audio first." Arguments, and values that it advises (`batch_size=1`), are in backquotes.
+    A message names the argument, the rule, the value and, unless the rule itself says it, the remedy: "`sample_rate`
+    must be at least 8000 Hz, but is 4000. Resample the audio first." Arguments, and values that it advises
+    (`batch_size=1`), are in backquotes.
     """
 
     @property

@@ -268,7 +268,7 @@ def bench_drafters(
     kind = _kind(directory, options.audio, options.images)
     named = find_drafters(options.drafter or _own_drafters(directory, kind), directory, kind)
     if kind != "audio" and (options.draft_text or options.draft_model):
-        raise InputError("`draft_text` and `draft_model` must be for recordings, but there are none. Leave them out.")
+        raise InputError("`draft_text` and `draft_model` need recordings, but the model reads none. Leave them out.")
     recognisers = {Path(name).name: hypothesis(Path(name), device=device) for name in options.draft_model}
     keep_threads(options.threads)
     workload = load_workload(kind, directory, device, options)
@@ -300,7 +300,7 @@ def _kind(directory: Path, audio: Sequence[Path], images: object) -> str:
     else:
         raise InputError(
             f"`model` must be a language model, or one for sound or pictures, but '{directory}' is "
-            f"{repr(of_model) if of_model else 'none'}. Name another."
+            f"{repr(of_model) if of_model else 'none'}."
         )
     for name, given, needed in (("audio", audio, "audio"), ("images", images, "images")):
         if given and kind != needed:
@@ -331,7 +331,7 @@ def find_drafters(names: Sequence[str], directory: Path, kind: str) -> dict[str,
         InputError: If there is no such drafter, it is named twice, or its folder does not fit the model.
     """
     if len(set(names)) < len(names):
-        raise InputError(f"`drafter` must be different drafters, but is {', '.join(names):.200}. Name each once.")
+        raise InputError(f"`drafter` must name each drafter once, but is {', '.join(names):.200}.")
     found: dict[str, str | Path] = {}
     for name in names:
         choice = _find(name, directory)
@@ -363,7 +363,7 @@ def _find(name: str, directory: Path) -> str | Path:
         names = [*drafter_names(), *loader_names()]
         raise InputError(
             f"`drafter` must be one of {', '.join(names)}, or the folder or Hugging Face id of a drafter or a smaller "
-            f"model, but is {name!r:.100}. Choose one.{did_you_mean(name, names)}"
+            f"model, but is {name!r:.100}.{did_you_mean(name, names)}"
         )
     return folder
 
@@ -398,7 +398,7 @@ def load_workload(kind: str, directory: Path, device: torch.device, options: Dra
         questions = questions_of(options.data, options.images, options.prompt, per_kind, admission)
         return QuestionWorkload(load_vlm(directory, device), directory, in_turn(questions), options.max_new_tokens)
     if options.data is not None:
-        raise InputError("`data` must be for prompts or pictures, but the model hears. Give `audio` instead.")
+        raise InputError("`data` must be prompts or pictures, but this is a speech model. Give `audio` instead.")
     recordings = options.audio or _recordings(SAMPLE_RECORDINGS)
     if not recordings:
         raise InputError(f"`audio` must name recordings where '{SAMPLE_RECORDINGS}' has none. Name files or a folder.")

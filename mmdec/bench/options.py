@@ -76,6 +76,6 @@ class DrafterBenchOptions(MeasurementOptions):
         if self.max_new_tokens is not None:
             check_whole("max_new_tokens", self.max_new_tokens, MIN_NEW_TOKENS, 2**31, "Give 128.")
         if self.minutes is not None:
-            check_finite("minutes", self.minutes, "Give 10, for instance.")
+            check_finite("minutes", self.minutes, "Try 10.")
             if self.minutes <= 0:
-                raise InputError(f"`minutes` must be positive, but is {self.minutes}. Give 10, for instance.")
+                raise InputError(f"`minutes` must be positive, but is {self.minutes}. Try 10.")

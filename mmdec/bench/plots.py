@@ -116,7 +116,7 @@ def training_curves(path: str | Path) -> dict[str, list[tuple[float, float]]]:
     source = Path(path)
     try:
         if source.stat().st_size > LARGEST_CSV:
-            raise InputError(f"`metrics` must have at most {LARGEST_CSV} bytes, but '{source}' has more. Name another.")
+            raise InputError(f"`metrics` must have at most {LARGEST_CSV} bytes, but '{source}' has more.")
         with open(source, encoding="utf-8", newline="") as file:
             rows = [*csv.DictReader(file)]
     except (OSError, ValueError, csv.Error) as error:

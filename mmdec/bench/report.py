@@ -160,13 +160,11 @@ def load_run(path: str | Path) -> BenchRun:
             f"The saved run must be a readable file, but '{source}' is not ({error.strerror}). Check the path."
         ) from None
     if len(raw) > MAX_REPORT_BYTES:
-        raise InputError(
-            f"The saved run must have at most {MAX_REPORT_BYTES} bytes, but '{source}' has more. Name another."
-        )
+        raise InputError(f"The saved run must have at most {MAX_REPORT_BYTES} bytes, but '{source}' has more.")
     try:
         content = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"The saved run must be JSON, but '{source}' is not ({error!s:.100}). Name another.") from None
+        raise InputError(f"The saved run must be JSON, but '{source}' is not ({error!s:.100}).") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError(
             f"The saved run must be what `mmdec bench --json` wrote, but '{source}' is not one. Measure it again."

@@ -103,19 +103,19 @@ def check_seed(seed: object) -> int | None:
 def check_switch(name: str, value: object) -> bool:
     """Return the argument `name`; raise InputError unless it is True or False."""
     if not isinstance(value, bool):
-        raise InputError(f"`{name}` must be True or False, but is {show(value)}. Choose one.")
+        raise InputError(f"`{name}` must be True or False, but is {show(value)}.")
     return value
 
 
-def check_instance(name: str, value: object, kind: type[T], rule: str, remedy: str) -> T:
+def check_instance(name: str, value: object, kind: type[T], rule: str, remedy: str = "") -> T:
     """Return the argument `name`; raise InputError unless it is an instance of the class `kind`.
 
     Args:
         rule: What it must be, in words.
-        remedy: The error's last sentence.
+        remedy: The error's last sentence, where the rule alone does not say what to do.
     """
     if not isinstance(value, kind):
-        raise InputError(f"`{name}` must be {rule}, but is {show(value)}. {remedy}")
+        raise InputError(f"`{name}` must be {rule}, but is {show(value)}. {remedy}".rstrip())
     return value
 
 
@@ -130,14 +130,14 @@ def check_path(name: str, value: object, remedy: str) -> Path:
     return Path(cast(str, value))
 
 
-def check_choice(name: str, value: object, choices: Sequence[str], remedy: str) -> None:
+def check_choice(name: str, value: object, choices: Sequence[str], remedy: str = "") -> None:
     """Raise InputError unless the argument `name` is one of `choices`.
 
     Args:
-        remedy: The error's last sentence.
+        remedy: The error's last sentence, where the rule alone does not say what to do.
     """
     if not isinstance(value, str) or value not in choices:
-        raise InputError(f"`{name}` must be one of {', '.join(choices)}, but is {show(value)}. {remedy}")
+        raise InputError(f"`{name}` must be one of {', '.join(choices)}, but is {show(value)}. {remedy}".rstrip())
 
 
 def check_callable(name: str, value: object, rule: str) -> None:

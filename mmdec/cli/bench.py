@@ -61,7 +61,7 @@ def bench_all(
     """
     unknown = sorted(set(only or ()) - COMMANDS.keys())
     if unknown:
-        raise InputError(f"`--only` must be one of {', '.join(COMMANDS)}, but is {unknown[0]!r:.60}. Choose one.")
+        raise InputError(f"`--only` must be one of {', '.join(COMMANDS)}, but is {unknown[0]!r:.60}.")
     chosen = [name for name in COMMANDS if not only or name in only]
     runs: list[BenchRun] = []
     left_out: dict[str, str] = {}

@@ -119,14 +119,14 @@ def output_paths(
         return [None] * len(named)
     above = next((folder for folder in output.parents if os.path.lexists(folder)), None)
     if above is not None and not os.path.isdir(above):
-        raise InputError(f"`--output` must lie in a folder, but '{above}' is not one. Name another.")
+        raise InputError(f"`--output` must lie in a folder, but '{above}' is not one.")
     if output.suffix.lower() in suffixes and not os.path.isdir(output):
         if len(named) > 1:
             raise InputError(f"`--output` must be a folder for {len(named)} inputs, but is '{output}'. Name a folder.")
         targets = [output]
     else:
         if os.path.lexists(output) and not os.path.isdir(output):
-            raise InputError(f"`--output` must be a folder or a {suffix} file, but is '{output}'. Name another.")
+            raise InputError(f"`--output` must be a folder or a {suffix} file, but is '{output}'.")
         used_paths = set[str]()
         targets = []
         for source in named:

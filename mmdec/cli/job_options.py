@@ -86,7 +86,7 @@ class JobOptions:
             if value:
                 raise InputError(f"`{name}` cannot be combined with a list of inputs. Leave it out.")
         if output is None or (os.path.lexists(output) and not os.path.isdir(output)):
-            raise InputError(f"`output` must be a folder for many inputs, but is {show(output)}. Name one.")
+            raise InputError(f"`output` must be a folder for many inputs, but is {show(output)}.")
         shard, run = self._shard(), self._engine()
         rows, base = _rows(work.verb, inputs, output, kind)
         work = replace(work, output=Path(os.path.abspath(output)), base=base, table=self.table or "jsonl")
@@ -115,7 +115,7 @@ class JobOptions:
 
     def _engine(self) -> Callable[..., Any]:
         if self.engine not in (None, "local", "ray"):
-            raise InputError(f"`engine` must be local or ray, but is {show(self.engine)}. Choose one.")
+            raise InputError(f"`engine` must be local or ray, but is {show(self.engine)}.")
         if self.engine != "ray":
             if self.workers is not None:
                 raise InputError("`workers` must come with `--engine ray`, but does not. Use `--shard` without Ray.")

@@ -38,7 +38,7 @@ def report_target(name: str, suffix: str) -> Callable[[Any], Any]:
             return target
         if Path(target).suffix.lower() != suffix or Path(target).is_dir():
             raise InputError(
-                f"`{name}` must be a file that ends in {suffix}, or -, but is '{printable(str(target))}'. Name another."
+                f"`{name}` must be a file that ends in {suffix}, or -, but is '{printable(str(target))}'."
                 f" Write `{name} -` before an input, to print only the report."
             )
         return target
@@ -58,7 +58,7 @@ def _plot_target(*suffixes: str) -> Callable[[Any], Any]:
             return target
         if not target.suffix and not target.exists():  # the folder is made when there is something to draw
             return target
-        raise InputError(f"`--plot` must be a folder{or_file}, but is '{printable(str(target))}'. Name another.")
+        raise InputError(f"`--plot` must be a folder{or_file}, but is '{printable(str(target))}'.")
 
     return checked
 

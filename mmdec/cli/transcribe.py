@@ -260,9 +260,7 @@ def transcribe(
     drafter = options.drafter
     given = [f"--{name.replace('_', '-')}" for name, value in vars(drafts).items() if value is not None]
     if len(given) + is_typed(context, "drafter") > 1:
-        raise InputError(
-            f"`{given[0]}` cannot be combined with `{given[1] if given[1:] else '--drafter'}`. Choose one."
-        )
+        raise InputError(f"`{given[0]}` cannot be combined with `{given[1] if given[1:] else '--drafter'}`.")
     options = replace(
         options,
         drafter=None if drafter == "none" else drafter,
@@ -371,7 +369,7 @@ def _format(kind: str | None, output: Path | None, as_json: bool) -> str:
     if output is not None and os.path.isdir(output):
         named = None
     if kind is not None and kind not in TRANSCRIPT_FORMATS:
-        raise InputError(f"`--format` must be one of {', '.join(TRANSCRIPT_FORMATS)}, but is {kind!r}. Choose one.")
+        raise InputError(f"`--format` must be one of {', '.join(TRANSCRIPT_FORMATS)}, but is {kind!r}.")
     if kind is not None and named is not None and kind != named:
         raise InputError(f"`--format` must fit `--output`, '{output}', but is {kind!r}. Leave it out.")
     kind = kind or named or "text"

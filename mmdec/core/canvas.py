@@ -109,17 +109,15 @@ def policy_of(choice: object) -> Policy:
         if choice not in POLICIES:
             raise InputError(
                 f"`policy` must be one of {', '.join(POLICIES)}, or a `Policy`, but is {show(choice)}."
-                f"{did_you_mean(choice, POLICIES)} Choose one."
+                f"{did_you_mean(choice, POLICIES)}"
             )
         return POLICIES[choice]()
-    return check_instance("policy", choice, Policy, f"one of {', '.join(POLICIES)}, or a `Policy`", "Choose one.")
+    return check_instance("policy", choice, Policy, f"one of {', '.join(POLICIES)}, or a `Policy`")
 
 
 def _check_number(name: str, value: object, minimum: float, maximum: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
-        raise InputError(
-            f"`{name}` must be a number from {minimum} to {maximum}, but is {show(value)}. Choose another."
-        )
+        raise InputError(f"`{name}` must be a number from {minimum} to {maximum}, but is {show(value)}.")
     return float(value)
 
 
@@ -214,7 +212,7 @@ class ProgressSchedule(Policy):
     def __init__(
         self, high: float = 7.5, low: float = 2.5, kind: ScheduleKind = "linear", tokens: int = 1, rate: float = 4.0
     ) -> None:
-        check_choice("kind", kind, get_args(ScheduleKind), "Choose one.")
+        check_choice("kind", kind, get_args(ScheduleKind))
         self.high, self.low = _check_number("high", high, 0, 1e6), _check_number("low", low, 0, 1e6)
         self.kind, self.rate, self.step = kind, _check_number("rate", rate, 0, 1e6), TopK(tokens)
 

@@ -69,6 +69,6 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _write(state: dict[str, Tensor], path: Path) -> Path:
     if path.suffix != ".safetensors":
-        raise InputError(f"`target` must end in .safetensors, but is '{path}'. Name it so.")
+        raise InputError(f"`target` must end in .safetensors, but is '{path}'.")
     write_atomically(path, save({name: value.contiguous() for name, value in state.items()}))
     return path

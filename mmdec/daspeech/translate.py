@@ -209,9 +209,7 @@ def as_translator(options: TranslateOptions) -> SpeechTranslator:
 def _products(dtype: torch.dtype | str | None) -> torch.dtype:
     product_dtype = check_dtype(dtype)
     if product_dtype == torch.float64:
-        raise InputError(
-            f"`dtype` must be float32, bfloat16 or float16 for a translator, but is {product_dtype}. Choose one."
-        )
+        raise InputError(f"`dtype` must be float32, bfloat16 or float16 for a translator, but is {product_dtype}.")
     return product_dtype
 
 
@@ -222,7 +220,9 @@ def resolve_strategy(strategy: str | None, verify: bool) -> str | None:
         InputError: For an unknown strategy, or if `verify` contradicts `strategy`.
     """
     if check_switch("verify", verify) and strategy not in (None, "verified"):
-        raise InputError(f"`strategy` must be left out with `verify`, but is {show(strategy)}. Choose one of the two.")
+        raise InputError(
+            f"`strategy` must be left out with `verify`, but is {show(strategy)}. Pass only one of the two."
+        )
     if strategy is not None:
         check_strategy(strategy)
     return "verified" if verify else strategy

@@ -187,7 +187,7 @@ class SpeechTranslator:
         if strategy in AUTOREGRESSIVE_STRATEGIES and self.model.ar is None:
             raise InputError(
                 f"`strategy` must be one of {', '.join(GRAPH_STRATEGIES)} for '{self.name}', which has no "
-                f"autoregressive decoder, but is {show(strategy)}. Choose one of these."
+                f"autoregressive decoder, but is {show(strategy)}."
             )
         return strategy
 
@@ -381,6 +381,4 @@ def _cut_to_limits(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
 def check_strategy(strategy: str) -> None:
     """Raise InputError for an unknown strategy."""
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
-        raise InputError(
-            f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {show(strategy)}. Choose one of these."
-        )
+        raise InputError(f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {show(strategy)}.")

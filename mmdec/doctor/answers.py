@@ -90,7 +90,8 @@ def answer_prompt(
     room = tokens if most is None else min(tokens, most - max(target.prompt_positions(inputs)))
     if room < MIN_ANSWER_TOKENS:
         raise InputError(
-            f"`data` must have prompts shorter than the model's {most} positions, but one has {begin}. Shorten it."
+            f"`data` must have prompts shorter than the model's {most} positions, but one has {begin}. Shorten "
+            "that prompt."
         )
     written = generate(model, inputs, drafter, max_new_tokens=room, **_greedy(model)).sequences
     answer: list[int] = written[0, begin:].tolist()

@@ -163,7 +163,7 @@ class Lookup:
         if min_ngram < 1:
             raise InputError(f"`min_ngram` must be at least 1, but is {min_ngram}. Use 1 for a match of one token.")
         if max_ngram < min_ngram:
-            raise InputError(f"`max_ngram` must be at least `min_ngram`, {min_ngram}, but is {max_ngram}. Raise it.")
+            raise InputError(f"`max_ngram` must be at least `min_ngram`, {min_ngram}, but is {max_ngram}.")
         self.name = f"lookup-{min_ngram}-{max_ngram}"
         self._longest, self._shortest = max_ngram, min_ngram
 

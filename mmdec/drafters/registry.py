@@ -211,7 +211,7 @@ def network_class(system: str) -> type[DrafterWeights[Any]]:
     entry = _built_in(system) if system in BUILT_IN else None
     if entry is None or entry.network is None:
         names = ", ".join(built_in_names("language_weights"))
-        raise InputError(f"`system` must be one of {names}, but is {system!r:.60}. Choose one.")
+        raise InputError(f"`system` must be one of {names}, but is {system!r:.60}.")
     return entry.network
 
 

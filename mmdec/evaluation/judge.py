@@ -61,7 +61,7 @@ class Judge:
         """Raise InputError if the Whisper does not know French."""
         if not self.knows_french:
             raise InputError(
-                f"`judge` must be a Whisper of French and English, but '{self.name}' knows one language. Take a "
+                f"`judge` must be a Whisper of French and English, but '{self.name}' knows one language. Use a "
                 "multilingual one: openai/whisper-base."
             )
 

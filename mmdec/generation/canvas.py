@@ -76,7 +76,9 @@ class CanvasOptions:
         length = self.block_length
         for name in BLOCK_LENGTH_FIELDS:
             length = getattr(config, name, None) if length is None else length
-        length = 32 if length is None else check_whole("block_length", length, 1, MAX_BLOCK, "Give another.")
+        length = (
+            32 if length is None else check_whole("block_length", length, 1, MAX_BLOCK, "Use that of the training.")
+        )
         return CanvasLayout(self.visible, length, mask, self.shifted, self.aligned, self.cache)
 
 
@@ -113,7 +115,7 @@ def canvas_options(choice: object) -> CanvasOptions:
     if isinstance(choice, (str, Policy)):
         return CanvasOptions(policy_of(choice))
     rule = f"one of {', '.join(POLICIES)}, a `Policy` or `CanvasOptions`"
-    return check_instance("canvas", choice, CanvasOptions, rule, "Choose one.")
+    return check_instance("canvas", choice, CanvasOptions, rule)
 
 
 @torch.inference_mode()

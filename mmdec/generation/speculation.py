@@ -335,7 +335,7 @@ class Speculation:
             if fault not in self._warned:
                 self._warned.add(fault)
                 warnings.warn(
-                    f"{fault}: transformers' own loop decodes, without drafts; the text is `generate`'s own",
+                    f"falling back to transformers' generate without drafts: {fault}",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -73,7 +73,7 @@ class Work:
             OSError: If the folder cannot be written.
         """
         if self.table not in TABLE_FORMATS:
-            raise InputError(f"`table` must be {' or '.join(TABLE_FORMATS)}, but is {self.table!r}. Choose one.")
+            raise InputError(f"`table` must be {' or '.join(TABLE_FORMATS)}, but is {self.table!r}.")
         if self.table == "parquet":
             pyarrow_parquet()
         settings: dict[str, Any] = {

@@ -37,9 +37,7 @@ def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:
     for number, line in enumerate(lines, 1):
         word, tab, phones = line.partition("\t")
         if not tab or not phones.split() or word.split() != [word]:
-            raise InputError(
-                f"`path` must hold word, tab, phones, but line {number} of {path} is {line!r:.60}. Fix it."
-            )
+            raise InputError(f"`path` must hold word, tab, phones, but line {number} of {path} is {line!r:.60}.")
         lexicon.setdefault(word, []).append(tuple(phones.split()))
     return lexicon
 

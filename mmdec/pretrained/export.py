@@ -66,7 +66,7 @@ def export_drafter(
             another target.
     """
     if to not in LAYOUTS:
-        raise InputError(f"`to` must be one of {', '.join(LAYOUTS)}, but is {to!r:.60}. Choose one.")
+        raise InputError(f"`to` must be one of {', '.join(LAYOUTS)}, but is {to!r:.60}.")
     if num_speculative_tokens is not None:
         check_whole("num_speculative_tokens", num_speculative_tokens, 1, 64, "3 is usual.")
         if to == "flat":

@@ -79,7 +79,7 @@ class ApiError(Exception):
         if isinstance(error, InputError):
             return cls(400, str(error), param=error.argument)
         log.error("a request failed", exc_info=error)
-        return cls(500, "The server failed. Its log says more.", "server_error")
+        return cls(500, "Internal server error; see the server log.", "server_error")
 
     def response(self) -> JSONResponse:
         """Make the HTTP response."""
@@ -242,9 +242,11 @@ def unknown_model(name: str | None, names: Collection[str]) -> ApiError:
         name: The model that the request names; None: it names none.
         names: Names of the models that can answer it.
     """
-    rule = f"`model` must be one of {', '.join(names) or 'none'}, but is {show(name)}."
-    remedy = "Choose one." if names else "The server has no model for such requests: ask another one."
-    return ApiError(404, f"{rule} {remedy}", code="model_not_found", param="model")
+    if names:
+        rule = f"`model` must be one of {', '.join(names)}, but is {show(name)}."
+    else:
+        rule = "This server has no model for such requests."
+    return ApiError(404, rule, code="model_not_found", param="model")
 
 
 def confidence_warning(confidence: float | None, calibrated: bool) -> dict[str, str]:

@@ -114,7 +114,7 @@ async def translations(
     engine = server.engine(model, TranslationEngine, TranscriptionEngine)
     if isinstance(engine, TranslationEngine):
         if kind not in ("json", "text"):
-            message = f"`response_format` must be json or text for this model, but is {kind}. Choose one."
+            message = f"`response_format` must be json or text for this model, but is {kind}."
             raise ApiError(400, message, param="response_format")
         if prompt or temperature:
             name, value = ("prompt", prompt) if prompt else ("temperature", temperature)

@@ -42,6 +42,6 @@ def load_mtp_head(model: PreTrainedModel) -> Any:
         ) from error
     if head.rotary_emb is None or head.has_per_layer_rope or not isinstance(head.shared_head, nn.Linear):
         raise InputError(
-            f'{rule}: its head has no rotary positions of one kind, or no linear LM head. Take "lookup" or "recycling".'
+            f'{rule}: its head has no rotary positions of one kind, or no linear LM head. Use "lookup" or "recycling".'
         )
     return head.to(model.dtype)

@@ -59,7 +59,7 @@ def target_of(model: PreTrainedModel) -> HfTarget:
             "`model.eval()` before, and `model.train()` afterwards."
         )
     if why := UNSUPPORTED_CLASSES.get(type(model).__name__):
-        raise InputError(f"`model` must be of a supported class, but is {type(model).__name__}: {why}. Use another.")
+        raise InputError(f"`model` must be of a supported class, but is {type(model).__name__}: {why}.")
     for name, module in BUILT_IN.items():
         import_module(module)
         target = _decorated[name]

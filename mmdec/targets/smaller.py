@@ -47,7 +47,7 @@ def _layers_of(model: PreTrainedModel) -> tuple[list[str], nn.ModuleList]:
     """Return the names that lead from a model to the list of its decoder layers, and this list."""
     config: Any = model.config
     rule = "`drafter` must be another one than early_exit for this model"
-    remedy = 'Take "lookup" or "recycling".'
+    remedy = 'Use "lookup" or "recycling".'
     if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
         raise InputError(
             f"{rule}: only decoder-only language models can skip layers, not {type(model).__name__}. {remedy}"

@@ -72,7 +72,7 @@ class TrainingCLI(LightningCLI):
                     raise
                 raise InputError(
                     f"`ckpt_path` must be a checkpoint of this recipe, but '{self.trainer.ckpt_path}' does not fit it "
-                    f"({error_line(error)}). Take one that this recipe wrote."
+                    f"({error_line(error)}). Use one that this recipe wrote."
                 ) from error
 
     def _restoring(self) -> bool:
@@ -97,7 +97,7 @@ class TrainingCLI(LightningCLI):
         if written and expected and written != expected:
             raise InputError(
                 f"`ckpt_path` must be a checkpoint of {expected}, the recipe's class, but '{path}' is of {written}. "
-                "Take one that this recipe wrote."
+                "Use one that this recipe wrote."
             )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -416,7 +416,7 @@ def check_positive(**counts: int) -> None:
     """
     for name, value in counts.items():
         if value < 1:
-            raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")
+            raise InputError(f"`{name}` must be at least 1, but is {value}.")
 
 
 def token_list(tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -326,6 +326,6 @@ def _languages(
         except Exception as error:
             raise InputError(
                 f"`language` must be one that {type(loaded.model).__name__} knows, but is {show(name)} "
-                f"({' '.join(str(error).split())[:300]}). Choose one."
+                f"({' '.join(str(error).split())[:300]})."
             ) from error
     return language

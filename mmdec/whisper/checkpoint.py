@@ -163,7 +163,7 @@ class LoadedWhisper:
         if not folder.is_dir():
             raise InputError(
                 f"`drafter` must be {rule} with weights, an object or None, but is {show(str(directory))}, and no such "
-                f"folder exists. Choose one.{did_you_mean(str(directory), names)}"
+                f"folder exists.{did_you_mean(str(directory), names)}"
             )
         return self.read_drafter(folder)
 
@@ -256,9 +256,7 @@ def load_whisper_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
     )
     settings = read_settings(folder / "config.json")
     if settings.get("model_type") != WHISPER_KIND:
-        raise InputError(
-            f"`model` must be a Whisper, but '{os.fspath(model)}' is {settings.get('model_type')!r:.60}. Name another."
-        )
+        raise InputError(f"`model` must be a Whisper, but '{os.fspath(model)}' is {settings.get('model_type')!r:.60}.")
     try:
         config = WhisperEncoderConfig.of(settings)
     except KeyError as error:

@@ -284,7 +284,7 @@ def _initial_tokens(
             tokens[1:2] = [known[int(logits[0, -1, known].argmax())]]
     if task is not None:
         if tasks is None or task not in tasks:
-            raise InputError(f"`task` must be one of {', '.join(tasks or ())}, but is {show(task)}. Choose one.")
+            raise InputError(f"`task` must be one of {', '.join(tasks or ())}, but is {show(task)}.")
         tokens.append(tasks[task])
     elif language is not None and tasks is not None and not set(tokens) & set(tasks.values()):
         tokens.append(tasks["transcribe"])

@@ -99,7 +99,7 @@ class TranscriptionRequest:
         timestamps, prompt = options.timestamps, options.prompt
         has_timestamps = first_timestamp_token(whisper.model) < whisper.model.config.vocab_size
         if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
-            raise InputError(f'`timestamps` must be None, "segment" or "word", but is {show(timestamps)}. Choose one.')
+            raise InputError(f'`timestamps` must be None, "segment" or "word", but is {show(timestamps)}.')
         if timestamps and not has_timestamps:
             raise InputError(
                 f"`timestamps` must be None for a model without timestamp tokens, but is {timestamps!r}. Leave it out."
@@ -236,7 +236,7 @@ def _task(settings: Any, task: str | None) -> dict[str, Any]:
     if task is None:
         return {}
     if not isinstance(task, str) or task not in TASK_NAMES:
-        raise InputError(f"`task` must be one of {', '.join(TASK_NAMES)}, but is {show(task)}. Choose one.")
+        raise InputError(f"`task` must be one of {', '.join(TASK_NAMES)}, but is {show(task)}.")
     table = getattr(settings, "task_to_id", None)
     if not is_multilingual(settings) or not table:
         if task == "transcribe":
@@ -248,7 +248,7 @@ def _task(settings: Any, task: str | None) -> dict[str, Any]:
             "into English. Leave it out, or use a multilingual model."
         )
     if task not in table:
-        raise InputError(f"`task` must be one of {', '.join(table)} for this model, but is {task!r}. Choose one.")
+        raise InputError(f"`task` must be one of {', '.join(table)} for this model, but is {task!r}.")
     return {"task": task}
 
 

@@ -109,9 +109,7 @@ class Transcript:
             InputError: For another kind, or for subtitles without timestamps.
         """
         if not isinstance(kind, str) or kind not in TRANSCRIPT_FORMATS:
-            raise InputError(
-                f"`format` must be one of {', '.join(TRANSCRIPT_FORMATS)}, but is {show(kind)}. Choose one."
-            )
+            raise InputError(f"`format` must be one of {', '.join(TRANSCRIPT_FORMATS)}, but is {show(kind)}.")
         if kind == "text":
             return self.text + "\n"
         if kind == "json":

@@ -55,7 +55,7 @@ from tests.support.whisper_calls import MODELS, MODES, assert_same, call
 MODEL: Any = language_model("llama")
 BATCHES = 25 if WHOLE else 2
 LONG = MODES["long"]
-WARNING = "transformers' own loop decodes, without drafts"
+WARNING = "falling back to transformers' generate without drafts"
 
 
 def test_traversal_calls_ahead_and_leaves_undeclared_processors_to_the_stock_loop() -> None:

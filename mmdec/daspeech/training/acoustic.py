@@ -309,7 +309,7 @@ def read_train_and_dev(
         InputError: If they share recordings or too many rows are bad.
     """
     names = ([name for name, _ in read_translations(root, split, admission)] for split in ("train", dev_split))
-    check_apart(names, "recordings", "Take them out of train.tsv.")
+    check_apart(names, "recordings", "Remove them from train.tsv.")
     splits = EnglishSpeech(root, "train", limit, admission), EnglishSpeech(root, dev_split, dev_rows, admission)
     for speech in splits:
         table = f"'{quote_path(root / f'{speech.split}.tsv')}'"
@@ -418,7 +418,9 @@ class AcousticData(LightningDataModule):
         for item in set(range(len(self.train_set))) - set(self.train_items):
             self.train_set.bad.add(f"longer than {self.max_frames} frames", self.train_set.rows[item][0])
         if not self.train_items:
-            raise InputError(f"`max_frames` must leave a training row, but is {self.max_frames}. Raise it.")
+            raise InputError(
+                f"`max_frames` must admit at least one training recording, but {self.max_frames} admits none."
+            )
         bad = self.train_set.bad
         rank_zero_info(
             f"English speech: {len(self.train_items)} distinct sentences, {bad.count} rows left out {bad.report()}"

@@ -340,7 +340,7 @@ class SpeechTranslationData(LightningDataModule):
         """
         splits = ("train", self.validation_split)
         names = ([name for name, _ in read_translations(self.cvss, split, self.admission)] for split in splits)
-        check_apart(names, "recordings", "Take them out of train.tsv.")
+        check_apart(names, "recordings", "Remove them from train.tsv.")
         for split in splits:
             self._dataset(split, BadRows())
 

@@ -114,7 +114,7 @@ def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
         raise checkpoint.error(
             f"have an fc of {len(layers) or 'some'} x {size} channels, one for each layer that is read",
             f"has one of {width}",
-            "Take config.json and weights of one training.",
+            "Use config.json and weights of the same training run.",
         )
     theta, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
     if described.get("model_type") == MUSE_MODEL_TYPE and not settings.get("rope_parameters"):

@@ -141,7 +141,7 @@ class DFlashConfig(LayeredConfig):
                 "the published value."
             )
         if self.positions not in ("text", "temporal"):
-            raise InputError(f"`positions` must be text or temporal, but is {self.positions!r:.60}. Choose one.")
+            raise InputError(f"`positions` must be text or temporal, but is {self.positions!r:.60}.")
 
     @property
     def features(self) -> int:

@@ -229,7 +229,7 @@ def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, te
         raise checkpoint.error(
             f"hold '{tensor}' if and only if `{flag}` is true",
             f"has `{flag}` {options[flag]!r:.60} and {'holds it' if holds else 'lacks it'}",
-            "Take config.json and weights of one training.",
+            "Use config.json and weights of the same training run.",
         )
     return holds
 

@@ -105,7 +105,9 @@ class Eagle3Config(LayeredConfig):
                 f"`layers` must be {self.features}, one a feature, but is {self.layers!r:.60}. Use the published list."
             )
         if self.norm_before_fc and self.fc_norm:
-            raise InputError("`fc_norm` must be false with `norm_before_fc`, but both are true. Choose one.")
+            raise InputError(
+                "`fc_norm` must be false with `norm_before_fc`, but both are true. Set one of them to false."
+            )
         if self.draft_vocab_size > self.vocab_size:
             raise InputError(
                 f"`draft_vocab_size` must be at most the target's {self.vocab_size}, but is {self.draft_vocab_size}. "
@@ -114,7 +116,7 @@ class Eagle3Config(LayeredConfig):
         if self.target_size != self.hidden_size and not self.own_embedding:
             raise InputError(
                 f"`own_embedding` must be true where the network has {self.hidden_size} channels and the target "
-                f"{self.target_size}, but is false. Take the file with `embed_tokens.weight`."
+                f"{self.target_size}, but is false. Use the checkpoint that holds `embed_tokens.weight`."
             )
         mask = self.mask_token
         if mask is not None and (type(mask) is not int or not 0 <= mask < self.vocab_size):
@@ -129,7 +131,7 @@ class Eagle3Config(LayeredConfig):
         if self.positions not in ("text", "temporal", "axes") or self.pictures not in pictures:
             raise InputError(
                 f"`positions` must be text, temporal or axes, and `pictures` {', '.join(pictures)}, but they are "
-                f"{self.positions!r:.60} and {self.pictures!r:.60}. Choose one."
+                f"{self.positions!r:.60} and {self.pictures!r:.60}."
             )
         sections = self.mrope_section
         if sections and (
@@ -139,10 +141,10 @@ class Eagle3Config(LayeredConfig):
         ):
             raise InputError(
                 f"`mrope_section` must be three numbers with the sum {self.head_dim // 2}, half of a head's channels, "
-                f"but is {sections!r:.60}. Take the target's."
+                f"but is {sections!r:.60}. Use the target's."
             )
         if self.positions == "axes" and not sections:
-            raise InputError('`mrope_section` must be given with `positions` "axes", but is (). Take the target\'s.')
+            raise InputError('`mrope_section` must be given with `positions` "axes", but is (). Use the target\'s.')
 
     @property
     def target_size(self) -> int:
@@ -167,7 +169,7 @@ class Eagle3Config(LayeredConfig):
         if self.features != 3:
             raise InputError(
                 f"`layers` must name the {self.features} layers that the network reads, but is (): only three have a "
-                "default. Take them from the drafter's training."
+                "default. Use those of the drafter's training."
             )
         return replace(self, layers=default_layers(layers))
 

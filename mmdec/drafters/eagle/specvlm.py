@@ -136,9 +136,7 @@ class ElasticCompressor(nn.Module):
             else CONCATENATED_COMPRESSORS
         )
         if not self.choices or not set(self.choices) <= set(COMPRESSORS):
-            raise InputError(
-                f"`choices` must be some of {', '.join(COMPRESSORS)}, but is {self.choices!r:.80}. Choose from them."
-            )
+            raise InputError(f"`choices` must be some of {', '.join(COMPRESSORS)}, but is {self.choices!r:.80}.")
         prune, pool, conv = ratios
         if variant == "weighted":
             if len(set(ratios)) > 1:
@@ -244,13 +242,11 @@ class SpecVLMConfig(DraftConfig):
             for size in self.grid:
                 check_size("grid", size, MAX_RATIO)
         if self.variant not in ("select", "weighted", "concat"):
-            raise InputError(f"`variant` must be select, weighted or concat, but is {self.variant!r:.60}. Choose one.")
+            raise InputError(f"`variant` must be select, weighted or concat, but is {self.variant!r:.60}.")
         if not self.compressors or not set(self.compressors) <= set(COMPRESSORS):
-            raise InputError(
-                f"`compressors` must be of {', '.join(COMPRESSORS)}, but is {self.compressors!r:.80}. Choose from them."
-            )
+            raise InputError(f"`compressors` must be of {', '.join(COMPRESSORS)}, but is {self.compressors!r:.80}.")
         if self.pruning not in ("random", "strided"):
-            raise InputError(f"`pruning` must be random or strided, but is {self.pruning!r:.60}. Choose one.")
+            raise InputError(f"`pruning` must be random or strided, but is {self.pruning!r:.60}.")
         if type(self.gate_temperature) not in (int, float) or not 1e-3 <= self.gate_temperature <= 1e3:
             raise InputError(
                 f"`gate_temperature` must be from 0.001 to 1000, but is {self.gate_temperature!r:.60}. 1 is usual."

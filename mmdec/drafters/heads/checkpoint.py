@@ -92,7 +92,7 @@ def read_published(
             raise checkpoint.error(
                 f"hold '{published}' of {wanted}",
                 "does not" if given is None else f"holds one of {' x '.join(map(str, given.shape))}",
-                "Take config.json and weights of one training.",
+                "Use config.json and weights of the same training run.",
             )
     foreign = sorted(state.keys() - set(names.values()))
     if foreign:
@@ -222,7 +222,7 @@ def _mlp(checkpoint: Checkpoint) -> Read:
                 raise checkpoint.error(
                     f"hold one tensor for '{shared}' and '{name}', as `tie_weights` says",
                     "holds two",
-                    "Take config.json and weights of one training.",
+                    "Use config.json and weights of the same training run.",
                 )
         state[shared] = value
     fields = {

@@ -84,22 +84,21 @@ class HeadsConfig(DraftConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_size("heads", self.heads, MAX_HEADS, "Take the published.")
-        check_size("blocks", self.blocks, MAX_BLOCKS, "Take the published.")
+        check_size("heads", self.heads, MAX_HEADS, "Use the value from the published config.json.")
+        check_size("blocks", self.blocks, MAX_BLOCKS, "Use the value from the published config.json.")
         for name, choices in (("kind", HEADS_KINDS), ("lm_heads", LM_HEADS)):
             if getattr(self, name) not in choices:
-                raise InputError(
-                    f"`{name}` must be one of {', '.join(choices)}, but is {getattr(self, name)!r:.60}. Choose one."
-                )
+                raise InputError(f"`{name}` must be one of {', '.join(choices)}, but is {getattr(self, name)!r:.60}.")
         if self.inner_size:
-            check_size("inner_size", self.inner_size, MAX_CONFIG_SIZE, "Take the published.")
+            check_size("inner_size", self.inner_size, MAX_CONFIG_SIZE, "Use the value from the published config.json.")
         if self.lm_heads == "target" and (self.output_size != self.hidden_size or self.lm_head_bias):
             raise InputError(
                 f"`inner_size` must be the target's {self.hidden_size}, without `lm_head_bias`, for heads that use the "
-                f"target's LM head, but {self.output_size} channels enter it. Set it, or `lm_heads`."
+                f"target's LM head, but {self.output_size} channels enter it. Change it, or give the "
+                "heads their own LM heads with `lm_heads`."
             )
         if self.lm_heads == "each" and self.kind == "recurrent":
-            raise InputError("`lm_heads` must be one or target for the recurrent kind, but is each. Choose one.")
+            raise InputError("`lm_heads` must be one or target for the recurrent kind, but is each.")
         if self.previous_head and self.kind != "hydra":
             raise InputError(f"`previous_head` must be false for the kind {self.kind}, but is true. Leave it out.")
 

@@ -40,7 +40,7 @@ class MedusaConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in HEAD_KINDS:
-            raise InputError(f"`kind` must be one of {', '.join(HEAD_KINDS)}, but is {self.kind!r}. Choose one.")
+            raise InputError(f"`kind` must be one of {', '.join(HEAD_KINDS)}, but is {self.kind!r}.")
         if self.heads < 1:
             raise InputError(f"`heads` must be at least 1, but is {self.heads}. The published ones have 10.")
         if self.kind == "block" and (
@@ -48,7 +48,7 @@ class MedusaConfig:
         ):
             raise InputError(
                 f"`attention_heads` must divide `hidden_size`, {self.hidden_size}, and `ffn` be at least 1, but they "
-                f"are {self.attention_heads} and {self.ffn}. Take the decoder's own."
+                f"are {self.attention_heads} and {self.ffn}. Use the decoder's values."
             )
 
 

@@ -30,7 +30,10 @@ def check_no_system(system: str | None, name: str) -> None:
         name: The format's.
     """
     if system is not None:
-        raise InputError(f"`system` must be left out for {name}'s checkpoint, but is {system!r}. Leave it out.")
+        raise InputError(
+            f"`system` does not apply to a {name} checkpoint, whose layout already identifies it, but is "
+            f"{system!r:.60}. Remove the argument."
+        )
 
 
 def build_network(
@@ -67,7 +70,7 @@ def attention_sizes(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict
     if type(heads) is not int or heads < 1 or rows % heads:
         raise InputError(
             f"`{checkpoint.argument}` must say how many heads {rows} rows are, but `num_attention_heads` is "
-            f"{heads!r:.60}. Take the config.json that belongs to the weights."
+            f"{heads!r:.60}. Use the config.json that belongs to the weights."
         )
     dim = rows // heads
     return {

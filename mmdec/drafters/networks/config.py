@@ -37,21 +37,24 @@ class DraftConfig(WeightsConfig):
         super().__post_init__()
         object.__setattr__(self, "layers", tuple(self.layers))  # a list from a JSON file becomes a tuple
         for name in SIZE_FIELDS:
-            check_size(name, getattr(self, name), MAX_CONFIG_SIZE, "Take the model's.")
+            check_size(name, getattr(self, name), MAX_CONFIG_SIZE, "Use the target model's value.")
         if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
             raise InputError(
                 f"`num_key_value_heads` must divide `num_attention_heads` and `head_dim` be even, but they are "
-                f"{self.num_key_value_heads}, {self.num_attention_heads} and {self.head_dim}. Take the model's."
+                f"{self.num_key_value_heads}, {self.num_attention_heads} and {self.head_dim}. Use the target "
+                "model's values."
             )
         for name in ("rope_theta", "rms_norm_eps"):
             number = getattr(self, name)
             if type(number) not in (int, float) or not 0 < number < math.inf:
-                raise InputError(f"`{name}` must be a positive number, but is {number!r:.60}. Take the model's.")
+                raise InputError(
+                    f"`{name}` must be a positive number, but is {number!r:.60}. Use the target model's value."
+                )
         if not self.MIN_LAYERS <= len(self.layers) <= 8 or any(type(layer) is not int for layer in self.layers):
             raise InputError(f"`layers` must be 1 to 8 integers, but is {self.layers!r:.60}. (-1,) is EAGLE's.")
         for name in (field.name for field in fields(self) if field.type == "bool"):
             if type(getattr(self, name)) is not bool:
-                raise InputError(f"`{name}` must be true or false, but is {getattr(self, name)!r:.60}. Choose one.")
+                raise InputError(f"`{name}` must be true or false, but is {getattr(self, name)!r:.60}.")
 
     def check_depth(self, layers: int) -> None:
         if max(self.layers) >= layers or min(self.layers) < -1:

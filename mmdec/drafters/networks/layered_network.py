@@ -35,7 +35,9 @@ class LayeredConfig(DraftConfig):
         if self.draft_vocab_size:
             check_size("draft_vocab_size", self.draft_vocab_size, MAX_CONFIG_SIZE, "Use the published value.")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
-            raise InputError(f"`rope_scaling` must be settings, but is {self.rope_scaling!r:.60}. Leave it out.")
+            raise InputError(
+                f"`rope_scaling` must be a mapping of settings, but is {self.rope_scaling!r:.60}. Leave it out."
+            )
 
     @property
     def vocabulary(self) -> int:

@@ -29,7 +29,7 @@ class WeightsConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "vocab_size"):
-            check_size(name, getattr(self, name), MAX_CONFIG_SIZE, "Take the model's.")
+            check_size(name, getattr(self, name), MAX_CONFIG_SIZE, "Use the target model's value.")
         for name in ("base", "target"):
             if type(getattr(self, name)) is not str:
                 raise InputError(f"`{name}` must be text, but is {getattr(self, name)!r:.60}. Leave it out.")
@@ -67,10 +67,10 @@ class WeightsConfig:
         return cls(**{"hidden_size": model.hidden_size, "vocab_size": model.vocab_size, **changes})
 
 
-def check_size(name: str, size: object, maximum: int, remedy: str = "Choose another.") -> None:
+def check_size(name: str, size: object, maximum: int, remedy: str = "") -> None:
     """Raise InputError unless a size in a configuration is an integer from 1 to `maximum`."""
     if type(size) is not int or not 1 <= size <= maximum:
-        raise InputError(f"`{name}` must be an integer from 1 to {maximum}, but is {size!r:.60}. {remedy}")
+        raise InputError(f"`{name}` must be an integer from 1 to {maximum}, but is {size!r:.60}. {remedy}".rstrip())
 
 
 Config = TypeVar("Config", bound=WeightsConfig)

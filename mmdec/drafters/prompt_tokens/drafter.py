@@ -72,7 +72,7 @@ class PromptTokensDrafter:
         if not getattr(target, "reads_soft_nodes", False):
             raise InputError(
                 "`drafter` must suit the model, but prompt tokens need a decoder-only model without recurrent layers, "
-                f"and {target.name} is none. Use lookup."
+                f"and {target.name} is not. Use lookup."
             )
         if weight.device != target.device:
             raise InputError(

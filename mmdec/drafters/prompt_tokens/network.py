@@ -29,7 +29,7 @@ class PromptTokensConfig(WeightsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_size("tokens", self.tokens, MAX_TOKENS, "3 is the paper's.")
-        check_size("copies", self.copies, MAX_COPIES, "Take 1.")
+        check_size("copies", self.copies, MAX_COPIES, "If in doubt, use 1.")
         if not isinstance(self.ranks, (list, tuple)) or any(not _are_numbers(row) for row in self.ranks):
             raise InputError(f"`ranks` must be rows of numbers, but is {self.ranks!r:.60}. Leave it out.")
         object.__setattr__(self, "ranks", tuple(map(tuple, self.ranks)))  # lists from a JSON file become tuples

@@ -59,7 +59,7 @@ def inner_drafter(inner: object) -> InnerDrafter:
     if isinstance(inner, str):
         if inner not in drafter_names():
             raise InputError(
-                f"`inner` must be a drafter without weights, one of {names}, but is {show(inner)}. Choose one."
+                f"`inner` must be a drafter without weights, one of {names}, but is {show(inner)}."
                 f"{did_you_mean(inner, drafter_names())}"
             )
         inner = make_drafter(inner)

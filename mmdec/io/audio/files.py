@@ -211,7 +211,7 @@ def _blocks(
                 reason = error.error_string.rstrip(".") or f"error {error.code}"
             remedy = conversion(path)
             if path and os.path.isfile(path) and not os.path.getsize(path):
-                reason, remedy = "it is empty", "Name another."
+                reason, remedy = "it is empty", "Record or download it again."
             elif _is_text(content):  # also a web page or an error message that was saved under a sound's name
                 reason, remedy = "it is a text file", "Name a recording."
             if path.lower().endswith(".raw"):

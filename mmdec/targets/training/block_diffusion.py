@@ -84,7 +84,7 @@ class BlockDiffusionModule(RecipeModule):
         super().__init__()
         self.save_hyperparameters()
         self.use_options(DiffusionOptions(**options))
-        check_choice("visible", self.options.visible, ("block", "full"), "Choose one.")
+        check_choice("visible", self.options.visible, ("block", "full"))
         check_positive(block_length=self.options.block_length)
         torch.manual_seed(self.options.seed)
         if self.options.start is None:

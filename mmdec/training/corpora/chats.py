@@ -108,7 +108,7 @@ def check_listed(path: Path) -> Path:
         InputError: For any other path.
     """
     if path.suffix not in SUFFIXES or not path.is_file():
-        raise InputError(f"`data` must be a file that ends in {', '.join(SUFFIXES)}, but '{path}' is not. Name one.")
+        raise InputError(f"`data` must be a file that ends in {', '.join(SUFFIXES)}, but '{path}' is not.")
     return path
 
 
@@ -213,4 +213,4 @@ def malformed_row_error(place: str, rule: str, value: object) -> InputError:
         rule: What the row must have.
         value: What the row has instead.
     """
-    return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Fix it.")
+    return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}.")

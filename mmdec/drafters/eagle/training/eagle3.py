@@ -65,7 +65,7 @@ class Eagle3Module(DraftModule):
     ) -> None:
         super().__init__(units, **options)
         if columns not in CONVENTIONS:
-            raise InputError(f"`columns` must be engine or projected, but is {columns!r:.60}. Take engine.")
+            raise InputError(f"`columns` must be engine or projected, but is {columns!r:.60}. If in doubt, use engine.")
         if draft_vocab < 0:
             raise InputError(f"`draft_vocab` must be 0 or more, but is {draft_vocab}. 0 drafts all tokens.")
         self.convention, self.draft_vocab = columns, draft_vocab

@@ -180,10 +180,10 @@ class WindowTokenizer:
             if language is not None and f"<|{language}|>" not in languages:
                 raise InputError(
                     f"`language` must be one of the model's, {', '.join(sorted(name[2:-2] for name in languages))}, or "
-                    f"null to detect it, but is {language!r}. Choose one."
+                    f"null to detect it, but is {language!r}."
                 )
             if task not in tasks:
-                raise InputError(f"`task` must be one of {', '.join(sorted(tasks))}, but is {task!r}. Choose one.")
+                raise InputError(f"`task` must be one of {', '.join(sorted(tasks))}, but is {task!r}.")
             self.head += [LANGUAGE_PLACEHOLDER if language is None else languages[f"<|{language}|>"], tasks[task]]
         elif language not in (None, "en") or task != "transcribe":
             raise InputError(

@@ -66,9 +66,7 @@ class Teacher:
         self.model = model.requires_grad_(False).eval()
         target = target_of(self.model)
         if not isinstance(target, DecoderTarget):
-            raise InputError(
-                f"`base` must be a language model, with or without images, but is {type(model).__name__}. Name another."
-            )
+            raise InputError(f"`base` must be a language model, with or without images, but is {type(model).__name__}.")
         self.target = target
         self.config: Any = model.config.get_text_config(decoder=True)
         settings: Any = model.config

@@ -79,17 +79,17 @@ class DrafterRun:
     head: str | None = None
 
     def __post_init__(self) -> None:
-        check_choice("system", self.system, tuple(modules()), "Take eagle3.")
+        check_choice("system", self.system, tuple(modules()), "If in doubt, use eagle3.")
         if self.head is not None:
             heads = modules()[self.system].heads
             if not heads:
                 systems = " or ".join(system for system, kind in modules().items() if kind.heads)
                 raise InputError(f"`head` must be left out for {self.system}. Only {systems} have a choice of heads.")
-            check_choice("head", self.head, tuple(heads), "Choose one.")
-        check_finite("minutes", self.minutes, "Give 30, for instance.")
+            check_choice("head", self.head, tuple(heads))
+        check_finite("minutes", self.minutes, "Try 30.")
         check_positive(questions=self.questions, max_tokens=self.max_tokens)
         if not self.minutes > 0:
-            raise InputError(f"`minutes` must be positive, but is {self.minutes}. Give 30, for instance.")
+            raise InputError(f"`minutes` must be positive, but is {self.minutes}. Try 30.")
         if not self.data.is_dir():
             check_listed(self.data)
 

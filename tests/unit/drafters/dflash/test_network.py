@@ -38,7 +38,7 @@ def test_default_layers_are_the_published_ones(depth: int, count: int, layers: t
         ({"draft_vocab_size": 32, "own_head": True}, "`draft_vocab_size` must be at most"),
         ({"draft_vocab_size": 9}, "the same without `own_head`"),
         ({"positions": "axes"}, "`positions` must be text or temporal"),
-        ({"rope_scaling": "linear"}, "`rope_scaling` must be settings"),
+        ({"rope_scaling": "linear"}, "`rope_scaling` must be a mapping of settings"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers`"),
     ],
 )

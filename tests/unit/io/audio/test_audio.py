@@ -310,7 +310,7 @@ def test_the_command_overwrites_no_recording_that_is_there(tmp_path: Path) -> No
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "talk.wav"
     path.touch()
-    with pytest.raises(InputError, match=r"\(it is empty\)\. Name another\."):
+    with pytest.raises(InputError, match=r"\(it is empty\)\. Record or download it again\."):
         audio.load_audio(path)
 
 
