@@ -78,7 +78,7 @@ class Policy(ABC):
         """Choose the positions that are revealed, with their best tokens.
 
         Args:
-            predictions: Those of K canvases.
+            predictions: Predictions for K canvases.
             masked: (K, L) bool, the positions that are still hidden.
 
         Returns:
@@ -122,7 +122,7 @@ def _check_number(name: str, value: object, minimum: float, maximum: float) -> f
 
 
 def _ranks(scores: Tensor, masked: Tensor) -> Tensor:
-    """Return each masked position's rank by falling score, 0 the first; among equals the left one comes first."""
+    """Return each masked position's rank by falling score, from 0. Of equal scores the leftmost comes first."""
     order = scores.masked_fill(~masked, -math.inf).argsort(dim=-1, descending=True, stable=True)
     return order.argsort(dim=-1)
 
@@ -174,7 +174,7 @@ class EntropyBound(Policy):
     The sum bounds how far the joint distribution of the revealed tokens is from the product of their own.
 
     Args:
-        bound: In nats; 0 reveals a single position, or several that are certain.
+        bound: Maximum summed entropy, in nats; 0 reveals a single position, or several that are certain.
 
     References:
         Ben-Hamu et al. 2025, Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking, arXiv
@@ -203,7 +203,7 @@ class ProgressSchedule(Policy):
         high, low: The threshold in logits at the beginning and at the end of a canvas.
         kind: How it falls: "linear", "cosine" or "exponential".
         tokens: Positions a step.
-        rate: Of the exponential kind.
+        rate: Decay rate of the exponential schedule.
 
     References:
         SchED, arXiv 2512.02892: early exit by a progress-aware confidence schedule.

@@ -217,7 +217,7 @@ class Sequences:
         return scores
 
     def copied_processors(self, row: int) -> list[Processor]:
-        """Copy the row's logits processors for `logits_ahead`; those that only record are left out."""
+        """Copy the row's logits processors for `logits_ahead`, except those that only record."""
         own = [] if self.processors is None else self.processors[row]
         return copy_processors([processor for processor in own if not isinstance(processor, ListenerProcessor)])
 
@@ -402,7 +402,7 @@ def _node_ids(text: Sequences, nodes: int, paths: Sequence[Sequence[Sequence[int
 
 
 def keyed_generator(device: torch.device, *key: int | str) -> torch.Generator:
-    """Return a random generator on `device`, seeded by a hash of `key`; different keys give independent numbers."""
+    """Return a random generator on `device`, seeded by a hash of `key`. Different keys give independent numbers."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 

@@ -37,7 +37,7 @@ SIDE_WAIT_SECONDS = 0.005  # seconds that a step waits for the side thread if th
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """What may run at the same time; the rest waits."""
+    """Limits of what may run at the same time. Other requests wait."""
 
     rows: int = 8  # rows of all running decodings
     # tokens in all caches, counted as the maximum length of each running row; None: no limit
@@ -372,7 +372,7 @@ def _compute_aside(request: Compute, threads: int) -> PassResult:
 
 
 def _prompt_tokens(task: Task, max_tokens: int) -> int:
-    """Return how many tokens the next unshared pass reads; `max_tokens` for pictures, sound, and no prompt."""
+    """Return how many tokens the next unshared pass reads. With pictures, sound or no prompt it is `max_tokens`."""
     request = task.pending
     if not isinstance(request, Prefill) or not isinstance(request.target, SharedPassTarget):
         return max_tokens

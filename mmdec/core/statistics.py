@@ -363,7 +363,7 @@ class PairStatistics:
     trial_allowance: float = MAX_TRIAL_ALLOWANCE  # passes over one token that trial drafts may still lose
 
     def allow_trials(self, passes: float) -> None:
-        """Raise what trial drafts may lose by a number of passes over one token; negative: they have lost it."""
+        """Add `passes` over one token to what trial drafts may still lose; a negative number is what they have lost."""
         self.trial_allowance = min(self.trial_allowance + passes, MAX_TRIAL_ALLOWANCE)
 
     def powers(self, waited_for_cpu: bool = False) -> list[int]:

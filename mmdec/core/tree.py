@@ -66,7 +66,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def height(draft: Draft) -> int:
-    """Return the depth of the deepest token of all rows, soft nodes left out; the root has depth 0."""
+    """Return the depth of the deepest token of all rows, without soft nodes. The root has depth 0."""
     rows = zip(int_rows(draft.parents), int_list(draft.size), draft.soft_nodes, strict=True)
     return max(
         max(depth for depth, is_soft in zip(depths(parents[:size]), soft, strict=False) if not is_soft)
@@ -131,11 +131,11 @@ class PrefixTree:
         return len(self.tokens) == self._nodes
 
     def child(self, node: int, token: int) -> int:
-        """Return the child of `node` that holds `token`; 0: there is none."""
+        """Return the child of `node` that holds `token`, or 0 if there is none."""
         return self._children.get((node, token), 0)
 
     def add(self, node: int, token: int) -> int:
-        """Return the child of `node` that holds `token`, which is added if there is none; 0: there is no room."""
+        """Return the child of `node` that holds `token`, added if there is none, or 0 if there is no room."""
         child = self.child(node, token)
         if child or self.is_full or self._depths[node] == self._depth:
             return child

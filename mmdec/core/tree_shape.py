@@ -73,7 +73,7 @@ class HeadAccuracy:
 
         Args:
             depth: Depth of the tokens in the tree, from 0.
-            rank: Index of the right token, 0 for the best one; None: none was right.
+            rank: Index of the right token, 0 for the best one, or None if none was right.
         """
         with self._lock:
             self._trials[depth] = OBSERVATION_DECAY * self._trials[depth] + 1

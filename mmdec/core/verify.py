@@ -56,7 +56,7 @@ class RowTree:
     tokens: list[int]
     children: list[list[int]]
     logits: Tensor  # (N, V), the target's raw logits after each node
-    probs: Tensor | None  # (N, V), the distributions that children were drawn from; None: nothing was drawn
+    probs: Tensor | None  # (N, V), the distributions that children were drawn from, or None if nothing was drawn
     likeliest: Callable[[], list[int]]  # each node's most probable next token; needs `Sequences.only_suppresses`
 
     def draft_distribution(self, node: int) -> Tensor | None:
@@ -226,7 +226,7 @@ def residual(p: Tensor, q: Tensor | None, token: int) -> tuple[Tensor, float]:
 
     Args:
         p: (V,) float64, the target's distribution, or a share of it.
-        q: (V,) float64, the distribution that the token was drawn from; None: it was not drawn.
+        q: (V,) float64, the distribution that the token was drawn from, or None if it was not drawn.
         token: The rejected token.
 
     Returns:
@@ -252,7 +252,7 @@ def _without(p: Tensor, token: int) -> Tensor:
 
 
 def _normalise(q: Tensor) -> Tensor:
-    """Divide by the sum; zeros stay zeros."""
+    """Normalise to a sum of 1. Rows of zeros stay zero."""
     return q / q.sum().clamp(min=1e-300)
 
 

@@ -25,7 +25,7 @@ class EarlierText:
         self._newest: list[int] = []
 
     def rest(self, length: int) -> list[int]:
-        """Return at most `length` tokens that are expected next; from a guessed place at most `MAX_GUESSED_TOKENS`."""
+        """Return at most `length` tokens expected next, and at most `MAX_GUESSED_TOKENS` from a guessed place."""
         length = length if self.is_match else min(length, MAX_GUESSED_TOKENS)
         return list(self._tokens[self._next : self._next + length])
 

@@ -93,9 +93,9 @@ class SampledTrees:
 
     Args:
         roots: (B,), each row's last token.
-        plan: Its `warp` gives the distributions that children are drawn from.
+        plan: The plan, whose `warp` gives the distributions that children are drawn from.
         depth: Maximum depth.
-        vocab_size: The target's.
+        vocab_size: The target's vocabulary size.
     """
 
     def __init__(self, roots: Tensor, plan: Plan, depth: int, vocab_size: int) -> None:

@@ -72,7 +72,7 @@ class Follower(Generic[Item]):
 
     Args:
         items: The earlier text.
-        places: Item -> its indices in `items`, ascending; None: they are collected.
+        places: Item -> its indices in `items`, ascending, or None to collect them.
         position: Index of the item that is expected next.
     """
 
@@ -103,7 +103,7 @@ class Follower(Generic[Item]):
         return hit
 
     def place_of(self, item: Item) -> int | None:
-        """Return the index after `item`, if it is the new text's next item; None: it is not found."""
+        """Return the index after `item` if it is the new text's next item, or None if it is not found."""
         other = Follower(self.items, self._positions, self.position)
         other.missed, other.newest = self.missed, self.newest
         other.add(item)
@@ -163,7 +163,7 @@ _WORD_CHARACTERS = _WordCharacters()
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Return where each word of a text begins and ends; punctuation and spaces are between words."""
+    """Return where each word of a text begins and ends. Punctuation and spaces belong to no word."""
     return [match.span() for match in WORD.finditer(text.translate(_WORD_CHARACTERS))]
 
 
@@ -235,9 +235,9 @@ class TokenText:
     """The target's tokenizer, as far as drafts need it.
 
     Args:
-        tokenizer: Of the target, of transformers.
+        tokenizer: The target's tokenizer, of transformers.
         vocab_size: Number of the target's tokens.
-        first_time: Id of the target's first timestamp token; None: it writes none.
+        first_time: Id of the target's first timestamp token, or None if it writes none.
         ends: Ids of the target's end tokens.
     """
 

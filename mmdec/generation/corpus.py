@@ -185,7 +185,7 @@ def index_texts(texts: Sequence[str], tokenizer: Any, spoken: bool) -> TokenInde
     """Index texts.
 
     Args:
-        tokenizer: The target's.
+        tokenizer: The target's tokenizer.
         spoken: Whether the target transcribes speech: it writes no line ends, and a space before the first word.
     """
     return TokenIndex.of(_token_ids(texts, tokenizer, spoken), tokenizer_fingerprint(tokenizer))

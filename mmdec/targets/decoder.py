@@ -223,7 +223,7 @@ class DecoderSession:
     slots: list[int] = field(default_factory=list[int])  # [row]: the row's slot in `batch`
 
     def detach_rows(self) -> DecoderSession:
-        """Return the rows as another session; this one must not use them any more."""
+        """Return the rows as another session. This session must not use them afterwards."""
         return replace(self, shareable=False, rows=copy.copy(self.rows))
 
     def append(self, other: DecoderSession) -> None:
@@ -308,7 +308,7 @@ class DecoderTarget(HfTarget):
         """Run the model over ids (B, N); return logits and features.
 
         Args:
-            layers: Whose hidden states to return; -2: the first layer's inputs.
+            layers: Layers whose hidden states to return; -2 stands for the first layer's inputs.
             extra: Further inputs.
             last: Whether to compute only the last token's logits.
         """
@@ -330,7 +330,7 @@ class DecoderTarget(HfTarget):
         """Return each batch row's number of prompt positions, without running the model.
 
         Args:
-            inputs: Those of `prefill`.
+            inputs: The same as for `prefill`.
         """
         return inputs["attention_mask"].sum(1).tolist()
 
@@ -361,7 +361,7 @@ class DecoderTarget(HfTarget):
         """Run `prefill` in pieces, between which other passes may run.
 
         Args:
-            inputs: As for `prefill`.
+            inputs: The same as for `prefill`.
             needs: What the drafter reads.
             size: Maximum number of tokens of a piece; None: the whole prompt. Prompts with pictures or sound, with
                 padding between tokens, and those of models with recurrent layers are read whole.
@@ -463,7 +463,7 @@ class DecoderTarget(HfTarget):
         """Run the model over whole prompts, and once over a draft below them, to train soft nodes.
 
         Args:
-            inputs: As for `prefill`.
+            inputs: The same as for `prefill`.
             draft: One tree a row. Gradients flow to `draft.soft`.
 
         Returns:

@@ -139,7 +139,7 @@ class EncodedTarget(HfTarget):
 
         Args:
             cache: Still empty.
-            layers: Those whose hidden states the drafter reads.
+            layers: Layers whose hidden states the drafter reads.
         """
 
     @abstractmethod
@@ -157,7 +157,7 @@ class EncodedTarget(HfTarget):
         """Run the decoder over the tokens (B, N) of a draft.
 
         Args:
-            tree: The mask that says which tokens each node attends to; None: nothing is hidden.
+            tree: The mask that says which tokens each node attends to, or None if nothing is hidden.
             positions: (1, B, N) position ids.
 
         Returns:
@@ -324,7 +324,7 @@ def encoder_output(states: Any, rows: Tensor | None = None) -> BaseModelOutput:
     """Return an encoder's output (states, and for some models a mask) for some batch rows.
 
     Args:
-        rows: Their indices (K,) int64; None: all rows.
+        rows: Indices (K,) int64 of the rows, or None for all.
     """
     kind = type(states) if isinstance(states, BaseModelOutput) else BaseModelOutput
     parts = {"last_hidden_state": states[0], "attention_mask": getattr(states, "attention_mask", None)}

@@ -153,7 +153,7 @@ def plain_linear(module: nn.Module) -> bool:
 
 @final
 class LayerInput:
-    """A hook that records the input of a decoder layer while `record_states` is active; else it does nothing."""
+    """A hook that records the input of a decoder layer, but only while `record_states` is active."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer  # key of the recorded states: index of the previous layer, whose output they are
@@ -218,7 +218,7 @@ def record_states(decoder: nn.Module, count: int, layers: Sequence[int]) -> Gene
 
     Args:
         decoder: The module that contains the layers.
-        count: Its number of layers.
+        count: The decoder's number of layers.
         layers: Indices to record, from 0, or `FIRST_LAYER_INPUTS`.
 
     Yields:

@@ -272,7 +272,7 @@ class KVPool:
                     setattr(layers[index], "all_keys" if is_keys else "all_values", states)
 
     def _live_layers(self) -> Iterator[tuple[int, GrowingLayer]]:
-        """Yield (index, layer) for the layers of the cache that still exist; they are held by weak references."""
+        """Yield (index, layer) for the cache's layers that still exist: only weak references to them are held."""
         for index, reference in self._layers.items():
             if (layer := reference()) is not None:
                 yield index, layer
@@ -287,7 +287,7 @@ def stock_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
 
 
 def empty_cache() -> DynamicCache:
-    """Make a cache without layers; the caller adds them."""
+    """Make a cache without layers, which the caller adds."""
     cache = DynamicCache()
     cache.layer_class_to_replicate = None
     return cache

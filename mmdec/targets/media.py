@@ -85,7 +85,7 @@ class VisionOutput:
         """Return the vision tower's output for some of its visual tokens.
 
         Args:
-            tokens: Their indices (T',) int64.
+            tokens: Indices (T',) int64 of the tokens.
         """
         # given as the features of one image, because models only concatenate the features of all images
         features = self.features[tokens][None]
@@ -483,7 +483,7 @@ class MediaTarget(DecoderTarget):
         return Prompt(text, positions, offsets, extra, MediaContext(placeholders, images, vision.seconds, summaries))
 
     def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, extra: Mapping[str, Any]) -> Any:
-        """Call the model with the arguments that its `forward` takes; media that do not fit are an InputError."""
+        """Call the model with the arguments that its `forward` takes. Raise InputError if the media do not fit."""
         model: Any = self.model
         media = sorted(
             name

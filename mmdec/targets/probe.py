@@ -250,7 +250,7 @@ def _batch_difference(model: Any, target: Target, lengths: tuple[int, ...]) -> f
     """Decode one batch of the small model in rounds.
 
     Args:
-        lengths: Those of the batch's prompts, in tokens.
+        lengths: Lengths of the batch's prompts, in tokens.
 
     Returns:
         The largest relative difference between logits in a tree and in a path alone.

@@ -74,7 +74,7 @@ _packing: ContextVar[PackedLinear | None] = ContextVar("packing", default=None)
 
 
 def current_packing(states: Tensor) -> PackedLinear | None:
-    """Return the packing of the current pass if it takes these states; for linear layers other than torch's own."""
+    """Return the packing of the current pass if it takes these states. Linear layers other than torch's use it."""
     packing = _packing.get()
     return packing if packing is not None and packing.takes(states) else None
 

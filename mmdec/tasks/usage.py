@@ -127,7 +127,7 @@ def count_rounds(
     Args:
         steps: The decoding.
         usage: One for each input.
-        device: The model's.
+        device: The model's device.
         drafts: Whether there is a drafter.
         on_round: Called with each round after it was counted; None: nothing is called.
 

@@ -202,7 +202,7 @@ def recording_steps(
     The caller holds the locks of the model and of the drafter's networks.
 
     Args:
-        inputs: What `request.inputs` has made of it; None: it is made here.
+        inputs: What `request.inputs` has made of it, or None to make it here.
 
     Returns:
         The `Transcript`.
@@ -229,7 +229,7 @@ def _group_steps(
     Args:
         samples: Index -> 16 kHz samples (T,), not silent.
         errors: Index -> error; recordings that exceed the model's maximum length are added.
-        inputs: What `request.inputs` has made of them; None: it is made here.
+        inputs: What `request.inputs` has made of them, or None to make it here.
 
     Returns:
         Index -> transcript.

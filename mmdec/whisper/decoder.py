@@ -106,7 +106,7 @@ class FastDecoder(nn.Module):
 
         Args:
             input_ids, position_ids: (B, N).
-            attention_mask: (B, 1, N, S + N), additive; None: nothing is hidden.
+            attention_mask: (B, 1, N, S + N), additive, or None if nothing is hidden.
             options: transformers' other arguments, among them the cache.
 
         Returns:

@@ -69,7 +69,7 @@ def context_frames(features: Tensor, margin: float, frames_per_second: float = F
 
     Args:
         features: (1, mels, T), the window's log-mel features.
-        margin: In seconds.
+        margin: Margin in seconds.
         frames_per_second: Mel frames per second of audio.
     """
     sounds = (features != features[..., -1:]).any(1)[0].nonzero()[:, 0]
@@ -158,7 +158,7 @@ class WindowEncoder:
 
     Args:
         model: The Whisper.
-        margin: A window is encoded up to this many seconds after its sound; None: to its end.
+        margin: A window is encoded up to this many seconds after its sound, or to its end if None.
         frames_per_second: Mel frames per second of audio.
     """
 
@@ -198,7 +198,7 @@ class WindowEncoder:
 
         Args:
             seconds: Stage -> seconds; those of the pass are added to "encoder".
-            whole: As for a call.
+            whole: The same as for a call.
         """
         result: Any = yield Compute(features.device, partial(self, features, whole), runs_aside=True)
         seconds["encoder"] += result.seconds

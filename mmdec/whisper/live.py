@@ -132,7 +132,7 @@ class TranscribeStreamOptions:
     """The options of `transcribe_stream` that `transcribe` does not have, or for which it has another default.
 
     Args:
-        sample_rate: In Hz.
+        sample_rate: Sample rate in Hz.
         encoding: Format of bytes, such as "s16".
         every: Seconds of new audio between two provisional texts; None: no provisional text.
         pause: Seconds of silence that end a window.
@@ -173,7 +173,7 @@ class LiveTranscriber:
     It loads the model, and holds the open window and its texts.
 
     Args:
-        options: Those of `transcribe_stream`.
+        options: The options of `transcribe_stream`.
 
     Raises:
         InputError: If an option is rejected.

@@ -171,11 +171,11 @@ def transcribe_windows(
         model: Another attention than "eager" is kept for timed tokens, too.
         speculation: The decoding loop.
         input_features: (1, mels, T), one window or more.
-        options: Those of the recording.
+        options: The recording's options.
         attention_mask: (1, T), 1 at frames with sound; only `time_tokens` reads it.
-        time_tokens: Times the tokens of each window; None: they get no times.
+        time_tokens: Times the tokens of each window, or None to leave tokens without times.
         frames_per_second: Feature frames per second of audio.
-        margin: A window is encoded up to this many seconds after its sound; None: to its end.
+        margin: A window is encoded up to this many seconds after its sound, or to its end if None.
         meter: Counts the rounds.
         index: The recording's index in the call, for `speculation.options.on_round`.
         progress: Gets the seconds before each window.
@@ -322,10 +322,10 @@ def _timed_segments(
     """Return the segments of a window's text.
 
     Args:
-        spans: Where they begin and end, from `_spans`.
+        spans: Where the segments begin and end, from `_spans`.
         offset: Seconds of the recording before the window.
-        index: The window's.
-        times: Start and duration of each token of prompt and text, in seconds; None: they were not timed.
+        index: The window's index.
+        times: Start and duration of each token of prompt and text, in seconds, or None if they were not timed.
     """
     starts, seconds = (None, None) if times is None else times
     prompt, segments = len(decoded.prompt), list[TimedSegment]()

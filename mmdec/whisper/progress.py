@@ -12,7 +12,7 @@ class ProgressReport:
     """Adds up the seconds of all parts of the sound that are done, and passes the sum to the caller's `progress`.
 
     Args:
-        progress: Called with the seconds done and in total; None: nothing is called.
+        progress: Called with the seconds done and in total, or None.
         total: Seconds of sound in the call.
     """
 
@@ -41,7 +41,7 @@ class PartProgress:
     """The progress of one part.
 
     Args:
-        report: That of the call.
+        report: The call's report.
         seconds: Duration of the part.
     """
 

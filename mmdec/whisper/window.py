@@ -132,7 +132,7 @@ class WindowDecoder:
     Args:
         model: The Whisper.
         speculation: The decoding loop.
-        options: Those of the recording.
+        options: The recording's options.
         initial: The tokens that each text begins with.
         encoder: Encodes a window again if the text of a part of it does not end.
         meter: Counts the rounds.
@@ -233,8 +233,8 @@ class WindowDecoder:
 
         Args:
             steps: The decoding.
-            config: Its generation config, prepared.
-            seconds: Those of the sound that was encoded; None: the whole window, whose text is accepted as it is.
+            config: The model's prepared generation config.
+            seconds: Duration of the encoded sound, or None for a whole window, whose text is accepted as it is.
 
         Returns:
             Whether the text ends.
@@ -264,7 +264,7 @@ class WindowDecoder:
         """Measure what may refuse a window's text, or drop it as silence.
 
         Args:
-            temperature: That of the text.
+            temperature: Temperature at which the text was decoded.
             earlier: Number of temperatures tried before.
             output: What `generate` returns for the text.
         """

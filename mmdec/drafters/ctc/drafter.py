@@ -190,7 +190,7 @@ class Ctc:
         languages: Ids of the language tokens that the head knows. Rows whose prompt has none of them get no drafts.
             Empty: the drafter drafts in every language.
         refused: Ids of prompt tokens with which a row gets no drafts, such as a task whose text is in another language.
-        ngram: A language model of the pieces; None: only what is heard counts.
+        ngram: A language model of the pieces, or None to score only what is heard.
     """
 
     needs = Needs(memory=True, may_stop_early=True, may_find_nothing=True)

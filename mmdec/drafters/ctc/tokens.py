@@ -53,7 +53,7 @@ class Merges:
         """Make the BPE from a tokenizer's JSON.
 
         Args:
-            model: Its entry "model".
+            model: The tokenizer file's entry "model".
         """
         numbers: dict[str, int] = model["vocab"]
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]

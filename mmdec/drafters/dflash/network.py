@@ -212,7 +212,7 @@ class DFlash(LayeredNetwork):
 
     @property
     def head(self) -> SequentialHead | None:
-        """What lets a token of a block depend on those above it; None: nothing does."""
+        """The head by which a token of a block depends on those above it, or None if there is none."""
         kind = self.config.head
         if kind == "domino":
             return DominoHead(self.prefix_gru, self.embed_proj, self.config.plain_prefix)

@@ -77,7 +77,7 @@ def choose_compressor(logits: Tensor, temperature: float, training: bool) -> tup
     softmax probability (not in the paper, which gives no formula). "text-only" has no output, so it gives no gradient.
 
     Args:
-        temperature: Of the softmax in training.
+        temperature: Temperature of the softmax in training.
 
     Returns:
         Its index; and in training a factor of value 1, else None. The caller multiplies the output by the factor,
@@ -106,7 +106,7 @@ class ElasticCompressor(nn.Module):
         choices: Names of the compressors for "select".
         ratios: Tokens per output of prune, pool and conv; the defaults are the paper's; "weighted" needs three equal
             ratios (3 in the paper).
-        resampler: Its number of queries and of attention heads.
+        resampler: The resampler's number of queries and of attention heads.
         grid: Rows and columns of an image's tokens.
         pruning: Which tokens prune keeps, "random" or "strided".
         depthwise: True: the convolution has one filter per channel and is applied before fc. False: the convolution has

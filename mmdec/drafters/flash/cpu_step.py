@@ -84,12 +84,12 @@ class SlotStep(CpuStep):
         """Process n new accepted tokens and the first `count` slots of the last token.
 
         Args:
-            tokens: Their ids.
+            tokens: Token ids.
             features: (n, H).
             position: Position id of the first token.
             keys: (1, h, S, d), the cache; the last n + count - 1 entries are written: those of the n tokens, then of
                 the slots 1, 2, ...
-            values: Of the same shape as `keys`.
+            values: Values, in the same shape as `keys`.
 
         Returns:
             The slots' states (count, H), before `refine_slot`.

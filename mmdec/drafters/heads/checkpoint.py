@@ -110,7 +110,7 @@ def published_name(name: str, layout: HeadsLayout, config: HeadsConfig) -> str:
     """Return the published name of a tensor, without the prefix that some files have.
 
     Args:
-        name: Its name in `Heads`.
+        name: The tensor's name in `Heads`.
     """
     parts = name.split(".")
     if layout == "medusa":
@@ -205,7 +205,7 @@ def _redrafter(checkpoint: Checkpoint) -> Read:
 
 
 def _mlp(checkpoint: Checkpoint) -> Read:
-    """Read an MLPSpeculator; tied weights, which some files hold once a level, are read once."""
+    """Read an MLPSpeculator. Tied weights, which some files hold once per level, are read once."""
     described, given = checkpoint.config, checkpoint.state
     prefix = MLP_PREFIX if any(name.startswith(MLP_PREFIX) for name in given) else ""
     inner, size = checkpoint.shape(prefix + "proj.0.weight")

@@ -34,7 +34,7 @@ PUBLISHED_NAMES: dict[HeadsKind, str] = {
 
 
 def heads_exporter(network: Heads) -> Exporter:
-    """Return what converts heads; it refuses those for which the authors' code would compute something else."""
+    """Return the exporter, which refuses heads for which the authors' code would compute something else."""
     return Exporter(PUBLISHED_NAMES[network.config.kind], partial(_convert, network))
 
 

@@ -276,7 +276,7 @@ LEVELS_OF: dict[str, type[StatefulHeads]] = {
 )
 @final
 class Heads(DraftNetwork):
-    """Heads with a state. Holds their weights; the LM head may be the target's."""
+    """Heads with a state, and their weights. The LM head may be the target's."""
 
     config_class: ClassVar[type[DraftConfig]] = HeadsConfig
     continues_features: ClassVar[bool] = False
@@ -325,7 +325,7 @@ class Heads(DraftNetwork):
     def draft_in_parallel(
         self, drafter: NetworkDrafter, state: DraftState, roots: Tensor, depth: int
     ) -> tuple[Tensor, Levels]:
-        """Compute the roots' states from the target's hidden states before them; deeper levels follow one by one."""
+        """Compute the roots' states from the target's hidden states before them. Deeper levels follow one by one."""
         part = drafter.catch_up(state)
         if self.layers:
             hidden = self.norm(drafter.root_state(state, part).hidden_state(self, state.cache, state.packed))
@@ -336,7 +336,7 @@ class Heads(DraftNetwork):
         return root, HeadLevels(drafter, state)
 
     def lm_head(self, level: int) -> nn.Linear | None:
-        """Return the network's LM head for the children of nodes of a level; None: the target's is used."""
+        """Return the LM head for the children of a level's nodes, or None if they use the target's."""
         own = self.lm_heads
         return cast(nn.Linear, own[min(level, len(own) - 1)]) if len(own) else None
 
@@ -345,7 +345,7 @@ class Heads(DraftNetwork):
 
         Args:
             state: (..., S), the nodes'.
-            level: Their level.
+            level: The nodes' level.
             output: The target's LM head, which is used if the network has none.
         """
         head = self.lm_head(level) or output

@@ -27,7 +27,7 @@ def check_no_system(system: str | None, name: str) -> None:
     """Raise InputError if the caller gives `system` for a format that says itself what it is.
 
     Args:
-        name: The format's.
+        name: The format's name.
     """
     if system is not None:
         raise InputError(

@@ -70,7 +70,7 @@ class SingleTokenStep(CpuStep):
             feature: (H,), feature of the previous token.
             position: The token's position id.
             keys: (1, h, S, d), the cache up to this token, whose own key and value are written to the last entry.
-            values: Of the same shape as `keys`.
+            values: Values, in the same shape as `keys`.
 
         Returns:
             Hidden (H,), valid until the next call.
@@ -113,7 +113,7 @@ class LayerStep:
             read: Input of the query, key and value projections: (H,), or (2 H,) in EAGLE-3.
             position: The token's position id.
             keys: (1, h, S, d), the cache up to this token, whose own key and value are written to the last entry.
-            values: Of the same shape as `keys`.
+            values: Values, in the same shape as `keys`.
 
         Returns:
             Hidden (H,), valid until the next call.

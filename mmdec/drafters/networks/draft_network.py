@@ -105,12 +105,12 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
 
     @property
     def own_embedding(self) -> nn.Embedding | None:
-        """The network's own embedding; None: it uses the target's."""
+        """The network's own embedding, or None if it uses the target's."""
         return None
 
     @property
     def own_head(self) -> nn.Linear | None:
-        """The network's own LM head; None: it uses the target's."""
+        """The network's own LM head, or None if it uses the target's."""
         return None
 
     @property
@@ -120,7 +120,7 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
 
     @property
     def exporter(self) -> Exporter | None:
-        """What converts the network to formats of inference engines; None: no engine reads it."""
+        """The exporter to formats of inference engines, or None if no engine reads the network."""
         return None
 
     def conventions(self) -> Conventions:
@@ -129,7 +129,7 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
 
     @property
     def max_depth(self) -> int | None:
-        """The number of tokens that a draft's longest path may have; None: any number."""
+        """The maximum number of tokens on a draft's path, or None if unlimited."""
         return None
 
     def prompt_embeds(self, context: Context, visual: Tensor, embedding: nn.Module) -> Tensor:

@@ -87,7 +87,7 @@ def speculators_settings(
 
     Args:
         network: The network.
-        state: Its tensors by name.
+        state: The network's tensors by name.
         layer: The result of `layer_settings`.
         served: The target.
         kind: Speculators' name of the drafter.

@@ -55,7 +55,7 @@ class DraftCache:
 
         Args:
             keys: (B, h, n, d).
-            values: Of the same shape as `keys`.
+            values: Values, in the same shape as `keys`.
             counts: [r]: how many of the n positions are written for row r.
 
         Returns:

@@ -230,7 +230,7 @@ class DraftLayer(nn.Module):
             states: (B, n, H), the layer's input.
             queries: (B, heads, n, d).
             keys: (B, h, S + n, d).
-            values: Of the same shape as `keys`.
+            values: Values, in the same shape as `keys`.
             mask: Additive (B, 1, n, S + n); None: causal.
             packed: The result of `pack_weights`, or None.
         """

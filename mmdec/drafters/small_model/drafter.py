@@ -57,7 +57,7 @@ class SmallModel:
         model: The small model, as a `Target`.
         width: Maximum nodes of a tree level that get children.
         memory: Whether the small model reads hidden states of an encoder: the target's encoder, or its own.
-        positions: Its maximum number of positions; None: unlimited.
+        positions: The model's maximum number of positions, or None if unlimited.
         images: Whether it reads the images of the target's prompt.
         nodes_take_positions: Whether it needs a separate position id for each node of a tree; it then drafts chains
             only.

@@ -43,8 +43,8 @@ def shorten_prompt(ids: list[int], prompt: int | Shorten, vocab_size: int) -> li
 
     Args:
         ids: The prompt.
-        prompt: Their maximum number, or the caller's function.
-        vocab_size: The small model's.
+        prompt: Maximum number of tokens to read, or the caller's function.
+        vocab_size: The small model's vocabulary size.
 
     Raises:
         InputError: If the caller's function returns no tokens, or none of this vocabulary.

@@ -40,7 +40,7 @@ def fit_filter(
         layout: How it was trained.
         prompts: (P,) token ids each.
         blocks: Number of blocks of each answer.
-        seed: Of the filter's first weights.
+        seed: Random seed for the filter's initial weights.
 
     Raises:
         InputError: If there is no prompt.

@@ -134,7 +134,7 @@ def losses(
 
     Args:
         logits: The LM head, (P, H) -> (P, V).
-        weights: Of the loss's parts.
+        weights: Weights of the loss's parts.
         cells: Maximum logits in memory at a time.
 
     Returns:

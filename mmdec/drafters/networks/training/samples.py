@@ -99,7 +99,7 @@ def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
     """Return input tensors of batch size 1 with text tokens appended.
 
     Args:
-        tokens: Their ids.
+        tokens: Token ids.
     """
     ids = inputs["input_ids"]
     added = torch.tensor([list(tokens)], dtype=ids.dtype, device=ids.device)
@@ -235,7 +235,7 @@ def read_samples(
         reading: How rows become questions.
         choice: Which questions to take; None: all, in their order.
         admission: How many rows and pictures may be bad.
-        cache: Folder where results of picture checks are stored; None: they are not stored.
+        cache: Folder where results of picture checks are stored, or None not to store them.
 
     Raises:
         InputError: For a bad row, or if too many questions are left out.

@@ -100,7 +100,7 @@ def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[flo
 
     Args:
         texts: For each text the ranks (n - 1, K) of its true tokens.
-        head: Its index from 0.
+        head: The head's index, from 0.
     """
     accepted_ranks = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
     return [sum(rank < limit for rank in accepted_ranks) / max(len(accepted_ranks), 1) for limit in ranks]

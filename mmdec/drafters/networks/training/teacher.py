@@ -166,7 +166,7 @@ class Teacher:
 
         Args:
             limit: Maximum tokens of an answer.
-            sampling: Options of `generate` by which answers are sampled; None: they are greedy.
+            sampling: Options of `generate` by which answers are sampled, or None for greedy answers.
 
         Returns:
             The token ids of each answer, with the EOS token if it is complete.
