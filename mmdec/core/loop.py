@@ -166,7 +166,7 @@ def decode_steps(
                 return
 
             timer.start()
-            rows_of_others = max(result.rows - len(rows), 0)  # in the last pass
+            rows_of_others = max(result.rows - len(rows), 0)  # rows of other decodings that shared the last pass
             plan = rule.drafting_plan(budget.plan(len(text.live) + rows_of_others), text)
             timer.lap("core")
             draft = runner.propose(roots, plan, [text.round_limit(row) for row in text.live])

@@ -79,7 +79,7 @@ class Suppression:
     """
 
     tokens: Tensor  # (K,) int64
-    # forbid them only if the text, prompt and padding included, has this many tokens; None: at every position
+    # forbid them only if the text, prompt and padding included, has this many tokens, or at every position if None
     only_at: int | None = None
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class Sequences:
         self.prompt, self.start, self.stop = prompt, start, stop
         self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated tokens of each batch row
         self.live = list(range(batch))  # indices of the rows that have not ended, ascending
-        # for each row, how many new tokens have a position; None: no limit
+        # for each row, how many new tokens have a position, or None without a limit
         self.position_limits: list[int] | None = None
         row_processors = list(processors)
         self.processors = (
@@ -358,7 +358,7 @@ class DraftWarp:
     """
 
     processors: Sequence[Processor] = ()  # those that read the text or know tokens, such as penalties
-    top_k: int | None = None  # keep the k most probable tokens; None: all
+    top_k: int | None = None  # keep the k most probable tokens, or all if None
     warpers: Sequence[Processor] = ()  # those that read a node's logits only, whatever their tokens
 
     def __call__(self, text: Sequences, logits: Tensor, paths: Sequence[Sequence[Sequence[int]]] = ()) -> Tensor:

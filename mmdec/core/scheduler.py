@@ -40,9 +40,9 @@ class SchedulerLimits:
     """Limits of what may run at the same time. Other requests wait."""
 
     rows: int = 8  # rows of all running decodings
-    # tokens in all caches, counted as the maximum length of each running row; None: no limit
+    # tokens in all caches, counted as the maximum length of each running row, or None without a limit
     tokens: int | None = None
-    # tokens of prompts that are read between two rounds of the running rows; None: all prompts that wait
+    # tokens of prompts that are read between two rounds of the running rows, or None for all waiting prompts
     prefill: int | None = 256
 
     def check(self, rows: int, tokens: int) -> None:

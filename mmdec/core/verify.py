@@ -43,9 +43,9 @@ from mmdec.core.tree import int_list, int_rows
 from mmdec.errors import InputError
 from mmdec.types import Draft, Plan, Scores, Verdict
 
-RuleName = Literal["greedy", "sampled", "residual", "traversal", "typical"]  # what calls accept beside a `Relaxation`
+RuleName = Literal["greedy", "sampled", "residual", "traversal", "typical"]  # rules by name
 LOSSY_RULES = frozenset({"typical", "relaxed"})
-MAX_DRAWS = 64  # of a `Relaxation`; each is a draw over the whole vocabulary
+MAX_DRAWS = 64  # maximum of a `Relaxation`'s `draws`, each of which covers the whole vocabulary
 
 
 @dataclass(frozen=True)
@@ -502,7 +502,7 @@ class RelaxedRule:
                 place = groups.draw(token, rng)
                 drafted = groups.group_probs(_one_hot(p, token) if q is None else q)
                 probability = float(drafted[place])
-            excluded = float(p[token]) <= 0.0  # by a processor, which no relaxation may override
+            excluded = float(p[token]) <= 0.0  # a processor excluded the token, and no relaxation may override it
             if rng.happens(float(left[place]) / probability + (0.0 if excluded else tolerance)):
                 if groups is None or not excluded:
                     return token, child

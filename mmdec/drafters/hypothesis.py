@@ -292,7 +292,7 @@ class _Next:
     probability: float
     text: str = ""
     tokens: Sequence[int] = ()  # after the text
-    place: int | None = None  # index of the word that follows; None: nothing does
+    place: int | None = None  # index of the word that follows, or None at the end
     is_fresh: bool = False  # whether a segment begins after it, so that no mark follows
     marked: tuple[int, str] | None = None  # the mark with which the text begins: (index of the word after it, mark)
 

@@ -212,14 +212,14 @@ class DecoderSession:
     store: KVPool | RecurrentCache
     rows: RowLayout
     layers: tuple[int, ...]  # layers whose hidden states the drafter reads
-    offsets: Tensor | None = None  # (3, B): position on each M-RoPE axis minus index in the text; None: one axis
-    gaps: Gaps | None = None  # padding between a batch row's tokens, which sliding windows count; None: there is none
-    stepwise: StepwiseModel | None = None  # the model copy that reads drafts if layers are recurrent; None: no layer is
-    # the model copy that reads drafts in half precision on a CPU; None: the model itself reads them
+    offsets: Tensor | None = None  # (3, B): position on each M-RoPE axis minus index in the text, if any
+    gaps: Gaps | None = None  # padding between a batch row's tokens, which sliding windows count, if any
+    stepwise: StepwiseModel | None = None  # the model copy that reads drafts if layers are recurrent, else None
+    # the model copy that reads drafts in half precision on a CPU; if None, the model itself reads them
     tokenwise: PreTrainedModel | None = None
-    reader: DraftReader | None = None  # finds the model that reads drafts in float32 on a CPU; None: another one does
+    reader: DraftReader | None = None  # finds the model that reads drafts in float32 on a CPU, else None
     shareable: bool = False  # whether the rows may move to a `SharedBatch`: nobody else reads the cache
-    batch: SharedBatch | None = None  # the batch that holds the rows; None: `cache` and `store` hold them
+    batch: SharedBatch | None = None  # the batch that holds the rows; if None, `cache` and `store` hold them
     slots: list[int] = field(default_factory=list[int])  # [row]: the row's slot in `batch`
 
     def detach_rows(self) -> DecoderSession:
@@ -250,9 +250,9 @@ class Prompt:
 
     text: TextPrompt
     positions: Tensor  # (1 or 3 axes, B, F) position ids
-    offsets: Tensor | None = None  # (3 axes, B): position minus index in the text, after the prompt; None: one axis
+    offsets: Tensor | None = None  # (3 axes, B): position minus index in the text, after the prompt; None for one axis
     extra: Mapping[str, Any] = field(default_factory=dict)  # further inputs of the model
-    media: MediaContext | None = None  # the prompt's images, video and sound; None: the model reads only text
+    media: MediaContext | None = None  # the prompt's images, video and sound; None if the model reads only text
 
 
 class DecoderTarget(HfTarget):

@@ -41,7 +41,7 @@ class EncodedPrompt:
     encoded: Any  # the encoder's output; its first element is the hidden states (B, S, H)
     encoder_mask: Tensor | None  # (B, T) mask of the encoder's inputs
     mask: Tensor  # (B, P) bool, False at padding of `ids`
-    mask_given: Tensor | None  # (B, P) the caller's mask of `ids`; None: there was none
+    mask_given: Tensor | None  # (B, P) the caller's mask of `ids`, or None if there was none
     positions: Tensor  # (B, P) position ids of `ids`
     has_inner_padding: bool  # whether a batch row has padding after its first token
 

@@ -54,7 +54,7 @@ class HfTarget(Target, ABC):
     nodes_take_positions: bool = False
     reads_soft_nodes: bool = False  # whether drafts may have soft nodes
     needs_chains: bool = False  # whether drafts must be chains, because the model has recurrent or convolutional states
-    positions: int | None  # the model's maximum number of positions; None: unlimited
+    positions: int | None  # the model's maximum number of positions, or None if unlimited
     model: Any
 
     @staticmethod

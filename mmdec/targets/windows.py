@@ -53,8 +53,8 @@ class AttentionWindow:
 class Windows:
     """The attention windows of a model's layers."""
 
-    layers: tuple[AttentionWindow | None, ...]  # window of each layer; None: it attends to all tokens
-    # layer type -> window, if the model takes one mask for each type; None: it takes one mask for all layers
+    layers: tuple[AttentionWindow | None, ...]  # window of each layer, or None if it attends to all tokens
+    # layer type -> window, if the model takes one mask for each type; None if one mask serves all layers
     kinds: Mapping[str, AttentionWindow | None] | None
 
     @classmethod

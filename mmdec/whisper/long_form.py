@@ -62,7 +62,7 @@ class DecodedRecording:
     usage: Usage
     samples: int  # duration in samples at 16 kHz
     features: float  # seconds for computing the log-mel features
-    rest: float  # seconds of decoding outside the stages that are measured
+    rest: float  # seconds of decoding outside the measured stages
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class TimedSegment:
     end: float
     tokens: list[int]  # timestamp tokens included
     window: int  # index in `LongFormResult.windows`
-    token_starts: Tensor | None = None  # start of each token; None: tokens were not timed
-    token_seconds: Tensor | None = None  # duration of each token; None: unknown
+    token_starts: Tensor | None = None  # start of each token, or None if they were not timed
+    token_seconds: Tensor | None = None  # duration of each token, or None if unknown
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def decode_recording(
     stopwatch = Stopwatch(model.device)
     speculation = request.speculation.for_inputs([DraftInput(index, samples, start, total)])
     meter = UsageMeter(first_timestamp_token(model), speculation.drafter_for(model) is not None)
-    if speculation is not request.speculation:  # a text of the recording was made
+    if speculation is not request.speculation:  # a text of this recording was made to draft from
         meter.usage.seconds["drafter"] += stopwatch.lap()
     inputs = request.features([samples])
     features = stopwatch.lap()
@@ -195,7 +195,7 @@ def transcribe_windows(
     encoder = WindowEncoder(model, margin, frames_per_second)
     meter = meter or UsageMeter(options.first_timestamp, drafts=True)
     decoder, initial = None, list[int]()
-    texts = list[list[int]]()  # those of earlier windows, which the next one's may continue
+    texts = list[list[int]]()  # texts of earlier windows, on which the next one may be conditioned
     if options.prompt_ids is not None and options.prompt_kind == "first-segment":
         begins = int(options.prompt_ids[0]) == getattr(options.settings, "prev_sot_token_id", None)
         texts.append(options.prompt_ids[begins:].tolist())

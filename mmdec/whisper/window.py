@@ -39,7 +39,7 @@ from mmdec.whisper.features import WindowEncoder
 from mmdec.whisper.repetition import has_end_token, is_runaway, token_compression_ratio
 from mmdec.whisper.window_options import WindowOptions
 
-RUNAWAY_CHECK_TOKENS = 16  # number of new tokens between two checks whether the text repeats itself
+RUNAWAY_CHECK_TOKENS = 16  # new tokens between two checks for a text that repeats itself
 
 
 @dataclass
@@ -47,22 +47,22 @@ class Window:
     """A window to decode."""
 
     features: Tensor  # (1, mels, F), what the encoder read
-    encoded: BaseModelOutput  # of the encoder; another one replaces it if more of the window is encoded
-    seek: int  # the frame of the recording at which it begins
-    frames: int  # number of its frames that belong to the recording
-    ids: Tensor  # (1, P), what its text continues
-    mask: Tensor | None  # (1, P), False where `ids` is padding; None: nowhere
+    encoded: BaseModelOutput  # the encoder's output; replaced if more of the window is encoded
+    seek: int  # the recording's frame at which the window begins
+    frames: int  # number of the window's frames that belong to the recording
+    ids: Tensor  # (1, P), the prompt that the text continues
+    mask: Tensor | None  # (1, P), False where `ids` is padding; None without padding
 
 
 @dataclass(frozen=True)
 class DecodedWindow:
     """The text of one window, and how it was decoded."""
 
-    seek: int  # the frame of the recording at which it begins
+    seek: int  # the recording's frame at which the window begins
     frames: int
     prompt: list[int]  # the tokens that the text continues
     tokens: list[int]  # the text, without the end token
-    temperature: float | None  # the one of the text; lower ones were tried before it
+    temperature: float | None  # temperature of the text; lower ones were tried before
     attempts: int  # number of temperatures tried
     skipped: bool  # whether the window counts as silence, so that its text was dropped
     compression_ratio: float | None  # None without `compression_ratio_threshold`
@@ -87,7 +87,7 @@ class UsageMeter:
         self.loop_seconds = 0.0  # seconds in the loop of `mmdec.core` and in the drafter
         self._drafts = drafts
         self._room = 0  # tokens that the model can write after the prompt of this window
-        self._tokens = 0  # in this decoding of the window
+        self._tokens = 0  # tokens written in this decoding of the window
         self._earlier = 0  # number of log-probabilities of earlier windows
         self._cut_before = 0, True  # `Usage.cut` and `Usage.raisable` after earlier windows
 
@@ -218,7 +218,7 @@ class WindowDecoder:
             run = self._speculation.begin(self._target, self._model, ids, config, **inputs)
             if (yield from self._ends(run.steps, config, seconds)):
                 return run.output(config)
-            # also for this window's other temperatures
+            # this window's other temperatures reuse it
             window.encoded = yield from encode_window(
                 self._encoder, window.features, self._meter.usage.seconds, whole=True
             )

@@ -127,7 +127,7 @@ class CtcRow:
     timed: bool  # whether the model writes timestamps
     first_time: int  # id of the timestamp token of 0 seconds
     pending: list[int] = field(default_factory=list[int])  # accepted tokens that are not aligned yet
-    alignment: Alignment | None = None  # None: the head does not know the language, so nothing is drafted
+    alignment: Alignment | None = None  # None if the head does not know the language: nothing is drafted
     history: tuple[int, ...] = ()  # the newest aligned pieces, which the n-gram reads
     # pieces before -> the n-gram's scores of the next piece; searches ask for the same ones again and again
     ngram_scores: dict[tuple[int, ...], Callable[[int], float]] = field(default_factory=lambda: {})

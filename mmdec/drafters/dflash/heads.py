@@ -46,7 +46,7 @@ class SequentialHead(nn.Module, ABC):
     uses. All leading dimensions are broadcast.
     """
 
-    candidates: int | None = None  # number of a node's children that can have a probability above 0; None: all tokens
+    candidates: int | None = None  # number of a node's children that can have a probability above 0; all tokens if None
 
     @abstractmethod
     def begin(self, roots: Tensor, hidden: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:

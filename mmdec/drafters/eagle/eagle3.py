@@ -81,7 +81,7 @@ class Eagle3Config(LayeredConfig):
     qk_norm: bool = False
     output_bias: bool = False  # whether attention's output projection has a bias
     own_embedding: bool = False
-    # id of the token that P-EAGLE reads at positions after the last token; None: the network is EAGLE-3
+    # id of the token that P-EAGLE reads at positions after the last token; None in EAGLE-3
     mask_token: int | None = None
     rope_scaling: dict[str, Any] | None = None
     # positions of image tokens if the target has three-dimensional positions (M-RoPE): "text": counted like text

@@ -225,7 +225,7 @@ class SpecVLMConfig(DraftConfig):
     queries: int = 2
     pruning: str = "random"  # which tokens are kept: "random", or "strided": every n-th for the ratio n
     depthwise: bool = True  # whether the convolution has one filter per channel, and is applied before fc
-    grid: Grid | None = None  # (rows, columns) of an image's tokens, if all images have the same; None: unknown
+    grid: Grid | None = None  # (rows, columns) of an image's tokens, if all images have the same, else None
     gate_size: int = 64
     gate_temperature: float = 1.0
 

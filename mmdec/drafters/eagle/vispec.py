@@ -63,7 +63,7 @@ class ViSpec(EagleInputNetwork):
     """
 
     config_class: ClassVar[type[DraftConfig]] = ViSpecConfig
-    global_vector: Tensor | None = None  # the latest image's, broadcastable to the features; None: no image
+    global_vector: Tensor | None = None  # the latest image's, broadcastable to the features; None without an image
 
     def __init__(self, config: ViSpecConfig) -> None:
         super().__init__(config)

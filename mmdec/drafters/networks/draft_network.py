@@ -46,11 +46,11 @@ class PromptInput:
 
     states: Tensor  # (M, H), the layer's input at each position; M is L - 1, or less if images are compressed
     positions: Tensor  # (M,), position id of each state, counted from the row's first token after padding
-    condition: Tensor | None = None  # vector that all later positions read, see `condition_on`; None: there is none
-    # (visual tokens,) in [0, 1]: weight of each one after compression, 0 if dropped; None: no image was compressed
+    condition: Tensor | None = None  # vector that all later positions read, from `condition_on`; None without it
+    # (visual tokens,) in [0, 1]: weight of each one after compression, 0 if dropped; None if no image was compressed
     visual_weights: Tensor | None = None
-    compressor: str | None = None  # name of the image compressor that was used; None: no image was compressed
-    end: int | None = None  # position id of the first token after the prompt's states; None: L - 1
+    compressor: str | None = None  # name of the image compressor that was used; None if no image was compressed
+    end: int | None = None  # position id of the first token after the prompt's states; L - 1 if None
 
 
 def stack_conditions(prompts: Sequence[PromptInput]) -> Tensor | None:

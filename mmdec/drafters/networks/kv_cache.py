@@ -255,7 +255,7 @@ class PendingTokens:
 class PromptInfo:
     """How the image tokens of one batch row's prompt were compressed before the draft network read them."""
 
-    compressor: str | None = None  # name of the compressor; None: nothing was compressed
+    compressor: str | None = None  # name of the compressor, or None if nothing was compressed
     # weight in [0, 1] of each of the row's visual tokens: 0 is dropped, 1 is used in full
     visual_weights: Tensor | None = None
 

@@ -63,7 +63,7 @@ class HeadsModule(DraftModule):
         if vocabulary < 0:
             raise InputError(f"`vocabulary` must be 0 or more, but is {vocabulary}. 0 compares all tokens.")
         self.vocabulary = vocabulary
-        self.compared_tokens: Tensor | None = None  # ids of the tokens that training compares; None: all
+        self.compared_tokens: Tensor | None = None  # ids of the tokens that training compares, or all if None
         self.hparams.update(vocabulary=vocabulary)
 
     def setup(self, stage: str) -> None:

@@ -236,7 +236,7 @@ class MedusaModule(DrafterModule):
         self.count = self.options.heads
         self.weights = [0.8**k if self.options.weights == "medusa" else 1.0 for k in range(1, self.count + 1)]
         # (K, R); [k][r] is the share of positions, from 0 to 1, at which head k's candidate of rank r is right
-        self.probabilities: list[list[float]] | None = None  # None: not measured yet
+        self.probabilities: list[list[float]] | None = None  # None before they are measured
 
     @property
     def base(self) -> WhisperForConditionalGeneration:
