@@ -130,7 +130,7 @@ def test_one_warning_serves_many_runs() -> None:
         for seed in range(3):
             MODEL.generate(**prompts(2, seed), **options, logits_processor=[Grammar()])
     assert len(caught) == 1
-    assert str(caught[0].message).startswith("Grammar may read other rows")
+    assert str(caught[0].message).startswith(f"{WARNING}: Grammar may read other rows")
 
 
 def test_the_output_object_is_the_stock_loops() -> None:
