@@ -27,7 +27,6 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.tree import root_only
 from mmdec.errors import InputError
 from mmdec.kernels.tokenwise import KEY_BLOCK
-from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.attention import tree_masks
 from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.float32_copy import DraftReader
@@ -45,7 +44,7 @@ from mmdec.targets.recurrent_cache import (
 )
 from mmdec.targets.shared_batch import SharedBatch
 from mmdec.targets.tokenwise import tokenwise_copy
-from mmdec.targets.windows import AttentionWindow, Gaps, Windows, full_cache, full_length_layer
+from mmdec.targets.windows import Gaps, Windows, full_cache, full_length_layer
 from mmdec.types import Context, Draft, MediaContext, Needs, Scores, Verdict
 
 Mask = Tensor | dict[str, Tensor | None] | None  # a model's mask argument: one mask, or layer type -> mask
@@ -279,7 +278,7 @@ class DecoderTarget(HfTarget):
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @abstractmethod
-    def _read(self, inputs: Mapping[str, Any]) -> Prompt:
+    def _prepare_prompt(self, inputs: Mapping[str, Any]) -> Prompt:
         """Check the inputs of `prefill` and prepare them.
 
         Raises:
@@ -287,7 +286,7 @@ class DecoderTarget(HfTarget):
         """
 
     @abstractmethod
-    def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, extra: Mapping[str, Any]) -> Any:
+    def _forward(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, extra: Mapping[str, Any]) -> Any:
         """Run the model over ids (B, N) at position ids (1 or 3, B, N).
 
         Args:
@@ -295,7 +294,7 @@ class DecoderTarget(HfTarget):
             extra: Further inputs of the model.
         """
 
-    def _run(
+    def _forward_with_features(
         self,
         ids: Tensor,
         mask: Mask,
@@ -318,7 +317,7 @@ class DecoderTarget(HfTarget):
         decoder: Any = cast(Any, self.model).get_decoder() if self.reads_images else self.model
         hooked = [layer for layer in layers if layer >= 0 or (layer == FIRST_LAYER_INPUTS and self.reads_images)]
         with record_states(decoder, self.layers, hooked) as recorded:
-            out = self._call(ids, mask, positions, cache, inputs)
+            out = self._forward(ids, mask, positions, cache, inputs)
         states = {layer: recorded[layer] for layer in hooked}
         if -1 in layers:
             states[-1] = out.hidden_states[-1]
@@ -372,7 +371,7 @@ class DecoderTarget(HfTarget):
         check_layers(needs, self.layers)
         if needs.memory:
             raise InputError("`memory` must be False for a text model, but is True. It has no encoder to read.")
-        prompt = self._read(inputs)
+        prompt = self._prepare_prompt(inputs)
         text, cache = prompt.text, prompt.text.run_cache(self.model.config)
         stepwise = StepwiseModel(self.model) if self.needs_chains else None
         if stepwise is not None and text.past and text.has_inner_padding:
@@ -381,7 +380,7 @@ class DecoderTarget(HfTarget):
                 "recurrent layers, but is 0 at some: padding cannot be removed from states. Pass the whole text, "
                 "padded only on the left, without the cache."
             )
-        target = self if stepwise is None else self._with(stepwise.model_after(cache))
+        target = self if stepwise is None else self._with_model(stepwise.model_after(cache))
         layers = _recorded_layers(needs)
         fresh, whole = text.new_ids.shape[1], stepwise is not None or prompt.extra or text.has_inner_padding
         piece = fresh if size is None or whole else size
@@ -395,7 +394,7 @@ class DecoderTarget(HfTarget):
             if mask is not None and end < fresh:
                 mask = mask[:, : mask.shape[1] - fresh + end]
             with torch.no_grad():
-                scores = target._run(
+                scores = target._forward_with_features(
                     text.new_ids[:, start:end],
                     mask,
                     prompt.positions[:, :, start:end],
@@ -453,10 +452,12 @@ class DecoderTarget(HfTarget):
             What `prefill` would give a drafter, so that networks are trained on the inputs that they get later.
         """
         check_layers(needs, self.layers)
-        prompt = self._read(inputs)
+        prompt = self._prepare_prompt(inputs)
         text = prompt.text
         layers = _recorded_layers(needs)
-        scores = self._run(text.new_ids, text.mask_given, prompt.positions, None, layers, prompt.extra, last=True)
+        scores = self._forward_with_features(
+            text.new_ids, text.mask_given, prompt.positions, None, layers, prompt.extra, last=True
+        )
         return self._context(prompt, scores)
 
     def run_drafts(self, inputs: Mapping[str, Any], draft: Draft) -> Scores:
@@ -473,7 +474,7 @@ class DecoderTarget(HfTarget):
         # a layer with new keys writes nothing in place
         for layer in attention_layers(cast(DynamicCache, session.cache)):
             layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
-        return self._tree(session, draft)
+        return self._score_tree(session, draft)
 
     def _context(self, prompt: Prompt, scores: Scores) -> Context:
         text = prompt.text
@@ -504,22 +505,22 @@ class DecoderTarget(HfTarget):
         if session.batch is not None:
             return session.batch.score(self, [(session, draft)])[0]
         if isinstance(session.store, RecurrentCache):
-            return session.store.score(draft, session.rows, partial(self._chain, session))
+            return session.store.score(draft, session.rows, partial(self._score_chain, session))
         model = self.model if session.reader is None else session.reader.model()
-        return self._with(session.tokenwise or model)._tree(session, draft)
+        return self._with_model(session.tokenwise or model)._score_tree(session, draft)
 
-    def _chain(self, session: DecoderSession, draft: Draft) -> Scores:
+    def _score_chain(self, session: DecoderSession, draft: Draft) -> Scores:
         stepwise = cast(StepwiseModel, session.stepwise)
         stepwise.set_chunk_size(draft.tokens.shape[1])
-        return self._with(stepwise.model)._tree(session, draft)
+        return self._with_model(stepwise.model)._score_tree(session, draft)
 
-    def _with(self, model: PreTrainedModel) -> Self:
+    def _with_model(self, model: PreTrainedModel) -> Self:
         """Return a copy of this target that calls another model object, which shares the model's weights."""
         other = copy.copy(self)
         other.model = model
         return other
 
-    def _tree(self, session: DecoderSession, draft: Draft) -> Scores:
+    def _score_tree(self, session: DecoderSession, draft: Draft) -> Scores:
         rows, device, windows = session.rows, draft.tokens.device, self.windows
         tokenwise = session.tokenwise is not None
         firsts = windows.first_columns(rows) if windows is not None and session.gaps is None else {}
@@ -539,26 +540,15 @@ class DecoderTarget(HfTarget):
         gap_positions = None if session.gaps is None else session.gaps.positions(rows.width)
         whole = tokenwise or session.stepwise is not None or is_compiled(self.model)
         packed = None if whole else packed_linear(draft)
-        with soft_inputs(self.model, draft.soft), packed or nullcontext():
-            scores = self._draft(session.layers, firsts, gap_positions, draft.tokens, tree, positions, session.cache)
+        mask, trees = (None, ()) if tree is None else (tree.additive, (tree,))
+        if tree is not None and windows is not None:
+            mask, trees = windows.masks(tree, firsts, gap_positions)
+        with soft_inputs(self.model, draft.soft), packed or nullcontext(), tree_masks(trees):
+            scores = self._forward_with_features(
+                draft.tokens, mask, positions, session.cache, session.layers, {}, last=False
+            )
         rows.record_draft(draft.tokens.shape[1])
         return scores if packed is None else replace(scores, nodes_per_row=packed.nodes_per_row)
-
-    def _draft(
-        self,
-        layers: tuple[int, ...],
-        firsts: Mapping[AttentionWindow, int],
-        gap_positions: tuple[Tensor, Tensor] | None,
-        tokens: Tensor,
-        tree: TreeMask | None,
-        positions: Tensor,
-        cache: Any,
-    ) -> Scores:
-        mask, trees = (None, ()) if tree is None else (tree.additive, (tree,))
-        if tree is not None and self.windows is not None:
-            mask, trees = self.windows.masks(tree, firsts, gap_positions)
-        with tree_masks(trees):
-            return self._run(tokens, mask, positions, cache, layers, {}, last=False)
 
     @torch.no_grad()
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:
@@ -623,9 +613,9 @@ class DecoderTarget(HfTarget):
         if missing <= 0:
             return
         if self.needs_chains and len(sequences) == 1 and cached_length(cache):
-            self._finish(inputs, sequences, columns, missing)
+            self._extend_row(inputs, sequences, columns, missing)
             return
-        prompt = self._read(inputs)
+        prompt = self._prepare_prompt(inputs)
         positions_in_text = prompt.text.positions[:, -1:] + torch.arange(1, new, device=sequences.device)
         new_positions = (
             positions_in_text[None] if prompt.offsets is None else positions_in_text + prompt.offsets[:, :, None]
@@ -634,10 +624,12 @@ class DecoderTarget(HfTarget):
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones(len(mask), new - 1)], 1)
         positions = torch.cat([prompt.positions, new_positions], 2)
-        target = self._with(StepwiseModel(self.model).model_after(cache)) if self.needs_chains else self
-        target._run(sequences[:, :-1][:, -missing:], mask, positions, cache, (), prompt.extra, last=True)
+        target = self._with_model(StepwiseModel(self.model).model_after(cache)) if self.needs_chains else self
+        target._forward_with_features(
+            sequences[:, :-1][:, -missing:], mask, positions, cache, (), prompt.extra, last=True
+        )
 
-    def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, missing: int) -> None:
+    def _extend_row(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, missing: int) -> None:
         """Run the model over the last `missing` tokens of the only batch row, so that the caller's cache holds them.
 
         Args:
@@ -650,8 +642,8 @@ class DecoderTarget(HfTarget):
         positions = torch.arange(last + new - missing, last + new, device=sequences.device)[None, None]
         if mask is not None:
             mask = None if bool(mask.all()) else torch.cat([mask, mask.new_ones(1, new - 1)], 1)
-        target = self._with(StepwiseModel(self.model).model_after(cache))
-        target._run(sequences[:, :-1][:, -missing:], mask, positions, cache, (), {}, last=True)
+        target = self._with_model(StepwiseModel(self.model).model_after(cache))
+        target._forward_with_features(sequences[:, :-1][:, -missing:], mask, positions, cache, (), {}, last=True)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make the inputs of `prefill`. If `generate` dropped the attention mask because it is all ones, restore it.

@@ -102,7 +102,7 @@ class EncodedSession:
     layers: tuple[int, ...]  # layers whose hidden states the drafter reads
     prompt: Tensor  # (B, P) position ids of the prompt in the cache, once padding between tokens is removed
     rows: RowLayout
-    reader: Any  # runs the decoder over drafts; `EncodedTarget._reader` makes it
+    reader: Any  # runs the decoder over drafts; `EncodedTarget._make_reader` makes it
     store: KVPool = field(init=False)  # the cache's keys and values; made when the cache holds the prompt
 
 
@@ -134,7 +134,7 @@ class EncodedTarget(HfTarget):
         self.hidden_size: int = config.hidden_size
 
     @abstractmethod
-    def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> Any:
+    def _make_reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> Any:
         """Make the object that runs the decoder over the drafts of one `generate` call.
 
         Args:
@@ -143,7 +143,7 @@ class EncodedTarget(HfTarget):
         """
 
     @abstractmethod
-    def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
+    def _run_prompt(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
         """Run the decoder over the prompt, and fill the session's cache.
 
         Returns:
@@ -151,7 +151,7 @@ class EncodedTarget(HfTarget):
         """
 
     @abstractmethod
-    def _draft(
+    def _run_draft(
         self, session: EncodedSession, tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
     ) -> Scores:
         """Run the decoder over the tokens (B, N) of a draft.
@@ -165,7 +165,7 @@ class EncodedTarget(HfTarget):
         """
 
     @abstractmethod
-    def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
+    def _run_finished_text(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
         """Run the decoder over a finished text, prompt and new tokens, and fill an empty cache.
 
         It has attentions and hidden states if `flags` ask for them.
@@ -203,10 +203,10 @@ class EncodedTarget(HfTarget):
         rows, closed = RowLayout.of_prompt(mask, positions), positions.clone()
         for row, row_mask in enumerate(mask if prompt.has_inner_padding else ()):
             closed[row, rows.starts[row] : rows.ends[row]] = positions[row, row_mask]
-        reader = self._reader(prompt, cache, needs.layers)
+        reader = self._make_reader(prompt, cache, needs.layers)
         encoded = encoder_output(prompt.encoded)
         session = EncodedSession(cache, encoded, prompt.encoder_mask, needs.layers, closed, rows, reader)
-        scores = self._begin(prompt, session)
+        scores = self._run_prompt(prompt, session)
         session.store = KVPool(cache)
         if prompt.has_inner_padding:
             session.store.commit([row.nonzero()[:, 0].tolist() for row in mask], rows.starts, rows.width)
@@ -236,7 +236,7 @@ class EncodedTarget(HfTarget):
         """
         rows, device = session.rows, draft.tokens.device
         tree, positions = self._mask_and_positions(session, draft)
-        scores = self._draft(session, draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
+        scores = self._run_draft(session, draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
         rows.record_draft(draft.tokens.shape[1])
         return scores
 
@@ -308,7 +308,9 @@ class EncodedTarget(HfTarget):
                 mask = torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1)
             filled = EncoderDecoderCache(DynamicCache(), DynamicCache()) if empty is None else empty
             whole = {**inputs, "input_ids": text, "decoder_attention_mask": mask, CACHE_ARGUMENT: None}
-            decoded = self._whole(EncodedPrompt.of(whole, None, self.counts_padding), filled, config, **flags)
+            decoded = self._run_finished_text(
+                EncodedPrompt.of(whole, None, self.counts_padding), filled, config, **flags
+            )
             prompt = sequences.shape[1] - max(lengths)
             states = output_states(decoded, inputs["encoder_outputs"], prompt, text.shape[1], config)
         return GenerateEncoderDecoderOutput(

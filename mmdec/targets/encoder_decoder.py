@@ -211,26 +211,30 @@ class EncoderDecoderTarget(EncodedTarget):
         embedding = getattr(self.decoder, "embed_tokens", None)
         return source is not None and embedding is not None and source.weight.data_ptr() == embedding.weight.data_ptr()
 
-    def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> PositionedCopy:
+    def _make_reader(
+        self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]
+    ) -> PositionedCopy:
         return PositionedCopy(self.model)
 
-    def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
-        return self._run(self.model, session, prompt.ids, prompt.mask_given, session.cache)
+    def _run_prompt(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
+        return self._forward_with_features(self.model, session, prompt.ids, prompt.mask_given, session.cache)
 
-    def _draft(
+    def _run_draft(
         self, session: EncodedSession, tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
     ) -> Scores:
         twin: PositionedCopy = session.reader
         twin.place(tokens, positions[0], session.rows, session.prompt)
         more = {"decoder_position_ids": positions[0]} if twin.by_inputs else {}
-        return self._run(twin.model, session, tokens, None if tree is None else tree.additive, cache, **more)
+        return self._forward_with_features(
+            twin.model, session, tokens, None if tree is None else tree.additive, cache, **more
+        )
 
-    def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
-        out = self._call(self.model, text, text.ids, text.mask_given, cache, **flags)
+    def _run_finished_text(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
+        out = self._forward(self.model, text, text.ids, text.mask_given, cache, **flags)
         hidden, maps = out.get("decoder_hidden_states"), out.get("decoder_attentions")
         return SimpleNamespace(attentions=maps, cross_attentions=out.get("cross_attentions"), hidden_states=hidden)
 
-    def _run(
+    def _forward_with_features(
         self,
         model: PreTrainedModel,
         session: EncodedSession,
@@ -241,11 +245,11 @@ class EncoderDecoderTarget(EncodedTarget):
     ) -> Scores:
         layers, decoder = session.layers, cast(nn.Module, cast(Any, model).get_decoder())
         with record_states(decoder, self.layers, [layer for layer in layers if layer >= 0]) as recorded:
-            out = self._call(model, session, tokens, mask, cache, output_hidden_states=-1 in layers, **more)
+            out = self._forward(model, session, tokens, mask, cache, output_hidden_states=-1 in layers, **more)
         hidden = out.get("decoder_hidden_states")
         return Scores(out.logits, {layer: hidden[-1] if layer < 0 else recorded[layer] for layer in layers})
 
-    def _call(
+    def _forward(
         self,
         model: Any,
         encoder: EncodedPrompt | EncodedSession,

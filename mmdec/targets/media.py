@@ -451,7 +451,7 @@ class MediaTarget(DecoderTarget):
         positions, _ = rope_positions(self._base, TextPrompt.of(text_inputs), self._vision_inputs(inputs), None)
         return (1 + positions.amax((0, 2))).tolist()
 
-    def _read(self, inputs: Mapping[str, Any]) -> Prompt:
+    def _prepare_prompt(self, inputs: Mapping[str, Any]) -> Prompt:
         """Encode the media of a prompt, and sort its inputs into text, positions and what `forward` also takes."""
         vision = self._vision_inputs(inputs)
         text_inputs = {
@@ -482,8 +482,8 @@ class MediaTarget(DecoderTarget):
         images = None if VISION_OUTPUTS_KEY in vision.inputs else {**vision.inputs, **media}
         return Prompt(text, positions, offsets, extra, MediaContext(placeholders, images, vision.seconds, summaries))
 
-    def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, extra: Mapping[str, Any]) -> Any:
-        """Call the model with the arguments that its `forward` takes. Raise InputError if the media do not fit."""
+    def _forward(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, extra: Mapping[str, Any]) -> Any:
+        """Call the model with the arguments that its `forward` takes; media that do not fit are an InputError."""
         model: Any = self.model
         media = sorted(
             name

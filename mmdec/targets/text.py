@@ -49,7 +49,7 @@ class TextTarget(DecoderTarget):
             check_text_model(model, text_scorer)
         super().__init__(model)
 
-    def _read(self, inputs: Mapping[str, Any]) -> Prompt:
+    def _prepare_prompt(self, inputs: Mapping[str, Any]) -> Prompt:
         media_names = [name for name, value in inputs.items() if value is not None and MEDIA_INPUTS.match(name)]
         if media_names:
             raise InputError(
@@ -72,7 +72,7 @@ class TextTarget(DecoderTarget):
                 reasons.append(f"`rope_type` {rope.kind} changes at {rope.length} columns, which the text may reach")
         return reasons
 
-    def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, extra: Mapping[str, Any]) -> Any:
+    def _forward(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, extra: Mapping[str, Any]) -> Any:
         placed = cache_arguments(self.model, cache, positions[0])
         return self.model(input_ids=ids, attention_mask=mask, **placed, use_cache=cache is not None, **extra)
 

@@ -126,7 +126,9 @@ class WhisperTarget(EncodedTarget):
         states: Tensor = self.model.get_encoder()(sound.to(self.model.dtype)).last_hidden_state
         return states
 
-    def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> FastDecoder | None:
+    def _make_reader(
+        self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]
+    ) -> FastDecoder | None:
         """Make a decoder that scores drafts with less Python overhead.
 
         Returns:
@@ -143,30 +145,30 @@ class WhisperTarget(EncodedTarget):
     def _is_tokenwise(self, session: EncodedSession) -> bool:
         return session.reader is not None and is_half_on_cpu(self.model)
 
-    def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
+    def _run_prompt(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
         states, layers = session.encoded[0], session.layers
-        out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, states, session.cache, layers)
+        out = self._forward(prompt.ids, prompt.mask_given, prompt.positions, states, session.cache, layers)
         return Scores(self.model.proj_out(out.last_hidden_state[:, -1:]), self._features(out, layers))
 
-    def _draft(
+    def _run_draft(
         self, session: EncodedSession, tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
     ) -> Scores:
         mask, layers = None if tree is None else tree.additive, session.layers
         with tree_masks(() if tree is None else (tree,)):
-            out = self._decoder(tokens, mask, positions[0], session.encoded[0], cache, layers, session.reader)
+            out = self._forward(tokens, mask, positions[0], session.encoded[0], cache, layers, session.reader)
         logits = vocabulary_scores(self.model.proj_out, out.last_hidden_state)
         return Scores(logits, self._features(out, layers))
 
-    def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
+    def _run_finished_text(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
         """Run the decoder over a finished text.
 
         For word timestamps, "eager" attention replaces "sdpa", because only "eager" returns attention maps.
         """
         maps = bool(getattr(config, "return_token_timestamps", False)) and can_use_eager_copy(self.model)
         decoder = eager_copy(self.model.model.decoder) if maps else None
-        return self._decoder(text.ids, text.mask_given, text.positions, text.encoded[0], cache, (), decoder, **flags)
+        return self._forward(text.ids, text.mask_given, text.positions, text.encoded[0], cache, (), decoder, **flags)
 
-    def _decoder(
+    def _forward(
         self,
         tokens: Tensor,
         mask: Tensor | None,
