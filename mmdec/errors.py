@@ -21,17 +21,24 @@ class InputError(MmdecError, ValueError):
     A message names the argument, the rule, the value and, unless the rule itself says it, the remedy: "`sample_rate`
     must be at least 8000 Hz, but is 4000. Resample the audio first." Arguments, and values that it advises
     (`batch_size=1`), are in backquotes.
+
+    Args:
+        message: The message.
+        argument: The wrong argument's name; None: the name in backquotes with which the message begins, if any.
+
+    Attributes:
+        argument: The wrong argument's name; None if it is not known.
     """
 
-    @property
-    def argument(self) -> str | None:
-        """The wrong argument's name, with which the message begins; None if it begins otherwise."""
-        named = re.match(r"`(\w+)`", str(self))
-        return named and named[1]
+    def __init__(self, message: str, *, argument: str | None = None) -> None:
+        super().__init__(message)
+        named = re.match(r"`(\w+)`", message)
+        self.argument = argument or (named and named[1])
 
     def with_names(self, names: Mapping[str, str]) -> InputError:
         """Return an error of the same message with other names of arguments; `rename_arguments` has the details."""
-        return InputError(rename_arguments(str(self), names))
+        renamed = self.argument and names.get(self.argument, self.argument)
+        return InputError(rename_arguments(str(self), names), argument=renamed)
 
 
 def rename_arguments(message: str, names: Mapping[str, str]) -> str:

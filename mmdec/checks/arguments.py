@@ -60,7 +60,10 @@ def check_whole(name: str, value: object, minimum: int, maximum: int, remedy: st
         except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises one of the latter two
             number = None
     if number is None or not minimum <= number <= maximum:
-        raise InputError(f"`{name}` must be a whole number from {minimum} to {maximum}, but is {show(value)}. {remedy}")
+        raise InputError(
+            f"`{name}` must be a whole number from {minimum} to {maximum}, but is {show(value)}. {remedy}",
+            argument=name,
+        )
     return number
 
 
@@ -86,7 +89,7 @@ def check_nodes(nodes: object) -> int | tuple[int, int] | None:
         return None
     if isinstance(nodes, (tuple, list)):
         if len(nodes) != 2:
-            raise InputError(f"`{name}` must be one number or two, but is {show(nodes)}. {remedy}")
+            raise InputError(f"`{name}` must be one number or two, but is {show(nodes)}. {remedy}", argument=name)
         return check_whole(name, nodes[0], 0, MAX_NODES, remedy), check_whole(name, nodes[1], 1, MAX_NODES, remedy)
     return check_whole(name, nodes, 0, MAX_NODES, remedy)
 
@@ -103,7 +106,7 @@ def check_seed(seed: object) -> int | None:
 def check_switch(name: str, value: object) -> bool:
     """Return the argument `name`; raise InputError unless it is True or False."""
     if not isinstance(value, bool):
-        raise InputError(f"`{name}` must be True or False, but is {show(value)}.")
+        raise InputError(f"`{name}` must be True or False, but is {show(value)}.", argument=name)
     return value
 
 
@@ -115,7 +118,7 @@ def check_instance(name: str, value: object, kind: type[T], rule: str, remedy: s
         remedy: The error's last sentence, where the rule alone does not say what to do.
     """
     if not isinstance(value, kind):
-        raise InputError(f"`{name}` must be {rule}, but is {show(value)}. {remedy}".rstrip())
+        raise InputError(f"`{name}` must be {rule}, but is {show(value)}. {remedy}".rstrip(), argument=name)
     return value
 
 
@@ -126,7 +129,7 @@ def check_path(name: str, value: object, remedy: str) -> Path:
         remedy: The error's last sentence.
     """
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise InputError(f"`{name}` must be a path, but is {show(value)}. {remedy}")
+        raise InputError(f"`{name}` must be a path, but is {show(value)}. {remedy}", argument=name)
     return Path(cast(str, value))
 
 
@@ -137,7 +140,9 @@ def check_choice(name: str, value: object, choices: Sequence[str], remedy: str =
         remedy: The error's last sentence, where the rule alone does not say what to do.
     """
     if not isinstance(value, str) or value not in choices:
-        raise InputError(f"`{name}` must be one of {', '.join(choices)}, but is {show(value)}. {remedy}".rstrip())
+        raise InputError(
+            f"`{name}` must be one of {', '.join(choices)}, but is {show(value)}. {remedy}".rstrip(), argument=name
+        )
 
 
 def check_callable(name: str, value: object, rule: str) -> None:
@@ -147,7 +152,7 @@ def check_callable(name: str, value: object, rule: str) -> None:
         rule: What it must be, in words.
     """
     if value is not None and (not callable(value) or isinstance(value, type)):
-        raise InputError(f"`{name}` must be {rule} or None, but is {show(value)}. Pass a function.")
+        raise InputError(f"`{name}` must be {rule} or None, but is {show(value)}. Pass a function.", argument=name)
 
 
 def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: str) -> None:
@@ -160,7 +165,8 @@ def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: st
     if lacking or isinstance(value, type):
         what = f"which lacks `{lacking[0]}`" if lacking else "which is a class, not an object of it"
         raise InputError(
-            f"`{name}` must be an object with {', '.join(methods)}, but is {show(value)}, {what}. {remedy}"
+            f"`{name}` must be an object with {', '.join(methods)}, but is {show(value)}, {what}. {remedy}",
+            argument=name,
         )
 
 
@@ -171,7 +177,7 @@ def check_finite(name: str, value: float, remedy: str) -> float:
         remedy: The error's last sentence.
     """
     if not math.isfinite(value):
-        raise InputError(f"`{name}` must be a finite number, but is {value}. {remedy}")
+        raise InputError(f"`{name}` must be a finite number, but is {value}. {remedy}", argument=name)
     return value
 
 
@@ -194,7 +200,8 @@ class UnknownOption(InputError):
         self.name, self.names = name, sorted(names)
         super().__init__(
             f"`{name}` must be an option of this call or of `model.generate`, but it is not one."
-            f"{did_you_mean(name, self.names)} Check the spelling."
+            f"{did_you_mean(name, self.names)} Check the spelling.",
+            argument=name,
         )
 
     def __reduce__(self) -> tuple[type[UnknownOption], tuple[str, list[str]]]:

@@ -55,10 +55,13 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
     text, name = os.fsdecode(path), f"'{quote_path(path)}'"
     if URL_PATTERN.match(text) and not os.path.lexists(text.partition("\0")[0]):
         raise InputError(
-            f"`{argument}` must be a file, but is the address {name}. Download it first: nothing is fetched."
+            f"`{argument}` must be a file, but is the address {name}. Download it first: nothing is fetched.",
+            argument=argument,
         )
     if len(text) > MAX_PATH:
-        raise InputError(f"`{argument}` must be an existing file, but {name} is not a file name. Check the path.")
+        raise InputError(
+            f"`{argument}` must be an existing file, but {name} is not a file name. Check the path.", argument=argument
+        )
     try:
         file = Path(os.fsdecode(path))  # pathlib reads "" as the current directory
         _check_regular(os.stat(file).st_mode, name, argument)
@@ -67,7 +70,8 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
         descriptor = os.open(file, flags)
     except FileNotFoundError as error:
         raise InputError(
-            f"`{argument}` must be an existing file, but {name} does not exist. Check the path."
+            f"`{argument}` must be an existing file, but {name} does not exist. Check the path.",
+            argument=argument,
         ) from error
     except InputError:  # must come before ValueError, its base class
         raise
@@ -90,7 +94,8 @@ def unreadable_error(argument: str, name: str, error: Exception, remedy: str) ->
         remedy: The message's last sentence.
     """
     return InputError(
-        f"`{argument}` must be a file that can be read, but {name} is not ({error_reason(error)}). {remedy}"
+        f"`{argument}` must be a file that can be read, but {name} is not ({error_reason(error)}). {remedy}",
+        argument=argument,
     )
 
 
@@ -167,7 +172,7 @@ def _check_regular(mode: int, name: str, argument: str) -> None:
     if stat.S_ISREG(mode):
         return
     kind, remedy = next((kind, remedy) for is_kind, kind, remedy in SPECIAL_FILES if is_kind(mode))
-    raise InputError(f"`{argument}` must be a file, but {name} is {kind}. {remedy}.")
+    raise InputError(f"`{argument}` must be a file, but {name} is {kind}. {remedy}.", argument=argument)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

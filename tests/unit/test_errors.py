@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+from typing import Any
+
 import pytest
 
 from mmdec import InputError
+from mmdec.checks.arguments import check_choice, check_path, check_whole
 
 
 @pytest.mark.parametrize(
@@ -17,6 +21,20 @@ from mmdec import InputError
 )
 def test_argument(message: str, argument: str | None) -> None:
     assert InputError(message).argument == argument
+
+
+def test_argument_given_beside_the_message_is_kept() -> None:
+    error = InputError("The pictures must be RGB, but are not. Convert them.", argument="image")
+    assert error.argument == pickle.loads(pickle.dumps(error)).argument == "image"
+    assert error.with_names({"image": "--image"}).argument == "--image"
+
+
+@pytest.mark.parametrize("check", [check_whole, check_choice, check_path])
+def test_argument_of_any_spelling_is_known_from_a_check(check: Any) -> None:
+    bounds = {check_whole: (1, 2), check_choice: (["a"],), check_path: ()}
+    with pytest.raises(InputError) as caught:
+        check("--batch-size", 0, *bounds[check], "Change it.")
+    assert caught.value.argument == "--batch-size"
 
 
 @pytest.mark.parametrize(
