@@ -65,8 +65,10 @@ class Stopwatch:
     def stage(self, name: str) -> Generator[None]:
         """Measure the `with` block: add its wall-clock seconds to `seconds[name]`."""
         start = self.now()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - start
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - start
 
 
 @contextmanager

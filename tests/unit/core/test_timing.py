@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ def test_a_stage_sums_its_seconds_and_a_lap_begins_anew(clock: list[float]) -> N
             clock[0] += seconds
     assert stopwatch.seconds == {"encoder": 7.0}
     assert (stopwatch.lap(), stopwatch.lap()) == (7.0, 0.0)
+
+
+def test_a_stage_that_fails_is_measured(clock: list[float]) -> None:
+    stopwatch = Stopwatch()
+    with suppress(InterruptedError), stopwatch.stage("encoder"):
+        clock[0] += 3.0
+        raise InterruptedError
+    assert stopwatch.seconds == {"encoder": 3.0}
 
 
 def test_passes_of_this_thread_are_timed(clock: list[float]) -> None:
