@@ -370,7 +370,10 @@ class DecoderTarget(HfTarget):
         """
         check_layers(needs, self.layers)
         if needs.memory:
-            raise InputError("`memory` must be False for a text model, but is True. It has no encoder to read.")
+            raise InputError(
+                f"`drafter` must fit {type(self.model).__name__}, but reads an encoder's states, which this model does "
+                "not have. Use a drafter for decoder-only models."
+            )
         prompt = self._prepare_prompt(inputs)
         text, cache = prompt.text, prompt.text.run_cache(self.model.config)
         stepwise = StepwiseModel(self.model) if self.needs_chains else None

@@ -255,7 +255,10 @@ class Ctc:
         """Return the state of each batch row. The head is run over the rows with the indices `row_indices` only."""
         encoder = context.encoder
         if encoder is None:
-            raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
+            raise InputError(
+                "`drafter` must fit the model, but reads an encoder's states, which this model does not have. Use it "
+                "with the speech model that it was trained for."
+            )
         untimed = self.first_time - 1  # id of <|notimestamps|>, the token before the timestamps
         start = () if self.ngram is None else (self.ngram.pieces,)
         rows = [

@@ -101,8 +101,8 @@ class NetworkDrafter:
         missing = any(layer not in context.features for layer in self.needs.layers)
         if missing or (self.needs.embeds and context.embeds is None):
             raise InputError(
-                f"`context` must hold the embeddings and the features {self.needs.layers}, but does not. "
-                "Let the target record them."
+                f"`drafter` must fit the model, but reads embeddings or layers {self.needs.layers}, which the model's "
+                'target does not record. Use a drafter that reads only tokens, such as "lookup".'
             )
         features = self._concat_features(context.features)
         rows, fresh = features.shape[:2]
