@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import Tensor
 
+from mmdec.checks.caller import warn_user
 from mmdec.core.tree import depths, int_list, int_rows, root_only
 from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
 
@@ -76,11 +76,10 @@ class DrafterRunner:
             return call(*arguments)
         except Exception as error:  # a drafter may be the caller's code: any error only ends the drafting
             name = self.drafter.name
-            warnings.warn(
+            warn_user(
                 f"drafter '{name}' failed, so the rest is decoded without drafts; the output is not affected "
                 f"({type(error).__name__}: {error})",
                 RuntimeWarning,
-                stacklevel=2,
             )
             logger.debug("drafter '%s' failed", name, exc_info=error)  # where it failed, for its author
             self.drafter = self.state = None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mmdec.checks.caller import warn_user
 from mmdec.checks.weights import lies_inside, read_settings
 from mmdec.drafters.built_in import FALLBACK_DRAFTER
 from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
@@ -192,7 +192,7 @@ def _load_once(model: PreTrainedModel, folder: Path) -> Drafter:
         return drafters[key]
 
 
-def warn_once(model: PreTrainedModel, message: str, reason: str = "", stacklevel: int = 4) -> None:
+def warn_once(model: PreTrainedModel, message: str, reason: str = "") -> None:
     """Warn with `message`, once for each model and reason.
 
     Args:
@@ -203,4 +203,4 @@ def warn_once(model: PreTrainedModel, message: str, reason: str = "", stacklevel
         if (reason or message) in reasons:
             return
         reasons.add(reason or message)
-    warnings.warn(message, UserWarning, stacklevel=stacklevel)
+    warn_user(message, UserWarning)

@@ -64,4 +64,4 @@ class DraftCounts:
             f"drafter '{name}' brought {self.accepted} tokens in {self.rounds} rounds, of {self.drafted} drafted: "
             f"{reason}"
         )
-        warn_once(self.model, message, f"{name}: {reason}", stacklevel=3)
+        warn_once(self.model, message, f"{name}: {reason}")

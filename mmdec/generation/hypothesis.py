@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
@@ -11,6 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mmdec.checks.caller import warn_user
 from mmdec.checks.devices import PASSED_ON
 from mmdec.drafters.hypothesis import HypothesisDrafter, Script, TokenText, clean_text
 from mmdec.errors import InputError
@@ -90,11 +90,10 @@ class Hypothesis(DrafterSource):
         except (*PASSED_ON, InputError):
             raise
         except Exception as error:  # it may be the caller's code: any error only ends the drafting
-            warnings.warn(
+            warn_user(
                 f"drafter '{self.source}' failed, so this recording is decoded without drafts; the output is not "
                 f"affected ({type(error).__name__}: {error})",
                 RuntimeWarning,
-                stacklevel=2,
             )
             return Script("")
 

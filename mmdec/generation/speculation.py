@@ -5,7 +5,6 @@ This file also has the decoding options, `DecodingOptions`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast, final
@@ -22,6 +21,7 @@ from mmdec.checks.arguments import (
     check_nodes,
     check_seed,
 )
+from mmdec.checks.caller import warn_user
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Nodes, make_budget
 from mmdec.core.loop import decode_steps
@@ -334,10 +334,9 @@ class Speculation:
         for fault in faults:
             if fault not in self._warned:
                 self._warned.add(fault)
-                warnings.warn(
+                warn_user(
                     f"falling back to transformers' generate without drafts: {fault}",
                     RuntimeWarning,
-                    stacklevel=2,
                 )
 
     def _rule(self, name: str, config: GenerationConfig, batch: int, warp: DraftWarp, device: torch.device) -> Rule:

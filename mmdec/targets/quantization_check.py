@@ -8,7 +8,6 @@ activations.
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from threading import Lock
 from typing import Any, cast
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mmdec.checks.caller import warn_user
 from mmdec.targets.hf_target import HfTarget
 from mmdec.types import Draft, Needs, Verdict
 
@@ -60,12 +60,11 @@ def siblings_change_logits(model: PreTrainedModel, target: HfTarget) -> bool:
             deviation, bound = sibling_difference(model, target)
             results[state] = not deviation <= bound
             if results[state]:
-                warnings.warn(
+                warn_user(
                     f"{type(model).__name__} scores a token differently if other rows or tokens share its pass, by "
                     f"{deviation:.1g} of its largest logit, probably because its activations are quantised. It "
                     "decodes without drafts. Quantise only the weights to have drafts.",
                     RuntimeWarning,
-                    stacklevel=2,
                 )
         return results[state]
 

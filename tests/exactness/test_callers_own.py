@@ -60,10 +60,11 @@ WARNING = "falling back to transformers' generate without drafts"
 
 def test_traversal_calls_ahead_and_leaves_undeclared_processors_to_the_stock_loop() -> None:
     counting = Counting()
-    with pytest.warns(RuntimeWarning, match="Counting"):
+    with pytest.warns(RuntimeWarning, match="Counting") as caught:
         result = mmdec.generate(
             MODEL, prompts(1), MODEL, rule="traversal", max_new_tokens=9, logits_processor=[counting]
         )
+    assert caught[0].filename == __file__  # not a file of mmdec, torch or transformers
     assert counting.calls == result.sequences.shape[1] - prompts(1)["input_ids"].shape[1]
 
 
