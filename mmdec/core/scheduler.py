@@ -227,7 +227,11 @@ class Scheduler:
             self._advance(task, None)
 
     def _run_unshared(self, tasks: Sequence[Task]) -> list[Task]:
-        """Run passes that nobody shares: as many as the limit allows. Returns their tasks."""
+        """Run passes that nobody shares: as many as the limit allows.
+
+        Returns:
+            Their tasks.
+        """
         limit, tokens, run = self.limits.prefill, 0, list[Task]()
         for task in tasks:
             if task.done:  # a callback of another one has cancelled it
@@ -265,7 +269,11 @@ class Scheduler:
                 self._advance(task, result)
 
     def _read_piece(self, task: Task, request: Prefill, target: SharedPassTarget) -> PassResult | None:
-        """Read the next piece of a prompt. Returns the result of the whole pass after the last one, else None."""
+        """Read the next piece of a prompt.
+
+        Returns:
+            The result of the whole pass after the last piece, else None.
+        """
         if task.pieces is None:
             task.prefill_seconds = 0.0, 0.0
             task.pieces = target.prefill_in_pieces(request.inputs, request.needs, self.limits.prefill)

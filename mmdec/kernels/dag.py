@@ -368,9 +368,6 @@ def _scan_samples(
 def scaled_scan(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Posterior, Tensor]:
     """Run the fast scan on masked float64 inputs.
 
-    match: (B, M, L). links: (B, L, L). last, ends: (B,) indices of the last token and the last vertex.
-    Returns: the posteriors, and (B,) bool: whether each sample's result is accurate.
-
     The scan computes with probabilities instead of logarithms, and divides each step by its maximum. So a step is one
     batched product of a vector and a matrix instead of L^2 exponentials. Numbers below e^-708 of their maximum become
     0. Whether that can matter is decided afterwards for each sample. With
@@ -381,6 +378,15 @@ def scaled_scan(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tup
     together lose less than 3 M L^2 e^(gap - 708) of P. If gap <= 640, and no step falls by more than e^-640, a sample
     is accurate to 1e-16 in log P and, absolutely, in every posterior, for M L^2 < 1e13. All other samples, including
     impossible ones, are recomputed by `log_space_scan`.
+
+    Args:
+        match: (B, M, L).
+        links: (B, L, L).
+        last: (B,) index of the last token.
+        ends: (B,) index of the last vertex.
+
+    Returns:
+        The posteriors, and (B,) bool: whether each sample's result is accurate.
     """
     batch, steps, size = match.shape
     step = torch.arange(steps, device=match.device)

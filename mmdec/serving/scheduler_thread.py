@@ -232,7 +232,11 @@ class SchedulerThread:
             self._end(decoding, error)
 
     def _wait(self) -> bool:
-        """Sleep until there is something to do. Returns False once the thread is closed."""
+        """Sleep until there is something to do.
+
+        Returns:
+            False once the thread is closed.
+        """
         with self._changed:
             if not self._started:
                 retry = LOCK_RETRY_SECONDS if self._waiting else None
@@ -246,7 +250,11 @@ class SchedulerThread:
             return {model for decoding in (*self._waiting, *self._started) for model in decoding.models}
 
     def _step(self) -> bool:
-        """Run one step of the scheduler. Returns whether there is more to do at once."""
+        """Run one step of the scheduler.
+
+        Returns:
+            Whether there is more to do at once.
+        """
         with self._changed:
             waiting, started = sorted(self._waiting, key=lambda decoding: decoding.order), list(self._started)
             closed = self._is_closed

@@ -55,7 +55,11 @@ class PackedLinear(TorchFunctionMode):
         return states.shape[:-1] == self._shape and states.device.type == "cpu"
 
     def apply(self, layer: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
-        """Apply a linear layer to the nodes of states (B, N, I). Returns (B, N, O), 0 at padding."""
+        """Apply a linear layer to the nodes of states (B, N, I).
+
+        Returns:
+            (B, N, O), 0 at padding.
+        """
         packed = layer(states.flatten(0, 1)[self._indices])
         out = packed.new_zeros(self._shape[0] * self._shape[1], packed.shape[-1])
         return out.index_copy_(0, self._indices, packed).unflatten(0, self._shape)

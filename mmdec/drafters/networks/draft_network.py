@@ -174,7 +174,7 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
             states: (B, n, H), input of the first layer; n > 0.
             positions: (B, n), or (3, B, n) for M-RoPE.
             counts: Each batch row's number of tokens; the rest is padding.
-            packed: The result of `packed`, or None.
+            packed: The result of `pack_weights`, or None.
 
         Returns:
             The last layer's input (B, n, H) and queries (B, heads, n, d).
@@ -210,7 +210,7 @@ class DraftNetwork(DrafterWeights[DraftConfig]):
         """Make the fast path that runs the network on one token at a time; None if there is none for this network.
 
         Args:
-            packed: The result of `packed`, or None.
+            packed: The result of `pack_weights`, or None.
             embedding: The embedding that the network uses.
             output: The target's LM head.
         """
