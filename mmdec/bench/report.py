@@ -333,11 +333,11 @@ def _methods(report: BenchReport, width: int | None) -> Iterator[tuple[str, tupl
     else:
         yield title, head, rows
         subjects = [method for method, found in speeds.items() if any(cell != "-" for cell in found)]
-        for some in _chunks(subjects, named, [17] * len(named), width):
+        for shown in _chunks(subjects, named, [17] * len(named), width):
             yield (
                 faster,
-                ("", *(named[at] for at in some)),
-                [(name, *(speeds[name][at] for at in some)) for name in subjects],
+                ("", *(named[column] for column in shown)),
+                [(name, *(speeds[name][column] for column in shown)) for name in subjects],
             )
     by_group = {
         (row.subject, row.group): _number(row.tokens_per_round)
@@ -346,9 +346,9 @@ def _methods(report: BenchReport, width: int | None) -> Iterator[tuple[str, tupl
     }
     groups = [*dict.fromkeys(group for _, group in by_group)]
     drafting = [row.method for row in report.methods if row.tokens_per_round is not None]
-    for some in _chunks(groups, drafting, [4] * len(drafting), width):
-        table = [(group, *(by_group.get((drafting[at], group), "-") for at in some)) for group in groups]
-        yield "Tokens per round by kind", ("", *(drafting[at] for at in some)), table
+    for shown in _chunks(groups, drafting, [4] * len(drafting), width):
+        table = [(group, *(by_group.get((drafting[column], group), "-") for column in shown)) for group in groups]
+        yield "Tokens per round by kind", ("", *(drafting[column] for column in shown)), table
 
 
 def _chunks(

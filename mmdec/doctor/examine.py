@@ -224,8 +224,8 @@ def _network_run(drafter: Drafter, model: PreTrainedModel) -> NetworkRun | None:
     network = getattr(drafter, "network", None)
     if not isinstance(network, DraftNetwork) or not network.continues_features:
         return None
-    ends: Any = model
-    return NetworkRun(network, ends.get_input_embeddings(), ends.get_output_embeddings())
+    untyped_model: Any = model
+    return NetworkRun(network, untyped_model.get_input_embeddings(), untyped_model.get_output_embeddings())
 
 
 def _layers_to_record(run: NetworkRun, folder: CheckpointFolder, model: PreTrainedModel, columns: int) -> set[int]:

@@ -53,10 +53,10 @@ class NgramIndex:
 
     def add(self, token: int) -> None:
         text, hashes, end = self.text, self._hashes, len(self.text) + 1
-        n, at = self._longest()
-        if n:
-            self._trials[n - 1] = COUNT_DECAY * self._trials[n - 1] + 1
-            self._hits[n - 1] = COUNT_DECAY * self._hits[n - 1] + (text[at] == token)
+        length, position = self._longest()
+        if length:
+            self._trials[length - 1] = COUNT_DECAY * self._trials[length - 1] + 1
+            self._hits[length - 1] = COUNT_DECAY * self._hits[length - 1] + (text[position] == token)
         text.append(token)
         for n, head in enumerate(self._heads, 1):
             dropped = text[end - n - 1] if end > n else -1
@@ -89,9 +89,9 @@ class NgramIndex:
             Its length, and the position after its latest earlier occurrence; (0, 0) if there is none.
         """
         for n in range(min(len(self._heads), len(self.text)), 0, -1):
-            at = self._earlier[n - 1][-1]
-            if at:
-                return n, at
+            position = self._earlier[n - 1][-1]
+            if position:
+                return n, position
         return 0, 0
 
     def probability(self, shortest: int) -> float:

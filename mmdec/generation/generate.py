@@ -236,7 +236,11 @@ def _generate_many(
 
 
 def _generation_steps(run: DecodingRun, speculation: Speculation) -> Steps[Generation]:
-    """Relay the steps of a prepared call. Returns its `Generation`."""
+    """Relay the steps of a prepared call.
+
+    Returns:
+        Its `Generation`.
+    """
     rounds = list[Round]()
     yield from watch_rounds(run.steps, rounds.append)
     return Generation(run.sequences, rounds, speculation.options.lossless)
@@ -371,7 +375,7 @@ class GenerateCall:
     target: HfTarget
     speculation: Speculation  # the decoding loop
     caller_options: Mapping[str, Any]  # the caller's options of `model.generate`
-    options: Mapping[str, Any]  # those that `model.generate` gets
+    prepared_options: Mapping[str, Any]  # those that `model.generate` gets
     tokenizer: Any  # of the options; None: there is none
     heals: bool  # whether prompts are prepared by `token_healing`
 
@@ -413,7 +417,7 @@ class GenerateCall:
         """
         model: Any = self.model
         arguments = {*signature(model.generate).parameters, *UNNAMED_ARGUMENTS} - {"generation_config"}
-        settings = {name: value for name, value in self.options.items() if name not in arguments}
+        settings = {name: value for name, value in self.prepared_options.items() if name not in arguments}
         with _errors(model, self.caller_options):
             config, inputs = model._prepare_generation_config(settings.pop("generation_config", None), **settings)
             model._validate_model_kwargs(inputs)
@@ -441,7 +445,7 @@ class GenerateCall:
             if self.heals:
                 ids, mask = named["input_ids"], named.get("attention_mask")
                 named["input_ids"] = heal_tokens(ids, mask, model, self.tokenizer)
-            everything = {**self.options, **named}
+            everything = {**self.prepared_options, **named}
             prepared, held_back = self.target.split_inputs(everything)
             ids, config, arguments = model.generate(**prepared, custom_generate=return_prepared)
         begin = (speculation or self.speculation).begin

@@ -119,8 +119,8 @@ def load_speculation(
             on_round=options.on_round,
         )
     )
-    made = speculation.drafter_for(loaded.model)
-    name = "" if made is None else made.name
+    model_drafter = speculation.drafter_for(loaded.model)
+    name = "" if model_drafter is None else model_drafter.name
     if name not in checked:
         speculation.checked_drafter(target_of(loaded.model), loaded.model)
         checked.add(name)

@@ -54,12 +54,12 @@ class DrafterModule(RecipeModule):
     """Abstract base of modules that train a drafter of a frozen model, the data module's `base`, and save the best one.
 
     Validation simulates decoding: a subclass calls `add_validation` in its `validation_step`, and defines `score`,
-    which turns the ranks of all texts into tokens per round, and `keep`, which saves the drafter.
+    which turns the ranks of all texts into tokens per round, and `save_drafter`, which saves the drafter.
 
-    State: `mark`, the name of the model's weights; `best`, tokens per round of the best drafter so far.
+    State: `base_fingerprint`, the name of the model's weights; `best`, tokens per round of the best drafter so far.
     """
 
-    mark: str
+    base_fingerprint: str
     best = 0.0
     decides: ClassVar[Literal["chain", "tree"]]  # the drafts whose tokens per round decide which drafter is the best
 
@@ -80,7 +80,7 @@ class DrafterModule(RecipeModule):
         """
         raise NotImplementedError
 
-    def keep(self, scores: dict[str, float]) -> Path:
+    def save_drafter(self, scores: dict[str, float]) -> Path:
         """Save the drafter, replacing an earlier one. All processes call this.
 
         Args:
@@ -116,11 +116,11 @@ class DrafterModule(RecipeModule):
             self.log_dict({f"dev/{name}": value for name, value in scores.items()}, sync_dist=True)
         if scores[self.decides] > self.best and self.trainer.state.fn == TrainerFn.FITTING:
             self.best = scores[self.decides]
-            self.keep(scores)
+            self.save_drafter(scores)
 
     def on_train_end(self) -> None:
         if self.best == 0.0:
-            self.keep({})
+            self.save_drafter({})
 
     def write_training(self, folder: Path, scores: dict[str, float]) -> None:
         """Write into a drafter's folder how it was trained.
@@ -133,10 +133,10 @@ class DrafterModule(RecipeModule):
         write_provenance(folder, training, self.device)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint |= {"best": self.best, "base": self.mark}
+        checkpoint |= {"best": self.best, "base": self.base_fingerprint}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if checkpoint["base"] != self.mark:
+        if checkpoint["base"] != self.base_fingerprint:
             raise InputError(
                 "`ckpt_path` must be of a drafter for the same `base`, but that has been trained or changed since. "
                 "Start a new run, with the earlier drafter as `start`."

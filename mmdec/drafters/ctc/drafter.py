@@ -266,9 +266,9 @@ class Ctc:
         ]
         if row_indices:
             read = state_lengths(encoder.states, encoder.sound)
-            alignments = self._listen(encoder.states[list(row_indices)], [read[at] for at in row_indices])
-            for at, logprobs in zip(row_indices, alignments, strict=True):
-                rows[at].alignment = Alignment(logprobs)
+            alignments = self._listen(encoder.states[list(row_indices)], [read[index] for index in row_indices])
+            for row_index, logprobs in zip(row_indices, alignments, strict=True):
+                rows[row_index].alignment = Alignment(logprobs)
         return rows
 
     def propose(self, state: CtcState, roots: Tensor, plan: Plan) -> Draft:

@@ -247,14 +247,14 @@ class MedusaModule(DrafterModule):
         if not isinstance(data, HeadData):
             raise InputError(f"`data` must be HeadData for heads, but is {type(data).__name__}. Change the recipe.")
         model = data.model()
-        self.mark = decoding_fingerprint(model)
+        self.base_fingerprint = decoding_fingerprint(model)
         self.heads = first_heads(model, data.base, self.options.kind, self.count, self.options.start)
         dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         device = self.trainer.strategy.root_device
         # Inside a tuple, the model is not a submodule: Lightning does not save, train, move or average it.
         model = model.to(device=device, dtype=dtype)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
         self.frozen_base = (model.requires_grad_(False).eval(),)
-        options = f"{self.mark}-{self.options.base_dtype}-{self.options.max_tokens}"
+        options = f"{self.base_fingerprint}-{self.options.base_dtype}-{self.options.max_tokens}"
         self.labels = TokenStore(data.cache_dir / f"labels-{options}", self.global_rank)
         self.counts: Counter[int] = Counter(token for text in self.labels.tokens.values() for token in text)
         self.states: HiddenStateStore | None = None
@@ -393,7 +393,7 @@ class MedusaModule(DrafterModule):
             scores |= {f"head{head + 1}": first, f"head{head + 1}_top{TOP_TOKENS}": top}
         return scores
 
-    def keep(self, scores: dict[str, float]) -> Path:
+    def save_drafter(self, scores: dict[str, float]) -> Path:
         """Save the heads in half precision in the folder `heads/` below the trainer's root folder."""
         folder = Path(self.trainer.default_root_dir) / "heads"
         if self.trainer.is_global_zero:

@@ -312,8 +312,9 @@ class DraftModule(DrafterModule):
         teacher.model.to(self.trainer.strategy.root_device)  # type: ignore[call-arg] # pyright misreads `to`
         # in a tuple, so that torch does not register the target: it is not saved or trained
         self.frozen_teacher = (teacher,)
-        self.mark = teacher.name
-        self.names = {"base": self.mark, "target": data.target_name}  # recorded in the network's configuration
+        self.base_fingerprint = teacher.name
+        # recorded in the network's configuration
+        self.names = {"base": self.base_fingerprint, "target": data.target_name}
         self.network: Any = self.first_network()
         self.needs = self.training_needs(self.network.config)
         self.store: FeatureStore | None = None
@@ -475,7 +476,7 @@ class DraftModule(DrafterModule):
         tokens, rounds = self.all_gather(counts).reshape(-1, 2).sum(0).tolist()  # type: ignore[union-attr] # a tensor
         return tokens / max(rounds, 1)
 
-    def keep(self, scores: dict[str, float]) -> Path:
+    def save_drafter(self, scores: dict[str, float]) -> Path:
         """Save the network in half precision in the folder `drafter` below the trainer's root folder."""
         folder = Path(self.trainer.default_root_dir) / "drafter"
         with whole_weights(self.trainer):
