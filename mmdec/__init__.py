@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from mmdec.drafters.registry import register_drafter
     from mmdec.generation import register_attention
     from mmdec.generation.canvas import CanvasGeneration, CanvasOptions, diffusion_generate
-    from mmdec.generation.corpus import corpus
+    from mmdec.generation.corpus_source import corpus
     from mmdec.generation.generate import Generation, generate, speculate, stream
     from mmdec.generation.model_lock import model_lock
-    from mmdec.generation.small_model import small_model
+    from mmdec.generation.small_model_source import small_model
     from mmdec.generation.speculation import DecodingStatistics, default_statistics
     from mmdec.io import audio
     from mmdec.loading import load
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mmdec.vision.answer import Description
     from mmdec.vision.chat import Chat
     from mmdec.vision.describe import describe
-    from mmdec.whisper.hypothesis import hypothesis
+    from mmdec.whisper.hypothesis_call import hypothesis
     from mmdec.whisper.live import StreamUpdate, transcribe_stream
     from mmdec.whisper.transcribe import transcribe
     from mmdec.whisper.transcript import Segment, Transcript, Word
@@ -82,16 +82,16 @@ _LAZY = {
     "Round": "mmdec.types",
     "TokenGroups": "mmdec.core.token_groups",
     "Description": "mmdec.vision.answer",
-    "corpus": "mmdec.generation.corpus",
+    "corpus": "mmdec.generation.corpus_source",
     "describe": "mmdec.vision.describe",
-    "hypothesis": "mmdec.whisper.hypothesis",
+    "hypothesis": "mmdec.whisper.hypothesis_call",
     "load": "mmdec.loading",
     "load_drafter": "mmdec.pretrained.drafters",
     **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.speculation"),
     "model_lock": "mmdec.generation.model_lock",
     "register_attention": "mmdec.generation",
     "register_drafter": "mmdec.drafters.registry",
-    "small_model": "mmdec.generation.small_model",
+    "small_model": "mmdec.generation.small_model_source",
     "transcribe": "mmdec.whisper.transcribe",
 }
 _MODULES = {"audio": "mmdec.io.audio"}

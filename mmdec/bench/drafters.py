@@ -57,7 +57,7 @@ from mmdec.evaluation.harness import (
 from mmdec.evaluation.language_model import LanguageHarness, TokenPrompt
 from mmdec.evaluation.transcription import AudioLmHarness, TranscriptionHarness
 from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
-from mmdec.generation.small_model import small_model
+from mmdec.generation.small_model_source import small_model
 from mmdec.hub.find import SHORT_NAMES, drafter_by_name, drafter_folder, find_model, model_kind, shipped_names
 from mmdec.pretrained.audio_lm import LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.drafters import check_drafter_folder
@@ -72,7 +72,7 @@ from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.image_text import ImageQuestion, by_task
 from mmdec.whisper.checkpoint import WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper
-from mmdec.whisper.hypothesis import hypothesis, read_text_file
+from mmdec.whisper.hypothesis_call import hypothesis, read_text_file
 
 Input = TypeVar("Input")
 PLAIN = "plain"  # name of mmdec's own loop without a drafter

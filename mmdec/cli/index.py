@@ -30,7 +30,7 @@ def index(
     as_json: AsJson = False,
 ) -> None:
     """Index texts that answers may resemble. The index drafts for the model; the answers stay the model's own."""
-    from mmdec.generation.corpus import write_index
+    from mmdec.generation.corpus_source import write_index
 
     silence_transformers()
     path, tokens = write_index(files, model, output)

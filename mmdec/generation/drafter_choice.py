@@ -26,7 +26,7 @@ from mmdec.drafters.registry import (
 )
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter, is_speech_model
-from mmdec.generation.corpus import corpus
+from mmdec.generation.corpus_source import corpus
 from mmdec.generation.drafter_source import DrafterHome, DrafterOfModel, DrafterSource, FixedDrafter
 from mmdec.hub.find import drafter_by_name, drafter_folder
 from mmdec.pretrained.drafters import load_drafter

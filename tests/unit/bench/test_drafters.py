@@ -21,7 +21,7 @@ from mmdec.bench.report import BenchReport, BenchRun, format_markdown
 from mmdec.errors import InputError
 from mmdec.evaluation.harness import Log, no_log
 from mmdec.evaluation.language_model import LanguageHarness
-from mmdec.generation.corpus import write_index
+from mmdec.generation.corpus_source import write_index
 from mmdec.pretrained.drafters import save_network
 from mmdec.pretrained.language_model import load_language_model
 from tests.support import audio_lm_folders, tiny_text_folder, tiny_vlm_folder, tiny_whisper

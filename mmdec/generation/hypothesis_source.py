@@ -105,13 +105,13 @@ class _InputHypothesis(DrafterSource):
     Its drafter is the same for all windows of a recording.
     """
 
-    def __init__(self, whole: Hypothesis, scripts: Sequence[Script], places: Sequence[int]) -> None:
-        self._whole, self._scripts, self._places = whole, scripts, places
+    def __init__(self, hypothesis: Hypothesis, scripts: Sequence[Script], places: Sequence[int]) -> None:
+        self._hypothesis, self._scripts, self._places = hypothesis, scripts, places
         self._drafter: HypothesisDrafter | None = None
 
     def drafter_for(self, model: PreTrainedModel) -> HypothesisDrafter:
         if self._drafter is None:
             self._drafter = HypothesisDrafter(
-                self._scripts, self._whole.token_text(model), self._places, self._whole.source
+                self._scripts, self._hypothesis.token_text(model), self._places, self._hypothesis.source
             )
         return self._drafter

@@ -20,7 +20,7 @@ from mmdec.checks.files import open_regular, quote_path
 from mmdec.checks.weights import report_damage
 from mmdec.drafters.hypothesis import Script, clean_text
 from mmdec.errors import InputError
-from mmdec.generation.hypothesis import Hypothesis, Listen
+from mmdec.generation.hypothesis_source import Hypothesis, Listen
 from mmdec.generation.model_lock import reading
 from mmdec.hub.find import HUB_FILES, HUB_ID, SHORT_NAMES, TOKENIZER_FILES, find_model, shipped_names
 from mmdec.io.audio import SAMPLE_RATE

@@ -19,9 +19,9 @@ from transformers import (
 
 import mmdec
 from mmdec.drafters.hypothesis import word_spans
-from mmdec.generation.hypothesis import Hypothesis
+from mmdec.generation.hypothesis_source import Hypothesis
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from mmdec.whisper.hypothesis import MAX_TEXT_BYTES, read_subtitles
+from mmdec.whisper.hypothesis_call import MAX_TEXT_BYTES, read_subtitles
 from tests.conftest import RATE, buzz
 from tests.support.tiny_text import language_model, prompts
 from tests.support.tiny_whisper import write

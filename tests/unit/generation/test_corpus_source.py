@@ -14,8 +14,8 @@ import mmdec
 from mmdec.cli import main
 from mmdec.drafters.corpus import TokenIndex, tokenizer_fingerprint
 from mmdec.errors import InputError
-from mmdec.generation import corpus as module
-from mmdec.generation.corpus import index_texts, write_index
+from mmdec.generation import corpus_source as module
+from mmdec.generation.corpus_source import index_texts, write_index
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.pretrained.language_model import LoadedLanguageModel, load_language_model
 from tests.support import tiny_text_folder
