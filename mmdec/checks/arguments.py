@@ -22,7 +22,7 @@ MAX_THREADS = max(64, os.cpu_count() or 1)
 MAX_NODES = 1024  # maximum nodes of a draft; the size of the attention mask grows with the square of this number
 
 
-def show(value: object) -> str:
+def format_value(value: object) -> str:
     """Convert a value to text for an error message: its repr if it is short, else its type. The text contains no memory
     address, so it is the same in every process."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
@@ -34,7 +34,7 @@ def show(value: object) -> str:
     if isinstance(value, PurePath):
         return f"the path {str(value)!r:.{MAX_QUOTED_CHARACTERS}}"
     if isinstance(value, (list, tuple)) and len(value) <= 4:
-        parts = ", ".join(show(item) if not isinstance(item, (list, tuple)) else "..." for item in value)
+        parts = ", ".join(format_value(item) if not isinstance(item, (list, tuple)) else "..." for item in value)
         text = f"[{parts}]" if isinstance(value, list) else f"({parts}{',' if len(value) == 1 else ''})"
         if len(text) <= MAX_QUOTED_CHARACTERS:
             return text
@@ -61,7 +61,7 @@ def check_whole(name: str, value: object, minimum: int, maximum: int, remedy: st
             number = None
     if number is None or not minimum <= number <= maximum:
         raise InputError(
-            f"`{name}` must be a whole number from {minimum} to {maximum}, but is {show(value)}. {remedy}",
+            f"`{name}` must be a whole number from {minimum} to {maximum}, but is {format_value(value)}. {remedy}",
             argument=name,
         )
     return number
@@ -89,7 +89,9 @@ def check_nodes(nodes: object) -> int | tuple[int, int] | None:
         return None
     if isinstance(nodes, (tuple, list)):
         if len(nodes) != 2:
-            raise InputError(f"`{name}` must be one number or two, but is {show(nodes)}. {remedy}", argument=name)
+            raise InputError(
+                f"`{name}` must be one number or two, but is {format_value(nodes)}. {remedy}", argument=name
+            )
         return check_whole(name, nodes[0], 0, MAX_NODES, remedy), check_whole(name, nodes[1], 1, MAX_NODES, remedy)
     return check_whole(name, nodes, 0, MAX_NODES, remedy)
 
@@ -106,7 +108,7 @@ def check_seed(seed: object) -> int | None:
 def check_switch(name: str, value: object) -> bool:
     """Return the argument `name`; raise InputError unless it is True or False."""
     if not isinstance(value, bool):
-        raise InputError(f"`{name}` must be True or False, but is {show(value)}.", argument=name)
+        raise InputError(f"`{name}` must be True or False, but is {format_value(value)}.", argument=name)
     return value
 
 
@@ -118,7 +120,7 @@ def check_instance(name: str, value: object, kind: type[T], rule: str, remedy: s
         remedy: The error's last sentence, where the rule alone does not say what to do.
     """
     if not isinstance(value, kind):
-        raise InputError(f"`{name}` must be {rule}, but is {show(value)}. {remedy}".rstrip(), argument=name)
+        raise InputError(f"`{name}` must be {rule}, but is {format_value(value)}. {remedy}".rstrip(), argument=name)
     return value
 
 
@@ -129,7 +131,7 @@ def check_path(name: str, value: object, remedy: str) -> Path:
         remedy: The error's last sentence.
     """
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise InputError(f"`{name}` must be a path, but is {show(value)}. {remedy}", argument=name)
+        raise InputError(f"`{name}` must be a path, but is {format_value(value)}. {remedy}", argument=name)
     return Path(cast(str, value))
 
 
@@ -141,7 +143,8 @@ def check_choice(name: str, value: object, choices: Sequence[str], remedy: str =
     """
     if not isinstance(value, str) or value not in choices:
         raise InputError(
-            f"`{name}` must be one of {', '.join(choices)}, but is {show(value)}. {remedy}".rstrip(), argument=name
+            f"`{name}` must be one of {', '.join(choices)}, but is {format_value(value)}. {remedy}".rstrip(),
+            argument=name,
         )
 
 
@@ -152,7 +155,9 @@ def check_callable(name: str, value: object, rule: str) -> None:
         rule: What it must be, in words.
     """
     if value is not None and (not callable(value) or isinstance(value, type)):
-        raise InputError(f"`{name}` must be {rule} or None, but is {show(value)}. Pass a function.", argument=name)
+        raise InputError(
+            f"`{name}` must be {rule} or None, but is {format_value(value)}. Pass a function.", argument=name
+        )
 
 
 def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: str) -> None:
@@ -165,7 +170,7 @@ def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: st
     if lacking or isinstance(value, type):
         what = f"which lacks `{lacking[0]}`" if lacking else "which is a class, not an object of it"
         raise InputError(
-            f"`{name}` must be an object with {', '.join(methods)}, but is {show(value)}, {what}. {remedy}",
+            f"`{name}` must be an object with {', '.join(methods)}, but is {format_value(value)}, {what}. {remedy}",
             argument=name,
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.errors import InputError
 
 # exceptions that the caller gets unchanged; any other exception of a library is converted to an InputError
@@ -28,7 +28,7 @@ def check_device(device: str | torch.device | None) -> torch.device:
         checked = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         raise InputError(
-            f"`device` must be 'cpu' or 'cuda', but is {show(device)}. Leave it out to have it chosen."
+            f"`device` must be 'cpu' or 'cuda', but is {format_value(device)}. Leave it out to have it chosen."
         ) from error
     if checked.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"`device` must exist, but is '{device}' and this machine has no GPU. Use `device='cpu'`.")
@@ -57,7 +57,7 @@ def check_dtype(dtype: object, integers: bool = False) -> torch.dtype:
     elif isinstance(dtype, str):
         result = getattr(torch, dtype, None)
     if not isinstance(result, torch.dtype) or (result not in DTYPES and not (integers and result is torch.int8)):
-        text = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
+        text = str(dtype) if isinstance(dtype, torch.dtype) else format_value(dtype)
         raise InputError(
             f"`dtype` must be float32, bfloat16, float16{', int8' if integers else ''} or float64, but is {text}. "
             "Choose one, or leave it out."

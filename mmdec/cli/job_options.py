@@ -14,7 +14,7 @@ from typing import Annotated, Any, final
 import typer
 
 from mmdec import InputError
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.checks.files import json_text
 from mmdec.cli.inputs import FileKind, input_files
 from mmdec.cli.progress import progress_bar
@@ -86,7 +86,7 @@ class JobOptions:
             if value:
                 raise InputError(f"`{name}` cannot be combined with a list of inputs. Leave it out.")
         if output is None or (os.path.lexists(output) and not os.path.isdir(output)):
-            raise InputError(f"`output` must be a folder for many inputs, but is {show(output)}.")
+            raise InputError(f"`output` must be a folder for many inputs, but is {format_value(output)}.")
         shard, run = self._shard(), self._engine()
         rows, base = _rows(work.verb, inputs, output, kind)
         work = replace(work, output=Path(os.path.abspath(output)), base=base, table=self.table or "jsonl")
@@ -110,12 +110,14 @@ class JobOptions:
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.shard or "1/1", re.ASCII)
         shard = (int(match[1]), int(match[2])) if match else (0, 0)
         if not 1 <= shard[0] <= shard[1]:
-            raise InputError(f"`shard` must be I/N with I from 1 to N, but is {show(self.shard)}. Write 1/4, say.")
+            raise InputError(
+                f"`shard` must be I/N with I from 1 to N, but is {format_value(self.shard)}. Write 1/4, say."
+            )
         return shard
 
     def _engine(self) -> Callable[..., Any]:
         if self.engine not in (None, "local", "ray"):
-            raise InputError(f"`engine` must be local or ray, but is {show(self.engine)}.")
+            raise InputError(f"`engine` must be local or ray, but is {format_value(self.engine)}.")
         if self.engine != "ray":
             if self.workers is not None:
                 raise InputError("`workers` must come with `--engine ray`, but does not. Use `--shard` without Ray.")

@@ -20,7 +20,7 @@ from typing import Literal, Protocol, TypeVar, final, get_args
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import check_choice, check_instance, check_whole, did_you_mean, show
+from mmdec.checks.arguments import check_choice, check_instance, check_whole, did_you_mean, format_value
 from mmdec.errors import InputError
 
 MAX_REVEALED = 1 << 20  # maximum of `TopK.tokens`
@@ -108,7 +108,7 @@ def policy_of(choice: object) -> Policy:
     if isinstance(choice, str):
         if choice not in POLICIES:
             raise InputError(
-                f"`policy` must be one of {', '.join(POLICIES)}, or a `Policy`, but is {show(choice)}."
+                f"`policy` must be one of {', '.join(POLICIES)}, or a `Policy`, but is {format_value(choice)}."
                 f"{did_you_mean(choice, POLICIES)}"
             )
         return POLICIES[choice]()
@@ -117,7 +117,7 @@ def policy_of(choice: object) -> Policy:
 
 def _check_number(name: str, value: object, minimum: float, maximum: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
-        raise InputError(f"`{name}` must be a number from {minimum} to {maximum}, but is {show(value)}.")
+        raise InputError(f"`{name}` must be a number from {minimum} to {maximum}, but is {format_value(value)}.")
     return float(value)
 
 

@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol, cast
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import check_instance, check_whole, show
+from mmdec.checks.arguments import check_instance, check_whole, format_value
 from mmdec.core.sampling import (
     Choice,
     DraftWarp,
@@ -449,7 +449,7 @@ class Relaxation:
         elif self.groups is not None:
             check_instance("groups", self.groups, TokenGroups, "a mmdec.TokenGroups", "See `TokenGroups.from_labels`.")
         elif not isinstance(self.tolerance, (int, float)) or not 0.0 <= self.tolerance <= 1.0:
-            raise InputError(f"`tolerance` must be from 0 to 1, but is {show(self.tolerance)}. 0 is lossless.")
+            raise InputError(f"`tolerance` must be from 0 to 1, but is {format_value(self.tolerance)}. 0 is lossless.")
 
     def to(self, device: torch.device) -> Relaxation:
         """Return the same relaxation with its groups on another device."""

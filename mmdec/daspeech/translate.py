@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import check_switch, show
+from mmdec.checks.arguments import check_switch, format_value
 from mmdec.checks.devices import check_device, check_dtype
 from mmdec.core.summary import format_result
 from mmdec.daspeech.checkpoint import VOCODER_RULE, read_parts, resolve
@@ -199,8 +199,8 @@ def as_translator(options: TranslateOptions) -> SpeechTranslator:
         return load_translator(model, options.device, vocoder=options.vocoder, dtype=options.dtype)
     if options.vocoder is not None:
         raise InputError(
-            f"`vocoder` must be left out with a loaded `model`, which has one, but is {show(options.vocoder)}. Give it "
-            "to `load`."
+            f"`vocoder` must be left out with a loaded `model`, which has one, but is {format_value(options.vocoder)}. "
+            "Give it to `load`."
         )
     check_placement(model, options.device, options.dtype, "Leave it out, or load the model there.")
     return model
@@ -221,7 +221,7 @@ def resolve_strategy(strategy: str | None, verify: bool) -> str | None:
     """
     if check_switch("verify", verify) and strategy not in (None, "verified"):
         raise InputError(
-            f"`strategy` must be left out with `verify`, but is {show(strategy)}. Pass only one of the two."
+            f"`strategy` must be left out with `verify`, but is {format_value(strategy)}. Pass only one of the two."
         )
     if strategy is not None:
         check_strategy(strategy)

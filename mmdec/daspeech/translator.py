@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.core.budget import Budget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
@@ -181,13 +181,13 @@ class SpeechTranslator:
         check_strategy(strategy)
         if strategy != "autoregressive" and self.model.decoder is None:
             raise InputError(
-                f"`strategy` must be autoregressive for '{self.name}', which has no graph, but is {show(strategy)}. "
-                "Choose that one."
+                f"`strategy` must be autoregressive for '{self.name}', which has no graph, but is "
+                f"{format_value(strategy)}. Choose that one."
             )
         if strategy in AUTOREGRESSIVE_STRATEGIES and self.model.ar is None:
             raise InputError(
                 f"`strategy` must be one of {', '.join(GRAPH_STRATEGIES)} for '{self.name}', which has no "
-                f"autoregressive decoder, but is {show(strategy)}."
+                f"autoregressive decoder, but is {format_value(strategy)}."
             )
         return strategy
 
@@ -381,4 +381,4 @@ def _cut_to_limits(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
 def check_strategy(strategy: str) -> None:
     """Raise InputError for an unknown strategy."""
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
-        raise InputError(f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {show(strategy)}.")
+        raise InputError(f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {format_value(strategy)}.")

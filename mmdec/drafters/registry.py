@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mmdec.checks.arguments import check_methods, show
+from mmdec.checks.arguments import check_methods, format_value
 from mmdec.drafters.built_in import AUTO, BUILT_IN, built_in_names
 from mmdec.errors import InputError
 from mmdec.types import Drafter, Needs
@@ -137,7 +137,7 @@ def register_drafter(
             neither callable nor a dotted path, or if `auto` is given without `loader`.
     """
     if not _is_text(name) or not DRAFTER_NAME.fullmatch(name):
-        raise InputError(f"`name` must be letters, digits, _ and -, but is {show(name)}. Choose a short name.")
+        raise InputError(f"`name` must be letters, digits, _ and -, but is {format_value(name)}. Choose a short name.")
     if name in BUILT_IN or name == AUTO:
         raise InputError(f"`name` must be new, but {name!r} is one of mmdec's own drafters. Choose another name.")
     if factory is None and loader is None:
@@ -146,15 +146,15 @@ def register_drafter(
     for argument, maker in makers:
         if not (maker is None or callable(maker) or (_is_text(maker) and DOTTED_PATH.fullmatch(str(maker)))):
             raise InputError(
-                f"`{argument}` must be a function or a dotted path, but is {show(maker)}. Pass the drafter's class, or "
-                '"package.module:Class".'
+                f"`{argument}` must be a function or a dotted path, but is {format_value(maker)}. Pass the drafter's "
+                'class, or "package.module:Class".'
             )
     if auto and loader is None:
         raise InputError(
             "`auto` needs a drafter with weights, but there is no `loader`. Pass one, or leave `auto` out."
         )
     if not _is_text(note):
-        raise InputError(f"`note` must be text, but is {show(note)}. Say in one line how it drafts.")
+        raise InputError(f"`note` must be text, but is {format_value(note)}. Say in one line how it drafts.")
     _registered[name] = DrafterEntry(factory, loader=loader, auto=bool(auto), note=note)
 
 
@@ -240,7 +240,9 @@ def make_drafter(name: str) -> Drafter:
     if isinstance(factory, str):
         factory = import_dotted(factory)
     if not callable(factory):
-        raise InputError(f"`drafter` must name a class, but '{name}' is {show(factory)}. Name the drafter's class.")
+        raise InputError(
+            f"`drafter` must name a class, but '{name}' is {format_value(factory)}. Name the drafter's class."
+        )
     try:
         drafter: Any = factory()
         return drafter
@@ -256,8 +258,8 @@ def check_drafter(drafter: object) -> None:
     check_methods("drafter", drafter, DRAFTER_METHODS, remedy)
     if not isinstance(getattr(drafter, "name", None), str) or not isinstance(getattr(drafter, "needs", None), Needs):
         raise InputError(
-            f"`drafter` must have a `name` and its `needs`, an mmdec.types.Needs, but {show(drafter)} does not. "
-            f"{remedy}"
+            f"`drafter` must have a `name` and its `needs`, an mmdec.types.Needs, but {format_value(drafter)} does "
+            f"not. {remedy}"
         )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import check_choice, check_instance, check_switch, check_whole, show
+from mmdec.checks.arguments import check_choice, check_instance, check_switch, check_whole, format_value
 from mmdec.core.canvas import MAX_CANVASES, POLICIES, CanvasPass, Policy, policy_of, reveal_block
 from mmdec.core.summary import pluralise
 from mmdec.core.tree import int_list
@@ -150,7 +150,7 @@ def diffusion_generate(
     foreign = sorted(name for name in options if name not in CANVAS_OPTIONS)
     if foreign:
         raise InputError(
-            f"`{foreign[0]}` must be left out, but is {show(options[foreign[0]])}: `diffusion_generate` takes "
+            f"`{foreign[0]}` must be left out, but is {format_value(options[foreign[0]])}: `diffusion_generate` takes "
             f"{', '.join(CANVAS_OPTIONS)}. `canvas` decides which tokens a pass reveals."
         )
     layout, policy = settings.layout(model), policy_of(settings.policy)
@@ -216,7 +216,9 @@ def _prompts(named: Mapping[str, Any], mask_token: int) -> list[Tensor]:
     if mask is None:
         mask = torch.ones_like(ids)
     if not isinstance(mask, Tensor) or mask.shape != ids.shape:
-        raise InputError(f"`attention_mask` must be {tuple(ids.shape)}, but is {show(mask)}. Pass the tokenizer's own.")
+        raise InputError(
+            f"`attention_mask` must be {tuple(ids.shape)}, but is {format_value(mask)}. Pass the tokenizer's own."
+        )
     prompts = [row[seen.bool()] for row, seen in zip(ids, mask, strict=True)]
     for row, prompt in enumerate(prompts):
         if not len(prompt) or bool((prompt == mask_token).any()):

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import check_methods, show
+from mmdec.checks.arguments import check_methods, format_value
 from mmdec.checks.files import open_regular, quote_path
 from mmdec.checks.weights import WEIGHTS_SUFFIX, read_settings
 from mmdec.drafters.corpus import MAX_INDEX_TOKENS, CorpusDrafter, TokenIndex, tokenizer_fingerprint
@@ -58,7 +58,7 @@ def corpus(source: Text | Sequence[Text], *, tokenizer: Any = None) -> Corpus:
         return Corpus(None, _read_texts(source), tokenizer)
     raise InputError(
         f"`source` must be an index's file, which ends with {WEIGHTS_SUFFIX}, or a list of texts and of paths of text "
-        f"files, but is {show(source)}. Make an index with `mmdec index`, or give [text]."
+        f"files, but is {format_value(source)}. Make an index with `mmdec index`, or give [text]."
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import did_you_mean, show
+from mmdec.checks.arguments import did_you_mean, format_value
 from mmdec.checks.weights import WEIGHTS_SUFFIX
 from mmdec.drafters.built_in import AUTO
 from mmdec.drafters.registry import (
@@ -117,7 +117,7 @@ def _local_folder(choice: str | os.PathLike[str]) -> Path:
         pass
     raise InputError(
         f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder or Hugging Face id, a dotted path "
-        f"such as package.module:Class, a model or a Drafter, but is {show(choice)}."
+        f"such as package.module:Class, a model or a Drafter, but is {format_value(choice)}."
         f"{did_you_mean(choice, [*drafter_names(), *loader_names()])} Names of drafters with weights: "
         f"{', '.join(loader_names())}."
     )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, PreTrainedModel
 
-from mmdec.checks.arguments import check_callable, check_instance, check_whole, options_error, show
+from mmdec.checks.arguments import check_callable, check_instance, check_whole, format_value, options_error
 from mmdec.checks.devices import PASSED_ON
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
@@ -39,7 +39,7 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
     """
     if not isinstance(inputs, (Tensor, Mapping)):
         raise InputError(
-            f"`inputs` must be token ids (B, P) or a tokenizer's output, but is {show(inputs)}. Call "
+            f"`inputs` must be token ids (B, P) or a tokenizer's output, but is {format_value(inputs)}. Call "
             'tokenizer(text, return_tensors="pt").'
         )
     main = "input_ids"  # name of the input that the model reads: token ids; for a speech model, sound features
@@ -49,14 +49,16 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
     if not isinstance(inputs, Tensor):
         named = dict(cast(Mapping[object, Any], inputs))
     if main not in named or not all(isinstance(name, str) for name in named):
-        names = ", ".join(show(name) for name in list(named)[:9]) or "nothing"
+        names = ", ".join(format_value(name) for name in list(named)[:9]) or "nothing"
         raise InputError(f"`inputs` must hold `{main}`, but holds {names}. Give ids or a tokenizer's output.")
     if named.get("decoder_input_ids") is not None:
         _check_ids(model, "decoder_input_ids", named["decoder_input_ids"])
     if main != "input_ids":
         sound = named[main]
         if not isinstance(sound, Tensor) or not sound.is_floating_point() or sound.ndim < 2 or 0 in sound.shape:
-            fault = f"is {sound.dtype} {tuple(sound.shape)}" if isinstance(sound, Tensor) else f"is {show(sound)}"
+            fault = (
+                f"is {sound.dtype} {tuple(sound.shape)}" if isinstance(sound, Tensor) else f"is {format_value(sound)}"
+            )
             raise InputError(f"`{main}` must hold the sound of a batch, but {fault}. Pass the processor's own output.")
         return cast(dict[str, Any], named)
     _check_ids(model, "input_ids", named["input_ids"])
@@ -70,7 +72,7 @@ def _check_ids(model: PreTrainedModel, name: str, ids: object) -> None:
         name: The argument's name, for the error message.
     """
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
-        fault = f"holds {ids.dtype}" if isinstance(ids, Tensor) else f"is {show(ids)}"
+        fault = f"holds {ids.dtype}" if isinstance(ids, Tensor) else f"is {format_value(ids)}"
         raise InputError(
             f'`{name}` must be a tensor of whole numbers, but {fault}. Pass return_tensors="pt" to the tokenizer.'
         )
@@ -93,8 +95,8 @@ def check_options(options: Mapping[str, Any]) -> None:
     _check_values(options)
     if "custom_generate" in options:
         raise InputError(
-            f"`custom_generate` must be left out, but is {show(options['custom_generate'])}. Call `model.generate` "
-            "to use another loop than mmdec's."
+            f"`custom_generate` must be left out, but is {format_value(options['custom_generate'])}. Call "
+            "`model.generate` to use another loop than mmdec's."
         )
     if options.get("cache_implementation") == "paged":
         raise InputError(
@@ -114,7 +116,7 @@ def check_options(options: Mapping[str, Any]) -> None:
             )
     for name, remedy in REPLACED_OPTIONS.items():
         if options.get(name) is not None:
-            raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
+            raise InputError(f"`{name}` must be left out, but is {format_value(options[name])}. {remedy}")
     for name in ("num_beams", "num_return_sequences"):  # options that multiply the number of rows
         if options.get(name) is not None:
             maximum = 1 if name == "num_beams" else MAX_SEQUENCES
@@ -126,7 +128,8 @@ def check_options(options: Mapping[str, Any]) -> None:
             isinstance(functions, list) and all(map(callable, cast(list[object], functions)))
         ):
             raise InputError(
-                f"`{name}` must be a list of functions, but is {show(cast(object, functions))}. Put it into a list."
+                f"`{name}` must be a list of functions, but is {format_value(cast(object, functions))}. Put it into a "
+                "list."
             )
 
 
@@ -146,12 +149,12 @@ def _check_values(values: Mapping[str, Any]) -> None:
     for name in ("attention_mask", "position_ids"):
         value = values.get(name)
         if value is not None and not isinstance(value, Tensor):
-            raise InputError(f"`{name}` must be a tensor, but is {show(value)}. Pass the tokenizer's own.")
+            raise InputError(f"`{name}` must be a tensor, but is {format_value(value)}. Pass the tokenizer's own.")
         if name == "attention_mask" and value is not None and not bool(((value == 0) | (value == 1)).all()):
             raise InputError("`attention_mask` must hold 0 and 1, but holds other numbers. Pass the tokenizer's own.")
     cache = values.get(CACHE_ARGUMENT)
     if cache is not None and not isinstance(cache, Cache):
-        raise InputError(f"`{CACHE_ARGUMENT}` must be a DynamicCache, but is {show(cache)}. Leave it out.")
+        raise InputError(f"`{CACHE_ARGUMENT}` must be a DynamicCache, but is {format_value(cache)}. Leave it out.")
 
 
 def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[Any, bool]:
@@ -164,8 +167,8 @@ def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[
     for name in ("stop_strings", "token_healing"):
         if setting := getattr(model.generation_config, name, None):  # the model's setting, unless the call has one
             raise InputError(
-                f"`model.generation_config.{name}` must be None, but is {show(setting)}. Set it to None, and pass "
-                f"`{name}` with `tokenizer`."
+                f"`model.generation_config.{name}` must be None, but is {format_value(setting)}. Set it to None, and "
+                f"pass `{name}` with `tokenizer`."
             )
         value, config = options.pop(name, None), options.get("generation_config")
         if value is None and getattr(config, name, None) is not None:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.drafters.small_model.short_prompt import Shorten, check_prompt
 from mmdec.drafters.small_model.staged import InnerDrafter, inner_drafter
 from mmdec.errors import InputError
@@ -104,6 +104,6 @@ def _folder(model: str | os.PathLike[str]) -> Path:
     except (TypeError, ValueError, OSError):  # raised for bytes, a null character, or a name that is too long
         pass
     raise InputError(
-        f"`model` must be a loaded model, a model's folder or a Hugging Face id, but is {show(model)}. Name a "
+        f"`model` must be a loaded model, a model's folder or a Hugging Face id, but is {format_value(model)}. Name a "
         "smaller model."
     )

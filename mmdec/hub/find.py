@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.checks.weights import PICKLE_SUFFIXES, read_settings
 from mmdec.errors import InputError
 
@@ -188,7 +188,9 @@ def path_text(source: object, argument: str, rule: str) -> str:
             return text
     except (OSError, TypeError, ValueError):
         pass
-    raise InputError(f"`{argument}` must be {rule} or a Hugging Face id, but is {show(source)}. Give its name as text.")
+    raise InputError(
+        f"`{argument}` must be {rule} or a Hugging Face id, but is {format_value(source)}. Give its name as text."
+    )
 
 
 def download(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.checks.files import error_reason, open_regular, printable, quote_path
 from mmdec.errors import InputError
 
@@ -68,8 +68,8 @@ def read_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     if isinstance(source, str | os.PathLike):
         return _open(_read(source), f"`image` '{quote_path(source)}'", max_pixels)
     raise InputError(
-        f"`image` must be a path, bytes, a PIL image or a uint8 array (H, W, 3), but is {show(source)}. Convert it "
-        "first."
+        f"`image` must be a path, bytes, a PIL image or a uint8 array (H, W, 3), but is {format_value(source)}. "
+        "Convert it first."
     )
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.core.tree import chain_drafts, int_list, int_rows, root_only
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.drafters.small_model.drafter import SmallModel, SmallModelState, keep_columns
@@ -149,7 +149,7 @@ class EarlyExit:
         if not kept or not is_number or list(kept) != sorted({*kept}) or len(kept) == self._count:
             raise InputError(
                 f"`layers` must be a number from 1 to {self._count - 1}, or ascending indices below {self._count}, but "
-                f"is {show(layers)}. Leave it out to let mmdec find them."
+                f"is {format_value(layers)}. Leave it out to let mmdec find them."
             )
         return kept
 

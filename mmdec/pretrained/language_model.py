@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import REJECTED_SETTINGS, check_generation, load_pretrained, read_settings, report_damage
 from mmdec.drafters.registry import auto_names
@@ -86,7 +86,7 @@ class LoadedLanguageModel:
             ) from error
         lost = next((each for each in texts if each.strip() not in text), None)
         if lost is not None:
-            dropped = show(self.plain.restore(lost))
+            dropped = format_value(self.plain.restore(lost))
             raise InputError(
                 f"`messages` must be what the model's chat template writes, but it drops {dropped}. "
                 "Leave these messages out."

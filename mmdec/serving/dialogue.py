@@ -8,7 +8,7 @@ from typing import Any, final
 
 from jinja2 import TemplateError
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.io.images import ImageSource, read_image
@@ -64,7 +64,7 @@ def _render_dialogue(vlm: LoadedVlm, messages: Sequence[VlmMessage]) -> str:
     lost = next((text for text in texts if text.strip() not in whole), None)
     if lost is not None:
         raise InputError(
-            f"`messages` must be what the model's chat template writes, but it drops {show(lost)}. "
+            f"`messages` must be what the model's chat template writes, but it drops {format_value(lost)}. "
             "Leave these messages out."
         )
     return text

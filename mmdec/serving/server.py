@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmdec import InputError
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.core.scheduler import SchedulerLimits
 from mmdec.core.summary import RAISE_LENGTH
 from mmdec.serving.engines import AnyEngine
@@ -243,7 +243,7 @@ def unknown_model(name: str | None, names: Collection[str]) -> ApiError:
         names: Names of the models that can answer it.
     """
     if names:
-        rule = f"`model` must be one of {', '.join(names)}, but is {show(name)}."
+        rule = f"`model` must be one of {', '.join(names)}, but is {format_value(name)}."
     else:
         rule = "This server has no model for such requests."
     return ApiError(404, rule, code="model_not_found", param="model")

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BeforeValidator, Field
 
 import mmdec
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.io import audio
 from mmdec.serving.engines import TranscriptionEngine, TranslationEngine
 from mmdec.serving.job import Job
@@ -118,7 +118,7 @@ async def translations(
             raise ApiError(400, message, param="response_format")
         if prompt or temperature:
             name, value = ("prompt", prompt) if prompt else ("temperature", temperature)
-            message = f"`{name}` must be left out for this model, but is {show(value)}. Leave it out."
+            message = f"`{name}` must be left out for this model, but is {format_value(value)}. Leave it out."
             raise ApiError(400, message, param=name)
         recording = await _read(server, file, strict)
         result = await server.result(request, engine.job(recording.samples))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.checks.devices import PASSED_ON
 from mmdec.checks.files import printable
 from mmdec.errors import InputError
@@ -52,8 +52,8 @@ def as_batch(audio: Audio | Sequence[Audio], sample_rate: int | None) -> InputBa
     arrays = any(isinstance(item, (np.ndarray, Tensor)) for item in items)
     if sample_rate is not None and items and not arrays:
         raise InputError(
-            f"`sample_rate` must be left out for files and dicts, which name it, but is {show(sample_rate)}. Leave it "
-            "out."
+            f"`sample_rate` must be left out for files and dicts, which name it, but is {format_value(sample_rate)}. "
+            "Leave it out."
         )
     return InputBatch(items, single)
 
@@ -100,7 +100,7 @@ def read_recording(
         raise
     except Exception as error:  # an invalid file name, or an object of an unknown class
         raise InputError(
-            f"`audio` must be a recording that can be read, but {show(audio)} is not "
+            f"`audio` must be a recording that can be read, but {format_value(audio)} is not "
             f"({type(error).__name__}: {printable(str(error)):.200}). Check it, or give its path."
         ) from error
     samples = recording.samples
@@ -156,7 +156,7 @@ def _recording(audio: Audio, sample_rate: int | None, max_seconds: float, strict
         return sound.load_recording(cast(Any, audio), max_seconds=max_seconds, strict=strict)
     raise InputError(
         "`audio` must be a path, a file object, a file's bytes, an array, a dict with array and sampling_rate, or a "
-        f"list of these, but is {show(audio)}. Convert it with numpy.asarray."
+        f"list of these, but is {format_value(audio)}. Convert it with numpy.asarray."
     )
 
 
@@ -170,7 +170,7 @@ def _from_dict(audio: Mapping[str, Any], max_seconds: float, strict: bool) -> so
         return _from_array(array, rate)
     source = audio.get("bytes") or audio.get("path")
     if not isinstance(source, (bytes, str, os.PathLike)):
-        names = ", ".join(show(name) for name in list(audio)[:9]) or "nothing"
+        names = ", ".join(format_value(name) for name in list(audio)[:9]) or "nothing"
         raise InputError(
             f"`audio` must hold `array` and `sampling_rate`, `bytes` or `path`, but is a dict of {names}. Rename them."
         )
@@ -249,7 +249,7 @@ def integer_rate(sample_rate: object) -> int:
     if type(number) is float and number.is_integer():
         number = int(number)
     if type(number) is not int:
-        raise InputError(f"`sample_rate` must be a whole number of Hz, but is {show(sample_rate)}. Round it.")
+        raise InputError(f"`sample_rate` must be a whole number of Hz, but is {format_value(sample_rate)}. Round it.")
     return number
 
 

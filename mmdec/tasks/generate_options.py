@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import UnknownOption, show
+from mmdec.checks.arguments import UnknownOption, format_value
 from mmdec.errors import InputError
 from mmdec.generation.inputs import generate_option_names
 from mmdec.targets.decoder import DecoderTarget
@@ -49,7 +49,7 @@ def check_generate_options(
     for name, value in options.items():
         if name in reserved:
             remedy = f"Use `{reserved[name]}`." if reserved[name] else f"Call `{otherwise}` for it."
-            raise InputError(f"`{name}` must be left out, but is {show(value)}. {remedy}")
+            raise InputError(f"`{name}` must be left out, but is {format_value(value)}. {remedy}")
         if value is not None and name not in known:
             raise UnknownOption(name, known)
 

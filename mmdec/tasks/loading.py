@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from transformers import ProcessorMixin
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.checks.devices import check_device, check_same_dtype
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
@@ -64,7 +64,7 @@ def check_parts(options: ModelOptions, network: ArgumentKind, processor: Argumen
     ):
         if not isinstance(value, part.kind):
             raise InputError(
-                f"`{name}` must be {after.format(part.rule)}, but is {show(value)}. Load it with "
+                f"`{name}` must be {after.format(part.rule)}, but is {format_value(value)}. Load it with "
                 f"`{part.loader}.from_pretrained`."
             )
 
@@ -80,7 +80,7 @@ def check_placement(model: Any, device: str | torch.device | None, dtype: Any, r
     """
     if device is not None and check_device(device).type != model.device.type:
         raise InputError(
-            f"`device` must be that of the loaded `model`, {model.device}, but is {show(str(device))}. {remedy}"
+            f"`device` must be that of the loaded `model`, {model.device}, but is {format_value(str(device))}. {remedy}"
         )
     check_same_dtype(dtype, model.dtype)
 

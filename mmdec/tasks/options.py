@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from mmdec.checks.arguments import check_callable, check_threads, show
+from mmdec.checks.arguments import check_callable, check_threads, format_value
 from mmdec.errors import InputError
 
 if TYPE_CHECKING:
@@ -155,5 +155,7 @@ def check_min_confidence(value: float | None) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
-        raise InputError(f"`min_confidence` must be a number from 0 to 1, but is {show(value)}. Leave it out for none.")
+        raise InputError(
+            f"`min_confidence` must be a number from 0 to 1, but is {format_value(value)}. Leave it out for none."
+        )
     return float(value)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, ProcessorMixin
 
-from mmdec.checks.arguments import show, suggesting_options
+from mmdec.checks.arguments import format_value, suggesting_options
 from mmdec.checks.devices import PASSED_ON, check_dtype
 from mmdec.core.budget import Nodes
 from mmdec.core.scheduler import decode_together
@@ -323,7 +323,7 @@ def read_question(images: Any, prompt: object) -> Question:
         raise InputError(f"`image` must be at most {MAX_IMAGES} images, but is {len(sources)}. Ask about fewer.")
     texts: tuple[object, ...] = prompt if isinstance(prompt, tuple) else (prompt,)
     if not all(isinstance(text, str) for text in texts) or not any(str(text).strip() for text in texts):
-        raise InputError(f"`prompt` must be text, or a tuple of texts, but is {show(prompt)}. Ask a question.")
+        raise InputError(f"`prompt` must be text, or a tuple of texts, but is {format_value(prompt)}. Ask a question.")
     if isinstance(prompt, tuple) and len(prompt) != len(sources) + 1:
         raise InputError(
             f"`prompt` must have the texts before, between and after the images, {len(sources) + 1} for "

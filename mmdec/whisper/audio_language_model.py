@@ -14,7 +14,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.core.scheduler import decode_together
 from mmdec.core.steps import Steps
 from mmdec.core.timing import Stopwatch
@@ -97,22 +97,22 @@ class AudioLmRequest:
             *((option, generate.get(option), None) for option in WINDOW_OPTIONS),
         ):
             if value is not plain:
-                raise InputError(f"`{argument}` must be None for {name}, but is {show(value)}. {whisper}")
+                raise InputError(f"`{argument}` must be None for {name}, but is {format_value(value)}. {whisper}")
         if options.task not in (None, "transcribe"):
             raise InputError(
-                f"`task` must be 'transcribe' for {name}, but is {show(options.task)}. Ask for it in `prompt`."
+                f"`task` must be 'transcribe' for {name}, but is {format_value(options.task)}. Ask for it in `prompt`."
             )
         temperature = generate.get("temperature")
         if isinstance(temperature, (list, tuple)):
             raise InputError(
-                f"`temperature` must be one number for {name}, but is {show(temperature)}. Leave it out for greedy "
-                "decoding."
+                f"`temperature` must be one number for {name}, but is {format_value(temperature)}. Leave it out for "
+                "greedy decoding."
             )
         if options.prompt is not None and loaded.requests and not loaded.written:
-            raise InputError(f"`prompt` must be None for {name}, but is {show(options.prompt)}. Leave it out.")
+            raise InputError(f"`prompt` must be None for {name}, but is {format_value(options.prompt)}. Leave it out.")
         prompt = options.prompt
         if prompt is not None and not isinstance(prompt, str):
-            raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
+            raise InputError(f"`prompt` must be text, but is {format_value(prompt)}. Leave it out for none.")
         chosen = {key: value for key, value in generate.items() if value is not None}
         check_generate_options(chosen, loaded.model, RESERVED_HERE, "mmdec.generate")
         speculation = load_speculation(options, options.drafter, loaded, recordings, True, loaded.checked)
@@ -310,13 +310,13 @@ def _languages(
     if "language" not in loaded.requests:
         raise InputError(
             f"`language` must be left out for {type(loaded.model).__name__}, which detects it, but is "
-            f"{show(language)}. Name it in `prompt`."
+            f"{format_value(language)}. Name it in `prompt`."
         )
     names = [language] if isinstance(language, str) else language
     if not isinstance(language, str) and (not isinstance(language, Sequence) or len(language) != recordings):
         raise InputError(
-            f"`language` must be one, or one for each of {recordings} recordings, but is {show(language)}. Add or drop "
-            "some."
+            f"`language` must be one, or one for each of {recordings} recordings, but is {format_value(language)}. Add "
+            "or drop some."
         )
     for name in names:
         try:
@@ -325,7 +325,7 @@ def _languages(
             request([torch.zeros(SAMPLE_RATE).numpy()], language=name, **settings)
         except Exception as error:
             raise InputError(
-                f"`language` must be one that {type(loaded.model).__name__} knows, but is {show(name)} "
+                f"`language` must be one that {type(loaded.model).__name__} knows, but is {format_value(name)} "
                 f"({' '.join(str(error).split())[:300]})."
             ) from error
     return language

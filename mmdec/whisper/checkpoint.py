@@ -17,7 +17,7 @@ from typing import Any, cast, final
 import torch
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration, WhisperProcessor
 
-from mmdec.checks.arguments import did_you_mean, show
+from mmdec.checks.arguments import did_you_mean, format_value
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import (
     build_with_weights,
@@ -162,7 +162,7 @@ class LoadedWhisper:
         folder = Path(path_text(directory, "drafter", rule))
         if not folder.is_dir():
             raise InputError(
-                f"`drafter` must be {rule} with weights, an object or None, but is {show(str(directory))}, and no such "
+                f"`drafter` must be {rule} with weights, an object or None, but is {format_value(str(directory))}, and no such "
                 f"folder exists.{did_you_mean(str(directory), names)}"
             )
         return self.read_drafter(folder)

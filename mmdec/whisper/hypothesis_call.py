@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import MODEL_FOR_CTC_MAPPING, AutoProcessor, PreTrainedModel, ProcessorMixin
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import open_regular, quote_path
 from mmdec.checks.weights import report_damage
@@ -72,8 +72,8 @@ def hypothesis(
     if isinstance(given, (list, tuple)):
         if not given or not all(isinstance(one, (str, os.PathLike)) for one in given):
             raise InputError(
-                f"`source` must hold texts or the names of files, one for each input, but is {show(given)}. Give a "
-                "list of strings."
+                f"`source` must hold texts or the names of files, one for each input, but is {format_value(given)}. "
+                "Give a list of strings."
             )
         return Hypothesis(tuple(_script(one) for one in given), is_list=True, tokenizer=tokenizer)
     if isinstance(given, (str, os.PathLike)) and not _is_model(given):
@@ -86,7 +86,7 @@ def hypothesis(
     if isinstance(given, PreTrainedModel):
         if not isinstance(processor, ProcessorMixin):
             raise InputError(
-                f"`processor` must be that of the loaded model, but is {show(processor)}. Load it with "
+                f"`processor` must be that of the loaded model, but is {format_value(processor)}. Load it with "
                 "`AutoProcessor.from_pretrained`."
             )
         is_ctc = type(given) in MODEL_FOR_CTC_MAPPING.values()
@@ -98,7 +98,7 @@ def hypothesis(
         )
     raise InputError(
         f"`source` must be a text, the name of a file or of a model, a list of texts, a model or a function, but is "
-        f"{show(given)}. Give the text."
+        f"{format_value(given)}. Give the text."
     )
 
 
@@ -197,7 +197,7 @@ def _named_recogniser(source: str | os.PathLike[str], device: str | torch.device
 def _call(function: Callable[[Any], str], samples: Tensor) -> str:
     text = function(samples.numpy())
     if not isinstance(text, str):
-        raise TypeError(f"the function returned {show(text)} instead of a text")
+        raise TypeError(f"the function returned {format_value(text)} instead of a text")
     return text
 
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, final
 import numpy as np
 from torch import Tensor
 
-from mmdec.checks.arguments import check_choice, show, suggesting_options
+from mmdec.checks.arguments import check_choice, format_value, suggesting_options
 from mmdec.core.tree import merge_chains, trees_from_lists
 from mmdec.drafters.earlier_text import EarlierText
 from mmdec.errors import InputError
@@ -274,7 +274,7 @@ class LiveTranscriber:
         elif isinstance(chunk, (np.ndarray, Tensor)):
             sound = split_channels(chunk)
         else:
-            raise InputError(f"`chunks` must hold arrays or bytes, but one is {show(chunk)}. Convert it.")
+            raise InputError(f"`chunks` must hold arrays or bytes, but one is {format_value(chunk)}. Convert it.")
         wrong = ~(np.abs(sound) <= MAX_SAMPLE_VALUE)  # written with ~, so that NaN counts as wrong, too
         if wrong.any():
             raise InputError(
@@ -461,4 +461,6 @@ def _check_seconds(name: str, value: object, minimum: float, maximum: float) -> 
         name: The argument's name.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
-        raise InputError(f"`{name}` must be {minimum} to {maximum} seconds, but is {show(value)}. Leave it out.")
+        raise InputError(
+            f"`{name}` must be {minimum} to {maximum} seconds, but is {format_value(value)}. Leave it out."
+        )

@@ -27,7 +27,7 @@ from torch.nn.functional import pad
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.core.steps import Steps, time_steps
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
@@ -262,8 +262,8 @@ def _initial_tokens(
     if language is not None:
         if not languages:
             raise InputError(
-                f"`language` must be None for a model without tokens of languages, but is {show(language)}. Leave it "
-                "out."
+                f"`language` must be None for a model without tokens of languages, but is {format_value(language)}. "
+                "Leave it out."
             )
         tokens.append(languages[f"<|{language_code(settings, language)}|>"])
     else:
@@ -273,8 +273,8 @@ def _initial_tokens(
             if places and places[0] == 1:
                 if places != list(range(1, len(places) + 1)):
                     raise InputError(
-                        f"`forced_decoder_ids` must name the positions 1, 2, ... in order, but is {show(forced)}. "
-                        "Leave it out, and give `language` and `task`."
+                        "`forced_decoder_ids` must name the positions 1, 2, ... in order, but is "
+                        f"{format_value(forced)}. Leave it out, and give `language` and `task`."
                     )
                 tokens += [token for _, token in forced or ()]
         if languages is not None and tokens[1:2] in ([], [None]):
@@ -284,7 +284,7 @@ def _initial_tokens(
             tokens[1:2] = [known[int(logits[0, -1, known].argmax())]]
     if task is not None:
         if tasks is None or task not in tasks:
-            raise InputError(f"`task` must be one of {', '.join(tasks or ())}, but is {show(task)}.")
+            raise InputError(f"`task` must be one of {', '.join(tasks or ())}, but is {format_value(task)}.")
         tokens.append(tasks[task])
     elif language is not None and tasks is not None and not set(tokens) & set(tasks.values()):
         tokens.append(tasks["transcribe"])

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import shipped_folder
 from mmdec.generation.speculation import Speculation
@@ -99,7 +99,7 @@ class TranscriptionRequest:
         timestamps, prompt = options.timestamps, options.prompt
         has_timestamps = first_timestamp_token(whisper.model) < whisper.model.config.vocab_size
         if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
-            raise InputError(f'`timestamps` must be None, "segment" or "word", but is {show(timestamps)}.')
+            raise InputError(f'`timestamps` must be None, "segment" or "word", but is {format_value(timestamps)}.')
         if timestamps and not has_timestamps:
             raise InputError(
                 f"`timestamps` must be None for a model without timestamp tokens, but is {timestamps!r}. Leave it out."
@@ -112,7 +112,7 @@ class TranscriptionRequest:
             chosen["max_length"] = whisper.model.config.max_target_positions
         chosen |= _task(settings, options.task)
         if prompt is not None and not isinstance(prompt, str):
-            raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
+            raise InputError(f"`prompt` must be text, but is {format_value(prompt)}. Leave it out for none.")
         if prompt is not None and prompt.strip():
             chosen["prompt_ids"] = _prompt(whisper, prompt)
         languages = _languages(settings, options.language, recordings)
@@ -192,12 +192,14 @@ def _options(whisper: LoadedWhisper, options: Mapping[str, Any]) -> dict[str, An
     for name in ("logits_processor", "stopping_criteria"):
         listed = chosen.get(name, [])
         if not isinstance(listed, list) or not all(callable(item) for item in listed):
-            raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
+            raise InputError(
+                f"`{name}` must be a list of functions, but is {format_value(listed)}. Put it into a list."
+            )
     beams = chosen.get("num_beams", getattr(settings, "num_beams", None) or 1)
     if type(beams) is not int or beams != 1:
         raise InputError(
-            f"`num_beams` must be 1, but is {show(beams)}. Drafts are verified for greedy decoding and sampling; pass "
-            "num_beams=1, or call `model.generate` for beams."
+            f"`num_beams` must be 1, but is {format_value(beams)}. Drafts are verified for greedy decoding and "
+            "sampling; pass num_beams=1, or call `model.generate` for beams."
         )
     for name in ("logprob_threshold", "no_speech_threshold"):  # transformers reads these options in two places
         default = getattr(settings, name, None)
@@ -216,19 +218,19 @@ def _options(whisper: LoadedWhisper, options: Mapping[str, Any]) -> dict[str, An
         type(item) in (int, float) and 0 <= item <= MAX_TEMPERATURE for item in temperatures
     ):
         raise InputError(
-            f"`temperature` must be a number from 0 to {MAX_TEMPERATURE}, or several, but is {show(temperature)}. "
-            "0.0 is greedy."
+            f"`temperature` must be a number from 0 to {MAX_TEMPERATURE}, or several, but is "
+            f"{format_value(temperature)}. 0.0 is greedy."
         )
     for name in LENGTH_OPTIONS:
         value = chosen.get(name)
         if value is not None and not isinstance(value, Real):
             raise InputError(
-                f"`{name}` must be a number of tokens, but is {show(value)}. Leave it out for the model's."
+                f"`{name}` must be a number of tokens, but is {format_value(value)}. Leave it out for the model's."
             )
     for name in THRESHOLDS:
         value = chosen.get(name)
         if value is not None and (type(value) not in (int, float) or math.isnan(value)):
-            raise InputError(f"`{name}` must be a number, but is {show(value)}. Leave it out for none.")
+            raise InputError(f"`{name}` must be a number, but is {format_value(value)}. Leave it out for none.")
     return chosen
 
 
@@ -236,7 +238,7 @@ def _task(settings: Any, task: str | None) -> dict[str, Any]:
     if task is None:
         return {}
     if not isinstance(task, str) or task not in TASK_NAMES:
-        raise InputError(f"`task` must be one of {', '.join(TASK_NAMES)}, but is {show(task)}.")
+        raise InputError(f"`task` must be one of {', '.join(TASK_NAMES)}, but is {format_value(task)}.")
     table = getattr(settings, "task_to_id", None)
     if not is_multilingual(settings) or not table:
         if task == "transcribe":

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import WhisperForConditionalGeneration
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.errors import InputError
 from mmdec.whisper.target import LANGUAGE_CODES
 
@@ -33,7 +33,9 @@ def language_code(settings: Any, language: object) -> str:
         if code in codes:
             return code
     listed = ", ".join(f"{code} ({names[code]})" if code in names else code for code in sorted(codes))
-    raise InputError(f"`language` must be one that the model knows, but is {show(language)}. It knows {listed}.")
+    raise InputError(
+        f"`language` must be one that the model knows, but is {format_value(language)}. It knows {listed}."
+    )
 
 
 def first_timestamp_token(model: WhisperForConditionalGeneration) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.errors import InputError
 
@@ -109,7 +109,7 @@ class Transcript:
             InputError: For another kind, or for subtitles without timestamps.
         """
         if not isinstance(kind, str) or kind not in TRANSCRIPT_FORMATS:
-            raise InputError(f"`format` must be one of {', '.join(TRANSCRIPT_FORMATS)}, but is {show(kind)}.")
+            raise InputError(f"`format` must be one of {', '.join(TRANSCRIPT_FORMATS)}, but is {format_value(kind)}.")
         if kind == "text":
             return self.text + "\n"
         if kind == "json":

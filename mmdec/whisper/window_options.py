@@ -11,7 +11,7 @@ from typing import Any, cast, final
 from torch import Tensor
 from transformers import GenerationConfig, WhisperForConditionalGeneration
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.errors import InputError
 from mmdec.generation.inputs import options_errors
 
@@ -99,7 +99,7 @@ class WindowOptions:
         if (language is not None or task is not None) and not getattr(settings, "is_multilingual", True):
             raise InputError(
                 "`language` and `task` must be None for an English-only model, but are "
-                f"{show(language)} and {show(task)}. Leave them out."
+                f"{format_value(language)} and {format_value(task)}. Leave them out."
             )
         if is_long and not timestamps:
             raise InputError(
@@ -153,8 +153,8 @@ def check_no_speech(no_speech: float | None, logprob: float | None) -> None:
     """Raise InputError for a `no_speech_threshold` without a `logprob_threshold`; None: not given."""
     if no_speech is not None and logprob is None:
         raise InputError(
-            f"`logprob_threshold` must be given with `no_speech_threshold`, which is {show(no_speech)}, but is None: a "
-            "window is silent only if both say so. Whisper's default is -1.0."
+            f"`logprob_threshold` must be given with `no_speech_threshold`, which is {format_value(no_speech)}, but is "
+            "None: a window is silent only if both say so. Whisper's default is -1.0."
         )
 
 
@@ -162,8 +162,8 @@ def check_condition(prompt_kind: object, condition: bool) -> None:
     """Raise InputError for a `prompt_condition_type` that is unknown, or needs `condition_on_prev_tokens`."""
     if prompt_kind not in CONDITION_TYPES:
         raise InputError(
-            f"`prompt_condition_type` must be one of {', '.join(CONDITION_TYPES)}, but is {show(prompt_kind)}. Choose "
-            "one."
+            f"`prompt_condition_type` must be one of {', '.join(CONDITION_TYPES)}, but is {format_value(prompt_kind)}. "
+            "Choose one."
         )
     if prompt_kind == "all-segments" and not condition:
         raise InputError(

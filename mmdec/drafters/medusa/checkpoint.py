@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mmdec.checks.arguments import check_path, show
+from mmdec.checks.arguments import check_path, format_value
 from mmdec.checks.weights import (
     build_with_weights,
     read_settings,
@@ -97,7 +97,7 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
     if not (isinstance(model, PreTrainedModel) and _takes_heads(model)):
         raise InputError(
             "`model` must be a loaded encoder-decoder that reads mels and has an output layer `proj_out`, but is "
-            f"{show(model)}. Load the heads' own model."
+            f"{format_value(model)}. Load the heads' own model."
         )
     config, ranks, state = _read(folder)
     shape = model.config

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mmdec.checks.arguments import check_whole, show
+from mmdec.checks.arguments import check_whole, format_value
 from mmdec.errors import InputError
 
 Shorten = Callable[[list[int]], Sequence[int]]  # the prompt's token ids -> those that the small model reads
@@ -58,8 +58,8 @@ def shorten_prompt(ids: list[int], prompt: int | Shorten, vocab_size: int) -> li
         tokens = []
     if not tokens or min(tokens) < 0 or max(tokens) >= vocab_size:
         raise InputError(
-            f"`prompt` must return token ids below {vocab_size}, at least one, but returned {show(given)}. Return a "
-            "part of the ids that it gets."
+            f"`prompt` must return token ids below {vocab_size}, at least one, but returned {format_value(given)}. "
+            "Return a part of the ids that it gets."
         )
     return tokens
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast, final
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import check_methods, did_you_mean, show
+from mmdec.checks.arguments import check_methods, did_you_mean, format_value
 from mmdec.core.tree import chain_drafts, int_rows
 from mmdec.drafters.earlier_text import EarlierText
 from mmdec.drafters.registry import DRAFTER_METHODS, check_drafter, drafter_names, make_drafter
@@ -59,7 +59,7 @@ def inner_drafter(inner: object) -> InnerDrafter:
     if isinstance(inner, str):
         if inner not in drafter_names():
             raise InputError(
-                f"`inner` must be a drafter without weights, one of {names}, but is {show(inner)}."
+                f"`inner` must be a drafter without weights, one of {names}, but is {format_value(inner)}."
                 f"{did_you_mean(inner, drafter_names())}"
             )
         inner = make_drafter(inner)

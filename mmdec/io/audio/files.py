@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from mmdec.checks import files
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.checks.files import open_regular, printable, unreadable_error, write_atomically
 from mmdec.errors import InputError
 from mmdec.io.audio.clock import FLAC_SLACK, ClockDecoder
@@ -420,7 +420,7 @@ def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sampl
     try:
         path = Path(os.fsdecode(path))
     except TypeError as error:
-        raise InputError(f"`path` must be a path, but is {show(path)}. Name a file.") from error
+        raise InputError(f"`path` must be a path, but is {format_value(path)}. Name a file.") from error
     suffix = path.suffix.lower()
     if suffix not in WRITABLE:
         raise InputError(
@@ -452,7 +452,7 @@ def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
         data = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
         real = data.dtype.kind in "fiu"
     except Exception as error:  # a caller's object may raise anything when it is converted to an array
-        raise InputError(f"`samples` must be an array, but is {show(samples)}. Pass (T,) floats.") from error
+        raise InputError(f"`samples` must be an array, but is {format_value(samples)}. Pass (T,) floats.") from error
     if not real or data.ndim != 1:
         raise InputError(f"`samples` must be (T,) floats, but is {data.shape} of {data.dtype}. Pass one channel.")
     data = data.astype(np.float32, copy=False)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.audio_utils import mel_filter_bank, window_function
 
-from mmdec.checks.arguments import show
+from mmdec.checks.arguments import format_value
 from mmdec.errors import InputError
 
 SAMPLE_RATE = 16_000  # sample rate in Hz of the audio that all networks of mmdec read
@@ -153,7 +153,7 @@ def check_rate(rate: int, of: str = "") -> None:
         of: Text appended to the error, such as " in 'a.wav'".
     """
     if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)):
-        raise InputError(f"`sample_rate` must be a whole number of Hz, but is {show(rate)}. Round it.")
+        raise InputError(f"`sample_rate` must be a whole number of Hz, but is {format_value(rate)}. Round it.")
     if rate < MIN_RATE:
         raise InputError(f"`sample_rate` must be at least {MIN_RATE} Hz, but is {rate}{of}. Resample the audio first.")
     if rate > MAX_RATE:

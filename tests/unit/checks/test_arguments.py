@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
 import mmdec
-from mmdec.checks.arguments import MAX_NODES, MAX_THREADS, UnknownOption, did_you_mean, show
+from mmdec.checks.arguments import MAX_NODES, MAX_THREADS, UnknownOption, did_you_mean, format_value
 from mmdec.cli import app
 from mmdec.drafters.lookup import Lookup
 from mmdec.hub.cache import LoadedModels
@@ -90,7 +90,7 @@ def test_wrong_inputs_are_refused(
 @pytest.mark.parametrize("entry_point", ENTRY_POINTS)
 @pytest.mark.parametrize("wrong", ["gpt2", None, 3, LlamaForCausalLM, torch.nn.Linear(2, 2), {}])
 def test_objects_that_are_not_models_are_refused(entry_point: Callable[..., Any], wrong: Any) -> None:
-    refused(lambda: entry_point(wrong, IDS), "`model` must be a loaded model of transformers", show(wrong))
+    refused(lambda: entry_point(wrong, IDS), "`model` must be a loaded model of transformers", format_value(wrong))
 
 
 @pytest.mark.parametrize("wrong", [None, 3, b"x", "", LlamaForCausalLM, [], np.zeros(3)])
@@ -264,14 +264,14 @@ def test_errors_of_the_callers_functions_are_raised_unchanged(whisper: LoadedWhi
 
 
 def test_shown_values_are_short_and_reproducible() -> None:
-    assert show("x" * 500) == "'" + "x" * 76 + "..."
-    assert show(object()) == show(object()) == "an object"
-    assert show(Half()) == "an object of type Half"
-    assert show(10**5000) == "a huge int"
-    assert show(Lookup) == "the class Lookup"
-    assert show((1, "a")) == "(1, 'a')"
-    assert show([[1]]) == "[...]"
-    assert show(torch.zeros(3)) == "an object of type Tensor"
+    assert format_value("x" * 500) == "'" + "x" * 76 + "..."
+    assert format_value(object()) == format_value(object()) == "an object"
+    assert format_value(Half()) == "an object of type Half"
+    assert format_value(10**5000) == "a huge int"
+    assert format_value(Lookup) == "the class Lookup"
+    assert format_value((1, "a")) == "(1, 'a')"
+    assert format_value([[1]]) == "[...]"
+    assert format_value(torch.zeros(3)) == "an object of type Tensor"
 
 
 def test_a_misspelt_name_suggests_the_nearest() -> None:
