@@ -32,7 +32,7 @@ from mmdec.checks.arguments import did_you_mean
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import error_line
 from mmdec.checks.weights import WEIGHTS_SUFFIX
-from mmdec.core.budget import Nodes
+from mmdec.core.budget import DraftSize
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.registry import (
     auto_names,
@@ -430,7 +430,7 @@ def in_turn(inputs: Sequence[Any]) -> list[Any]:
 
 
 def make_methods(
-    workload: Workload[Any], drafts: Mapping[str, str | Path], inner: str | None, nodes: Nodes
+    workload: Workload[Any], drafts: Mapping[str, str | Path], inner: str | None, nodes: DraftSize
 ) -> tuple[list[InputMethod], list[InputMethod]]:
     """Load the drafters.
 
@@ -483,7 +483,7 @@ def text_of(folder: Path, recording: Path) -> Path:
 
 
 def _hypotheses(
-    workload: Workload[Any], texts: Sequence[Path], recognisers: Mapping[str, DrafterChoice], nodes: Nodes
+    workload: Workload[Any], texts: Sequence[Path], recognisers: Mapping[str, DrafterChoice], nodes: DraftSize
 ) -> list[InputMethod]:
     methods: list[InputMethod] = []
     for folder in texts:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdec import InputError
-from mmdec.cli.options import Device, Dtype, Threads, dtype_or_quick, in_cli_syntax, log, silence_transformers
+from mmdec.cli.options import Device, Dtype, Threads, in_cli_syntax, log, resolve_dtype, silence_transformers
 from mmdec.cli.progress import show_loading
 from mmdec.core.summary import pluralise, rounds_line
 from mmdec.drafters.built_in import AUTO, FALLBACK_DRAFTER, built_in_names
@@ -71,7 +71,7 @@ def chat(
         chosen: Any = None if drafter == "none" else drafter
         if drafter_inner is not None or drafter_prompt is not None:
             chosen = _small_model(drafter, drafter_inner, drafter_prompt)
-        loaded = mmdec.load(model, device, dtype=dtype_or_quick(dtype, device))
+        loaded = mmdec.load(model, device, dtype=resolve_dtype(dtype, device))
         if not isinstance(loaded, LoadedLanguageModel):
             raise InputError(
                 f"`model` must be a language model, but '{model}' is not one. Use `mmdec describe` for pictures, "

@@ -22,7 +22,7 @@ from mmdec.cli.options import (
     Dtype,
     JsonLines,
     Model,
-    dtype_or_quick,
+    resolve_dtype,
     silence_transformers,
     with_option_groups,
 )
@@ -97,7 +97,7 @@ def describe(
         from mmdec.pretrained.vlm import load_vlm
 
         silence_transformers()
-        vlm = load_vlm(model, device, dtype_or_quick(dtype, device))
+        vlm = load_vlm(model, device, resolve_dtype(dtype, device))
     names: list[Any] = [tuple(file.name for file in files)] if together else [file.name for file, _ in outcomes.todo]
     speaker = partial(_speak, outcomes.has_many_files) if stream else None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdec.checks.files import json_text, printable
-from mmdec.cli.options import AsJson, Device, Dtype, Threads, dtype_or_quick, log
+from mmdec.cli.options import AsJson, Device, Dtype, Threads, log, resolve_dtype
 from mmdec.cli.progress import show_loading
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def doctor(
     check_threads(threads)
     prompts = None if data is None else read_doctor_prompts(data, limit)
     with show_loading(model, quiet=as_json):
-        loaded = load_examined_model(model, device, dtype_or_quick(dtype, device))
+        loaded = load_examined_model(model, device, resolve_dtype(dtype, device))
     if prompts is None:
         prompts = evenly_spaced(built_in_prompts(template and has_template(loaded)), limit)
     with with_threads(threads, loaded.model):

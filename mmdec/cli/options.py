@@ -76,16 +76,16 @@ Language = Annotated[str, typer.Option(help=option_help(AsrEvalOptions, "languag
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help=option_help(AsrEvalOptions, "max_new_tokens"))]
 
 
-def dtype_or_quick(dtype: str | None, device: str | None, integers: bool = False) -> torch.dtype:
-    """Convert the name of a dtype.
+def resolve_dtype(dtype: str | None, device: str | None, integers: bool = False) -> torch.dtype:
+    """Return the dtype that `--dtype` names, or the fastest one for the device if the option was left out.
 
     Args:
-        dtype: None: bfloat16 if `device` is a GPU, else float32.
+        dtype: Its name. None: bfloat16 if `device` is a GPU, else float32.
         device: None: a GPU if there is one.
         integers: Allow int8, too.
 
     Raises:
-        InputError: For another name.
+        InputError: If `dtype` names none of these.
     """
     from mmdec.checks.devices import check_dtype, fastest_dtype
 
@@ -108,7 +108,7 @@ def log(line: str) -> None:
 STDOUT = "-"
 
 
-class Verb(TyperCommand):
+class MmdecCommand(TyperCommand):
     """A command whose errors name options as they are typed: `--batch-size` for the library's `batch_size`.
 
     `--json` takes a file, but also works without one: at the end, or before another option, it means `--json -`.
@@ -117,18 +117,18 @@ class Verb(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the missing value of `--json`, then parse as click does."""
         takes_file = any("--json" in option.opts and not getattr(option, "is_flag", True) for option in self.params)
-        whole: list[str] = []
+        completed: list[str] = []
         for index, word in enumerate(args):
-            whole.append(word)
+            completed.append(word)
             following = args[index + 1] if index + 1 < len(args) else "--"
             if takes_file and word == "--json" and following.startswith("-") and following != STDOUT:
-                whole.append(STDOUT)
+                completed.append(STDOUT)
         with _range_errors():
-            return super().parse_args(ctx, whole)
+            return super().parse_args(ctx, completed)
 
     def invoke(self, ctx: Any) -> Any:
-        options = [one for one in self.params if isinstance(one, TyperOption)]
-        typed = {str(one.name): next(name for name in one.opts if name.startswith("--")) for one in options}
+        options = [param for param in self.params if isinstance(param, TyperOption)]
+        typed = {str(option.name): next(name for name in option.opts if name.startswith("--")) for option in options}
         mark = _cli_names.set({**typed, **VERBS})
         try:
             return super().invoke(ctx)
@@ -175,7 +175,7 @@ def as_verb(example: str) -> dict[str, Any]:
     Args:
         example: Arguments of `mmdec`, shown at the end of the help.
     """
-    return {"cls": Verb, "epilog": f"Example: mmdec {example}"}
+    return {"cls": MmdecCommand, "epilog": f"Example: mmdec {example}"}
 
 
 def is_typed(context: typer.Context, name: str) -> bool:
@@ -188,17 +188,19 @@ def with_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
     """Decorate a typer command: if the type of a parameter is a dataclass, its fields become options, and the command
     gets an object of it."""
     parameters = list(signature(verb, eval_str=True).parameters.values())
-    groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
+    groups: dict[str, Any] = {
+        parameter.name: parameter.annotation for parameter in parameters if is_dataclass(parameter.annotation)
+    }
     options = {name: _group_options(kind) for name, kind in groups.items()}
 
     @wraps(verb)
     def command(**values: Any) -> None:
         groups_of_options = {
-            name: groups[name](**{one.name: values.pop(one.name) for one in options[name]}) for name in groups
+            name: groups[name](**{option.name: values.pop(option.name) for option in options[name]}) for name in groups
         }
         verb(**values, **groups_of_options)
 
-    plain = [one for one in parameters if one.name not in groups]
+    plain = [parameter for parameter in parameters if parameter.name not in groups]
     # typer reads the options from the signature
     vars(command)["__signature__"] = Signature([*plain, *chain.from_iterable(options.values())])
     return command
@@ -207,7 +209,7 @@ def with_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
 def _group_options(kind: Any) -> list[Parameter]:
     """Return the options of a dataclass: of those declared with `option`, all that have a type on the command line; of
     another dataclass, its fields whose annotations are typer's."""
-    declared = [one for one in options_of(kind) if "option" in one.metadata]
+    declared = [option for option in options_of(kind) if "option" in option.metadata]
     if not declared:
         hints = get_type_hints(kind, include_extras=True)
         return [
@@ -216,11 +218,13 @@ def _group_options(kind: Any) -> list[Parameter]:
             if get_origin(hint) is Annotated
         ]
     options = []
-    for one in declared:
-        info: OptionInfo = one.metadata["option"]
+    for option in declared:
+        info: OptionInfo = option.metadata["option"]
         if info.typed is not None:
-            names = [info.name or f"--{one.name.replace('_', '-')}", *filter(None, [info.short])]
+            names = [info.name or f"--{option.name.replace('_', '-')}", *filter(None, [info.short])]
             shown = typer.Option(*names, help=info.help, min=info.minimum, max=info.maximum, metavar=info.metavar)
             annotation = Annotated[info.typed, shown]
-            options.append(Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=annotation))
+            options.append(
+                Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
+            )
     return options

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mmdec import InputError
-from mmdec.cli.options import Device, Dtype, Threads, dtype_or_quick
+from mmdec.cli.options import Device, Dtype, Threads, resolve_dtype
 
 TOKEN = "MMDEC_TOKEN"
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # as browsers send it: scheme, host and port
@@ -76,7 +76,7 @@ def serve(
     from mmdec.serving.server import ServerLimits
 
     limits = ServerLimits(requests, sessions, megabytes, seconds, tokens, wait, rows=batch_size, cache=cache_tokens)
-    precision = dtype_or_quick(dtype, device, integers=True)
+    precision = resolve_dtype(dtype, device, integers=True)
     with listening_sockets(host, port) as sockets, one_pool():
         server, names = make_server(models or [], secret, limits, threads, device, precision, origins)
         print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)

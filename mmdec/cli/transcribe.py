@@ -25,8 +25,8 @@ from mmdec.cli.options import (
     JsonLines,
     MaxNewTokens,
     Model,
-    dtype_or_quick,
     is_typed,
+    resolve_dtype,
     silence_transformers,
     with_option_groups,
 )
@@ -312,7 +312,7 @@ def _load(model: str, device: str | None, dtype: str | None, quiet: bool) -> Loa
         from mmdec.whisper.transcribe import load_transcriber
 
         silence_transformers()
-        return load_transcriber(model, device, dtype_or_quick(dtype, device, integers=True))
+        return load_transcriber(model, device, resolve_dtype(dtype, device, integers=True))
 
 
 def _transcribe_all(

@@ -22,7 +22,7 @@ from mmdec.cli.options import (
     Inputs,
     JsonLines,
     Model,
-    dtype_or_quick,
+    resolve_dtype,
     with_option_groups,
 )
 from mmdec.cli.outcomes import Outcomes, print_note
@@ -78,7 +78,7 @@ def translate(
         files = input_files(inputs, AUDIO_FILES, output)
         targets = output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav")
         outcomes = Outcomes(files, targets, model)
-        translator = load_translator(model, device, vocoder=options.vocoder, dtype=dtype_or_quick(dtype, device))
+        translator = load_translator(model, device, vocoder=options.vocoder, dtype=resolve_dtype(dtype, device))
     call = partial(mmdec.translate_speech, model=translator, **keywords)
     _translate_all(outcomes, call, as_json)
     outcomes.finish()

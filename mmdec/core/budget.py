@@ -39,7 +39,7 @@ from mmdec.errors import InputError
 from mmdec.types import Drafter, Plan, Target, TreeShape
 
 # a draft's size: nodes of a chain, or (nodes, depth) of a tree; None: the budget chooses it each round
-Nodes = int | tuple[int, int] | None
+DraftSize = int | tuple[int, int] | None
 
 # the numbers of drafted tokens that the budget compares; the target's pass has one token more, the root
 CHAIN_PLANS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, MAX_CHAIN_NODES))
@@ -414,7 +414,7 @@ def _longest(plans: Sequence[Plan]) -> Plan:
 
 
 def make_budget(
-    statistics: DecodingStatistics, target: Target, drafter: Drafter | None, nodes: Nodes
+    statistics: DecodingStatistics, target: Target, drafter: Drafter | None, nodes: DraftSize
 ) -> tuple[Budget, TreeShape | None]:
     """Make the budget of one `generate` call, and the object that shapes its trees, from earlier calls' measurements.
 

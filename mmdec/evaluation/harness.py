@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from mmdec.core.budget import Nodes
+from mmdec.core.budget import DraftSize
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DrafterChoice
 from mmdec.hub.provenance import measurement_conditions
@@ -62,7 +62,7 @@ class Method:
         return cls(GREEDY, "transformers")
 
     @classmethod
-    def with_drafter(cls, name: str, drafter: DrafterChoice, nodes: Nodes = None) -> Method:
+    def with_drafter(cls, name: str, drafter: DrafterChoice, nodes: DraftSize = None) -> Method:
         """Make the method of decoding by mmdec.
 
         Args:
@@ -147,7 +147,7 @@ def parse_language(language: str) -> str | None:
     return None if language == "auto" else language
 
 
-def parse_plan(plan: str) -> Nodes:
+def parse_plan(plan: str) -> DraftSize:
     """Parse a draft size: "learned", "8" (a chain of 8 tokens), "16x6" (a tree of 16 tokens, at most 6 deep).
 
     Returns:

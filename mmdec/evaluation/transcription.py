@@ -22,7 +22,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from mmdec.core.budget import Nodes
+from mmdec.core.budget import DraftSize
 from mmdec.core.timing import Stopwatch, time_passes
 from mmdec.drafters.medusa.checkpoint import HEADS_FILE
 from mmdec.errors import InputError
@@ -338,7 +338,9 @@ def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], st
     return bare.normalize, "english, without British spellings"
 
 
-def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
+def _methods(
+    whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan: DraftSize, plain: bool
+) -> list[Method]:
     has_heads = whisper.directory is not None and (whisper.directory / MEDUSA / HEADS_FILE).is_file()
     if heads is None and not has_heads:
         return [Method.greedy()]

@@ -23,7 +23,7 @@ from mmdec.checks.arguments import (
     check_whole,
 )
 from mmdec.checks.devices import check_same_dtype
-from mmdec.core.budget import Nodes
+from mmdec.core.budget import DraftSize
 from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Steps, pass_stop_iteration, run_steps, watch_rounds
@@ -103,7 +103,7 @@ def generate(
     inputs: Tensor | Mapping[str, Any],
     drafter: DrafterChoice = "auto",
     rule: RuleName | Relaxation | None = None,
-    num_speculative_tokens: Nodes = None,
+    num_speculative_tokens: DraftSize = None,
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
     **options: Any,
@@ -116,7 +116,7 @@ def generate(
     inputs: Sequence[Tensor | Mapping[str, Any]],
     drafter: DrafterChoice = "auto",
     rule: RuleName | Relaxation | None = None,
-    num_speculative_tokens: Nodes = None,
+    num_speculative_tokens: DraftSize = None,
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
     batch_size: int = BATCH_SIZE,
@@ -129,7 +129,7 @@ def generate(
     inputs: Tensor | Mapping[str, Any] | Sequence[Tensor | Mapping[str, Any]],
     drafter: DrafterChoice = "auto",
     rule: RuleName | Relaxation | None = None,
-    num_speculative_tokens: Nodes = None,
+    num_speculative_tokens: DraftSize = None,
     seed: int | None = None,
     statistics: DecodingStatistics | None = None,
     batch_size: int = BATCH_SIZE,
@@ -275,7 +275,7 @@ def stream(
     inputs: Tensor | Mapping[str, Any],
     drafter: DrafterChoice = "auto",
     rule: RuleName | Relaxation | None = None,
-    num_speculative_tokens: Nodes = None,
+    num_speculative_tokens: DraftSize = None,
     seed: int | None = None,
     tokenizer: Any = None,
     statistics: DecodingStatistics | None = None,
@@ -333,7 +333,7 @@ def generate_rounds(
 def speculate(
     drafter: DrafterChoice = "auto",
     rule: RuleName | Relaxation | None = None,
-    num_speculative_tokens: Nodes = None,
+    num_speculative_tokens: DraftSize = None,
     seed: int | None = None,
     on_round: Callable[[Round], None] | None = None,
     streamer: Any = None,

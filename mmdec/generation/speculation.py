@@ -23,7 +23,7 @@ from mmdec.checks.arguments import (
 )
 from mmdec.checks.caller import warn_user
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.budget import Nodes, make_budget
+from mmdec.core.budget import DraftSize, make_budget
 from mmdec.core.loop import decode_steps
 from mmdec.core.sampling import DraftWarp, KeyedSample, Sequences, most_probable, transformers_sample
 from mmdec.core.statistics import DecodingStatistics
@@ -87,7 +87,7 @@ class DecodingOptions:
 
     drafter: DrafterChoice = AUTO
     rule: RuleName | Relaxation | None = None
-    num_speculative_tokens: Nodes = None
+    num_speculative_tokens: DraftSize = None
     seed: int | None = None
     statistics: DecodingStatistics | None = None
     on_round: Callable[[Round], None] | None = None

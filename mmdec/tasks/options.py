@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import ProcessorMixin
 
-    from mmdec.core.budget import Nodes
+    from mmdec.core.budget import DraftSize
     from mmdec.core.statistics import DecodingStatistics
     from mmdec.core.verify import Relaxation, RuleName
     from mmdec.types import Round
@@ -95,7 +95,7 @@ class GenerateOptions(TaskOptions):
     rule: RuleName | Relaxation | None = option(
         None, "The rule by which drafted tokens are accepted. Default: by `do_sample`."
     )
-    num_speculative_tokens: Nodes = option(None, "Draft size: tokens, or (tokens, depth). Default: learned.")
+    num_speculative_tokens: DraftSize = option(None, "Draft size: tokens, or (tokens, depth). Default: learned.")
     seed: int | None = option(None, "Seed of the random numbers, for sampling.")
     statistics: DecodingStatistics | None = option(None, "Acceptance rates measured in earlier calls.")
     on_round: Callable[[Round], None] | None = option(None, "Called with each decoding round.")

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, ProcessorMixin
 
 from mmdec.checks.arguments import format_value, suggesting_options
 from mmdec.checks.devices import PASSED_ON, check_dtype
-from mmdec.core.budget import Nodes
+from mmdec.core.budget import DraftSize
 from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Steps, pass_stop_iteration
@@ -202,7 +202,7 @@ def describe(
     drafter: DrafterChoice = AUTO,
     batch_size: int = 8,
     rule: RuleName | Relaxation | None = None,
-    num_speculative_tokens: Nodes = None,
+    num_speculative_tokens: DraftSize = None,
     seed: int | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,

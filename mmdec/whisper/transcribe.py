@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, ProcessorMixin, WhisperForConditionalG
 
 from mmdec.checks.arguments import suggesting_options
 from mmdec.checks.devices import check_dtype
-from mmdec.core.budget import Nodes
+from mmdec.core.budget import DraftSize
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import pass_stop_iteration
 from mmdec.core.verify import Relaxation, RuleName
@@ -67,7 +67,7 @@ def transcribe(
     cut_at_pauses: bool = False,
     strict: bool = False,
     rule: RuleName | Relaxation | None = None,
-    num_speculative_tokens: Nodes = None,
+    num_speculative_tokens: DraftSize = None,
     seed: int | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,

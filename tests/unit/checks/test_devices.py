@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import mmdec
 from mmdec.checks.devices import check_dtype, check_same_dtype, fastest_dtype
-from mmdec.cli.options import dtype_or_quick
+from mmdec.cli.options import resolve_dtype
 from mmdec.errors import InputError
 from tests.conftest import RATE, buzz
 from tests.support.grid import slow_but
@@ -65,8 +65,8 @@ def test_the_command_line_takes_the_fastest_dtype(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: computes)
-    assert fastest_dtype(device) == dtype_or_quick(None, device) == result
-    assert dtype_or_quick("float16", device) == torch.float16
+    assert fastest_dtype(device) == resolve_dtype(None, device) == result
+    assert resolve_dtype("float16", device) == torch.float16
 
 
 def test_a_loaded_models_dtype_is_kept() -> None:

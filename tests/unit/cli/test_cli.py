@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 import mmdec
 from mmdec import cli
 from mmdec.cli.inputs import AUDIO_FILES, IMAGE_FILES, combine_files, input_files, output_paths
-from mmdec.cli.options import Verb
+from mmdec.cli.options import MmdecCommand
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.daspeech.translator import STRATEGIES
 from mmdec.errors import InputError
@@ -403,7 +403,7 @@ def test_each_help_page_has_one_example(verb: str) -> None:
 @pytest.mark.parametrize("verb", ENDING)
 def test_the_example_is_of_this_verb_and_parses(verb: str) -> None:
     result = command(verb)
-    assert isinstance(result, Verb)
+    assert isinstance(result, MmdecCommand)
     words = shlex.split(result.epilog.removeprefix("Example: mmdec "))
     count = len(verb.split())
     assert words[:count] == verb.split()
