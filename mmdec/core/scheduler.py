@@ -8,8 +8,9 @@ depend on which rows share its passes.
 Prompts are read between two rounds, in pieces, so that running rows wait for a limited number of tokens. What does not
 fit into the limits (rows, tokens in caches) waits; requests of higher priority go first.
 
-An encoder pass gains nothing from batching; decoder passes do. So windows go before drafts of the same priority, and
-with several CPU threads a second Python thread computes windows with half of them, beside the passes of this one.
+Some computations gain nothing from batching, such as an encoder's pass. These side jobs go before drafts of the same
+priority, so that more drafts share the passes that follow. With several CPU threads, a second Python thread runs side
+jobs with half of them, beside the passes of this one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from mmdec.kernels.threads import own_threads, set_own_threads
 from mmdec.types import Round, SharedPassTarget
 
 Key = TypeVar("Key")  # type of the names of decodings
-SIDE_WAIT_SECONDS = 0.005  # seconds that a step waits for the side thread if there is nothing else to do
+SIDE_JOB_WAIT_SECONDS = 0.005  # seconds that a step waits for the side thread if there is nothing else to do
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits = SchedulerLimits()) -> None:
         self.limits = limits
         self._side_thread = ThreadPoolExecutor(1, "mmdec-side")  # starts its thread when it is needed
-        self._aside: tuple[Task, Future[PassResult]] | None = None  # what the side thread computes now
+        self._side_job: tuple[Task, Future[PassResult]] | None = None  # what the side thread computes now
         self.waiting: list[Task] = []
         self.running: list[Task] = []
         self._numbers = count()
@@ -157,54 +158,63 @@ class Scheduler:
             Whether there is more to do.
         """
         self._admit()
-        drafts = [task for task in self.running if isinstance(task.pending, Score)]
-        windows = sorted(filter(_may_run_aside, self.running), key=_precedence)
-        others = [task for task in self.running if task not in drafts and task not in windows]
-        windows = self._send_aside(windows, busy=bool(drafts or others))
-        window = windows[0] if windows else None
-        # beside the side thread, no window holds up drafts of a higher priority
-        if window and self._aside is not None and any(task.priority < window.priority for task in drafts):
-            window = None
-        unshared = sorted(others if window is None else [*others, window], key=_precedence)
+        sharable = [task for task in self.running if isinstance(task.pending, Score)]
+        side_jobs = sorted(filter(_is_side_job, self.running), key=_precedence)
+        exclusive = [task for task in self.running if task not in sharable and task not in side_jobs]
+        side_jobs = self._offload(side_jobs, busy=bool(sharable or exclusive))
+        side_job = self._side_job_for_this_thread(side_jobs, sharable)
+        if side_job is not None:
+            exclusive.append(side_job)
+        exclusive.sort(key=_precedence)
 
-        if self._aside is not None and not (unshared or drafts):
-            wait([self._aside[1]], SIDE_WAIT_SECONDS)
+        if self._side_job is not None and not (exclusive or sharable):
+            wait([self._side_job[1]], SIDE_JOB_WAIT_SECONDS)
         threads = torch.get_num_threads()
         # the side thread has half of the CPU threads
-        with nullcontext() if self._aside is None else own_threads(threads - threads // 2):
-            started = self._run_unshared(unshared)
-            if window is not None and window in started:
-                # the other drafts share the next pass with the drafts that follow the window
-                drafts = [task for task in drafts if task.priority < window.priority]
+        with nullcontext() if self._side_job is None else own_threads(threads - threads // 2):
+            started = self._run_exclusive(exclusive)
+            if side_job is not None and side_job in started:
+                # the other drafts share the next pass with the drafts that follow the side job
+                sharable = [task for task in sharable if task.priority < side_job.priority]
             # a callback may have cancelled some
-            for group in _shared_passes([task for task in drafts if not task.done]):
+            for group in _shared_passes([task for task in sharable if not task.done]):
                 self._run(group)
-        self._take_back()
+        self._collect_side_job()
         return bool(self.running or self.waiting)
 
-    def _send_aside(self, windows: Sequence[Task], busy: bool) -> list[Task]:
-        """Let the side thread compute the first window, if it has nothing to do and this thread has.
+    def _offload(self, side_jobs: Sequence[Task], busy: bool) -> list[Task]:
+        """Let the side thread run the first side job, if it has nothing to do and this thread has.
 
         Args:
-            windows: Tasks that wait for a computation that may run aside, in their order.
+            side_jobs: Tasks that wait for one, in their order.
             busy: Whether this thread has other passes to run.
 
         Returns:
-            The tasks of the other windows.
+            The tasks whose side jobs the side thread does not run.
         """
         threads = torch.get_num_threads()
-        can_start = self._aside is None and not torch.is_autocast_enabled("cpu")  # which holds for one thread alone
-        if can_start and threads > 1 and len(windows) + busy > 1 and windows:
-            request: Any = windows[0].pending
-            self._aside = windows[0], self._side_thread.submit(_compute_aside, request, threads // 2)
-        aside = None if self._aside is None else self._aside[0]
-        return [task for task in windows if task is not aside]
+        can_start = self._side_job is None and not torch.is_autocast_enabled("cpu")  # which holds for one thread alone
+        if can_start and threads > 1 and len(side_jobs) + busy > 1 and side_jobs:
+            request: Any = side_jobs[0].pending
+            self._side_job = side_jobs[0], self._side_thread.submit(_run_side_job, request, threads // 2)
+        offloaded = None if self._side_job is None else self._side_job[0]
+        return [task for task in side_jobs if task is not offloaded]
 
-    def _take_back(self) -> None:
-        """Continue the task whose window the side thread has computed, if it has."""
-        if self._aside is None or not self._aside[1].done():
+    def _side_job_for_this_thread(self, side_jobs: Sequence[Task], drafts: Sequence[Task]) -> Task | None:
+        """Return the first of the remaining side jobs' tasks, or None if this thread must not run it now.
+
+        While the side thread works, no side job holds up drafts of a higher priority.
+        """
+        if not side_jobs:
+            return None
+        holds_up_drafts = any(task.priority < side_jobs[0].priority for task in drafts)
+        return None if self._side_job is not None and holds_up_drafts else side_jobs[0]
+
+    def _collect_side_job(self) -> None:
+        """Continue the task whose side job the side thread has run, if it has."""
+        if self._side_job is None or not self._side_job[1].done():
             return
-        (task, future), self._aside = self._aside, None
+        (task, future), self._side_job = self._side_job, None
         try:
             result = future.result()
         except Exception as error:
@@ -226,7 +236,7 @@ class Scheduler:
             self.running.append(self.waiting.pop(0))
             self._advance(task, None)
 
-    def _run_unshared(self, tasks: Sequence[Task]) -> list[Task]:
+    def _run_exclusive(self, tasks: Sequence[Task]) -> list[Task]:
         """Run passes that nobody shares: as many as the limit allows.
 
         Returns:
@@ -310,8 +320,8 @@ class Scheduler:
     def _end(self, task: Task, error: BaseException | None) -> None:
         if task.done:
             return
-        if self._aside is not None and self._aside[0] is task:  # its model may be changed once it has ended
-            wait([self._aside[1]])
+        if self._side_job is not None and self._side_job[0] is task:  # its model may be changed once it has ended
+            wait([self._side_job[1]])
         task.done, task.error, task.pending = True, error, None
         for tasks in (self.waiting, self.running):
             if task in tasks:
@@ -369,18 +379,18 @@ def decode_together(
         scheduler.close()
 
 
-def _may_run_aside(task: Task) -> bool:
+def _is_side_job(task: Task) -> bool:
     request = task.pending
-    return isinstance(request, Compute) and request.runs_aside and request.device.type == "cpu"
+    return isinstance(request, Compute) and request.runs_on_side_thread and request.device.type == "cpu"
 
 
-def _compute_aside(request: Compute, threads: int) -> PassResult:
+def _run_side_job(request: Compute, threads: int) -> PassResult:
     set_own_threads(threads)
     return time_pass(request.device, request.compute)
 
 
 def _prompt_tokens(task: Task, max_tokens: int) -> int:
-    """Return how many tokens the next unshared pass reads. With pictures, sound or no prompt it is `max_tokens`."""
+    """Return how many tokens the next exclusive pass reads. With pictures, sound or no prompt it is `max_tokens`."""
     request = task.pending
     if not isinstance(request, Prefill) or not isinstance(request.target, SharedPassTarget):
         return max_tokens

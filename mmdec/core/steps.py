@@ -49,7 +49,7 @@ class Compute:
 
     device: torch.device
     function: Callable[[], Any]
-    runs_aside: bool = False  # whether another thread may compute it beside the passes of other decodings
+    runs_on_side_thread: bool = False  # whether the side thread may compute it, beside the passes of other decodings
 
     def compute(self) -> Any:
         return self.function()

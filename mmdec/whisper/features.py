@@ -200,7 +200,7 @@ class WindowEncoder:
             seconds: Stage -> seconds; those of the pass are added to "encoder".
             whole: The same as for a call.
         """
-        result: Any = yield Compute(features.device, partial(self, features, whole), runs_aside=True)
+        result: Any = yield Compute(features.device, partial(self, features, whole), runs_on_side_thread=True)
         seconds["encoder"] += result.seconds
         return result.value
 

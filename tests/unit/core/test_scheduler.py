@@ -37,7 +37,7 @@ def scheduler() -> Iterator[Scheduler]:
 
 def recording(target: Target, name: str, window: Any, drafts: int = 1) -> Steps[Any]:
     """A decoding of one window. Its result is what `window` returns."""
-    result = yield Compute(CPU, window, runs_aside=True)
+    result = yield Compute(CPU, window, runs_on_side_thread=True)
     for _ in range(drafts):
         yield draft(target, name)
     assert result is not None
@@ -112,7 +112,7 @@ def test_a_lone_window_has_all_threads(scheduler: Scheduler) -> None:
     assert task.result == (2, threading.get_ident())
 
 
-def test_a_window_that_fails_aside_ends_its_own_decoding(scheduler: Scheduler) -> None:
+def test_a_window_that_fails_on_the_side_thread_ends_its_own_decoding(scheduler: Scheduler) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 

@@ -110,7 +110,7 @@ def stock_times(model: WhisperForConditionalGeneration) -> TimeTokens:
 def run(recording: Generator[Any, Any, LongFormResult], stages: list[str] | None = None) -> LongFormResult:
     """Run one recording's passes to its end, and append the stages of its `Compute` steps to `stages`.
 
-    Of these, only the passes of the encoder may run aside.
+    Of these, only the passes of the encoder may run on the side thread.
     """
     result = None
     while True:
@@ -119,7 +119,7 @@ def run(recording: Generator[Any, Any, LongFormResult], stages: list[str] | None
         except StopIteration as end:
             return end.value
         if stages is not None and isinstance(step, Compute):
-            stages.append("encoder" if step.runs_aside else "decoder")
+            stages.append("encoder" if step.runs_on_side_thread else "decoder")
         result = time_pass(step.device, step.compute)
 
 
