@@ -16,20 +16,20 @@ class AmongBest:
     k: int = 2
     name = "among-best"
 
-    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
+    def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
         """The drafter need not draw its tokens."""
         return plan
 
-    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
+    def walk(self, tree: RowTree, sequences: Sequences) -> tuple[list[int], bool]:
         """Down the row's tree. Gives the accepted nodes, and whether the row has ended."""
         path: list[int] = []
         node = 0
         while True:
-            scores = text.processed_logits(tree.row, tree.logits[node])[0]  # (V,) after all processors
+            scores = sequences.processed_logits(tree.row, tree.logits[node])[0]  # (V,) after all processors
             best = scores.topk(self.k).indices.tolist()
             children = [child for child in tree.children[node] if tree.tokens[child] in best]
             token = tree.tokens[children[0]] if children else best[0]
-            if text.append(tree.row, token):
+            if sequences.append(tree.row, token):
                 return path, True
             if not children:
                 return path, False

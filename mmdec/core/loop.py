@@ -59,7 +59,7 @@ class DraftBudget(Protocol):
 def decode(
     target: Target,
     inputs: Mapping[str, Any],
-    text: Sequences,
+    sequences: Sequences,
     rule: Rule,
     drafter: Drafter | None,
     budget: DraftBudget,
@@ -73,7 +73,7 @@ def decode(
     Args:
         target: The model that decides.
         inputs: Model inputs for `target.prefill`.
-        text: Holds the prompts (B, P) and receives the new tokens.
+        sequences: Holds the prompts (B, P) and receives the new tokens.
         rule: Decides which drafted tokens are accepted.
         drafter: Proposes tokens; None for plain decoding.
         budget: Chooses draft sizes.
@@ -82,14 +82,14 @@ def decode(
     Yields:
         Each round, until every row has ended.
     """
-    return run_steps(decode_steps(target, inputs, text, rule, drafter, budget, shape))
+    return run_steps(decode_steps(target, inputs, sequences, rule, drafter, budget, shape))
 
 
 @torch.inference_mode()
 def decode_steps(
     target: Target,
     inputs: Mapping[str, Any],
-    text: Sequences,
+    sequences: Sequences,
     rule: Rule,
     drafter: Drafter | None,
     budget: DraftBudget,
@@ -108,12 +108,12 @@ def decode_steps(
     timer.add("target", result.seconds, result.cpu_seconds)
     session, context, draft, scores = result.value
     try:
-        text.position_limits = None if context.room is None else int_list(context.room)
+        sequences.position_limits = None if context.room is None else int_list(context.room)
         runner.start(replace(context, tree_shape=shape))
         timer.lap("drafter")
         for index in count():
-            rows, sizes = text.live, int_list(draft.size)
-            verdict = verify(draft, scores, rule, text)
+            rows, sizes = sequences.live, int_list(draft.size)
+            verdict = verify(draft, scores, rule, sequences)
             target.commit(session, verdict)
             timer.lap("core")
             runner.update(draft, scores, verdict)
@@ -123,8 +123,8 @@ def decode_steps(
             if any(done):
                 live = verdict.done.logical_not().nonzero()[:, 0]
                 roots = roots[live]
-                text.live = [row for row, ended in zip(rows, done, strict=True) if not ended]
-                if text.live:
+                sequences.live = [row for row, ended in zip(rows, done, strict=True) if not ended]
+                if sequences.live:
                     target.select(session, live)
                     runner.select(live)
             round_ = Round(
@@ -138,7 +138,7 @@ def decode_steps(
                 accepted=[sum(node > 0 for node in path) for path in int_rows(verdict.path)],
                 done=done,
                 logprobs=chosen_logprobs(scores.logits, verdict),
-                cut=[ended and text.is_cut(row) for row, ended in zip(rows, done, strict=True)],
+                cut=[ended and sequences.is_cut(row) for row, ended in zip(rows, done, strict=True)],
             )
             timer.lap("core")
             share_of_pass = len(rows) / (result.rows or len(rows))
@@ -162,14 +162,14 @@ def decode_steps(
             yield replace(
                 round_, target=seconds["target"] * share_of_pass, drafter=seconds["drafter"], core=seconds["core"]
             )
-            if not text.live:
+            if not sequences.live:
                 return
 
             timer.start()
             rows_of_others = max(result.rows - len(rows), 0)  # rows of other decodings that shared the last pass
-            plan = rule.drafting_plan(budget.plan(len(text.live) + rows_of_others), text)
+            plan = rule.drafting_plan(budget.plan(len(sequences.live) + rows_of_others), sequences)
             timer.lap("core")
-            draft = runner.propose(roots, plan, [text.round_limit(row) for row in text.live])
+            draft = runner.propose(roots, plan, [sequences.round_limit(row) for row in sequences.live])
             timer.lap("drafter")
             result = yield Score(target, device, session, draft)
             timer.add("target", result.seconds, result.cpu_seconds)

@@ -305,7 +305,7 @@ def copy_processors(processors: list[T], argument: str = "logits_processor") -> 
 Choice = Callable[[Tensor, Sequences, int], int]
 
 
-def most_probable(scores: Tensor, text: Sequences, row: int) -> int:
+def most_probable(scores: Tensor, sequences: Sequences, row: int) -> int:
     """Return greedy decoding's next token, from processed logits (1, V). It does not read the text."""
     return int(scores.argmax(-1))
 
@@ -325,7 +325,7 @@ def most_probable_each(scores: Tensor) -> list[list[int]]:
     return int_rows(scores.argmax(-1))
 
 
-def transformers_sample(scores: Tensor, text: Sequences, row: int) -> int:
+def transformers_sample(scores: Tensor, sequences: Sequences, row: int) -> int:
     """Sample a token from processed logits (1, V), as transformers' `generate(do_sample=True)` does for one row.
 
     It calls `torch.multinomial` once, with torch's global generator, and does not read the text.
@@ -343,8 +343,8 @@ class KeyedSample:
 
     seed: int
 
-    def __call__(self, scores: Tensor, text: Sequences, row: int) -> int:
-        generator = keyed_generator(scores.device, self.seed, "token", row, len(text.tokens[row]))
+    def __call__(self, scores: Tensor, sequences: Sequences, row: int) -> int:
+        generator = keyed_generator(scores.device, self.seed, "token", row, len(sequences.tokens[row]))
         noise = torch.empty_like(scores).exponential_(generator=generator)
         return int((scores - noise.log()).argmax(-1))  # -log of an exponential variable is Gumbel noise
 
@@ -361,15 +361,15 @@ class DraftWarp:
     top_k: int | None = None  # keep the k most probable tokens, or all if None
     warpers: Sequence[Processor] = ()  # those that read a node's logits only, whatever their tokens
 
-    def __call__(self, text: Sequences, logits: Tensor, paths: Sequence[Sequence[Sequence[int]]] = ()) -> Tensor:
+    def __call__(self, sequences: Sequences, logits: Tensor, paths: Sequence[Sequence[Sequence[int]]] = ()) -> Tensor:
         """Return distributions (B, n, V) float32; `mmdec.types.Warp` describes the other arguments.
 
         Args:
-            text: The texts of the batch, whose `live` rows are those of the logits.
+            sequences: The texts of the batch, whose `live` rows are those of the logits.
         """
         scores = logits.float().flatten(0, 1)
         if self.processors:
-            ids = _node_ids(text, logits.shape[1], paths)
+            ids = _node_ids(sequences, logits.shape[1], paths)
             for processor in self.processors:
                 scores = processor(ids, scores)
         kept = None
@@ -385,12 +385,12 @@ class DraftWarp:
         return probs.view(logits.shape)
 
 
-def _node_ids(text: Sequences, nodes: int, paths: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+def _node_ids(sequences: Sequences, nodes: int, paths: Sequence[Sequence[Sequence[int]]]) -> Tensor:
     """Return the ids (B * n, L) of each node's text: prompt, accepted tokens and the drafted tokens down to the node.
 
     Shorter texts repeat their last accepted token.
     """
-    rows = [text.row(row) for row in text.live]
+    rows = [sequences.row(row) for row in sequences.live]
     longest = max(row.shape[1] for row in rows)
     ids = torch.cat([torch.cat([row, row[:, -1:].expand(1, longest - row.shape[1])], 1) for row in rows])
     ids = ids.repeat_interleave(nodes, 0)

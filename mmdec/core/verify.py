@@ -83,18 +83,18 @@ class Rule(Protocol):
     @property
     def name(self) -> str: ...
 
-    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
+    def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
         """Return the plan for the drafter.
 
         A rule that needs sampled drafts adds `Plan.warp` and a random generator; others change nothing.
 
         Args:
-            text: The texts of the batch. The warp reads them when it is called.
+            sequences: The texts of the batch. The warp reads them when it is called.
         """
         ...
 
-    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
-        """Walk down one row's tree and append the new tokens to `text`.
+    def walk(self, tree: RowTree, sequences: Sequences) -> tuple[list[int], bool]:
+        """Walk down one row's tree and append the new tokens to `sequences`.
 
         Returns:
             The accepted nodes below the root, and whether the row ended.
@@ -102,25 +102,25 @@ class Rule(Protocol):
         ...
 
 
-def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict:
-    """Accept drafted tokens by the target's logits, and append the tokens of this round to `text`.
+def verify(draft: Draft, scores: Scores, rule: Rule, sequences: Sequences) -> Verdict:
+    """Accept drafted tokens by the target's logits, and append the tokens of this round to `sequences`.
 
-    The same draft, scores, rule and text give the same verdict.
+    The same draft, scores, rule and sequences give the same verdict.
 
     Args:
         draft: B trees of N nodes.
         scores: The target's logits after each node.
         rule: The acceptance rule.
-        text: The texts of the batch; its `live` rows are those of the draft.
+        sequences: The texts of the batch; its `live` rows are those of the draft.
     """
     tokens, parents, sizes = int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size)
     # the most probable token of every node, computed at once and only when a rule first asks for it
-    likeliest = cache(lambda: most_probable_each(text.suppress(scores.logits)))
+    likeliest = cache(lambda: most_probable_each(sequences.suppress(scores.logits)))
     paths: list[list[int]] = []
     ended: list[bool] = []
     emitted: list[list[int]] = []
-    for index, row in enumerate(text.live):
-        before = len(text.tokens[row])
+    for index, row in enumerate(sequences.live):
+        before = len(sequences.tokens[row])
         children: list[list[int]] = [[] for _ in range(sizes[index])]
         for node in range(1, sizes[index]):
             if not draft.soft_nodes[index][node]:
@@ -129,10 +129,10 @@ def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict
         tree = RowTree(
             row, tokens[index], children, scores.logits[index], probs, lambda index=index: likeliest()[index]
         )
-        path, done = rule.walk(tree, text)
+        path, done = rule.walk(tree, sequences)
         paths.append([0, *path])
         ended.append(done)
-        emitted.append(text.tokens[row][before:])
+        emitted.append(sequences.tokens[row][before:])
     return _verdict(paths, ended, emitted, draft.tokens.device)
 
 
@@ -164,20 +164,20 @@ class MatchRule:
     choice: Choice = most_probable
     name: str = "greedy"
 
-    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
+    def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
         return plan
 
-    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
+    def walk(self, tree: RowTree, sequences: Sequences) -> tuple[list[int], bool]:
         # without processors that read the text, the most probable tokens of all nodes are found at once
-        best = tree.likeliest() if self.choice is most_probable and text.only_suppresses(tree.row) else None
+        best = tree.likeliest() if self.choice is most_probable and sequences.only_suppresses(tree.row) else None
         path: list[int] = []
         node = 0
         while True:
             if best is None:
-                token = self.choice(text.processed_logits(tree.row, tree.logits[node]), text, tree.row)
+                token = self.choice(sequences.processed_logits(tree.row, tree.logits[node]), sequences, tree.row)
             else:
                 token = best[node]
-            if text.append(tree.row, token):
+            if sequences.append(tree.row, token):
                 return path, True
             node = tree.child(node, token)
             if node < 0:
@@ -194,14 +194,14 @@ class SamplingState:
     warp: DraftWarp = field(default_factory=DraftWarp)
     generator: torch.Generator | None = None
 
-    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
+    def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
         """Return the plan with the warp of the batch's texts, and with the drafter's random generator."""
         if self.generator is None:
-            self.generator = keyed_generator(text.prompt.device, self.seed, "draft")
-        return replace(plan, warp=partial(self.warp, text), generator=self.generator)
+            self.generator = keyed_generator(sequences.prompt.device, self.seed, "draft")
+        return replace(plan, warp=partial(self.warp, sequences), generator=self.generator)
 
 
-def _descend(tree: RowTree, text: Sequences, step: Callable[[int], TokenAndChild]) -> tuple[list[int], bool]:
+def _descend(tree: RowTree, sequences: Sequences, step: Callable[[int], TokenAndChild]) -> tuple[list[int], bool]:
     """Descend the tree and append a token at each node, until the row ends or no child holds the chosen token.
 
     Args:
@@ -214,7 +214,7 @@ def _descend(tree: RowTree, text: Sequences, step: Callable[[int], TokenAndChild
     node = 0
     while True:
         token, node = step(node)
-        if text.append(tree.row, token):
+        if sequences.append(tree.row, token):
             return path, True
         if node < 0:
             return path, False
@@ -271,15 +271,15 @@ class ResidualRule:
     name: RuleName = "residual"
     make_rng: Callable[..., Rng] = keyed_rng
 
-    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
-        return self.sampling.drafting_plan(plan, text)
+    def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
+        return self.sampling.drafting_plan(plan, sequences)
 
-    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
-        return _descend(tree, text, partial(self._try_children, tree, text))
+    def walk(self, tree: RowTree, sequences: Sequences) -> tuple[list[int], bool]:
+        return _descend(tree, sequences, partial(self._try_children, tree, sequences))
 
-    def _try_children(self, tree: RowTree, text: Sequences, node: int) -> TokenAndChild:
-        p = _distribution(text, tree.row, tree.logits[node])
-        rng = self.make_rng(p.device, self.sampling.seed, "residual", tree.row, len(text.tokens[tree.row]))
+    def _try_children(self, tree: RowTree, sequences: Sequences, node: int) -> TokenAndChild:
+        p = _distribution(sequences, tree.row, tree.logits[node])
+        rng = self.make_rng(p.device, self.sampling.seed, "residual", tree.row, len(sequences.tokens[tree.row]))
         q = tree.draft_distribution(node)
         for child in tree.children[node]:
             token = tree.tokens[child]
@@ -308,22 +308,22 @@ class TraversalRule:
     name: RuleName = "traversal"
     make_rng: Callable[..., Rng] = keyed_rng
 
-    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
-        return self.sampling.drafting_plan(plan, text)
+    def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
+        return self.sampling.drafting_plan(plan, sequences)
 
-    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
+    def walk(self, tree: RowTree, sequences: Sequences) -> tuple[list[int], bool]:
         row = tree.row
-        rng = self.make_rng(tree.logits.device, self.sampling.seed, "traversal", row, len(text.tokens[row]))
-        accepted = _Traversal(tree, text, rng).visit(0, 1.0, [], text.copied_processors(row))
+        rng = self.make_rng(tree.logits.device, self.sampling.seed, "traversal", row, len(sequences.tokens[row]))
+        accepted = _Traversal(tree, sequences, rng).visit(0, 1.0, [], sequences.copied_processors(row))
         assert accepted is not None  # the root's weight stays 1
         path, p = accepted
         # the row's own processors see the accepted text only, and each position once
         for index, (node, child) in enumerate(pairwise(path), 1):
-            text.processed_logits(row, tree.logits[node])
-            if text.append(row, tree.tokens[child]):
+            sequences.processed_logits(row, tree.logits[node])
+            if sequences.append(row, tree.tokens[child]):
                 return path[1:index], True
-        own = _distribution(text, row, tree.logits[path[-1]])
-        return path[1:], text.append(row, rng.draw(own if p is None else p))
+        own = _distribution(sequences, row, tree.logits[path[-1]])
+        return path[1:], sequences.append(row, rng.draw(own if p is None else p))
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class _Traversal:
     """One row's tree while it is judged."""
 
     tree: RowTree
-    text: Sequences
+    sequences: Sequences
     rng: Rng
 
     def visit(
@@ -349,8 +349,8 @@ class _Traversal:
             if no path through the node is accepted.
         """
         tree, rest = self.tree, None
-        if tree.children[node] and not (node and tree.tokens[node] in self.text.stop.eos):
-            scores = self.text.logits_ahead(tree.row, drafted, tree.logits[node], processors)
+        if tree.children[node] and not (node and tree.tokens[node] in self.sequences.stop.eos):
+            scores = self.sequences.logits_ahead(tree.row, drafted, tree.logits[node], processors)
             p, q = scores[0].double().softmax(-1), tree.draft_distribution(node)
             for child in tree.children[node]:
                 token = tree.tokens[child]
@@ -388,14 +388,14 @@ class TypicalRule:
     delta: float = 0.3
     name: RuleName = "typical"
 
-    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
+    def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
         return plan
 
-    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
-        return _descend(tree, text, lambda node: self._step(tree, text, node))
+    def walk(self, tree: RowTree, sequences: Sequences) -> tuple[list[int], bool]:
+        return _descend(tree, sequences, lambda node: self._step(tree, sequences, node))
 
-    def _step(self, tree: RowTree, text: Sequences, node: int) -> TokenAndChild:
-        scores = text.processed_logits(tree.row, tree.logits[node])
+    def _step(self, tree: RowTree, sequences: Sequences, node: int) -> TokenAndChild:
+        scores = sequences.processed_logits(tree.row, tree.logits[node])
         p = scores[0].double().softmax(-1)
         entropy = float(cast(Any, torch.special).entr(p).sum())  # cast: `torch.special` is untyped
         threshold = min(self.epsilon, self.delta * math.exp(-entropy))
@@ -403,7 +403,7 @@ class TypicalRule:
         best, child = max(probabilities, default=(0.0, 0))
         if best > threshold:
             return tree.tokens[-child], -child
-        token = self.choice(scores, text, tree.row)
+        token = self.choice(scores, sequences, tree.row)
         return token, tree.child(node, token)
 
 
@@ -476,20 +476,20 @@ class RelaxedRule:
     name: str = "relaxed"
     make_rng: Callable[..., Rng] = keyed_rng
 
-    def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
-        return self.sampling.drafting_plan(plan, text) if self.relaxation.draws_drafts else plan
+    def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
+        return self.sampling.drafting_plan(plan, sequences) if self.relaxation.draws_drafts else plan
 
-    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
+    def walk(self, tree: RowTree, sequences: Sequences) -> tuple[list[int], bool]:
         relaxed = self.relaxation
         if relaxed.draws is not None:
-            return _descend(tree, text, partial(self._follow_draws, tree, text, relaxed.draws))
-        return _descend(tree, text, partial(self._try_children, tree, text))
+            return _descend(tree, sequences, partial(self._follow_draws, tree, sequences, relaxed.draws))
+        return _descend(tree, sequences, partial(self._try_children, tree, sequences))
 
-    def _try_children(self, tree: RowTree, text: Sequences, node: int) -> TokenAndChild:
+    def _try_children(self, tree: RowTree, sequences: Sequences, node: int) -> TokenAndChild:
         """Do the same as the rule "residual", but with the tolerance, or with the probabilities of groups."""
         tolerance, groups = self.relaxation.tolerance or 0.0, self.relaxation.groups
-        p = _distribution(text, tree.row, tree.logits[node])
-        rng = self.make_rng(p.device, self.sampling.seed, "residual", tree.row, len(text.tokens[tree.row]))
+        p = _distribution(sequences, tree.row, tree.logits[node])
+        rng = self.make_rng(p.device, self.sampling.seed, "residual", tree.row, len(sequences.tokens[tree.row]))
         q = tree.draft_distribution(node)
         left = p if groups is None else groups.group_probs(p)
         for child in tree.children[node]:
@@ -512,11 +512,11 @@ class RelaxedRule:
             q = sibling_distribution(q, token)
         return rng.draw(left if groups is None else groups.token_probs(left, p)), -1
 
-    def _follow_draws(self, tree: RowTree, text: Sequences, draws: int, node: int) -> TokenAndChild:
-        scores = text.processed_logits(tree.row, tree.logits[node])
+    def _follow_draws(self, tree: RowTree, sequences: Sequences, draws: int, node: int) -> TokenAndChild:
+        scores = sequences.processed_logits(tree.row, tree.logits[node])
         first: int | None = None
         for _ in range(draws):
-            token = self.choice(scores, text, tree.row)
+            token = self.choice(scores, sequences, tree.row)
             child = tree.child(node, token)
             if child >= 0:
                 return token, child
@@ -529,13 +529,13 @@ class RelaxedRule:
         return first, -1
 
 
-def _distribution(text: Sequences, row: int, logits: Tensor) -> Tensor:
+def _distribution(sequences: Sequences, row: int, logits: Tensor) -> Tensor:
     """Compute the next token's distribution from its raw logits (V,), after the row's logits processors.
 
     Returns:
         (V,) float64.
     """
-    return text.processed_logits(row, logits)[0].double().softmax(-1)
+    return sequences.processed_logits(row, logits)[0].double().softmax(-1)
 
 
 def _one_hot(p: Tensor, token: int) -> Tensor:

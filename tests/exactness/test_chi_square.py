@@ -91,8 +91,8 @@ def keyed_match(drafter: Racing) -> Rule:
     class Drawn(MatchRule):
         """Matching is lossless for drawn drafts, too."""
 
-        def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
-            return stream.drafting_plan(plan, text)
+        def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
+            return stream.drafting_plan(plan, sequences)
 
     stream = SamplingState(11)
     return Drawn(KeyedSample(11), "sampled")
@@ -108,8 +108,8 @@ def traversal(drafter: Racing) -> Rule:
 
 def always(drafter: Racing) -> Rule:
     class Drawn(AlwaysAccept):
-        def drafting_plan(self, plan: Plan, text: Sequences) -> Plan:
-            return stream.drafting_plan(plan, text)
+        def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
+            return stream.drafting_plan(plan, sequences)
 
     stream = SamplingState(14)
     return Drawn(KeyedSample(14), "sampled")
@@ -203,10 +203,10 @@ def test_drafts_through_the_targets_processors_leave_its_distribution(
     small = blended_toy.Toy(6, seed=12)
     target, rows = blended_toy.Toy(6, seed=13, blend=small, share=0.5), 1000
     ids = torch.tensor([[1, 2]] * rows)
-    text = Sequences(ids, Stop(5), processors)
+    sequences = Sequences(ids, Stop(5), processors)
     rule = kind(SamplingState(4, draft_warp(processors)))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    rounds = list(decode(target, inputs, text, rule, SmallModel(small), Budget.fixed(nodes, depth)))
+    rounds = list(decode(target, inputs, sequences, rule, SmallModel(small), Budget.fixed(nodes, depth)))
     assert sum(sum(one.accepted) for one in rounds) > rows / 2
     distribution = plain_distribution(cast(Any, target), [1, 2], 3, processors=processors)
-    assert chi_square(Counter(map(tuple, text.tokens)), distribution) < 10
+    assert chi_square(Counter(map(tuple, sequences.tokens)), distribution) < 10

@@ -180,16 +180,16 @@ def forest(target: Toy, favourite: Sequence[int] = ()) -> Callable[[list[int], P
 class AlwaysAccept(MatchRule):
     """A wrong rule that accepts every first child. Tests must detect it."""
 
-    def walk(self, tree: RowTree, text: Sequences) -> tuple[list[int], bool]:
+    def walk(self, tree: RowTree, sequences: Sequences) -> tuple[list[int], bool]:
         path: list[int] = []
         node = 0
         while tree.children[node]:
             node = tree.children[node][0]
             path.append(node)
-            if text.append(tree.row, tree.tokens[node]):
+            if sequences.append(tree.row, tree.tokens[node]):
                 return path[:-1], True
-        token = self.choice(text.processed_logits(tree.row, tree.logits[node]), text, tree.row)
-        return path, text.append(tree.row, token)
+        token = self.choice(sequences.processed_logits(tree.row, tree.logits[node]), sequences, tree.row)
+        return path, sequences.append(tree.row, token)
 
 
 @dataclass
@@ -240,9 +240,9 @@ def run(
 ) -> tuple[Sequences, list[Round]]:
     """Decode with the core. Returns the final text, and the rounds."""
     inputs = padded(prompts)
-    text = Sequences(inputs["input_ids"], stop, processors)
-    rounds = list(decode(target, inputs, text, rule, drafter, budget or Budget.fixed(4 if drafter else 0)))
-    return text, rounds
+    sequences = Sequences(inputs["input_ids"], stop, processors)
+    rounds = list(decode(target, inputs, sequences, rule, drafter, budget or Budget.fixed(4 if drafter else 0)))
+    return sequences, rounds
 
 
 def plain(
