@@ -32,7 +32,7 @@ from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 MAX_MATCH = 4  # at most this many of the newest items are compared to find where a text continues
 NEAR = 10  # places at most this far from the expected one are all compared
 MATCH_WORTH = 6  # one more equal item outweighs a place this many items further from the expected one
-# beyond `NEAR` so many equal items are needed; two of them suffice if they are found only once
+# matches farther away than `NEAR` need this many equal items; two are enough if they occur only once
 FAR_MATCH = 3
 MAX_CANDIDATES = 256  # beyond `NEAR`, at most this many places, the nearest, are compared
 REPLACEMENT_CHARACTER = "\ufffd"  # a tokenizer writes this character for bytes that are not a complete UTF-8 character
@@ -46,15 +46,13 @@ MAX_JOINED = 12  # at most this many words without a gap are drafted as one stri
 NEW_SEGMENT = "\n"  # stands for a timestamp before a word
 NONE, COMMA, STOP = range(3)  # kinds of what stands between two words
 MARKS = "", ",", "."  # of each kind, the mark that is drafted where the text has another
-STOP_MARKS, COMMA_MARKS = (
-    frozenset(".?!\u2026\u3002\uff1f\uff01\u0964\u061f"),
-    frozenset(",;:\u3001\uff0c\uff1b\uff1a\u060c"),
-)
-# [kind in the text][kind that the target writes]: how often, before anything was counted
+STOP_MARKS = frozenset(".?!\u2026\u3002\uff1f\uff01\u0964\u061f")
+COMMA_MARKS = frozenset(",;:\u3001\uff0c\uff1b\uff1a\u060c")
+# prior counts: [kind in the script][kind that the target writes]
 MARK_COUNTS = ((24.0, 0.6, 0.5), (1.5, 12.0, 1.0), (0.5, 1.0, 16.0))
-UNMARKED_COUNTS = (16.0, 1.4, 1.2)  # the first row for a text without any marks
+UNMARKED_COUNTS = (16.0, 1.4, 1.2)  # the first row for a script without any marks
 FINAL_STOP = 0.8  # probability that the target ends with a full stop, if the text has no marks
-WORD_TRIALS, WORD_HITS = 8.0, 7.6  # words of which so many were the expected ones, before anything was counted
+WORD_TRIALS, WORD_HITS = 8.0, 7.6  # prior: 7.6 of 8 words match the script
 COUNT_DECAY = 0.98  # each word multiplies the weight of all earlier ones by this factor
 SAME_CASE = 0.96  # probability that a word has the capital letter, or none, that is expected
 SHIFTS = ((0, 0.6), (-1, 0.25), (1, 0.1))  # after a changed word, where the text may continue: (words, probability)
@@ -62,7 +60,7 @@ NEXT_TOKEN = 0.99  # probability of each further token of a word
 SEEN = 0.9  # probability of the continuation with which the target went on at the same place in a rejected branch
 SEEN_OTHER = 0.5  # the same where the text has another word there
 SAME_TIME = 0.85  # probability that a segment begins with the timestamp at which the last one ended
-MAX_DECODED = 24  # tokens that are decoded together with new ones at most
+MAX_DECODED = 24  # re-decode at most this many earlier tokens with the new ones
 Item = TypeVar("Item", bound=Hashable)
 
 
@@ -429,7 +427,8 @@ class HypothesisDrafter:
             word = text[begin:end]
             if end == len(text) and not re.match(f"[{UNSPACED}]", word):
                 break
-            before, gap = row.follower.position if not row.follower.missed else None, text[done:begin]
+            before = None if row.follower.missed else row.follower.position
+            gap = text[done:begin]
             hit = row.follower.add(word_key(word))
             row.hits, row.trials = COUNT_DECAY * row.hits + hit, COUNT_DECAY * row.trials + 1
             if row.words and "\n" not in gap:

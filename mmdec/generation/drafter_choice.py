@@ -30,7 +30,7 @@ from mmdec.generation.corpus_source import corpus
 from mmdec.generation.drafter_source import DrafterHome, DrafterOfModel, DrafterSource, FixedDrafter
 from mmdec.hub.find import drafter_by_name, drafter_folder
 from mmdec.pretrained.drafters import load_drafter
-from mmdec.pretrained.load_small_model import small_drafter, small_target
+from mmdec.pretrained.load_small_model import check_small_model, small_drafter
 from mmdec.types import Drafter
 
 DrafterChoice = Drafter | DrafterSource | PreTrainedModel | str | os.PathLike[str] | None
@@ -58,7 +58,7 @@ def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> D
     if choice is None:
         return FixedDrafter(None)
     if isinstance(choice, PreTrainedModel):
-        small_target(choice)  # raises InputError if mmdec cannot use this model
+        check_small_model(choice)
         tokenizer = None if home is None else home.tokenizer
         return DrafterOfModel(lambda model: small_drafter(choice, model, None, tokenizer), (choice,))
     if isinstance(choice, str):

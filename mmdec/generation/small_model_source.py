@@ -15,7 +15,7 @@ from mmdec.drafters.small_model.staged import InnerDrafter, inner_drafter
 from mmdec.errors import InputError
 from mmdec.generation.drafter_source import DrafterHome, DrafterOfModel, DrafterSource
 from mmdec.hub.find import drafter_by_name
-from mmdec.pretrained.load_small_model import load_small_model, small_drafter, small_target
+from mmdec.pretrained.load_small_model import check_small_model, load_small_model, small_drafter
 from mmdec.types import Drafter
 
 
@@ -71,7 +71,7 @@ class SmallModelSource(DrafterSource):
         self._model = model if isinstance(model, PreTrainedModel) else _folder(model)
         self._arguments = model, inner, prompt
         if isinstance(self._model, PreTrainedModel):
-            small_target(self._model)  # raises InputError if mmdec cannot use this model
+            check_small_model(self._model)
             self.networks = (self._model,)
         self._drafters = DrafterOfModel(self._make)
         self._tokenizers = WeakKeyDictionary[PreTrainedModel, Any]()  # target -> its tokenizer, where it is known

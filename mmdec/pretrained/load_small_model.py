@@ -50,6 +50,11 @@ def small_target(network: PreTrainedModel) -> HfTarget:
         raise error.with_names({"model": "drafter"}) from error
 
 
+def check_small_model(network: PreTrainedModel) -> None:
+    """Raise InputError if this kind of model cannot draft."""
+    small_target(network)
+
+
 def small_drafter(
     network: PreTrainedModel,
     model: PreTrainedModel,

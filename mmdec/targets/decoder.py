@@ -275,7 +275,7 @@ class DecoderTarget(HfTarget):
         self.windows = Windows.of(config)
         self.needs_chains = has_states(config)
         self.reads_soft_nodes = not self.needs_chains
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._accepts_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @abstractmethod
     def _prepare_prompt(self, inputs: Mapping[str, Any]) -> Prompt:
@@ -312,7 +312,7 @@ class DecoderTarget(HfTarget):
             last: Whether to compute only the last token's logits.
         """
         inputs = {**extra, "output_hidden_states": True} if -1 in layers else dict(extra)
-        if last and self._keeps:
+        if last and self._accepts_logits_to_keep:
             inputs["logits_to_keep"] = 1
         decoder: Any = cast(Any, self.model).get_decoder() if self.reads_images else self.model
         hooked = [layer for layer in layers if layer >= 0 or (layer == FIRST_LAYER_INPUTS and self.reads_images)]

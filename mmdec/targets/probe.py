@@ -32,9 +32,8 @@ NOT_WINDOW_FIELDS = re.compile(
     r"^chunk_size$|chunk_size_feed_forward|experts|_layers$|_pattern$|dropout|mamba|lm_head|kernel|theta|mem_blocks"
 )
 PROBE_HEADS = 4
-MAX_PROBE_SIZES: dict[
-    str, int
-] = {  # field of a configuration -> its maximum in the small model; smaller values and 0 stay
+# field of a configuration -> its maximum in the small model; smaller values and 0 stay
+MAX_PROBE_SIZES: dict[str, int] = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "vocab_size": PROBE_VOCABULARY,

@@ -9,10 +9,13 @@ A pass reads its tokens in order, so a draft must be a chain. In a batch, shorte
 
 transformers reads one token with a recurrence, but several tokens with a scan. `StepwiseModel` is a copy of a model
 that shares its weights and reads a draft exactly as the model reads single tokens. It avoids three differences of the
-scan: - The scan pads tokens to chunks of, say, 256. The copy's chunks are as long as the draft. - The scan may limit
-time steps; the recurrence does not. The copy has no limit. - The scan of Mamba 1 begins with an empty state. The copy
-reads token by token; only the projections, which hold most
+scan:
+
+- The scan pads tokens to chunks of, say, 256. The copy's chunks are as long as the draft.
+- The scan may limit time steps; the recurrence does not. The copy has no limit.
+- The scan of Mamba 1 begins with an empty state. The copy reads token by token; only the projections, which hold most
   weights, read all tokens at once.
+
 Layers are recognised by their attributes. The model itself is not changed.
 """
 

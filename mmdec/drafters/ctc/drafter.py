@@ -38,8 +38,8 @@ SCORE_TOLERANCE = 1e-3  # alignments whose log-probabilities differ by less than
 # a token counts as missing in the transcript if it lowers the alignment's score by more than 2 nats
 MISSING_TOKEN_SCORE = -2.0
 TIMESTAMP_PROBABILITY = 0.1  # assumed probability that a timestamp computed from the frames equals the model's
-# assumed probabilities that the last one is the nearest whole second, or the next nearest
-WHOLE_SECOND_PROBABILITIES = 0.4, 0.1
+# assumed probabilities that the last timestamp is the nearest whole second, or the next nearest
+WHOLE_SECOND_PROBABILITIES = (0.4, 0.1)
 END_PROBABILITY = 0.7  # assumed probability that the model's text ends where the transcript ends
 SAME_TIME_PROBABILITY = 0.9  # assumed probability that a segment begins with the timestamp at which the last one ended
 # assumed probability that a word goes on as in the transcript, though its beginning is missing there
@@ -428,12 +428,13 @@ class Ctc:
 
         They are where the head hears it, and the whole seconds around it, which Whisper often writes there.
         """
-        heard = self._time(alignment.bins[-1].first if alignment.bins else alignment.frames)
-        yield heard, TIMESTAMP_PROBABILITY
-        before = (heard - self.first_time) // TIMESTAMPS_PER_SECOND * TIMESTAMPS_PER_SECOND + self.first_time
-        around = sorted((before, before + TIMESTAMPS_PER_SECOND), key=lambda time: abs(time - heard))
-        for time, probability in zip(around, WHOLE_SECOND_PROBABILITIES, strict=True):
-            if self.first_time < time <= self._time(alignment.frames) and time != heard:
+        end_timestamp = self._time(alignment.bins[-1].first if alignment.bins else alignment.frames)
+        yield end_timestamp, TIMESTAMP_PROBABILITY
+        seconds = (end_timestamp - self.first_time) // TIMESTAMPS_PER_SECOND
+        before = self.first_time + seconds * TIMESTAMPS_PER_SECOND
+        nearest = sorted((before, before + TIMESTAMPS_PER_SECOND), key=lambda time: abs(time - end_timestamp))
+        for time, probability in zip(nearest, WHOLE_SECOND_PROBABILITIES, strict=True):
+            if self.first_time < time <= self._time(alignment.frames) and time != end_timestamp:
                 yield time, probability
 
     def _weigh(

@@ -71,7 +71,8 @@ class EagleStep(SingleTokenStep):
 
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
         (fused_inputs, both), (states, x) = self.joined, self.layer.states
-        both[: len(x)], both[len(x) :] = self.embedding[token], feature
+        both[: len(x)] = self.embedding[token]
+        both[len(x) :] = feature
         torch.addmv(self.fused[1], self.fused[0], fused_inputs, out=states)
         read = states if self.input_norm is None else self.layer.norm(x, self.input_norm)
         return self.layer(read, position, keys, values)
