@@ -44,7 +44,7 @@ class SpeculativeRun(DecodingRun):
 
     steps: Steps[Any]
     rows: int
-    text: Sequences  # the rows' prompts, new tokens and stopping criteria
+    state: Sequences  # the rows' prompts, new tokens and stopping criteria
     pad: int  # id of the token that pads shorter rows
     target: HfTarget
     inputs: Mapping[str, Any]  # the model's inputs by name
@@ -52,11 +52,11 @@ class SpeculativeRun(DecodingRun):
 
     @property
     def sequences(self) -> Tensor:
-        return self.text.padded_ids(self.pad)
+        return self.state.padded_ids(self.pad)
 
     def output(self, config: GenerationConfig) -> Tensor | GenerateOutput:
         sequences = self.sequences
         if not setting(config, "return_dict_in_generate"):
             return sequences
-        lengths = [len(tokens) for tokens in self.text.tokens]
+        lengths = [len(tokens) for tokens in self.state.tokens]
         return self.results.output(self.target, self.inputs, sequences, lengths, config)

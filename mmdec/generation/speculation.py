@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast, final
 
 import torch
@@ -254,49 +255,39 @@ class Speculation:
         if self.options.streamer is not None and batch > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {batch}. Use `mmdec.stream`.")
         self.check_inputs(batch // (setting(generation_config, "num_return_sequences") or 1))
-        drafter, name = self.check_call(target, model, generation_config, synced_gpus)
+        drafter, rule_name = self.check_call(target, model, generation_config, synced_gpus)
         if self.options.num_speculative_tokens == 0:
             drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
 
-        together = (drafter is not None or batch > 1) and siblings_change_logits(model, target)
-        # In a batch, processors run row by row: they must read only their row and not count calls. Traversal
-        # verification calls copies of them after drafted tokens; criteria only see the accepted text.
-        faults: list[str] = []
-        if batch > 1 or (drafter is not None and name == "traversal"):
-            faults = fallback_reasons(logits_processor, stopping_criteria if batch > 1 else (), batch)
-        faults += target.fallback_reasons(generation_config, {"input_ids": input_ids, **inputs})
+        needs_single_tokens = (drafter is not None or batch > 1) and siblings_change_logits(model, target)
+        copies_processors = drafter is not None and rule_name == "traversal"
+        all_inputs = {"input_ids": input_ids, **inputs}
+        faults = _fallback_faults(
+            target, generation_config, logits_processor, stopping_criteria, all_inputs, copies_processors
+        )
         self._warn(faults)
-        if faults or (together and batch > 1):
+        if faults or (needs_single_tokens and batch > 1):
             drop_chat_state(inputs.get(CACHE_ARGUMENT))
             seed = self.options.seed
             return StockRun(model, input_ids, generation_config, logits_processor, stopping_criteria, inputs, seed)
-        if together:
+        if needs_single_tokens:
             drafter = None
 
         inputs = {"input_ids": input_ids, **target.prepare_inputs(input_ids, generation_config, inputs)}
         results = OutputRecorder(target, input_ids, logits_processor, generation_config)
         criteria = stop_conditions(stopping_criteria, generation_config, batch)
-        text = Sequences(input_ids, criteria, results.processors, results.steps)
-        rule = self._rule(name, generation_config, batch, draft_warp(logits_processor), input_ids.device)
+        sequences = Sequences(input_ids, criteria, results.processors, results.steps)
+        rule = self._rule(rule_name, generation_config, batch, draft_warp(logits_processor), input_ids.device)
         statistics = default_statistics() if self.options.statistics is None else self.options.statistics
         budget, shape = make_budget(statistics, target, drafter, self.options.num_speculative_tokens)
-        fills_cache, pad = target.keeps_cache(inputs, generation_config), pad_token(generation_config)
-        if fills_cache and batch == 1:
-            drafter = in_conversation(drafter, target.name, inputs.get(CACHE_ARGUMENT))
-        counts = None if drafter is None else DraftCounts(drafter, model)
-
-        def on_round(round_: Round) -> None:
-            if counts is not None:
-                counts.add(round_)
-            if text.live:
-                return
-            if fills_cache:
-                target.extend(inputs, text.padded_ids(pad))
-            if counts is not None:
-                counts.warn()
-
-        steps = watch_rounds(decode_steps(target, inputs, text, rule, drafter, budget, shape), on_round)
-        return SpeculativeRun(steps, batch, text, pad, target, inputs, results)
+        pad, fill_cache = pad_token(generation_config), None
+        if target.keeps_cache(inputs, generation_config):
+            fill_cache = partial(target.extend, inputs)
+            if batch == 1:
+                drafter = in_conversation(drafter, target.name, inputs.get(CACHE_ARGUMENT))
+        on_round = _round_observer(sequences, pad, None if drafter is None else DraftCounts(drafter, model), fill_cache)
+        steps = watch_rounds(decode_steps(target, inputs, sequences, rule, drafter, budget, shape), on_round)
+        return SpeculativeRun(steps, batch, sequences, pad, target, inputs, results)
 
     def check_call(
         self, target: HfTarget, model: PreTrainedModel, config: GenerationConfig, synced_gpus: bool | None = None
@@ -357,3 +348,46 @@ class Speculation:
         if relaxed is not None:
             return RelaxedRule(relaxed, choice)
         return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
+
+
+def _fallback_faults(
+    target: HfTarget,
+    config: GenerationConfig,
+    processors: Any,
+    criteria: Any,
+    inputs: Mapping[str, Any],
+    copies_processors: bool,
+) -> list[str]:
+    """Return why only transformers' own loop gives the right result; [] if mmdec's loop does, too.
+
+    In a batch, processors run row by row: they must read only their row and not count calls. Traversal verification
+    calls copies of them after drafted tokens; criteria only see the accepted text.
+    """
+    batch, faults = len(inputs["input_ids"]), list[str]()
+    if batch > 1 or copies_processors:
+        faults = fallback_reasons(processors, criteria if batch > 1 else (), batch)
+    return faults + target.fallback_reasons(config, inputs)
+
+
+def _round_observer(
+    sequences: Sequences, pad: int, counts: DraftCounts | None, fill_cache: Callable[[Tensor], None] | None
+) -> Callable[[Round], None]:
+    """Return a function to call with each round: it counts drafts, and at the end fills the caller's cache and warns.
+
+    Args:
+        pad: Id of the token that pads shorter rows.
+        counts: None: there are no drafts.
+        fill_cache: Fills the cache as of the finished sequences (B, L); None: the caller does not read it.
+    """
+
+    def on_round(round_: Round) -> None:
+        if counts is not None:
+            counts.add(round_)
+        if sequences.live:
+            return
+        if fill_cache is not None:
+            fill_cache(sequences.padded_ids(pad))
+        if counts is not None:
+            counts.warn()
+
+    return on_round
