@@ -635,7 +635,7 @@ def _row(method: InputMethod, measured: Sequence[Sequence[Measurement]], equal: 
     return MethodRow(
         method.name,
         equal=len(inputs),
-        of=len(measured),
+        compared=len(measured),
         tokens_per_round=tokens,
         drafter_share=sum(run.drafter for run in calls) / total if method.is_ours else None,
         passes=sum(run.passes for run in calls) / len(calls),

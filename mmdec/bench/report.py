@@ -23,7 +23,7 @@ from rich.text import Text
 from mmdec.errors import InputError
 
 FORMAT = "mmdec-bench"
-VERSION = 2
+VERSION = 3
 MAX_REPORT_BYTES = 64 * 2**20  # maximum bytes of a saved run, which is read whole
 WALL_CLOCK = "wall clock"  # the kind of measured time that most tables show
 
@@ -36,7 +36,7 @@ class Exactness:
 
     what: str  # names what was compared: the methods or their outputs
     equal: int  # number of inputs for which subject and baseline give the same output
-    of: int  # number of inputs that were compared
+    compared: int  # number of inputs whose outputs were compared
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class MethodRow:
 
     method: str
     equal: int  # number of these inputs
-    of: int  # number of all inputs
+    compared: int  # number of all inputs
     # bonus or correction token included; None: it does not draft, or does not report it
     tokens_per_round: Spread | None
     drafter_share: float | None  # the drafter's seconds / all seconds; None: not reported
@@ -264,7 +264,7 @@ def sections(
 
 
 def _report(report: BenchReport, width: int | None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    exact = [(f"{gate.what}: {gate.equal} of {gate.of} equal",) for gate in report.exactness]
+    exact = [(f"{gate.what}: {gate.equal} of {gate.compared} equal",) for gate in report.exactness]
     yield report.title, (), [(hardware_line(report.hardware),), *exact]
     pairs: dict[tuple[str, str], list[Comparison]] = {}
     for row in report.comparisons:
@@ -306,7 +306,7 @@ def _methods(report: BenchReport, width: int | None) -> Iterator[tuple[str, tupl
     rows: Rows = [
         (
             row.method,
-            f"{row.equal} of {row.of}",
+            f"{row.equal} of {row.compared}",
             _spread(row.tokens_per_round),
             "-" if row.drafter_share is None else f"{100 * row.drafter_share:.0f} %",
             _number(row.passes),

@@ -98,14 +98,14 @@ def answer_prompt(
     if len(answer) < MIN_ANSWER_TOKENS:
         return None
     added = len(answer) - 1
-    whole = {
+    inputs_with_answer = {
         name: pad(value, (0, added), value=int(name == "attention_mask"))
         if isinstance(value, Tensor) and value.shape == inputs["input_ids"].shape
         else value
         for name, value in inputs.items()
     }
-    whole["input_ids"] = written[:, :-1]
-    _, context, _, _ = target.prefill(whole, needs)
+    inputs_with_answer["input_ids"] = written[:, :-1]
+    _, context, _, _ = target.prefill(inputs_with_answer, needs)
     return TargetAnswer(answer, context, inputs)
 
 
@@ -167,12 +167,12 @@ class NetworkRun:
         Returns:
             Embeddings (L, H); the target's features (L, layers * channels of each); which tokens are visual, (L,) bool.
         """
-        whole = text.context
-        visual = whole.visual[0]
-        embeds = self.table(whole.tokens[0]) * self.scale
-        if self.network.config.projected and whole.embeds is not None:
-            embeds = torch.where(visual[:, None], whole.embeds[0], embeds)
-        features = torch.cat([whole.features[layer][0] for layer in self.layers], -1)
+        context = text.context
+        visual = context.visual[0]
+        embeds = self.table(context.tokens[0]) * self.scale
+        if self.network.config.projected and context.embeds is not None:
+            embeds = torch.where(visual[:, None], context.embeds[0], embeds)
+        features = torch.cat([context.features[layer][0] for layer in self.layers], -1)
         if self.late == "tokens":
             embeds, visual = embeds.roll(1, 0), visual.roll(1, 0)
         elif self.late == "features":
@@ -380,9 +380,8 @@ def load_examined_model(
 def built_in_prompts(chat: bool) -> list[DoctorPrompt]:
     """Return the prompts to use if no file is given: instructions if `chat`, for a model with a chat template, or
     beginnings of texts."""
-    return [
-        DoctorPrompt(text) for text in ([one.messages[0]["content"] for one in INSTRUCTIONS] if chat else BEGINNINGS)
-    ]
+    texts = [prompt.messages[0]["content"] for prompt in INSTRUCTIONS] if chat else BEGINNINGS
+    return [DoctorPrompt(text) for text in texts]
 
 
 def read_doctor_prompts(path: Path, limit: int | None) -> list[DoctorPrompt]:

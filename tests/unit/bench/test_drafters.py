@@ -121,7 +121,7 @@ def test_a_smaller_model_is_compared_with_assisted_generation(home: Path, prompt
     assert report.not_measured.keys() == (set() if small == "same" else {"assisted by other"})
     assert {row.baseline for row in report.comparisons} == {"greedy", "plain", *stock}
     for row in report.methods:
-        assert (row.equal, row.of) == (2, 2)
+        assert (row.equal, row.compared) == (2, 2)
         drafts_tokens = row.method not in ("greedy", "plain", *stock)
         assert (row.tokens_per_round is not None) == drafts_tokens
         assert row.passes >= 1
@@ -177,7 +177,7 @@ def test_a_drafter_with_different_text_has_no_figures(
     assert "differ from greedy decoding on 1 of 2 prompts: no figures" in run.left_out["recycling"]
     (report,) = run.reports
     assert names(report) == ["greedy", "plain", "lookup", "jacobi", "prompt lookup"]
-    assert [(row.equal, row.of) for row in report.methods] == [(2, 2), (2, 2), (2, 2), (2, 2), (1, 2)]
+    assert [(row.equal, row.compared) for row in report.methods] == [(2, 2), (2, 2), (2, 2), (2, 2), (1, 2)]
     rows = [row for row in report.comparisons if row.baseline == "prompt lookup" and row.group == "all"]
     assert {row.inputs for row in rows} == {1}
     assert all("recycling" not in (row.subject, row.baseline) for row in report.comparisons)
@@ -198,7 +198,7 @@ def test_a_time_limit_keeps_what_was_measured(home: Path, prompts: Path, monkeyp
     assert len(lines) == 10
     report = only(compare(home / "large", minutes=0.01, **options))
     assert "1 of 10 calls of each method, 1 of 2 prompts" in report.not_measured["the rest"]
-    assert {row.of for row in report.methods} == {1}
+    assert {row.compared for row in report.methods} == {1}
 
 
 @pytest.mark.parametrize(
