@@ -80,17 +80,17 @@ class Admission:
         """Return a function that turns file names in a list, relative to `folder`, into checked paths."""
         return PathResolver(folder, self.allow_absolute_paths)
 
-    def check(self, bad: BadRows, total: int, of: str, rule: str = "hold usable rows") -> None:
+    def check(self, bad: BadRows, total: int, noun: str, rule: str = "hold usable rows") -> None:
         """Raise InputError if more than `max_bad_share` of the rows are bad.
 
         Args:
             total: Number of rows, bad ones included.
-            of: What the rows are, for the message, such as "rows of 'a.tsv'".
+            noun: What the rows are, for the message, such as "rows of 'a.tsv'".
             rule: What the corpus must do, for the message.
         """
         if bad.count > self.max_bad_share * total:
             raise InputError(
-                f"`corpus` must {rule}, but {bad.count} of the {total} {of} are bad, more than a share of "
+                f"`corpus` must {rule}, but {bad.count} of the {total} {noun} are bad, more than a share of "
                 f"{self.max_bad_share:g}: {bad.report(3, '; ')}. Fix them, or raise `max_bad_share`."
             )
 

@@ -247,7 +247,7 @@ def read_samples(
     conversations = read_chats(list_file, reading.images, admission)
     choice, root = choice or Choice(), admission.names(picture_folder(list_file, reading.images))
     if choice.count is None:
-        questions: Iterable[Sample] = (one for row in conversations for one in _questions(row, root, reading))
+        questions: Iterable[Sample] = (question for row in conversations for question in _questions(row, root, reading))
     else:
         draw = np.random.default_rng([SUBSET_SEED, choice.seed])
         order = draw.permutation(len(conversations)).tolist()
@@ -256,32 +256,35 @@ def read_samples(
             for lap in (0, 1)
         )
         questions = chain.from_iterable(laps)
-    whole = _whole(choose(questions, choice), admission, cache, f"chosen questions of '{quote_path(list_file)}'")
-    return [replace(question, name=_name(question)) for question in whole]
+    noun = f"chosen questions of '{quote_path(list_file)}'"
+    readable = _keep_readable_questions(choose(questions, choice), admission, cache, noun)
+    return [replace(question, name=_name(question)) for question in readable]
 
 
-def _whole(questions: list[Sample], admission: Admission, cache: Path | None, of: str) -> list[Sample]:
+def _keep_readable_questions(
+    questions: list[Sample], admission: Admission, cache: Path | None, noun: str
+) -> list[Sample]:
     """Return the questions whose pictures can all be read.
 
     Args:
         admission: How many may be bad.
         cache: Folder where results of picture checks are stored, or None.
-        of: Name of the questions in messages.
+        noun: What the questions are called in messages.
     """
     pictures = list(dict.fromkeys(path for question in questions for path in (*question.images, *question.video)))
     sizes = dict(zip(pictures, sizes_of(pictures, cache), strict=True))
-    whole, bad = [], BadRows()
+    readable, bad = [], BadRows()
     for question in questions:
         looks = [(path, sizes[path]) for path in (*question.images, *question.video)]
         path, reason = next(((path, sizes) for path, sizes in looks if isinstance(sizes, str)), (None, ""))
         if path is None:
-            whole.append(question)
+            readable.append(question)
         else:
             bad.add(str(reason), f"{path.parent.name}/{path.name} of {question.place}")
     if bad.count:
-        admission.check(bad, len(questions), of, rule="hold its pictures")
-        rank_zero_info(f"{bad.count} of the {len(questions)} {of} left out: {bad.report()}")
-    return whole
+        admission.check(bad, len(questions), noun, rule="hold its pictures")
+        rank_zero_info(f"{bad.count} of the {len(questions)} {noun} left out: {bad.report()}")
+    return readable
 
 
 def _shuffle_questions(
