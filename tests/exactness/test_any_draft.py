@@ -17,7 +17,7 @@ from torch import Tensor
 from mmdec.core.sampling import Criterion, Processor, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
-from tests.support.toy_target import Changing, Memory, Scripted, Toy, forest, padded, plain, run, truth, wrong
+from tests.support.toy_target import Memory, RandomBudget, Scripted, Toy, forest, padded, plain, run, truth, wrong
 
 GREEDY = MatchRule()
 RUNS = settings(derandomize=True, deadline=None, max_examples=250, database=None)
@@ -90,7 +90,7 @@ def test_any_tree_leaves_the_text_unchanged(
     tree = {"truth": truth(target), "wrong": wrong(target), "forest": forest(target, sorted(stop.eos))}[kind]
     expected, _ = references(target, prompts, stop, list, criteria)
     asked = replace(stop, criteria=criteria)
-    text, rounds = run(target, prompts, asked, GREEDY, Scripted(tree, seed), Changing(Random(seed)))
+    text, rounds = run(target, prompts, asked, GREEDY, Scripted(tree, seed), RandomBudget(Random(seed)))
     assert text.tokens == expected
     written: list[list[int]] = [[] for _ in prompts]
     for one in rounds:
@@ -111,7 +111,7 @@ def test_processors_see_what_plain_decoding_shows_them(case: tuple[Toy, list[lis
     expected, used = references(target, prompts, stop, lambda: [penalty, Recorder()])
     tree = truth(target) if kind == "truth" else forest(target, sorted(stop.eos))
     text, _ = run(
-        target, prompts, stop, GREEDY, Scripted(tree, seed), Changing(Random(seed)), processors=[penalty, recorder]
+        target, prompts, stop, GREEDY, Scripted(tree, seed), RandomBudget(Random(seed)), processors=[penalty, recorder]
     )
     assert text.tokens == expected
     assert text.processors is not None

@@ -23,7 +23,7 @@ from mmdec.targets.probe import PROBE_VOCABULARY
 from tests.exactness.pairwise import cover, each_value
 from tests.support.families import model_of
 from tests.support.grid import WHOLE, slow_but
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 
 PAD, EOS = 0, 2
 OPTIONS: dict[str, Any] = {
@@ -108,7 +108,7 @@ def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
             del inputs["attention_mask"]
         drafter = {
             "small": model(case["family"], 1),
-            "wild": Wild(turn, expected.tolist() if not new else ()),
+            "wild": RandomDrafter(turn, expected.tolist() if not new else ()),
         }.get(case["drafter"], case["drafter"])
         result, mine = run_turn(network, inputs, case["entry_point"], drafter, mine)
         assert torch.equal(result[:, shown.shape[1] :], expected[:, text.shape[1] :])

@@ -16,7 +16,7 @@ from mmdec.types import Needs
 from tests.exactness.pairwise import cover, each_value
 from tests.support.encoder_decoders import BART, CLASSES, VOCABULARY, attentions, encoder_decoder, sources
 from tests.support.grid import WHOLE, slow_but
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 
 ENDS = [2, 5, 9]  # texts of different lengths
 GRID = {
@@ -30,7 +30,7 @@ CASES = cover(GRID, WHOLE)
 
 
 def drafter(name: str, expected: Tensor, nodes: Any) -> Any:
-    return Wild(0.3, expected.tolist(), 0.9) if name == "wild" else name
+    return RandomDrafter(0.3, expected.tolist(), 0.9) if name == "wild" else name
 
 
 def decode_both_ways(
@@ -70,7 +70,7 @@ def test_a_tree_is_scored_like_its_paths(family: str) -> None:
     model = encoder_decoder(family, seed=1).double()
     inputs = {name: value.double() if value.is_floating_point() else value for name, value in sources(model, 3).items()}
     wanted = model.generate(**inputs, max_new_tokens=30, do_sample=False, eos_token_id=ENDS)
-    plug = mmdec.speculate(Wild(0.5, wanted.tolist(), 0.7), num_speculative_tokens=(20, 5))
+    plug = mmdec.speculate(RandomDrafter(0.5, wanted.tolist(), 0.7), num_speculative_tokens=(20, 5))
     options: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": ENDS, "output_logits": True}
     expected = model.generate(**inputs, **options, return_dict_in_generate=True)
     result = model.generate(**inputs, **options, return_dict_in_generate=True, custom_generate=plug)

@@ -27,7 +27,7 @@ from mmdec.targets.recurrent_cache import has_states
 from mmdec.targets.text import TextTarget
 from tests.support.families import attention_of, config_of, model_of
 from tests.support.grid import WHOLE
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 
 ALWAYS = {"GPT2LMHeadModel", "GPTNeoXForCausalLM", "LlamaForCausalLM", "XGLMForCausalLM", "BertLMHeadModel"}
 SHARE = 4
@@ -63,7 +63,8 @@ def test_a_familys_texts_equal_stock_and_its_trees_equal_their_paths(family: str
         inputs = {"input_ids": ids, "attention_mask": mask}
         options: dict[str, Any] = {"max_new_tokens": 18, "do_sample": False, "pad_token_id": 0, "eos_token_id": 2}
         expected = model.generate(**inputs, **options)  # type: ignore[operator]
-        for drafter in ("lookup", "recycling", Wild(rng.random(), [expected[row].tolist() for row in range(batch)])):
+        texts = [expected[row].tolist() for row in range(batch)]
+        for drafter in ("lookup", "recycling", RandomDrafter(rng.random(), texts)):
             result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(7, 3), **options)
             assert torch.equal(result.sequences, expected)
 

@@ -19,7 +19,7 @@ from mmdec.targets.text import TextTarget
 from tests.support.every_class import prompts
 from tests.support.families import config_of
 from tests.support.grid import sample
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 
 LENGTH = 32  # columns at which the frequencies change
 FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
@@ -50,7 +50,7 @@ def check(model: Any, inputs: dict[str, Any], drafted: bool, **options: Any) -> 
     """Each call has a copy of its own: a "dynamic" rope keeps the frequencies of the longest text so far."""
     options = {"max_new_tokens": 16, "eos_token_id": None, "pad_token_id": 0, "do_sample": False, **options}
     expected = copy.deepcopy(model).generate(**inputs, **options)
-    for drafter in ("lookup", Wild(0.4, expected.tolist(), 0.9)):
+    for drafter in ("lookup", RandomDrafter(0.4, expected.tolist(), 0.9)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = mmdec.generate(copy.deepcopy(model), inputs, drafter, num_speculative_tokens=(9, 5), **options)

@@ -19,7 +19,7 @@ from mmdec.targets.probe import WEIGHT_DEVIATION, tiny_config
 from tests.support.encoder_decoders import encoder_decoder, sources
 from tests.support.families import attention_of, config_of
 from tests.support.grid import sample, slow_but
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # the guard's warning: a drafter failed
 TABLE = 24
@@ -64,7 +64,7 @@ def test_a_batch_writes_its_last_token(family: str, lengths: tuple[int, ...], si
     model, inputs = language_model(family), prompts(lengths)
     options = {**OPTIONS, "max_length": TABLE + 1}
     expected = model.generate(**inputs, **options)
-    for drafter in ("lookup", "recycling", *(Wild(seed, expected.tolist(), 0.8) for seed in range(4))):
+    for drafter in ("lookup", "recycling", *(RandomDrafter(seed, expected.tolist(), 0.8) for seed in range(4))):
         result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=size, **options)
         assert torch.equal(result.sequences, expected)
 
@@ -76,7 +76,7 @@ def test_a_sampled_batch_writes_its_last_token(size: Any) -> None:
     expected = mmdec.generate(model, inputs, None, **options).sequences
     assert expected.shape[1] == TABLE + 1
     for seed in range(4):
-        drafter = Wild(seed, expected.tolist(), 0.8)
+        drafter = RandomDrafter(seed, expected.tolist(), 0.8)
         result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=size, **options)
         assert torch.equal(result.sequences, expected)
 
@@ -90,7 +90,7 @@ def test_a_decoder_writes_its_last_token(name: str, size: Any) -> None:
     expected = model.generate(**inputs, **options)
     assert expected.shape[1] == TABLE + 1
     for seed in range(4):
-        drafter = Wild(seed, expected.tolist(), 0.8)
+        drafter = RandomDrafter(seed, expected.tolist(), 0.8)
         result = model.generate(
             **inputs, **options, custom_generate=mmdec.speculate(drafter, num_speculative_tokens=size)
         )

@@ -21,7 +21,7 @@ from tests.exactness.pairwise import cover, each_value
 from tests.support.audio_lm_folders import FAMILIES as LISTENING
 from tests.support.grid import WHOLE, slow_but
 from tests.support.media_models import FOR, media_inputs, media_model
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 from tests.support.vision_drafters import DRAFTERS
 from tests.support.vlm_folders import FAMILIES as DESCRIBED
 from tests.support.vlm_folders import NEEDS as SEEING_NEEDS
@@ -47,7 +47,7 @@ HELD = [0, *range(56, 63)]  # padding, placeholders and their marks are no answe
 
 def drafter(name: str, expected: Tensor, model: Any) -> Any:
     """Networks of random weights read the model's states; "small" is a language model that reads text alone."""
-    return Wild(0.3, expected.tolist(), 0.9) if name == "wild" else DRAFTERS[name](model, expected.tolist())
+    return RandomDrafter(0.3, expected.tolist(), 0.9) if name == "wild" else DRAFTERS[name](model, expected.tolist())
 
 
 @pytest.mark.parametrize("case", slow_but(CASES, each_value(CASES)), ids=lambda case: "-".join(map(str, case.values())))
@@ -76,7 +76,7 @@ def test_the_drop_in_gives_what_generate_gives(family: str) -> None:
     inputs = media_inputs(model, [1, 2, 0], seed=4)
     options: dict[str, Any] = {"max_new_tokens": 30, "eos_token_id": ENDS, "do_sample": False, "suppress_tokens": HELD}
     expected = model.generate(**inputs, **options)
-    plug = mmdec.speculate(Wild(0.4, expected.tolist(), 0.8), num_speculative_tokens=(16, 5))
+    plug = mmdec.speculate(RandomDrafter(0.4, expected.tolist(), 0.8), num_speculative_tokens=(16, 5))
     assert torch.equal(model.generate(**inputs, **options, custom_generate=plug), expected)
 
 

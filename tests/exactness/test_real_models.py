@@ -27,7 +27,7 @@ from mmdec.io.audio import SAMPLE_RATE, load_audio
 from mmdec.types import Context, Draft, Drafter, Needs, Plan, Scores, Target, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.support.grid import WHOLE
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
 SHORT = 15.0  # seconds of the recordings that are decoded by default, at most
@@ -132,7 +132,7 @@ DRAFTERS: tuple[Callable[[LoadedWhisper], dict[str, Any]], ...] = (
     lambda _: {},
     lambda _: {"drafter": "recycling"},
     lambda _: {"drafter": None},
-    lambda _: {"drafter": Wild(0), **TREES},
+    lambda _: {"drafter": RandomDrafter(0), **TREES},
     lambda whisper: {"drafter": medusa(whisper), **TREES},
     lambda whisper: {"drafter": Joined(auto_drafter(whisper.model), medusa(whisper)), **TREES},
 )

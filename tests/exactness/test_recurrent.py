@@ -23,7 +23,7 @@ from mmdec.types import Draft, Needs, Verdict
 from tests.exactness.pairwise import cover, each_value
 from tests.exactness.quantised import weights_alone
 from tests.support.grid import WHOLE, slow_but
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 from tests.support.recurrent import OWN, recurrent_config, recurrent_model
 
 TRIED = sorted(name.removesuffix("ForCausalLM") for name in FAMILIES if name.removesuffix("ForCausalLM") in OWN)
@@ -61,7 +61,7 @@ def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     model, inputs = recurrent_model(family), batch_of(family, batch)
     options: dict[str, Any] = {"max_new_tokens": 26, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     expected = model.generate(**inputs, **options)  # type: ignore[operator]
-    given: Any = Wild(0.5, expected.tolist(), 0.8) if drafter == "wild" else drafter
+    given: Any = RandomDrafter(0.5, expected.tolist(), 0.8) if drafter == "wild" else drafter
     result = mmdec.generate(model, inputs, given, num_speculative_tokens=(12, 6), **options)
     assert torch.equal(result.sequences, expected)
     if drafter == "wild":
@@ -75,7 +75,7 @@ def test_sampled_texts_are_those_of_the_same_seed(family: str) -> None:
     torch.manual_seed(3)
     expected = model.generate(**inputs, pad_token_id=0, **options)  # type: ignore[operator]
     torch.manual_seed(3)
-    drafter: Any = Wild(0.1, expected.tolist(), 0.8)
+    drafter: Any = RandomDrafter(0.1, expected.tolist(), 0.8)
     result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=5, pad_token_id=0, **options)
     assert torch.equal(result.sequences, expected)
 
@@ -109,7 +109,7 @@ def test_quantised_weights_are_drafted(family: str) -> None:
     model, inputs = weights_alone(recurrent_model(family)), batch_of(family, 1)
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     expected = model.generate(**inputs, **options)
-    drafter: Any = Wild(0.5, expected.tolist(), 0.9)
+    drafter: Any = RandomDrafter(0.5, expected.tolist(), 0.9)
     result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=5, **options)
     assert torch.equal(result.sequences, expected)
     assert result.tokens_per_round > 1.2
@@ -122,7 +122,7 @@ def test_a_cache_is_left_as_generate_leaves_it(family: str) -> None:
     name = STATE_CACHE if family == "Mamba2" and CACHE_ARGUMENT != "cache" else CACHE_ARGUMENT
     options: dict[str, Any] = {"max_new_tokens": 15, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     expected = model.generate(**inputs, **{name: caches[0]}, **options)  # type: ignore[operator]
-    drafter: Any = Wild(0.5, expected.tolist(), 0.7)
+    drafter: Any = RandomDrafter(0.5, expected.tolist(), 0.7)
     plug = mmdec.speculate(drafter, num_speculative_tokens=4)
     result = model.generate(**inputs, **{name: caches[1]}, **options, custom_generate=plug)  # type: ignore[operator]
     assert torch.equal(result, expected)

@@ -12,7 +12,7 @@ from torch import Tensor
 from mmdec.core.sampling import KeyedSample, Stop, most_probable, transformers_sample
 from mmdec.core.verify import MatchRule
 from tests.support.grid import slow_but
-from tests.support.toy_target import Changing, Scripted, Toy, forest, padded, plain, run, truth, wrong
+from tests.support.toy_target import RandomBudget, Scripted, Toy, forest, padded, plain, run, truth, wrong
 
 LENGTH = 24  # of prompt and text
 STOP = Stop(LENGTH, frozenset({0}))
@@ -48,7 +48,7 @@ def test_keyed_sampling_ignores_drafts(batch: int) -> None:
         expected, rounds = run(target, given, STOP, rule, None, None, processors)
         assert len(rounds) == max(map(len, expected.tokens))
         for make in DRAFTERS:
-            budget = Changing(Random(seed))
+            budget = RandomBudget(Random(seed))
             got, _ = run(target, given, STOP, rule, make(target), budget, processors)
             assert got.tokens == expected.tokens
             accepted += sum(map(sum, budget.seen))
@@ -106,7 +106,7 @@ def test_sampling_at_batch_one_equals_stock() -> None:
         left = torch.rand(())
         for make in DRAFTERS:
             torch.manual_seed(seed)
-            got, _ = run(target, given, STOP, rule, make(target), Changing(Random(seed)), processors)
+            got, _ = run(target, given, STOP, rule, make(target), RandomBudget(Random(seed)), processors)
             assert got.tokens == [expected]
             assert torch.rand(()) == left  # the generator stands where plain decoding leaves it
 

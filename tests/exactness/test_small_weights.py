@@ -23,7 +23,7 @@ from mmdec.errors import InputError
 from mmdec.targets.quantization_check import sibling_difference
 from mmdec.targets.registry import target_of
 from tests.support.every_class import prompts
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # bitsandbytes' own, and the one about quantised activations
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -42,7 +42,7 @@ def check(model: Any, drafted: bool | None) -> None:
     for lengths in ((21,), (21, 9, 4)):
         inputs = prompts("x", lengths)
         expected = model.generate(**inputs, **OPTIONS)
-        for drafter in ("lookup", "recycling", Wild(0.5, expected.tolist(), 0.8)):
+        for drafter in ("lookup", "recycling", RandomDrafter(0.5, expected.tolist(), 0.8)):
             result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(9, 5), **OPTIONS)
             assert torch.equal(result.sequences, expected)
             assert drafted in (None, any(sum(round_.drafted) for round_ in result.rounds))

@@ -10,7 +10,7 @@ import torch
 
 import mmdec
 from tests.support.every_class import make_network, prompts
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 
 ao: Any = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # its own
@@ -36,7 +36,7 @@ def quantised(family: str, kind: str) -> Any:
 def test_texts_equal_the_quantised_models_own(family: str, kind: str, lengths: tuple[int, ...]) -> None:
     model, inputs = quantised(family, kind), prompts("x", lengths)
     expected = model.generate(**inputs, **OPTIONS)
-    for drafter in ("lookup", "recycling", Wild(0.5, expected.tolist(), 0.8)):
+    for drafter in ("lookup", "recycling", RandomDrafter(0.5, expected.tolist(), 0.8)):
         result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=(9, 5), **OPTIONS)
         assert torch.equal(result.sequences, expected)
         assert any(sum(round_.drafted) for round_ in result.rounds) == (kind != "activations")

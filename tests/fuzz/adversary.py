@@ -23,7 +23,7 @@ from mmdec.targets.probe import PROBE_VOCABULARY, PROBE_WINDOW
 from mmdec.targets.recurrent_cache import has_states
 from tests.support.every_class import make_network
 from tests.support.families import attention_of, model_of
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 
 PAD = 0
 SINGLE = {"XGLMForCausalLM"}  # families that do not support float64
@@ -224,7 +224,7 @@ def _drafter(rng: random.Random, expected: Tensor, double: bool) -> tuple[Any, s
         return network(family, "sdpa", double, 2), f"small {family}"
     if kind == "wild":
         right = rng.choice((0.0, 0.5, 0.9, 1.0))
-        return Wild(rng.random(), expected.tolist(), right), f"wild {right}"
+        return RandomDrafter(rng.random(), expected.tolist(), right), f"wild {right}"
     return kind, kind
 
 

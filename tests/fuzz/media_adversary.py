@@ -38,7 +38,7 @@ from tests.support import audio_lm_folders as hearing_folders
 from tests.support import vlm_folders as seeing_folders
 from tests.support.encoder_decoders import CLASSES, VOCABULARY, attentions, encoder_decoder, sources
 from tests.support.media_models import FOR, media_inputs, media_model
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 from tests.support.tiny_vlm import KINDS, batch_of, row_of, vision_model
 from tests.support.vision_drafters import DRAFTERS
 
@@ -100,8 +100,10 @@ def sees(rng: random.Random, report: Report, case: str) -> None:
     for turn in range(1 + turns):
         given = [{**inputs, **({CACHE_ARGUMENT: cache} if turns else {})} for cache in caches]
         expected = _stock(model, given[0], options)
-        drafter = Wild(rng.random(), expected.tolist(), rng.choice((0.0, 0.5, 0.9, 1.0))) if name == "wild" else None
-        drafter = drafter or DRAFTERS[name](model, expected.tolist())
+        if name == "wild":
+            drafter = RandomDrafter(rng.random(), expected.tolist(), rng.choice((0.0, 0.5, 0.9, 1.0)))
+        else:
+            drafter = DRAFTERS[name](model, expected.tolist())
         entry_point = "generate" if turns else None  # a cache is continued by one call alone
         _compare(rng, model, given[1], options, drafter, expected, report, f"{case} {name} {turn=}", entry_point)
         report.counts["second turns"] += turn
@@ -122,7 +124,7 @@ def translates(rng: random.Random, report: Report, case: str) -> None:
         _malformed(rng, model, inputs, report, case)
         return
     expected, name = _stock(model, inputs, options), rng.choice(("lookup", "recycling", "wild"))
-    drafter: Any = Wild(rng.random(), expected.tolist(), 0.8) if name == "wild" else name
+    drafter: Any = RandomDrafter(rng.random(), expected.tolist(), 0.8) if name == "wild" else name
     _compare(rng, model, inputs, options, drafter, expected, report, f"{case} {name}", None)
 
 

@@ -118,8 +118,8 @@ def run(
     return list(decode(target, {"input_ids": ids, "attention_mask": mask}, text, rule or MatchRule(), drafter, budget))
 
 
-class Changing:
-    """A budget that changes its mind in every round, plain rounds included."""
+class CyclingBudget:
+    """A budget that goes through its plans in turn, rounds without drafts included."""
 
     plans = (Plan(3, 3), Plan(0, 0), Plan(6, 2), Plan(0, 0), Plan(0, 0), Plan(9, 3), Plan(1, 1))
 

@@ -31,7 +31,7 @@ from mmdec.errors import InputError
 from mmdec.targets.probe import PROBE_VOCABULARY, PROBE_WINDOW, WEIGHT_DEVIATION, tiny_model
 from mmdec.targets.registry import target_of
 from tests.support.families import OWN
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 from tests.support.recurrent import OWN as RECURRENT
 from tests.support.recurrent import recurrent_config
 
@@ -244,7 +244,7 @@ def tried(name: str) -> Outcome:
     for number, (inputs, text) in enumerate(zip(batches, expected, strict=True)):
         rows = len(text)
         for drafter in ("lookup", "recycling", "wild"):
-            given: Any = Wild(0.5, text.tolist(), 0.8) if drafter == "wild" else drafter
+            given: Any = RandomDrafter(0.5, text.tolist(), 0.8) if drafter == "wild" else drafter
             result = mmdec.generate(model, inputs, given, num_speculative_tokens=(9, 5), **greedy)
             pairs = [(result, text)]
             if drafter != "wild" and number != 1:

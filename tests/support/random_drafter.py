@@ -22,7 +22,7 @@ class Memory:
     vocabulary: int = 1  # number of tokens
 
 
-class Wild:
+class RandomDrafter:
     """Drafts random trees. texts: the texts of plain decoding, with the prompts. right: probability that a node below
     right nodes has the next token of its row's text."""
 

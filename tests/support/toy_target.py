@@ -193,7 +193,7 @@ class AlwaysAccept(MatchRule):
 
 
 @dataclass
-class Changing:
+class RandomBudget:
     """A budget that gives another random plan each round, also empty ones."""
 
     random: Random

@@ -14,7 +14,7 @@ from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.drafters.registry import network_class
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
-from tests.support.random_drafter import Wild
+from tests.support.random_drafter import RandomDrafter
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import KINDS, vision_model
 
@@ -100,7 +100,7 @@ DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Any]] = {
     "none": lambda model, wanted: None,
     "lookup": lambda model, wanted: "lookup",
     "recycling": lambda model, wanted: "recycling",
-    "wild": lambda model, wanted: Wild(len(wanted[0]), wanted),
+    "wild": lambda model, wanted: RandomDrafter(len(wanted[0]), wanted),
     "small": lambda model, wanted: small(model),
     "small-vlm": lambda model, wanted: smaller(model),
     "reader": lambda model, wanted: Reader(model),

@@ -14,7 +14,7 @@ from mmdec.core.loop import chosen_logprobs, decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.types import Plan, Verdict
-from tests.support.toy_target import Changing, Scripted, Toy, padded, run, truth, wrong
+from tests.support.toy_target import RandomBudget, Scripted, Toy, padded, run, truth, wrong
 
 PROMPTS = [[1, 2, 3], [4]]
 NEVER: frozenset[int] = frozenset()
@@ -85,7 +85,7 @@ def test_the_budget_is_told_of_every_round_but_the_prompts() -> None:
 def test_the_iterator_can_be_closed() -> None:
     target, inputs = Toy(8), padded(PROMPTS)
     text = Sequences(inputs["input_ids"], stop(20))
-    rounds = decode(target, inputs, text, MatchRule(), Scripted(truth(target)), Changing(Random(0)))
+    rounds = decode(target, inputs, text, MatchRule(), Scripted(truth(target)), RandomBudget(Random(0)))
     next(rounds)
     rounds.close()  # type: ignore[attr-defined] # a generator
     assert next(rounds, None) is None

@@ -26,7 +26,7 @@ from mmdec.core.verify import (
 )
 from mmdec.types import Draft, Plan, Scores
 from tests.support.draft_warps import at_temperature
-from tests.support.toy_target import AlwaysAccept, Changing, Scripted, Toy, forest, run
+from tests.support.toy_target import AlwaysAccept, RandomBudget, Scripted, Toy, forest, run
 
 VOCAB = 8
 RULES: list[Rule] = [
@@ -159,7 +159,7 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
         "draws": RelaxedRule(Relaxation(draws=2), KeyedSample(1)),
         "groups": RelaxedRule(Relaxation(groups=TokenGroups.from_labels([0, 1, 1, 2])), sampling=SamplingState(1)),
     }
-    budget = Changing(Random(0))
+    budget = RandomBudget(Random(0))
     prompts = [[1 + row % 3] * (1 + row) for row in range(6)]
     text, _ = run(target, prompts, Stop(30, eos), rules[name], Scripted(forest(target, [0])), budget, [Diary()])
     assert eos or sum(map(sum, budget.seen)) > 20

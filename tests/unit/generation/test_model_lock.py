@@ -41,7 +41,7 @@ def free(model: torch.nn.Module) -> bool:
 
     thread = started(change)
     waited = not changed.wait(0.1)
-    if waited:  # it waits still: let it go on when the test is through
+    if waited:  # the thread still waits; it ends when the test releases the lock
         return False
     thread.join(SOON)
     return True

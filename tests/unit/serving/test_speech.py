@@ -49,14 +49,14 @@ def test_a_transcript_is_that_of_the_call(client: httpx.Client, folder: Path, se
     assert post(client, TRANSCRIBE, sound, language="en", response_format="text").text == plain + "\n"
     names = ["word", "segment"]
     form = {"language": "en", "response_format": "verbose_json", "timestamp_granularities[]": names}
-    told = post(client, TRANSCRIBE, sound, **form).json()
-    assert (told["text"], told["language"], told["task"]) == (wanted.text, "en", "transcribe")
-    assert told["duration"] == seconds
-    assert [(each["start"], each["end"], each["text"], each["tokens"]) for each in told["segments"]] == [
+    verbose = post(client, TRANSCRIBE, sound, **form).json()
+    assert (verbose["text"], verbose["language"], verbose["task"]) == (wanted.text, "en", "transcribe")
+    assert verbose["duration"] == seconds
+    assert [(each["start"], each["end"], each["text"], each["tokens"]) for each in verbose["segments"]] == [
         (each.start, each.end, each.text, each.tokens) for each in wanted.segments
     ]
     words = [word for segment in wanted.segments for word in segment.words or ()]
-    assert [(each["word"], each["start"], each["end"]) for each in told["words"]] == [
+    assert [(each["word"], each["start"], each["end"]) for each in verbose["words"]] == [
         (word.text.strip(), word.start, word.end) for word in words
     ]
     segments = mmdec.transcribe(sound, timestamps="segment", **options)

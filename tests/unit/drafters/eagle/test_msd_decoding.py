@@ -18,7 +18,7 @@ from mmdec.types import Verdict
 from tests.support.compressing_drafters import ROWS, rounds_of
 from tests.support.draft_networks import Checked, Watched, tree_growing
 from tests.support.tiny_vlm import AXES, END, IMAGE, START, VIDEO, Picture, batch_of, second_turn, vision_model
-from tests.support.toy_target import Changing
+from tests.support.toy_target import RandomBudget
 
 LAYOUTS = ("next", "own")
 
@@ -43,8 +43,8 @@ def test_the_cache_equals_recomputing_everything(layout: str, row: list[Any], be
     pixels = {name: part.double() for name, part in own.items() if part.is_floating_point()}
     own |= pixels
     checked = Checked(tree_growing("msd", model, width=3, visual_token=layout), model, pixels)
-    rounds = rounds_of(model, checked, Changing(Random(1)), own, 12)
-    plain = rounds_of(model, None, Changing(Random(1), 0), own, 12)
+    rounds = rounds_of(model, checked, RandomBudget(Random(1)), own, 12)
+    plain = rounds_of(model, None, RandomBudget(Random(1), 0), own, 12)
     assert checked.compared > 3
     assert [t for one in rounds for t in one.tokens[0]] == [t for one in plain for t in one.tokens[0]]
 

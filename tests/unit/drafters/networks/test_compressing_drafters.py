@@ -14,7 +14,7 @@ from tests.support.compressing_drafters import ROWS, SYSTEMS, rounds_of
 from tests.support.draft_networks import Checked, draft_network, tree_growing
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
-from tests.support.toy_target import Changing
+from tests.support.toy_target import RandomBudget
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -30,8 +30,8 @@ def test_the_cache_equals_recomputing_everything(system: str, row: int) -> None:
     own |= pixels
     drafter = tree_growing(system.removesuffix("-tree"), double, width=3, **SYSTEMS[system])
     checked = Checked(drafter, double, pixels)
-    rounds = rounds_of(double, checked, Changing(Random(row)), own, 12)
-    plain = rounds_of(double, None, Changing(Random(row), 0), own, 12)
+    rounds = rounds_of(double, checked, RandomBudget(Random(row)), own, 12)
+    plain = rounds_of(double, None, RandomBudget(Random(row), 0), own, 12)
     assert checked.compared > 3
     assert [t for one in rounds for t in one.tokens[0]] == [t for one in plain for t in one.tokens[0]]
 
@@ -43,7 +43,7 @@ def test_ragged_batches_of_texts(system: str) -> None:
     checked = Checked(drafter, model)
     prompts = torch.tensor([[0, 0, 0, 5, 6, 7], [3, 4, 3, 4, 3, 4], [0, 0, 0, 0, 0, 9]])
     inputs = {"input_ids": prompts, "attention_mask": (prompts > 0).long()}
-    rounds_of(model, checked, Changing(Random(2)), inputs, 14)
+    rounds_of(model, checked, RandomBudget(Random(2)), inputs, 14)
     assert checked.compared > 8
 
 

@@ -28,7 +28,7 @@ from tests.support.draft_networks import (
 )
 from tests.support.draft_warps import warp_at
 from tests.support.tiny_text import VOCABULARY, language_model
-from tests.support.toy_target import Changing, padded
+from tests.support.toy_target import RandomBudget, padded
 from tests.support.trees import is_chain
 
 NO_IMAGE = Context(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1), torch.zeros(1))
@@ -40,8 +40,8 @@ def test_the_cache_equals_recomputing_everything(system: str, rows: int) -> None
     """Through rejections, plain rounds, ragged rows and rows that end: every draft, in float64."""
     model = language_model().double()
     checked = Checked(tree_growing(system, model, width=3), model)
-    rounds = rounds_of(model, checked, Changing(Random(rows)), PROMPTS[:rows], 24)
-    plain = rounds_of(model, None, Changing(Random(rows), 0), PROMPTS[:rows], 24)
+    rounds = rounds_of(model, checked, RandomBudget(Random(rows)), PROMPTS[:rows], 24)
+    plain = rounds_of(model, None, RandomBudget(Random(rows), 0), PROMPTS[:rows], 24)
     assert checked.compared > 8
     assert texts(rounds, rows) == texts(plain, rows)
     assert sum(sum(one.accepted) for one in rounds) > 0  # else nothing was ever kept of a draft
@@ -51,7 +51,7 @@ def test_the_cache_equals_recomputing_everything(system: str, rows: int) -> None
 def test_features_of_several_layers_are_read_together() -> None:
     model = language_model(num_hidden_layers=4).double()
     checked = Checked(tree_growing("eagle", model, layers=(0, 2, -1), width=3), model)
-    rounds_of(model, checked, Changing(Random(5)), PROMPTS[:2])
+    rounds_of(model, checked, RandomBudget(Random(5)), PROMPTS[:2])
     assert checked.compared > 4
 
 
@@ -176,9 +176,9 @@ def test_a_run_without_drafts_runs_no_network() -> None:
     model = language_model()
     counting = Counting(model.get_input_embeddings())
     drafter = NetworkDrafter(draft_network("eagle", model), counting, model.get_output_embeddings())  # type: ignore[arg-type]
-    rounds_of(model, drafter, Changing(Random(0), 0), PROMPTS)
+    rounds_of(model, drafter, RandomBudget(Random(0), 0), PROMPTS)
     assert not counting.calls
-    rounds_of(model, drafter, Changing(Random(0)), PROMPTS)
+    rounds_of(model, drafter, RandomBudget(Random(0)), PROMPTS)
     assert counting.calls
 
 

@@ -21,7 +21,7 @@ from tests.support.draft_networks import (
 )
 from tests.support.grid import sample, slow_but
 from tests.support.tiny_text import language_model, prompts
-from tests.support.toy_target import Changing
+from tests.support.toy_target import RandomBudget
 
 MODEL: Any = language_model(num_hidden_layers=5)
 
@@ -46,8 +46,8 @@ def test_the_cache_equals_recomputing_everything(system: str, form: str, rows: i
     model: Any = language_model(num_hidden_layers=5).double()
     drafter = scatter_vocabulary(tree_growing(system, model, width=3, **FORMS_OF[system][form]))
     checked = Checked(drafter, model)
-    rounds = rounds_of(model, checked, Changing(Random(rows)), PROMPTS[:rows], 16)
-    plain = rounds_of(model, None, Changing(Random(rows), 0), PROMPTS[:rows], 16)
+    rounds = rounds_of(model, checked, RandomBudget(Random(rows)), PROMPTS[:rows], 16)
+    plain = rounds_of(model, None, RandomBudget(Random(rows), 0), PROMPTS[:rows], 16)
     assert checked.compared > 5
     assert texts(rounds, rows) == texts(plain, rows)
 

@@ -20,7 +20,7 @@ from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Needs, Plan, Scores, Verdict
-from tests.support.blended_toy import PROMPTS, Changing, Toy, run, start
+from tests.support.blended_toy import PROMPTS, CyclingBudget, Toy, run, start
 from tests.support.draft_networks import texts
 from tests.support.draft_warps import at_temperature, warp_at
 from tests.support.tiny_text import language_model
@@ -56,7 +56,7 @@ def test_the_targets_own_greedy_chain_is_always_accepted(nodes: int, rows: int) 
 def test_the_cache_follows_rejections_and_plain_rounds(rows: int) -> None:
     small = Toy(7, seed=1)
     target, drafter = Toy(8, seed=2, blend=small, share=0.4), SmallModel(small, width=3)
-    rounds = run(target, drafter, Changing(), PROMPTS[:rows], 40)
+    rounds = run(target, drafter, CyclingBudget(), PROMPTS[:rows], 40)
     plain = texts(run(Toy(8, seed=2, blend=small, share=0.4), None, Budget.fixed(0), PROMPTS[:rows], 40), rows)
     assert texts(rounds, rows) == plain
     assert sum(sum(one.accepted) for one in rounds) > 0

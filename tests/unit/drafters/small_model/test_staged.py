@@ -19,7 +19,7 @@ from mmdec.drafters.recycling import Recycling
 from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Round, Scores, Target, Verdict
-from tests.support.blended_toy import PROMPTS, Changing, Toy, run, start
+from tests.support.blended_toy import PROMPTS, CyclingBudget, Toy, run, start
 from tests.support.draft_networks import texts
 from tests.support.draft_warps import at_temperature
 from tests.support.trees import is_chain
@@ -90,7 +90,7 @@ def test_an_inner_drafter_does_not_change_the_chain(kind: type[Toy], inner: Any,
 def test_the_text_is_plain_decodings_and_the_cache_follows(kind: type[Toy], inner: str, rows: int) -> None:
     small = kind(7, seed=1)
     target, drafter = kind(8, seed=2, blend=small, share=0.4), SmallModel(small, width=3, inner=inner)
-    rounds = run(target, drafter, Changing(), PROMPTS[:rows], 40)
+    rounds = run(target, drafter, CyclingBudget(), PROMPTS[:rows], 40)
     plain = texts(run(target, None, Budget.fixed(0), PROMPTS[:rows], 40), rows)
     assert texts(rounds, rows) == plain
     assert sum(sum(one.accepted) for one in rounds) > 0
