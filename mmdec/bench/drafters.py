@@ -213,7 +213,7 @@ class RecordingWorkload(Workload[NamedRecording]):
         return (load_language_model(folder, self.model.device).model, {}) if is_language_model(folder) else None
 
     def groups(self, measured: Sequence[Measurement]) -> list[Group]:
-        words = [len(one.texts[0].split()) for one in measured]
+        words = [len(measurement.texts[0].split()) for measurement in measured]
         return [Group("all", "all", range(len(words))), *length_groups(words, WORD_BINS, "words")]
 
     def label(self, index: int) -> str:
@@ -236,7 +236,7 @@ class QuestionWorkload(Workload[ImageQuestion]):
         return (load_vlm(folder, self.model.device).model, {}) if is_vision_language_model(folder) else None
 
     def groups(self, measured: Sequence[Measurement]) -> list[Group]:
-        tokens = [len(one.tokens[0]) for one in measured]
+        tokens = [len(measurement.tokens[0]) for measurement in measured]
         tasks = task_groups([question.task for question in self.inputs[: len(measured)]])
         return [*tasks, *length_groups(tokens, ANSWER_BINS, "tokens")]
 
@@ -423,9 +423,9 @@ def in_turn(inputs: Sequence[Any]) -> list[Any]:
     """
     numbers = Counter[str]()
     turns: list[int] = []
-    for one in inputs:
-        turns.append(numbers[one.task])
-        numbers[one.task] += 1
+    for item in inputs:
+        turns.append(numbers[item.task])
+        numbers[item.task] += 1
     return [inputs[index] for index in sorted(range(len(inputs)), key=turns.__getitem__)]
 
 
@@ -488,7 +488,7 @@ def _hypotheses(
     methods: list[InputMethod] = []
     for folder in texts:
         each: dict[int, DrafterChoice] = {
-            index: hypothesis(text_of(folder, one.path)) for index, one in enumerate(workload.inputs)
+            index: hypothesis(text_of(folder, recording.path)) for index, recording in enumerate(workload.inputs)
         }
         methods.append(InputMethod(Method.with_drafter(f"text {folder.name}", None, nodes), each))
     for name, source in recognisers.items():

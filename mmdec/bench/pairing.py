@@ -131,8 +131,8 @@ def task_groups(tasks: Sequence[str]) -> list[Group]:
     Args:
         tasks: The task of each input.
     """
-    of = {name: [index for index, task in enumerate(tasks) if task == name] for name in sorted(set(tasks))}
-    each = [Group(f"task {name}", "task", indices) for name, indices in of.items()]
+    indices_of_task = {name: [index for index, task in enumerate(tasks) if task == name] for name in sorted(set(tasks))}
+    each = [Group(f"task {name}", "task", indices) for name, indices in indices_of_task.items()]
     return [Group("all", "all", range(len(tasks))), *each]
 
 

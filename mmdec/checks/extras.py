@@ -44,4 +44,4 @@ def _extras() -> list[tuple[str, set[str]]]:
         if match is not None and re.search(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""", text)
     ]
     ordered = sorted(names, key=lambda extra: extra in DEVELOPER_EXTRAS)
-    return [(extra, {package for package, of in named if of == extra}) for extra in ordered]
+    return [(extra, {package for package, owner in named if owner == extra}) for extra in ordered]

@@ -71,8 +71,10 @@ def _files(name: str, kind: FileKind, output: Path | None) -> Iterator[InputFile
         return
     output_path, count = None if output is None else os.path.realpath(output), 0
     for folder, folders, names in os.walk(name, onerror=(errors := list[OSError]()).append):
-        inside = (one for one in sorted(folders) if not one.startswith("."))
-        folders[:] = [one for one in inside if os.path.realpath(os.path.join(folder, one)) != output_path]
+        inside = (folder_name for folder_name in sorted(folders) if not folder_name.startswith("."))
+        folders[:] = [
+            folder_name for folder_name in inside if os.path.realpath(os.path.join(folder, folder_name)) != output_path
+        ]
         for file in sorted(names):
             if file.lower().endswith(tuple(suffixes)) and not file.startswith("."):
                 count += 1

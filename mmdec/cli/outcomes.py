@@ -112,9 +112,9 @@ def decode_all(
             return report(0, failure_message(error))
         is_retried = True
     # not in the handler, because the error's traceback holds the call's memory
-    for index, one in enumerate(inputs if is_retried else ()):
+    for index, item in enumerate(inputs if is_retried else ()):
         if index not in reported:
-            result = decode_each([one], lambda batch: call(batch, lambda *_: None))  # type: ignore[arg-type] # of a list: a list
+            result = decode_each([item], lambda batch: call(batch, lambda *_: None))  # type: ignore[arg-type] # of a list: a list
             report(index, *result)
 
 

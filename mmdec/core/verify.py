@@ -322,8 +322,8 @@ class TraversalRule:
             sequences.processed_logits(row, tree.logits[node])
             if sequences.append(row, tree.tokens[child]):
                 return path[1:index], True
-        own = _distribution(sequences, row, tree.logits[path[-1]])
-        return path[1:], sequences.append(row, rng.draw(own if p is None else p))
+        target_probabilities = _distribution(sequences, row, tree.logits[path[-1]])
+        return path[1:], sequences.append(row, rng.draw(target_probabilities if p is None else p))
 
 
 @dataclass(frozen=True)

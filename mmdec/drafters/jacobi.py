@@ -65,7 +65,7 @@ class JacobiRow:
         if not following:
             return
         ngrams = self.ngrams.pop(first, [])
-        self.ngrams[first] = [*(one for one in ngrams if one != tuple(following)), tuple(following)][-MAX_NGRAMS:]
+        self.ngrams[first] = [*(ngram for ngram in ngrams if ngram != tuple(following)), tuple(following)][-MAX_NGRAMS:]
         if len(self.ngrams) > MAX_STORED:
             del self.ngrams[next(iter(self.ngrams))]
 
@@ -73,7 +73,7 @@ class JacobiRow:
         """Return the n-grams stored for a token, the newest first; longer ones before those that they begin with."""
         newest = self.ngrams.get(first, [])[::-1]
         newest.sort(key=len, reverse=True)
-        return [list(one) for one in newest]
+        return [list(ngram) for ngram in newest]
 
     def fit(self, root: int, width: int, levels: int) -> None:
         """Cut and fill up the comb to `width` columns and at most `levels` levels."""

@@ -138,7 +138,7 @@ class TranscriptionHarness(Harness[Tensor]):
         decodes differently."""
         tokens: list[list[int]] = [[] for _ in recordings]
         device, features, rest, encoder = self.model.device, 0.0, 0.0, list[float]()
-        whole, stopwatch = Stopwatch(device), Stopwatch(device)
+        total, stopwatch = Stopwatch(device), Stopwatch(device)
         samples = [read_audio(recording, SAMPLE_RATE) for recording in recordings]
         request = self._request(len(recordings))
         with ExitStack() as stack:
@@ -170,7 +170,7 @@ class TranscriptionHarness(Harness[Tensor]):
             encoder=sum(encoder),
             decoder=rest + stopwatch.lap() - sum(encoder),
             drafter=0.0,
-            total=whole.lap(),
+            total=total.lap(),
         )
 
     def _request(self, recordings: int) -> TranscriptionRequest:
@@ -223,7 +223,7 @@ class AudioLmHarness(Harness[Tensor]):
         )
 
     def _generate(self, recordings: Sequence[Tensor], method: Method) -> Measurement:
-        whole, stopwatch = Stopwatch(self.model.device), Stopwatch(self.model.device)
+        total, stopwatch = Stopwatch(self.model.device), Stopwatch(self.model.device)
         inputs = self.loaded.inputs(list(recordings))
         features = stopwatch.lap()
         generate: Any = self.model.generate
@@ -231,7 +231,7 @@ class AudioLmHarness(Harness[Tensor]):
         row = cut_at_end(generated[0, inputs["input_ids"].shape[1] :].tolist(), self.model)
         text = self.loaded.tokenizer.decode(row, skip_special_tokens=True).strip()
         rest = stopwatch.lap()
-        return Measurement([row], [text], features, encoder=0.0, decoder=rest, drafter=0.0, total=whole.lap())
+        return Measurement([row], [text], features, encoder=0.0, decoder=rest, drafter=0.0, total=total.lap())
 
 
 ENGLISH = ("en", "english")

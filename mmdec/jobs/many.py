@@ -279,15 +279,15 @@ def divide_by_bytes(
         min_inputs: Number of inputs that a call may have whatever their sizes.
     """
     batch, total = list[Input](), 0
-    for one in inputs:
+    for item in inputs:
         try:
-            size = os.path.getsize(path_of(one))
+            size = os.path.getsize(path_of(item))
         except (OSError, ValueError):
             size = 0
         if len(batch) >= min_inputs and total + size > limit:
             yield batch
             batch, total = [], 0
-        batch.append(one)
+        batch.append(item)
         total += size
     if batch:
         yield batch

@@ -32,8 +32,8 @@ def is_usable(*tensors: Tensor) -> bool:
         and not torch.compiler.is_exporting()
         and not torch.is_autocast_enabled("cpu")
         and torch.backends.mkldnn.is_available()
-        and all(one.dtype == torch.float32 and one.device.type == "cpu" for one in tensors)
-        and not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors))
+        and all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
+        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
     )
 
 

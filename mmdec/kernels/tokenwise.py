@@ -73,7 +73,7 @@ _copying = threading.Lock()
 def _half_weights(weight: Tensor, bias: Tensor | None) -> HalfWeights | None:
     if weight.is_inference() or (bias is not None and bias.is_inference()):  # their changes would not be noticed
         return None
-    state = weights_state(one for one in (weight, bias) if one is not None)
+    state = weights_state(tensor for tensor in (weight, bias) if tensor is not None)
     with _copying:
         known = _copies.get(weight)
         if known is None or known[0] != state:

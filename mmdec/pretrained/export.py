@@ -123,8 +123,8 @@ def _find_target(network: DraftNetwork, model: str | os.PathLike[str] | None) ->
     with report_damage(
         f"`model` must hold a model's {CONFIG_FILE}, but '{folder}' does not", "Name the target's folder."
     ):
-        whole = AutoConfig.from_pretrained(folder)
-        text = whole.get_text_config(decoder=True)
+        model_config = AutoConfig.from_pretrained(folder)
+        text = model_config.get_text_config(decoder=True)
         sizes = {"channels": text.hidden_size, "tokens": text.vocab_size, "layers": text.num_hidden_layers}
     config = network.config
     expected_sizes = {
@@ -138,7 +138,7 @@ def _find_target(network: DraftNetwork, model: str | os.PathLike[str] | None) ->
                 f"`model` must have {expected_sizes[what]} {what} for this drafter, but '{named}' has {size}. "
                 "Name the model that it was trained for."
             )
-    return ExportTarget(named, list(whole.architectures or []), text)
+    return ExportTarget(named, list(model_config.architectures or []), text)
 
 
 def _card(network: DraftNetwork, name: str, exported: Exported, served: ExportTarget, to: str, count: int) -> str:

@@ -178,20 +178,20 @@ def _read_tokenizer(folder: Path | None, source: str) -> Any:
     return folder_tokenizer(folder)
 
 
-def _differ(network: PreTrainedModel, model: PreTrainedModel, own: Any, theirs: Any) -> bool:
+def _differ(network: PreTrainedModel, model: PreTrainedModel, small_tokenizer: Any, target_tokenizer: Any) -> bool:
     """Return whether the vocabularies differ.
 
     They do if more than the share `MAX_FOREIGN_SHARE` of the small model's tokens have another id, or none, in the
     target's vocabulary.
 
     Args:
-        own: The small model's tokenizer.
-        theirs: The target's tokenizer.
+        small_tokenizer: The small model's tokenizer.
+        target_tokenizer: The target's tokenizer.
     """
     with _lock:
         pairs = _known.setdefault(network, WeakKeyDictionary())
-        if model not in pairs or pairs[model][0] is not own or pairs[model][1] is not theirs:
-            mine, targets = own.get_vocab(), theirs.get_vocab()
+        if model not in pairs or pairs[model][0] is not small_tokenizer or pairs[model][1] is not target_tokenizer:
+            mine, targets = small_tokenizer.get_vocab(), target_tokenizer.get_vocab()
             foreign = sum(targets.get(token) != number for token, number in mine.items())
-            pairs[model] = own, theirs, foreign > MAX_FOREIGN_SHARE * len(mine)
+            pairs[model] = small_tokenizer, target_tokenizer, foreign > MAX_FOREIGN_SHARE * len(mine)
         return pairs[model][2]

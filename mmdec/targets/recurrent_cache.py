@@ -114,19 +114,23 @@ class RecurrentStates(LinearAttentionLayer):
         if not all(accepted):
             for index, new in self.recurrent_states.items():
                 if new is not None and any(accepted):
-                    whole = torch.tensor([count > 0 for count in accepted], device=new.device)
-                    new = torch.where(whole.view(-1, *[1] * (new.ndim - 1)), new, recurrent[index])
+                    has_accepted = torch.tensor([count > 0 for count in accepted], device=new.device)
+                    new = torch.where(has_accepted.view(-1, *[1] * (new.ndim - 1)), new, recurrent[index])
                 self.recurrent_states[index] = new if any(accepted) else recurrent[index]
 
     def append(self, other: RecurrentStates) -> None:
         """Append the states of another layer's rows."""
         for states, more in ((self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)):
-            states.update({i: torch.cat([one, cast(Tensor, more[i])]) for i, one in states.items() if one is not None})
+            states.update(
+                {i: torch.cat([state, cast(Tensor, more[i])]) for i, state in states.items() if state is not None}
+            )
 
     def select(self, rows: Tensor) -> None:
         """Keep only the states of the batch rows with the indices `rows` (K,) int64, in that order."""
         for states in (self.conv_states, self.recurrent_states):
-            states.update({i: one.index_select(0, rows.to(one.device)) for i, one in states.items() if one is not None})
+            states.update(
+                {i: state.index_select(0, rows.to(state.device)) for i, state in states.items() if state is not None}
+            )
 
 
 @final
@@ -180,7 +184,7 @@ def copy_inference_states(cache: DynamicCache) -> None:
             for states in (layer.conv_states, layer.recurrent_states):
                 with torch.inference_mode(False):
                     states.update(
-                        {i: one.clone() for i, one in states.items() if one is not None and one.is_inference()}
+                        {i: state.clone() for i, state in states.items() if state is not None and state.is_inference()}
                     )
 
 

@@ -26,9 +26,9 @@ def smaller_copy(model: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel
     Raises:
         InputError: If layers cannot be left out of this kind of model.
     """
-    whole: Any = model.config
+    model_config: Any = model.config
     path, stack = _layers_of(model)
-    config = copy.deepcopy(whole)
+    config = copy.deepcopy(model_config)
     for name, value in list(vars(config).items()):  # what the configuration says of each layer
         if isinstance(value, (list, tuple)) and len(value) == len(stack):
             setattr(config, name, type(value)(value[index] for index in kept))

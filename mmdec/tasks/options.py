@@ -78,7 +78,9 @@ class TaskOptions:
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, as keyword arguments of the call."""
-        values = {one.name: (getattr(self, one.name), one.default) for one in options_of(type(self))}
+        values = {
+            declared.name: (getattr(self, declared.name), declared.default) for declared in options_of(type(self))
+        }
         return {name: value for name, (value, default) in values.items() if value is not default and value != default}
 
     def _set(self, **values: Any) -> None:
@@ -117,19 +119,19 @@ class GenerateOptions(TaskOptions):
 
 def options_of(kind: type[Any]) -> list[Field[Any]]:
     """Return the options of a dataclass, its own before those that it inherits."""
-    named = {one.name: one for one in fields(kind) if one.default is not MISSING}
+    named = {declared.name: declared for declared in fields(kind) if declared.default is not MISSING}
     order = [name for cls in kind.__mro__ for name in vars(cls).get("__annotations__", ())]
     return [named[name] for name in dict.fromkeys(order) if name in named]
 
 
 def option_names(kind: type[Any]) -> set[str]:
     """Return the names of the options of a dataclass."""
-    return {one.name for one in options_of(kind)}
+    return {declared.name for declared in options_of(kind)}
 
 
 def option_help(kind: type[Any], name: str) -> str:
     """Return the help of an option of a dataclass."""
-    info: OptionInfo = next(one for one in fields(kind) if one.name == name).metadata["option"]
+    info: OptionInfo = next(declared for declared in fields(kind) if declared.name == name).metadata["option"]
     return info.help
 
 
@@ -137,14 +139,16 @@ def with_options_of(kind: type[TaskOptions]) -> Callable[[T], T]:
     """Decorate a public call that takes `**options`: its signature, as `help` shows it, names each option."""
 
     def decorate(call: T) -> T:
-        whole = inspect.signature(call)  # type: ignore[arg-type] # it is a function
-        *before, last = whole.parameters.values()
+        signature = inspect.signature(call)  # type: ignore[arg-type] # it is a function
+        *before, last = signature.parameters.values()
         keywords = [
-            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
-            for one in options_of(kind)
+            inspect.Parameter(
+                declared.name, inspect.Parameter.KEYWORD_ONLY, default=declared.default, annotation=declared.type
+            )
+            for declared in options_of(kind)
         ]
         further = [last] if issubclass(kind, GenerateOptions) else []
-        vars(call)["__signature__"] = whole.replace(parameters=[*before, *keywords, *further])
+        vars(call)["__signature__"] = signature.replace(parameters=[*before, *keywords, *further])
         return call
 
     return decorate

@@ -127,7 +127,7 @@ def _affinity() -> set[int]:
 def _defaults() -> set[int]:
     cores = Path("/sys/devices/system/cpu")
     mine = _affinity()
-    siblings = {_read_text(cores / f"cpu{one}" / "topology" / "thread_siblings_list") or str(one) for one in mine}
+    siblings = {_read_text(cores / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in mine}
     return {len(siblings), len(mine), _cpu_count()}
 
 

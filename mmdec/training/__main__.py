@@ -164,7 +164,9 @@ class TrainingCLI(LightningCLI):
             part.unlink(missing_ok=True)
 
     def _checkpoint_folders(self) -> list[Path]:
-        paths = (one.dirpath for one in self.trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint))
+        paths = (
+            callback.dirpath for callback in self.trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)
+        )
         return [check_local(folder, "dirpath") for folder in dict.fromkeys(paths) if folder]
 
 

@@ -70,12 +70,12 @@ def hypothesis(
     """
     given: Any = source
     if isinstance(given, (list, tuple)):
-        if not given or not all(isinstance(one, (str, os.PathLike)) for one in given):
+        if not given or not all(isinstance(text, (str, os.PathLike)) for text in given):
             raise InputError(
                 f"`source` must hold texts or the names of files, one for each input, but is {format_value(given)}. "
                 "Give a list of strings."
             )
-        return Hypothesis(tuple(_script(one) for one in given), is_list=True, tokenizer=tokenizer)
+        return Hypothesis(tuple(_script(text) for text in given), is_list=True, tokenizer=tokenizer)
     if isinstance(given, (str, os.PathLike)) and not _is_model(given):
         return Hypothesis((_script(given),), tokenizer=tokenizer)
     if isinstance(given, (str, os.PathLike)):

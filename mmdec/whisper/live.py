@@ -267,10 +267,10 @@ class LiveTranscriber:
     def _samples(self, chunk: Chunk) -> np.ndarray:
         """Convert a chunk to mono samples (T,) in [-1, 1]; raise InputError if it cannot be read."""
         if isinstance(chunk, (bytes, bytearray, memoryview)):
-            whole = self._partial_sample + bytes(chunk)
-            used = len(whole) - len(whole) % SAMPLE_BYTES[self._encoding]
-            self._partial_sample = whole[used:]
-            sound = decode_samples(whole[:used], self._encoding)[:, None]
+            content = self._partial_sample + bytes(chunk)
+            used = len(content) - len(content) % SAMPLE_BYTES[self._encoding]
+            self._partial_sample = content[used:]
+            sound = decode_samples(content[:used], self._encoding)[:, None]
         elif isinstance(chunk, (np.ndarray, Tensor)):
             sound = split_channels(chunk)
         else:

@@ -50,7 +50,7 @@ class ConfusionNetwork:
             for run, likely in enumerate(highest >= MIN_CHOICE):
                 rivals = {piece: float(highest[run, piece]) for piece in np.flatnonzero(likely).tolist()}
                 self._add(logprobs, runs[run], runs[run + 1], pieces[run : run + 3], rivals, blanks[run])
-        self._lasts = [one.last for one in self.bins]
+        self._lasts = [bin_.last for bin_ in self.bins]
 
     def _add(
         self, logprobs: np.ndarray, first: int, end: int, near: list[int], rivals: dict[int, float], blank: float
@@ -68,14 +68,17 @@ class ConfusionNetwork:
             choices = {**rivals, BLANK: blank} if blank >= MIN_CHOICE else rivals
             choices = sorted(choices.items(), key=lambda choice: (choice[0] != piece, -choice[1]))
             total = max(sum(probability for _, probability in choices), 1.0)
-            ranked = tuple((one, probability / total) for one, probability in choices[:MAX_CHOICES])
+            ranked = tuple((rival, probability / total) for rival, probability in choices[:MAX_CHOICES])
             self.bins.append(Bin(first, end - 1, piece, ranked))
             return
-        hidden = sorted((probability, one) for one, probability in rivals.items() if one not in near)[-MAX_HIDDEN:]
-        frames = [(first + int(logprobs[first:end, one].argmax()), one, probability) for probability, one in hidden]
+        hidden = sorted((probability, rival) for rival, probability in rivals.items() if rival not in near)
+        frames = [
+            (first + int(logprobs[first:end, rival].argmax()), rival, probability)
+            for probability, rival in hidden[-MAX_HIDDEN:]
+        ]
         self.bins += [
-            Bin(at, at, BLANK, ((BLANK, 1 - probability), (one, probability)))
-            for at, one, probability in sorted(frames)
+            Bin(at, at, BLANK, ((BLANK, 1 - probability), (rival, probability)))
+            for at, rival, probability in sorted(frames)
         ]
 
     def after(self, frame: int, last: int) -> int:

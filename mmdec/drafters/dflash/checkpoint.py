@@ -119,8 +119,8 @@ def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
     theta, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
     if described.get("model_type") == MUSE_MODEL_TYPE and not settings.get("rope_parameters"):
         theta = 5e5  # the default RoPE base of transformers' class for Muse Glimmer
-    whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
-    vocabulary = vocab_size or (whole[0] if whole else settings.get("vocab_size"))
+    vocabulary_sizes = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
+    vocabulary = vocab_size or (vocabulary_sizes[0] if vocabulary_sizes else settings.get("vocab_size"))
     if type(vocabulary) is not int:
         raise checkpoint.error(
             "say how many tokens its target has", "has no `vocab_size`", "Convert it with `--vocab-size`."

@@ -176,7 +176,7 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
     check_layer(checkpoint, settings)
     theta, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
     sections = rope.get("mrope_section") or ()
-    whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
+    vocabulary_sizes = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
     options = described.get("eagle_config")
     options = {**(options if isinstance(options, dict) else {}), **described}
     mask = options.get("mask_token_id")
@@ -193,7 +193,7 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         **flags,
         "hidden_size": size,
         "target_hidden_size": target,
-        "vocab_size": vocab_size or (whole[0] if whole else settings.get("vocab_size")),
+        "vocab_size": vocab_size or (vocabulary_sizes[0] if vocabulary_sizes else settings.get("vocab_size")),
         "draft_vocab_size": checkpoint.shape("lm_head.weight")[0],
         "num_hidden_layers": count_layers(state),
         "features": width // target,

@@ -104,7 +104,7 @@ def load_recording(
     check_rate(sample_rate)
     blocks: list[np.ndarray] = []
     rates, peak = [sample_rate], 0.0
-    of, loss = _in_source(source), AudioLoss()
+    in_source, loss = _in_source(source), AudioLoss()
     mixer: Mixer | None = None
     # each block of samples is (at most 2^20 / channels, channels)
     for rate, block in _blocks(source, max_seconds, loss, strict):
@@ -117,8 +117,8 @@ def load_recording(
     if mixer is not None:
         blocks.append(mixer.end())
     samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)
-    check_samples(samples, of)
-    check_peak(peak, of)
+    check_samples(samples, in_source)
+    check_peak(peak, in_source)
     note = loss.note
     if mixer is not None:
         samples = mixer.audible(samples)
@@ -132,15 +132,15 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
     Raises:
         InputError: For files that `load_audio` rejects.
     """
-    of, frames, rate, peak = _in_source(path), 0, 1, 0.0
+    in_source, frames, rate, peak = _in_source(path), 0, 1, 0.0
     for rate, block in _blocks(path, MAX_SECONDS, AudioLoss()):  # noqa: B007 - it is used after the loop
         with np.errstate(all="ignore"):  # infinite samples are found by the check that follows
-            check_samples(torch.from_numpy(block.mean(axis=1)), of)
+            check_samples(torch.from_numpy(block.mean(axis=1)), in_source)
         peak = float(np.abs(block).max(initial=peak))
         frames += len(block)
     if not frames:
-        check_samples(torch.zeros(0), of)
-    check_peak(peak, of)
+        check_samples(torch.zeros(0), in_source)
+    check_peak(peak, in_source)
     return frames / rate
 
 

@@ -146,18 +146,22 @@ STANDING_OUT = 2.5  # level of a frame that stands out from the noise, as a fact
 SHORTEST_SOUND = 0.15  # minimum seconds that stand out; less is a click
 
 
-def check_rate(rate: int, of: str = "") -> None:
+def check_rate(rate: int, in_source: str = "") -> None:
     """Raise InputError for sample rates outside 8 to 192 kHz.
 
     Args:
-        of: Text appended to the error, such as " in 'a.wav'".
+        in_source: Text appended to the error, such as " in 'a.wav'".
     """
     if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)):
         raise InputError(f"`sample_rate` must be a whole number of Hz, but is {format_value(rate)}. Round it.")
     if rate < MIN_RATE:
-        raise InputError(f"`sample_rate` must be at least {MIN_RATE} Hz, but is {rate}{of}. Resample the audio first.")
+        raise InputError(
+            f"`sample_rate` must be at least {MIN_RATE} Hz, but is {rate}{in_source}. Resample the audio first."
+        )
     if rate > MAX_RATE:
-        raise InputError(f"`sample_rate` must be at most {MAX_RATE} Hz, but is {rate}{of}. Resample the audio first.")
+        raise InputError(
+            f"`sample_rate` must be at most {MAX_RATE} Hz, but is {rate}{in_source}. Resample the audio first."
+        )
 
 
 def check_seconds(seconds: float) -> None:
@@ -168,32 +172,32 @@ def check_seconds(seconds: float) -> None:
         )
 
 
-def check_samples(samples: Tensor, of: str = "") -> None:
+def check_samples(samples: Tensor, in_source: str = "") -> None:
     """Raise InputError if samples (T,) are empty or not finite.
 
     Args:
-        of: Text appended to the error.
+        in_source: Text appended to the error.
     """
     if samples.numel() == 0:
-        raise InputError(f"`audio` must hold at least one sample, but is empty{of}. Check the recording.")
+        raise InputError(f"`audio` must hold at least one sample, but is empty{in_source}. Check the recording.")
     finite = torch.isfinite(samples)
     if not bool(finite.all()):
         count = int((~finite).sum())
         raise InputError(
-            f"`audio` must hold finite numbers, but {count} of {samples.numel()} samples{of} are NaN or infinite. "
-            "Replace them, with zeros for instance."
+            f"`audio` must hold finite numbers, but {count} of {samples.numel()} samples{in_source} are NaN or "
+            "infinite. Replace them, with zeros for instance."
         )
 
 
-def check_peak(peak: float, of: str = "") -> None:
+def check_peak(peak: float, in_source: str = "") -> None:
     """Raise InputError if the largest absolute sample exceeds `MAX_PEAK`, the maximum of 32-bit integers.
 
     Args:
-        of: Text appended to the error, such as " in 'a.wav'".
+        in_source: Text appended to the error, such as " in 'a.wav'".
     """
     if peak > MAX_PEAK:
         raise InputError(
-            f"`audio` must hold samples of at most {MAX_PEAK:.3g}, but its peak is {peak:.3g}{of}. "
+            f"`audio` must hold samples of at most {MAX_PEAK:.3g}, but its peak is {peak:.3g}{in_source}. "
             "Scale it to full scale, which is 1."
         )
 

@@ -35,8 +35,8 @@ class Utterance:
 
     def samples(self) -> Tensor:
         """Load the sound as mono samples (T,) at 16 kHz."""
-        whole = load_audio(self.path)
-        return whole if self.part is None else whole[slice(*self.part)]
+        recording = load_audio(self.path)
+        return recording if self.part is None else recording[slice(*self.part)]
 
 
 def read_utterances(root: str | Path, split: str | None = None, admission: Admission = STRICT) -> list[Utterance]:

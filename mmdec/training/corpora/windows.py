@@ -225,13 +225,13 @@ def check_utterances_apart(train: Sequence[Utterance], dev: Sequence[Utterance])
     check_apart(both, "recordings", "Name splits that do not overlap.")
 
 
-def durations(rows: Sequence[Utterance], cache: Path, admission: Admission, of: str) -> list[float]:
+def durations(rows: Sequence[Utterance], cache: Path, admission: Admission, noun: str) -> list[float]:
     """Return the duration of each utterance in seconds; NaN if it cannot be used, which is logged.
 
     Args:
         cache: Folder that caches the results.
         admission: How many may be bad.
-        of: What the rows are, for messages.
+        noun: What the rows are, for messages.
 
     Raises:
         InputError: If too many are bad.
@@ -241,6 +241,6 @@ def durations(rows: Sequence[Utterance], cache: Path, admission: Admission, of: 
         if isinstance(value, str):
             bad.add(value, f"{row.path.name} in {row.place}")
     if bad.count:
-        admission.check(bad, len(rows), of, rule="hold usable recordings")
-        rank_zero_info(f"{bad.count} of the {len(rows)} {of} left out: {bad.report()}")
+        admission.check(bad, len(rows), noun, rule="hold usable recordings")
+        rank_zero_info(f"{bad.count} of the {len(rows)} {noun} left out: {bad.report()}")
     return [math.nan if isinstance(value, str) else value for value in seconds]

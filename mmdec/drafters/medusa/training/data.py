@@ -387,8 +387,8 @@ class HeadData(LightningDataModule):
 
     def seconds(self, split: str) -> list[float]:
         """Return the duration of each utterance of a split in seconds; NaN if it cannot be used."""
-        of = f"{split} recordings in '{self.corpus}'"
-        return durations(self.rows[split], self.cache_dir, self.admission, of)
+        noun = f"{split} recordings in '{self.corpus}'"
+        return durations(self.rows[split], self.cache_dir, self.admission, noun)
 
     @property
     def units(self) -> list[str]:

@@ -134,7 +134,7 @@ def _train(
         data = _answer_questions(run, start + ANSWERING_SHARE * 60 * run.minutes, on_progress)
         recipe = recipe_of(run, data, start + 60 * run.minutes - time.time())
         write_atomically(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
-    tokens = sum(len(data.tokens[one.name]) for one in data.parts["train"])
+    tokens = sum(len(data.tokens[sample.name]) for sample in data.parts["train"])
     log(f"{len(data.parts['train'])} answers of {tokens} tokens to train on, {len(data.parts['dev'])} held out")
     del data  # `data` holds the model; without it the memory is free for training, which loads the model again
     main(["fit", "--config", str(written), "--ckpt_path", "last"])
@@ -154,7 +154,7 @@ def data_options(run: DrafterRun) -> Recipe:
     data, images = run.data, run.images
     if data.is_dir():
         questions = ask_about(data, run.prompt)
-        rows = [{"question": one.question, "image": one.id} for one in questions]
+        rows = [{"question": question.question, "image": question.id} for question in questions]
         data, images = run.output / "questions.jsonl", run.data
         write_atomically(data, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
     return {
@@ -281,6 +281,6 @@ def _features(data: DraftData) -> float:
     """Estimate how many bytes the stored features of all samples take, for four target layers in half precision."""
     rows = [*data.parts["train"], *data.parts["dev"]]
     tried = rows[:: max(1, len(rows) // 4)]
-    prompts = sum(data.prompting(one)["input_ids"].shape[1] for one in tried) / len(tried)
-    tokens = len(rows) * prompts + sum(len(data.tokens[one.name]) for one in rows)
+    prompts = sum(data.prompting(sample)["input_ids"].shape[1] for sample in tried) / len(tried)
+    tokens = len(rows) * prompts + sum(len(data.tokens[sample.name]) for sample in rows)
     return 2 * 4 * data.teacher.config.hidden_size * tokens
