@@ -34,7 +34,7 @@ InputGroup = Literal["all", "length", "task", "batch", "shape"]
 class Exactness:
     """Result of a comparison of outputs before any timing: how many inputs have equal outputs."""
 
-    what: str  # names what was compared: the methods or their outputs
+    label: str  # names what was compared: the methods or their outputs
     equal: int  # number of inputs for which subject and baseline give the same output
     compared: int  # number of inputs whose outputs were compared
 
@@ -264,7 +264,7 @@ def sections(
 
 
 def _report(report: BenchReport, width: int | None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    exact = [(f"{gate.what}: {gate.equal} of {gate.compared} equal",) for gate in report.exactness]
+    exact = [(f"{gate.label}: {gate.equal} of {gate.compared} equal",) for gate in report.exactness]
     yield report.title, (), [(hardware_line(report.hardware),), *exact]
     pairs: dict[tuple[str, str], list[Comparison]] = {}
     for row in report.comparisons:

@@ -70,7 +70,7 @@ def test_texts_words_and_seconds_of_each_engine_are_told(
     echo(monkeypatch, {engines.PEER: None, engines.PEER_INT8: "where was the station"})
     paths = files(tmp_path, 0.5, 0.75, 2.5)  # the last: windows of a second
     report = engines.bench_peer(paths, folder, "ctranslate2", repeats=1)
-    equal = {gate.what: gate.equal for gate in report.exactness}
+    equal = {gate.label: gate.equal for gate in report.exactness}
     assert equal["texts of mmdec float32 and of transformers"] == 3
     assert equal["texts of ctranslate2 float32 and of transformers"] == 3
     assert equal["texts of ctranslate2 int8 and of transformers"] == 0
