@@ -458,11 +458,11 @@ class HypothesisDrafter:
         while heap and not tree.is_full:
             negative, _, node, one = heappop(heap)
             probability = -negative
-            for at, token in enumerate((*self._tokens.ids(one.text), *one.tokens)):
+            for index, token in enumerate((*self._tokens.ids(one.text), *one.tokens)):
                 node = tree.add(node, token) if probability >= plan.threshold else tree.child(node, token)
                 if not node:
                     break
-                if not at and one.marked is not None and [token] == self._tokens.ids(one.marked[1]):
+                if not index and one.marked is not None and [token] == self._tokens.ids(one.marked[1]):
                     row.openings.append((node, *one.marked))
                 probability *= NEXT_TOKEN
             else:
@@ -521,7 +521,9 @@ class HypothesisDrafter:
         if place == len(script):
             return []
         gaps = [" "] if self._tokens.first_time is not None else ["", " "]
-        options = [one for at, gap in enumerate(gaps) for one in self._written(row, place, gap, stopped, 1 / (1 + at))]
+        options = [
+            one for index, gap in enumerate(gaps) for one in self._written(row, place, gap, stopped, 1 / (1 + index))
+        ]
         return self._as_seen(row, place, NEW_SEGMENT, options)
 
     def _words(self, row: HypothesisRow, place: int, written: str = "") -> list[_Next]:

@@ -162,8 +162,8 @@ class LoadedWhisper:
         folder = Path(path_text(directory, "drafter", rule))
         if not folder.is_dir():
             raise InputError(
-                f"`drafter` must be {rule} with weights, an object or None, but is {format_value(str(directory))}, and no such "
-                f"folder exists.{did_you_mean(str(directory), names)}"
+                f"`drafter` must be {rule} with weights, an object or None, but is {format_value(str(directory))}, "
+                f"and no such folder exists.{did_you_mean(str(directory), names)}"
             )
         return self.read_drafter(folder)
 
