@@ -7,6 +7,7 @@ loses precision: see `mmdec.kernels.float16_linear`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, final
@@ -24,6 +25,7 @@ MIN_COPIED_ELEMENTS = 2**15  # of a weight; the product of a smaller one takes t
 MAX_ROWS = 28  # of a product, for which fbgemm is faster than torch
 # Number of passes before the weights are copied. The copies of SmolLM2-135M take the time that they save in 280 passes.
 MIN_PASSES = 256
+MAX_COPIED_AT_ONCE = 2**22  # elements that are copied before a pass, in about 50 ms
 
 
 @final
@@ -58,23 +60,49 @@ class DraftReader:
         if torch.is_autocast_enabled("cpu"):  # it computes in another precision
             return self._model
         self._copies.passes += 1
-        if self._copy is None and (halves := self._copies.get(partial(_copy_weights, self._model), MIN_PASSES)):
-            self._copy = copy_modules(self._model, partial(_read_half, halves))
+        if self._copy is None:
+            layers: LayerCopies | None = self._copies.get(partial(LayerCopies, self._model), MIN_PASSES)
+            if layers is not None and (halves := layers.copy_more()):
+                self._copy = copy_modules(self._model, partial(_read_half, halves))
         return self._model if self._copy is None else self._copy
 
 
-def _copy_weights(model: Any) -> Mapping[nn.Module, HalfWeights] | None:
-    """Copy the weights of the layers that read drafts; None if one would change, or if the copies take much memory."""
-    if is_compiled(model) or sum(weight.nbytes for weight in model.parameters()) > MAX_COPIED_BYTES:
-        return None
-    layers = [*model.get_decoder().modules(), model.get_output_embeddings()]
-    layers = [layer for layer in layers if plain_linear(layer) and layer.weight.numel() >= MIN_COPIED_ELEMENTS]
-    halves = dict[nn.Module, HalfWeights]()
-    for layer in layers:
-        halves[layer] = HalfWeights(layer.weight, layer.bias)
-        if not halves[layer].exact:
-            return None
-    return halves
+@final
+class LayerCopies:
+    """Half-precision copies of the layers that read drafts, made a few at a time, so that no pass waits long for them.
+
+    Args:
+        model: The model. No layer is copied if it is compiled, or if its copies would take much memory.
+    """
+
+    def __init__(self, model: Any) -> None:
+        layers = [*model.get_decoder().modules(), model.get_output_embeddings()]
+        layers = [layer for layer in layers if plain_linear(layer) and layer.weight.numel() >= MIN_COPIED_ELEMENTS]
+        too_large = sum(weight.nbytes for weight in model.parameters()) > MAX_COPIED_BYTES
+        self._remaining = [] if too_large or is_compiled(model) else layers
+        self._halves = dict[nn.Module, HalfWeights]()
+        self._lock = threading.Lock()
+
+    def copy_more(self) -> Mapping[nn.Module, HalfWeights]:
+        """Copy the next layers; none if half precision would change a weight, or if the CPU has no product with it.
+
+        Returns:
+            The copies of all layers once they are made, before that none.
+        """
+        with self._lock:
+            copied = 0
+            while self._remaining and copied < MAX_COPIED_AT_ONCE:
+                layer = self._remaining.pop()
+                try:
+                    half = HalfWeights(layer.weight, layer.bias)
+                except RuntimeError:
+                    half = None
+                if half is None or not half.exact:
+                    self._remaining, self._halves = [], {}
+                    break
+                self._halves[layer] = half
+                copied += layer.weight.numel()
+            return {} if self._remaining else self._halves
 
 
 def _read_half(halves: Mapping[nn.Module, HalfWeights], layer: nn.Module, same: Any) -> None:

@@ -114,3 +114,10 @@ def test_autocast_reads_the_model() -> None:
     assert copied_layers(model)
     with torch.autocast("cpu", torch.bfloat16):
         assert not copied_layers(model)
+
+
+def test_a_pass_waits_for_few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float32_copy, "MAX_COPIED_AT_ONCE", 1)
+    model = stored_in(torch.float16)
+    layers = 7 * 2 + 1
+    assert [copied_layers(model) for _ in range(layers)] == [0] * (layers - 1) + [layers]  # one layer a pass
