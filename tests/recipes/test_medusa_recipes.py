@@ -167,7 +167,7 @@ def test_decoding_accepts_what_the_log_reports(base: Path, corpus: Path, kind: s
     right = spread(module.ranks, 0, (1,))
     assert right[0] > 0.9
     assert 2.5 < chain <= tree + 1e-9
-    module.keep({"chain": chain, "tree": tree})
+    module.save_drafter({"chain": chain, "tree": tree})
     model = data.model()
     tokens = rounds = 0
     for timed in (False, True):

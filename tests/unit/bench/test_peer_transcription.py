@@ -126,5 +126,5 @@ def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path, monkey
         with pytest.raises(InputError, match=problem):
             engines.bench_peer(given, folder, peer, repeats=1)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(InputError, match="Install it"):
+    with pytest.raises(InputError, match="pip install"):
         engines.bench_peer(paths, folder, "ctranslate2", repeats=1)
