@@ -509,8 +509,8 @@ class DecoderTarget(HfTarget):
             return session.batch.score(self, [(session, draft)])[0]
         if isinstance(session.store, RecurrentCache):
             return session.store.score(draft, session.rows, partial(self._score_chain, session))
-        model = self.model if session.reader is None else session.reader.model()
-        return self._with_model(session.tokenwise or model)._score_tree(session, draft)
+        model = session.tokenwise or (self.model if session.reader is None else session.reader.model())
+        return (self if model is self.model else self._with_model(model))._score_tree(session, draft)
 
     def _score_chain(self, session: DecoderSession, draft: Draft) -> Scores:
         stepwise = cast(StepwiseModel, session.stepwise)
