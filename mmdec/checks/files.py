@@ -85,6 +85,28 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
         os.close(descriptor)
 
 
+def read_text(path: str | os.PathLike[str], argument: str, max_bytes: int) -> str:
+    """Read a text file in UTF-8.
+
+    Raises:
+        InputError: If it cannot be read, has more than `max_bytes` bytes, or is not UTF-8.
+    """
+    with open_regular(path, argument) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise InputError(
+            f"`{argument}` must have at most {max_bytes} bytes a file, but '{quote_path(path)}' has more. Cut it.",
+            argument=argument,
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"`{argument}` must be text in UTF-8, but '{quote_path(path)}' is not ({error}). Save it as UTF-8.",
+            argument=argument,
+        ) from error
+
+
 def unreadable_error(argument: str, name: str, error: Exception, remedy: str) -> InputError:
     """Make the error for a file that the system cannot read.
 

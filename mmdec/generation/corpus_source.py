@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_methods, format_value
-from mmdec.checks.files import open_regular, quote_path
+from mmdec.checks.files import quote_path, read_text
 from mmdec.checks.weights import WEIGHTS_SUFFIX, read_settings
 from mmdec.drafters.corpus import MAX_INDEX_TOKENS, CorpusDrafter, TokenIndex, tokenizer_fingerprint
 from mmdec.errors import InputError
@@ -151,7 +151,7 @@ def _read_texts(sources: Sequence[Text]) -> tuple[str, ...]:
     """Return texts, and the contents of the files that paths name."""
     texts, size = list[str](), 0
     for source in sources:
-        texts.append(source if isinstance(source, str) else read_text(source))
+        texts.append(source if isinstance(source, str) else read_text(source, "source", MAX_TEXT_BYTES))
         size += len(texts[-1])
         if size > MAX_TEXT_BYTES:
             raise InputError(
@@ -159,26 +159,6 @@ def _read_texts(sources: Sequence[Text]) -> tuple[str, ...]:
                 f"{size}. Leave some out."
             )
     return tuple(texts)
-
-
-def read_text(path: Text) -> str:
-    """Read a text file in UTF-8.
-
-    Raises:
-        InputError: If it cannot be read, is too large, or is not UTF-8.
-    """
-    with open_regular(path, "source") as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
-        content = file.read(MAX_TEXT_BYTES + 1)
-    if len(content) > MAX_TEXT_BYTES:
-        raise InputError(
-            f"`source` must have at most {MAX_TEXT_BYTES} bytes a file, but '{quote_path(path)}' has more. Cut it."
-        )
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"`source` must be text in UTF-8, but '{quote_path(path)}' is not ({error}). Save it as UTF-8."
-        ) from error
 
 
 def index_texts(texts: Sequence[str], tokenizer: Any, spoken: bool) -> TokenIndex:

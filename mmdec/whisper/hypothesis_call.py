@@ -16,7 +16,7 @@ from transformers import MODEL_FOR_CTC_MAPPING, AutoProcessor, PreTrainedModel, 
 
 from mmdec.checks.arguments import format_value
 from mmdec.checks.devices import check_device
-from mmdec.checks.files import open_regular, quote_path
+from mmdec.checks.files import quote_path, read_text
 from mmdec.checks.weights import report_damage
 from mmdec.drafters.hypothesis import Script, clean_text
 from mmdec.errors import InputError
@@ -141,18 +141,7 @@ def read_text_file(path: Path) -> Script:
             f"`source` must be a file that ends with {', '.join(TEXT_SUFFIXES)}, but is '{quote_path(path)}'. Rename "
             "it."
         )
-    with open_regular(path, "source") as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
-        content = file.read(MAX_TEXT_BYTES + 1)
-    if len(content) > MAX_TEXT_BYTES:
-        raise InputError(
-            f"`source` must have at most {MAX_TEXT_BYTES} bytes, but '{quote_path(path)}' has more. Cut it."
-        )
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"`source` must be text in UTF-8, but '{quote_path(path)}' is not ({error}). Save it as UTF-8."
-        ) from error
+    text = read_text(path, "source", MAX_TEXT_BYTES)
     if suffix == ".txt":
         return Script(clean_text(text))
     script = read_subtitles(text)
