@@ -249,18 +249,24 @@ class Plan:
     """The maximum size of a round's draft, and how to choose its tokens."""
 
     nodes: int  # maximum number of nodes below the root
-    # Maximum depth of the tree. nodes <= depth asks for a chain; drafters that rank whole texts, as CTC heads do, may
-    # branch all the same, with no more nodes.
-    depth: int
+    depth: int  # maximum depth of the tree
     # draw children from the distributions that this returns, and return these as `probs`; None: deterministic drafts
     warp: Warp | None = None
     generator: torch.Generator | None = None  # for sampling children, on the target's device
-    # A chain (nodes <= depth) of most probable tokens ends at the first node for which the estimated probability that
+    # A chain of most probable tokens ends at the first node for which the estimated probability that
     # it and all nodes before it are accepted (mean over the rows) is below `threshold`.
     threshold: float = 0.0
     # A chain is not drafted at all if fewer of its tokens are expected to be accepted (mean over the rows): the target
     # would need more time to check the chain than the chain saves. Only drafters that take almost no time read this.
     min_expected_accepted: float = 0.0
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether a chain is asked for.
+
+        Drafters that rank whole texts, as CTC heads do, may branch all the same, with no more nodes.
+        """
+        return self.nodes <= self.depth
 
 
 class Target(Protocol):

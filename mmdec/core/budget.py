@@ -140,7 +140,7 @@ class Budget:
             return self._constant
         with self._lock:
             self._plan, self._is_trial = self._choose(batch)
-            if self._may_stop_early and self._plan.nodes == self._plan.depth >= 1:
+            if self._may_stop_early and self._plan.is_chain and self._plan.nodes:
                 self._plan = replace(
                     self._plan,
                     threshold=self._threshold(batch),
@@ -188,8 +188,8 @@ class Budget:
                 return
             for counts in (acceptance, self._measured.acceptance):
                 counts.learn(plan, draft_sizes, depth, accepted, self._may_stop_early)
-            draft = tree if plan.nodes > plan.depth else chain
-            ending = self._may_stop_early and plan.nodes == plan.depth
+            draft = chain if plan.is_chain else tree
+            ending = self._may_stop_early and plan.is_chain
             levels = max(size - 1, 1) if ending else plan.depth
             if size > 1 or not ending:
                 draft.add(levels, draft_seconds)  # not for a chain that ended before its first node: it has no depth
@@ -294,7 +294,7 @@ class Budget:
             ]
         rated: list[RatedPlan] = []
         for plan, gain, draft in plans:
-            if plan.nodes == plan.depth:
+            if plan.is_chain:
                 nodes = levels = drafted[plan.nodes - 1]
             else:
                 nodes, levels = plan.nodes, plan.depth
@@ -322,13 +322,11 @@ class Budget:
         if best.rate * plain < MIN_SPEEDUP:
             return self._choose_trial(rated, target), True
         chosen = _most_accepted(best, affordable, plain)
-        if chosen.nodes > chosen.depth and not self._has_prior and acceptance.since_chain >= acceptance.chain_gap:
+        if not chosen.is_chain and not self._has_prior and acceptance.since_chain >= acceptance.chain_gap:
             # Draft a chain now and then: only chains show how many nodes of a chain are accepted, and chains might
             # give more tokens per second.
             chains = [
-                rating.plan
-                for rating in rated
-                if rating.plan.nodes == rating.plan.depth and self._loss(rating, target) <= self.allowance
+                rating.plan for rating in rated if rating.plan.is_chain and self._loss(rating, target) <= self.allowance
             ]
             if chains:
                 rarely = MAX_ENDING_CHAIN_TRIAL_GAP if self._may_stop_early else MAX_CHAIN_TRIAL_GAP
@@ -369,7 +367,7 @@ class Budget:
         if self._may_stop_early:
             # A drafter that ends its chains itself wastes little on a long one. Where a pass over two tokens takes much
             # longer than one over one token, a single node could never show that longer drafts pay.
-            chains = [rating for rating in small if rating.plan.nodes == rating.plan.depth]
+            chains = [rating for rating in small if rating.plan.is_chain]
             small = sorted(chains, key=lambda rating: rating.plan.nodes, reverse=True)
         for rating in small:
             if self._loss(rating, target) <= self._measured.trial_allowance:

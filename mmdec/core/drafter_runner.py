@@ -54,7 +54,7 @@ class DrafterRunner:
         if self.drafter is None or plan.nodes <= 0 or depth < 1:
             return root_only(roots)
         if depth < plan.depth:
-            plan = replace(plan, depth=depth, nodes=min(plan.nodes, depth) if plan.nodes <= plan.depth else plan.nodes)
+            plan = replace(plan, depth=depth, nodes=min(plan.nodes, depth) if plan.is_chain else plan.nodes)
         draft = self._try(self._propose_checked, self.drafter, roots, plan)
         if draft is None:
             return root_only(roots)

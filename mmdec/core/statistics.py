@@ -183,7 +183,7 @@ class Acceptance:
         self.rounds = self._decay * self.rounds + 1
         self.offered = self._decay * self.offered + (1 - self._decay) * (longest > 1)
         is_chain = depth >= longest - 1
-        if plan.nodes > plan.depth:
+        if not plan.is_chain:
             if longest > 2 and self.chains_only >= 0:
                 self.chains_only = self.chains_only + 1 if is_chain else -1
             weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
@@ -193,7 +193,7 @@ class Acceptance:
             expected = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, MAX_CHAIN_NODES)))
             self.of_trees = (self._decay * accepted_in_all + mean, self._decay * expected_in_all + expected)
         self.since_chain = 0 if is_chain else self.since_chain + 1
-        if may_stop_early and plan.nodes == plan.depth:
+        if may_stop_early and plan.is_chain:
             for i, node in enumerate(self.nodes[: plan.depth], 1):
                 hit = sum(n >= i for n in accepted) / rows
                 node.planned = self._ending_decay * node.planned + 1.0

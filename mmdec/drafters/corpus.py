@@ -330,7 +330,7 @@ class CorpusDrafter:
                         below.append({})
                     node = child
                     values[node] += probability
-        if plan.nodes <= plan.depth:
+        if plan.is_chain:
             best, node = list[int](), 0
             while below[node] and len(best) < depth:
                 node = max(below[node].values(), key=values.__getitem__)

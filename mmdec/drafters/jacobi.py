@@ -1,7 +1,7 @@
 """Jacobi and lookahead decoding: drafts the target's own predictions at places that it has not reached yet.
 
 What the target predicts after a wrong token is often right one place further on. Each pass predicts all places of a
-window again, so that guesses improve from round to round. A chain (`Plan.nodes` <= `Plan.depth`) is Jacobi decoding:
+window again, so that guesses improve from round to round. A chain (`Plan.is_chain`) is Jacobi decoding:
 the predictions after the first mismatch. A tree is lookahead decoding. It is a comb: a trunk of guesses, and below
 each of its nodes a tooth with the guesses of the following rounds. A tooth and the prediction at its end are an n-gram
 that the target wrote by itself. These n-grams, and those of the text, are stored by their first token; when it is the
@@ -179,7 +179,7 @@ class Jacobi:
             Tokens and parents' indices of the nodes below the root; parent 0 is the root.
         """
         depth = min(plan.depth, plan.nodes)
-        if plan.nodes <= plan.depth:
+        if plan.is_chain:
             row.fit(root, depth + 1, 1)
             rates = {kind: row.hits[kind] / row.trials[kind] for kind in row.first_tokens}
             if not rates:

@@ -216,5 +216,5 @@ class Lookup:
             Tokens and parents' indices of the nodes below the root; parent 0 is the root.
         """
         depth = min(plan.depth, plan.nodes)
-        matches = row.matches(self._shortest)[: 1 if plan.nodes <= depth else None]
+        matches = row.matches(self._shortest)[: 1 if plan.is_chain else None]
         return merge_chains([row.copy(at, depth) for at in matches], plan.nodes)

@@ -167,7 +167,7 @@ class Recycling:
     def propose(self, state: Successors, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last token: the nodes of the fixed tree for which successors are stored.
 
-        If `plan.nodes` <= `plan.depth`, draft the best path, up to the first token that is too unlikely.
+        If `plan.is_chain`, draft the best path, up to the first token that is too unlikely.
         """
         trees = []
         for root, row in zip(roots.tolist(), state.rows, strict=True):

@@ -115,7 +115,7 @@ class Mtp:
         state.queue = [(tokens[live], features[live], exists[live]) for tokens, features, exists in state.queue]
 
     def propose(self, state: MtpState, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree after each batch row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
+        """Draft a tree after each batch row's last token, `roots` (B,); a chain if `plan.is_chain`."""
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return root_only(roots)
@@ -123,7 +123,7 @@ class Mtp:
         levels = MtpLevels(self, state)
         if plan.warp is not None:
             return levels.sampled_tree(roots, hidden, plan)
-        if plan.nodes <= plan.depth:
+        if plan.is_chain:
             return levels.chain(roots, hidden, depth, plan.threshold)
         return levels.tree(roots, hidden, plan)
 

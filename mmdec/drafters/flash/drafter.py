@@ -87,7 +87,7 @@ class Flash:
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return root_only(roots)
-        chain = not self.tree or plan.nodes <= plan.depth
+        chain = not self.tree or plan.is_chain
         if chain:
             plan = replace(plan, nodes=depth, depth=depth)
         else:

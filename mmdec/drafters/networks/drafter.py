@@ -2,7 +2,7 @@
 
 A feature is a hidden state of the target. At each position the network reads a token and the feature of the token
 before; it predicts the next feature. In each level, the `width` nodes with the highest cumulative log-probability get
-children. At the end the best nodes of all levels are drafted. With `plan.nodes` <= `plan.depth` the draft is a chain of
+children. At the end the best nodes of all levels are drafted. With `plan.is_chain` the draft is a chain of
 the likeliest tokens, which may end early (`Plan.threshold`). For residual sampling, children are sampled
 without replacement.
 
@@ -138,8 +138,8 @@ class NetworkDrafter:
         state.info = [state.info[row] for row in rows] if state.info else []
 
     def propose(self, state: DraftState, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree after each batch row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
-        network, chain = self.network, plan.nodes <= plan.depth
+        """Draft a tree after each batch row's last token, `roots` (B,); a chain if `plan.is_chain`."""
+        network, chain = self.network, plan.is_chain
         if network.max_depth is not None:
             plan = replace(plan, depth=min(plan.depth, network.max_depth))
         depth = min(plan.depth, plan.nodes)

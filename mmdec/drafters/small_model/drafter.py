@@ -231,7 +231,7 @@ class SmallModel:
             state.staged = [state.staged[row] for row in live.tolist()]
 
     def propose(self, state: SmallModelState, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree after each batch row's last token; a chain if `plan.nodes` <= `plan.depth`.
+        """Draft a tree after each batch row's last token; a chain if `plan.is_chain`.
 
         With `plan.warp`, the tokens are sampled.
         """
@@ -240,14 +240,14 @@ class SmallModel:
             depth = 0
         elif self._positions is not None:  # the deepest nodes need no position: they are not processed
             depth = min(depth, self._positions - max(state.roots))
-        if plan.nodes <= plan.depth or self._nodes_take_positions:
+        if plan.is_chain or self._nodes_take_positions:
             plan = replace(plan, nodes=max(depth, 0))
         if depth < 1:
             return trees_from_lists(roots, [([], [])] * len(roots))
-        if state.staged is not None and plan.warp is None and plan.nodes <= plan.depth:
+        if state.staged is not None and plan.warp is None and plan.is_chain:
             return self._staged_chains(state, state.staged, roots, depth, plan.threshold)
         drawn = None if plan.warp is None else SampledTrees(roots, plan, depth, state.vocab_size)
-        threshold = plan.threshold if plan.nodes <= plan.depth else 0.0
+        threshold = plan.threshold if plan.is_chain else 0.0
         trees = [GrowingTree([root]) for root in roots.tolist()] if drawn is None else drawn.trees
         frontier = [[0] for _ in trees]
         expanded: list[list[int]] = [[] for _ in trees]

@@ -123,7 +123,7 @@ class OtherVocabulary:
             steps = min(steps, self._positions - max(map(len, read)))
         if steps < 1 or not any(able) or not self._follow(state, read):
             return chain_drafts(roots, none)
-        threshold = plan.threshold if plan.nodes <= plan.depth else 0.0
+        threshold = plan.threshold if plan.is_chain else 0.0
         added = self._continue_texts(state, read, able, steps, threshold)
         drafted = [
             self._to_target_tokens(text, ids, new)[:depth] if new else []
