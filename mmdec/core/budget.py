@@ -115,7 +115,7 @@ class Budget:
         self.allowance = INITIAL_ALLOWANCE if may_stop_early or prior else INITIAL_ALLOWANCE_WITHOUT_PRIOR
         self._lock = statistics.lock
         with self._lock:
-            self._measured = statistics.of(key, prior)
+            self._measured = statistics.pair(key, prior)
             self.acceptance = self._measured.acceptance.at_start_of_call()
 
     @classmethod
@@ -286,7 +286,7 @@ class Budget:
         if self._may_stop_early:
             drafted, gains = acceptance.ending_chains(probabilities)
         plans = [(plan, gains[plan.nodes - 1], chain) for plan in CHAIN_PLANS if plan.nodes < reach]
-        if acceptance.chains_only < 2:
+        if not acceptance.makes_only_chains:
             plans += [
                 (plan, acceptance.tree(plan.nodes, plan.depth, probabilities), tree if tree.max_timed else chain)
                 for plan in TREE_PLANS

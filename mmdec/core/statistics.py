@@ -89,25 +89,33 @@ class Acceptance:
         self.nodes = [ChainNode() for _ in range(MAX_CHAIN_NODES)]  # [i]: node i + 1 of chains
         # tree size (nodes, depth) -> (sum of the rounds' weights, weighted sum of accepted nodes per row)
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}
-        # for all trees: number of accepted nodes, and the number that was predicted from the probabilities of chains
-        self.of_trees = (0.0, 0.0)
+        # of all trees, older rounds weighing less: number of accepted nodes, and the number that the probabilities of
+        # chains predicted
+        self.tree_accepted = self.tree_predicted = 0.0
         self.offered = 1.0  # share of the drafter's calls in which it returned a draft
-        self.chains_only = 0  # how often a tree was planned but the drafter made a chain; -1 after its first tree
+        self.has_made_tree = False
+        self.chains_for_trees = 0  # how often a tree was planned but the drafter made a chain, before its first tree
         self.since_chain = 0  # number of rounds with trees since the last chain
         self.chain_gap = CHAIN_GAP  # number of rounds with trees before a chain is tried; grows with each try
         self.rounds = 0.0  # sum of the weights of all rounds
 
     def at_start_of_call(self) -> Acceptance:
         """Return what one call counts: a copy in which all rounds so far have little weight."""
-        own = Acceptance(self.prior)
-        own.nodes = [node.at_start_of_call() for node in self.nodes]
+        counts = Acceptance(self.prior)
+        counts.nodes = [node.at_start_of_call() for node in self.nodes]
         for size, (weight, accepted) in self.trees.items():
-            own.trees[size] = _scale(weight) * weight, _scale(weight) * accepted
-        scale = _scale(self.of_trees[1])
-        own.of_trees = scale * self.of_trees[0], scale * self.of_trees[1]
-        own.offered, own.chains_only = self.offered, self.chains_only
-        own.since_chain, own.chain_gap = self.since_chain, self.chain_gap
-        return own
+            counts.trees[size] = _scale(weight) * weight, _scale(weight) * accepted
+        scale = _scale(self.tree_predicted)
+        counts.tree_accepted, counts.tree_predicted = scale * self.tree_accepted, scale * self.tree_predicted
+        counts.offered = self.offered
+        counts.has_made_tree, counts.chains_for_trees = self.has_made_tree, self.chains_for_trees
+        counts.since_chain, counts.chain_gap = self.since_chain, self.chain_gap
+        return counts
+
+    @property
+    def makes_only_chains(self) -> bool:
+        """Whether the drafter makes a chain even if a tree is planned."""
+        return not self.has_made_tree and self.chains_for_trees >= 2
 
     @property
     def confidence(self) -> float:
@@ -143,11 +151,11 @@ class Acceptance:
         drafted: list[float] = []
         accepted: list[float] = []
         length = gain = 0.0
-        share = hit = 1.0
+        share = reached = 1.0
         for node, probability in zip(self.nodes, probabilities, strict=False):
             share = (node.drafted + PRIOR_WEIGHT * share) / (node.nonempty + PRIOR_WEIGHT)
-            hit = (node.accepted_if_planned + PRIOR_WEIGHT * hit * probability) / (node.planned + PRIOR_WEIGHT)
-            length, gain = length + share, gain + hit
+            reached = (node.accepted_if_planned + PRIOR_WEIGHT * reached * probability) / (node.planned + PRIOR_WEIGHT)
+            length, gain = length + share, gain + reached
             drafted.append(length)
             accepted.append(gain)
         return drafted, accepted
@@ -162,8 +170,7 @@ class Acceptance:
             probabilities: [i]: probability that node i + 1 of a chain is accepted if node i was.
         """
         weight, accepted = self.trees.get((nodes, depth), (0.0, 0.0))
-        accepted_in_all, expected_in_all = self.of_trees
-        trust = min(1.0, (accepted_in_all + 1) / (expected_in_all + 1))
+        trust = min(1.0, (self.tree_accepted + 1) / (self.tree_predicted + 1))
         guess = expected_in_tree(nodes, depth, probabilities)
         return (accepted + PRIOR_WEIGHT * trust * guess) / (weight + PRIOR_WEIGHT)
 
@@ -179,38 +186,47 @@ class Acceptance:
             accepted: Each row's number of accepted nodes, root excluded.
             may_stop_early: Whether the drafter may end chains early.
         """
-        rows, longest = len(sizes), max(sizes)
+        longest = max(sizes)
         self.rounds = self._decay * self.rounds + 1
         self.offered = self._decay * self.offered + (1 - self._decay) * (longest > 1)
         is_chain = depth >= longest - 1
         if not plan.is_chain:
-            if longest > 2 and self.chains_only >= 0:
-                self.chains_only = self.chains_only + 1 if is_chain else -1
-            weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
-            mean = sum(accepted) / rows
-            self.trees[plan.nodes, plan.depth] = (self._decay * weight + 1, self._decay * total + mean)
-            accepted_in_all, expected_in_all = self.of_trees
-            expected = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, MAX_CHAIN_NODES)))
-            self.of_trees = (self._decay * accepted_in_all + mean, self._decay * expected_in_all + expected)
+            if longest > 2:
+                self.has_made_tree |= not is_chain
+                self.chains_for_trees += is_chain
+            self._learn_tree(plan, accepted)
         self.since_chain = 0 if is_chain else self.since_chain + 1
         if may_stop_early and plan.is_chain:
-            for i, node in enumerate(self.nodes[: plan.depth], 1):
-                hit = sum(n >= i for n in accepted) / rows
-                node.planned = self._ending_decay * node.planned + 1.0
-                node.nonempty = self._ending_decay * node.nonempty + (longest > 1)
-                node.drafted = self._ending_decay * node.drafted + (longest > i)
-                node.accepted_if_planned = self._ending_decay * node.accepted_if_planned + hit
+            self._learn_ending_chain(plan, longest, accepted)
         if is_chain:
-            for i, node in enumerate(self.nodes[: plan.depth], 1):
-                # Count the rows that tried node i: they drafted it and accepted node i - 1. An empty draft counts as a
-                # rejected node 1.
-                tried = sum(
-                    n >= i - 1 and (size > i or size == i == 1) for n, size in zip(accepted, sizes, strict=True)
-                )
-                if not tried:
-                    break
-                node.accepted = self._decay * node.accepted + sum(n >= i for n in accepted) / rows
-                node.tried = self._decay * node.tried + tried / rows
+            self._learn_chain(plan, sizes, accepted)
+
+    def _learn_tree(self, plan: Plan, accepted: Sequence[int]) -> None:
+        weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
+        mean = sum(accepted) / len(accepted)
+        predicted = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, MAX_CHAIN_NODES)))
+        self.trees[plan.nodes, plan.depth] = self._decay * weight + 1, self._decay * total + mean
+        self.tree_accepted = self._decay * self.tree_accepted + mean
+        self.tree_predicted = self._decay * self.tree_predicted + predicted
+
+    def _learn_ending_chain(self, plan: Plan, longest: int, accepted: Sequence[int]) -> None:
+        for i, node in enumerate(self.nodes[: plan.depth], 1):
+            reached = sum(n >= i for n in accepted) / len(accepted)
+            node.planned = self._ending_decay * node.planned + 1.0
+            node.nonempty = self._ending_decay * node.nonempty + (longest > 1)
+            node.drafted = self._ending_decay * node.drafted + (longest > i)
+            node.accepted_if_planned = self._ending_decay * node.accepted_if_planned + reached
+
+    def _learn_chain(self, plan: Plan, sizes: Sequence[int], accepted: Sequence[int]) -> None:
+        rows = len(sizes)
+        for i, node in enumerate(self.nodes[: plan.depth], 1):
+            # Count the rows that tried node i: they drafted it and accepted node i - 1. An empty draft counts as a
+            # rejected node 1.
+            tried = sum(n >= i - 1 and (size > i or size == i == 1) for n, size in zip(accepted, sizes, strict=True))
+            if not tried:
+                break
+            node.accepted = self._decay * node.accepted + sum(n >= i for n in accepted) / rows
+            node.tried = self._decay * node.tried + tried / rows
 
 
 def _scale(weight: float) -> float:
@@ -423,7 +439,7 @@ class DecodingStatistics:
         self.lock = RLock()
         vars(self).update(state)
 
-    def of(self, key: MeasurementKey, prior: Sequence[float] = ()) -> PairStatistics:
+    def pair(self, key: MeasurementKey, prior: Sequence[float] = ()) -> PairStatistics:
         """Return the measurements of one target with one drafter; creates empty ones if there are none.
 
         Args:
@@ -449,7 +465,7 @@ class DecodingStatistics:
                 yet.
         """
         with self.lock:
-            statistics = self.of(key, prior.chain)
+            statistics = self.pair(key, prior.chain)
             accuracy = statistics.accuracy
             if accuracy is None or (accuracy.depth, accuracy.width) != (len(prior.ranks), len(prior.ranks[0])):
                 accuracy = statistics.accuracy = HeadAccuracy(prior.ranks)

@@ -74,7 +74,7 @@ def test_a_drafter_that_makes_no_trees_is_noticed_until_it_makes_one() -> None:
     known = Acceptance()
     for _ in range(3):
         known.learn(Plan(8, 2), [3], 2, [0])  # a chain, where a tree was asked
-    assert known.chains_only == 3
+    assert known.makes_only_chains
     known.learn(Plan(8, 2), [9], 2, [0])
-    assert known.chains_only == -1
+    assert not known.makes_only_chains
     assert known.since_chain == 1

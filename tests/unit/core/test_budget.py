@@ -330,7 +330,7 @@ def test_a_starved_rounds_seconds_are_not_learned(waited_for_cpu: bool, timed: i
     for spent, waited in [*((1.0, False) for _ in range(3)), *((9.0, waited_for_cpu) for _ in range(8))]:
         budget.plan(1)
         budget.observe(1, [1], 0, [0], spent, 0.0, waited)
-    assert STATISTICS.of(MeasurementKey("model", "cpu", "drafter")).costs(0)[0].timed == timed
+    assert STATISTICS.pair(MeasurementKey("model", "cpu", "drafter")).costs(0)[0].timed == timed
 
 
 def test_acceptance_of_a_starved_round_is_learned() -> None:
@@ -338,7 +338,7 @@ def test_acceptance_of_a_starved_round_is_learned() -> None:
     for _ in range(40):
         plan = budget.plan(1)
         budget.observe(1, [plan.nodes + 1], plan.depth, [plan.depth], tiny(plan.nodes + 1), 0.01 * plan.depth, True)
-    assert STATISTICS.of(MeasurementKey("model", "cpu", "drafter")).acceptance.chain()[0] > 0.9
+    assert STATISTICS.pair(MeasurementKey("model", "cpu", "drafter")).acceptance.chain()[0] > 0.9
 
 
 def test_a_machine_that_is_always_busy_drafts_too() -> None:
@@ -348,7 +348,7 @@ def test_a_machine_that_is_always_busy_drafts_too() -> None:
         plans.append(plan := budget.plan(1))
         columns = plan.nodes + 1
         budget.observe(1, [columns], plan.depth, [plan.depth], tiny(columns), 0.01 * plan.depth, True)
-    assert STATISTICS.of(MeasurementKey("model", "cpu", "drafter")).costs(0)[0].timed < 20
+    assert STATISTICS.pair(MeasurementKey("model", "cpu", "drafter")).costs(0)[0].timed < 20
     assert sum(plan.nodes > 4 for plan in plans[20:]) > 15
 
 

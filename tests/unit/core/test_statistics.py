@@ -102,9 +102,9 @@ def test_copied_statistics_learn_independently(copied: Callable[[Any], Any]) -> 
     other = copied(learned)
     rounds(Budget(other, PAIR, PRIOR.chain), 20)
     other.accuracy(PAIR, PRIOR).learn(0, 0)
-    other.of(MeasurementKey("new", "cpu", "drafter"))
+    other.pair(MeasurementKey("new", "cpu", "drafter"))
     assert measurements(learned) == before
-    assert other.of(PAIR).target is other._targets["target", "cpu"]  # a target's drafters share its seconds
+    assert other.pair(PAIR).target is other._targets["target", "cpu"]  # a target's drafters share its seconds
 
 
 def test_heads_of_another_shape_start_without_history() -> None:
@@ -116,10 +116,10 @@ def test_heads_of_another_shape_start_without_history() -> None:
 def test_old_pairs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "MAX_STORED_PAIRS", 3)
     learned = DecodingStatistics()
-    first = learned.of(MeasurementKey("a", "cpu", "x"))
+    first = learned.pair(MeasurementKey("a", "cpu", "x"))
     for index in range(5):
-        learned.of(MeasurementKey(str(index), "cpu", "x"))
-        assert learned.of(MeasurementKey("a", "cpu", "x")) is first  # in use
+        learned.pair(MeasurementKey(str(index), "cpu", "x"))
+        assert learned.pair(MeasurementKey("a", "cpu", "x")) is first  # in use
     assert pairs(learned) == [
         MeasurementKey("3", "cpu", "x"),
         MeasurementKey("4", "cpu", "x"),
@@ -193,8 +193,8 @@ def test_two_models_of_one_class_learn_independently() -> None:
     first, second = llama(), llama(1)
     run(first, learned)
     run(first, learned)
-    assert learned.of(MeasurementKey(TextTarget(first).name, "cpu", "lookup-1-3")).costs(0)[0].timed > 10
-    assert learned.of(MeasurementKey(TextTarget(second).name, "cpu", "lookup-1-3")).costs(0)[0].timed == 0
+    assert learned.pair(MeasurementKey(TextTarget(first).name, "cpu", "lookup-1-3")).costs(0)[0].timed > 10
+    assert learned.pair(MeasurementKey(TextTarget(second).name, "cpu", "lookup-1-3")).costs(0)[0].timed == 0
 
 
 def test_every_public_call_learns_in_the_given_statistics() -> None:
@@ -206,7 +206,7 @@ def test_every_public_call_learns_in_the_given_statistics() -> None:
     key = MeasurementKey(TextTarget(model).name, "cpu", "lookup-1-3")
 
     def timed() -> int:
-        return learned.of(key).costs(0)[0].timed
+        return learned.pair(key).costs(0)[0].timed
 
     seen = [timed()]
     mmdec.generate(model, ids, statistics=learned, **options)
@@ -288,6 +288,6 @@ def test_threads_share_statistics_while_they_are_copied() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert errors == []
-    assert [learned.of(PAIR).costs(power)[0].timed for power in (0, 1, 2)] == [300, 300, 300]
+    assert [learned.pair(PAIR).costs(power)[0].timed for power in (0, 1, 2)] == [300, 300, 300]
     assert len(copies) == 18
-    assert all(other.of(PAIR).costs(0)[0].timed >= 50 for other in copies)
+    assert all(other.pair(PAIR).costs(0)[0].timed >= 50 for other in copies)
