@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from mmdec.core.statistics import MAX_CHAIN_NODES, CostCurve, DecodingStatistics, MeasurementKey
 from mmdec.errors import InputError
@@ -83,6 +83,29 @@ class RatedPlan(NamedTuple):
 
 
 @final
+class FixedBudget:
+    """Plans the same draft in every round.
+
+    Args:
+        nodes: Number of drafted tokens; 0: plain decoding.
+        depth: Maximum depth of the tree; None: a chain.
+    """
+
+    def __init__(self, nodes: int, depth: int | None = None) -> None:
+        if nodes < 0:
+            raise InputError(f"`nodes` must be at least 0, but is {nodes}. 0 is plain decoding.")
+        if depth is not None and not (1 if nodes else 0) <= depth:
+            raise InputError(f"`depth` must be at least 1, but is {depth}. Leave it out for a chain.")
+        self._plan = Plan(nodes, nodes if depth is None else min(depth, nodes))
+
+    def plan(self, batch: int) -> Plan:
+        return self._plan
+
+    def observe(self, *_: Any, **_costs: Any) -> None:
+        """Measure nothing."""
+
+
+@final
 class Budget:
     """Chooses the draft size of each round of one `generate` call, and records times and accepted tokens.
 
@@ -106,7 +129,6 @@ class Budget:
     ) -> None:
         self._may_stop_early = may_stop_early
         self._has_prior = bool(prior)
-        self._constant: Plan | None = None
         self._plan = Plan(0, 0)
         self._is_trial = False  # whether the plan is a trial draft: no gain is expected from it, it only measures
         self._rounds_since_plain = 0  # rounds since the last target pass without a draft
@@ -118,26 +140,8 @@ class Budget:
             self._measured = statistics.pair(key, prior)
             self.acceptance = self._measured.acceptance.at_start_of_call()
 
-    @classmethod
-    def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
-        """Return a budget that plans the same draft in every round.
-
-        Args:
-            nodes: Number of drafted tokens; 0: plain decoding.
-            depth: Maximum depth of the tree; None: a chain.
-        """
-        if nodes < 0:
-            raise InputError(f"`nodes` must be at least 0, but is {nodes}. 0 is plain decoding.")
-        if depth is not None and not (1 if nodes else 0) <= depth:
-            raise InputError(f"`depth` must be at least 1, but is {depth}. Leave it out for a chain.")
-        budget = cls(DecodingStatistics(), MeasurementKey("", "", ""))
-        budget._constant = Plan(nodes, nodes if depth is None else min(depth, nodes))
-        return budget
-
     def plan(self, batch: int) -> Plan:
         """Return the draft size of the next round for `batch` rows. If it has 0 nodes, the drafter is not called."""
-        if self._constant is not None:
-            return self._constant
         with self._lock:
             self._plan, self._is_trial = self._choose(batch)
             if self._may_stop_early and self._plan.is_chain and self._plan.nodes:
@@ -172,8 +176,6 @@ class Budget:
             nodes_per_row: Number of nodes that the pass computed for each row, on average; 0: those of the largest
                 draft.
         """
-        if self._constant is not None:
-            return
         with self._lock:
             self._measured.waited_for_cpu = waited_for_cpu
             target, chain, tree = self._curves(batch)
@@ -413,7 +415,7 @@ def _longest(plans: Sequence[Plan]) -> Plan:
 
 def make_budget(
     statistics: DecodingStatistics, target: Target, drafter: Drafter | None, nodes: DraftSize
-) -> tuple[Budget, TreeShape | None]:
+) -> tuple[Budget | FixedBudget, TreeShape | None]:
     """Make the budget of one `generate` call, and the object that shapes its trees, from earlier calls' measurements.
 
     Args:
@@ -425,16 +427,11 @@ def make_budget(
         The budget, and the tree shape; None for a drafter without `Needs.prior`, which shapes its trees itself.
     """
     if drafter is None or nodes == 0:
-        return Budget.fixed(0), None
+        return FixedBudget(0), None
     prior = drafter.needs.prior
-    if nodes is not None and prior is None:
-        return _fixed_budget(nodes), None
-    key = MeasurementKey(target.name, str(target.device), drafter.name)
+    fixed = None if nodes is None else FixedBudget(*nodes) if isinstance(nodes, tuple) else FixedBudget(nodes)
+    if fixed is not None and prior is None:
+        return fixed, None
+    key = MeasurementKey(target.name, str(target.device), drafter.name)  # slow: it may hash the weights
     shape = None if prior is None else statistics.accuracy(key, prior)
-    if nodes is not None:
-        return _fixed_budget(nodes), shape
-    return Budget(statistics, key, () if prior is None else prior.chain, drafter.needs.may_stop_early), shape
-
-
-def _fixed_budget(nodes: int | tuple[int, int]) -> Budget:
-    return Budget.fixed(*nodes) if isinstance(nodes, tuple) else Budget.fixed(nodes)
+    return fixed or Budget(statistics, key, () if prior is None else prior.chain, drafter.needs.may_stop_early), shape

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mmdec.checks.arguments import format_value
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.timing import Stopwatch
@@ -269,7 +269,7 @@ class SpeechTranslator:
         text = Sequences(prompt, stop)
         inputs = {"states": source.states, "state_lengths": source.lengths}
         passes = [0] * len(source.states)
-        for round_ in decode(target, inputs, text, MatchRule(), drafter, Budget.fixed(DRAFT_NODES)):
+        for round_ in decode(target, inputs, text, MatchRule(), drafter, FixedBudget(DRAFT_NODES)):
             for row in round_.rows:
                 passes[row] += 1
             listener.tokens(round_.tokens[0])

@@ -12,7 +12,7 @@ from torch import Tensor
 from docs.examples.toy_drafter import ToyDrafter
 from docs.examples.toy_rule import AmongBest
 from docs.examples.toy_target import PairTarget
-from mmdec.core.budget import Budget
+from mmdec.core.budget import Budget, FixedBudget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule, Rule
@@ -53,8 +53,8 @@ def plain(target: PairTarget, row: list[int]) -> list[int]:
 
 def test_the_target_decodes_as_by_hand(target: PairTarget, prompt: Tensor) -> None:
     expected = [plain(target, row) for row in prompt.tolist()]
-    assert run(target, prompt, MatchRule(), None, Budget.fixed(0))[0] == expected
-    drafted, rounds = run(target, prompt, MatchRule(), ToyDrafter(), Budget.fixed(5))
+    assert run(target, prompt, MatchRule(), None, FixedBudget(0))[0] == expected
+    drafted, rounds = run(target, prompt, MatchRule(), ToyDrafter(), FixedBudget(5))
     assert drafted == expected
     assert sum(sum(one.accepted) for one in rounds) > 0
 
@@ -64,20 +64,20 @@ def test_the_target_scores_trees_of_any_shape(target: PairTarget, prompt: Tensor
     """Branches, twins, empty drafts; rows that end before others."""
     guesses = forest(Toy(VOCABULARY, seed))
     expected = [plain(target, row) for row in prompt.tolist()]
-    assert run(target, prompt, MatchRule(), Scripted(guesses, seed), Budget.fixed(6, 3))[0] == expected
+    assert run(target, prompt, MatchRule(), Scripted(guesses, seed), FixedBudget(6, 3))[0] == expected
 
 
 def test_the_rule_with_k_1_is_greedy(prompt: Tensor) -> None:
     target = Toy(VOCABULARY, 3)
     drafter = Scripted(forest(target), 0)
-    greedy = run(target, prompt, MatchRule(), None, Budget.fixed(0))[0]
-    assert run(target, prompt, AmongBest(1), drafter, Budget.fixed(6, 3))[0] == greedy
+    greedy = run(target, prompt, MatchRule(), None, FixedBudget(0))[0]
+    assert run(target, prompt, AmongBest(1), drafter, FixedBudget(6, 3))[0] == greedy
 
 
 def test_the_rule_takes_drafts_among_the_best_and_no_others(prompt: Tensor) -> None:
     target = Toy(VOCABULARY, 3)
-    greedy = run(target, prompt, MatchRule(), None, Budget.fixed(0))[0]
-    tokens, rounds = run(target, prompt, AmongBest(2), Scripted(forest(target), 1), Budget.fixed(6, 3))
+    greedy = run(target, prompt, MatchRule(), None, FixedBudget(0))[0]
+    tokens, rounds = run(target, prompt, AmongBest(2), Scripted(forest(target), 1), FixedBudget(6, 3))
     assert tokens != greedy  # it is lossy
     assert sum(sum(one.accepted) for one in rounds) > 0
     for row, own in zip(prompt.tolist(), tokens, strict=True):

@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import KeyedSample, Rng, Sequences, Stop
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState, TraversalRule
@@ -123,7 +123,7 @@ def shared(drafter: Racing) -> Rule:
 
 def texts(target: Toy, drafter: Racing, rule: Rule, rows: int, length: int) -> list[list[int]]:
     nodes = drafter.width + drafter.depth - 1
-    text, rounds = run(target, [[1]] * rows, Stop(1 + length), rule, drafter, Budget.fixed(nodes, drafter.depth))
+    text, rounds = run(target, [[1]] * rows, Stop(1 + length), rule, drafter, FixedBudget(nodes, drafter.depth))
     assert sum(map(sum, (one.accepted for one in rounds))) > 0
     return text.tokens
 
@@ -206,7 +206,7 @@ def test_drafts_through_the_targets_processors_leave_its_distribution(
     sequences = Sequences(ids, Stop(5), processors)
     rule = kind(SamplingState(4, draft_warp(processors)))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    rounds = list(decode(target, inputs, sequences, rule, SmallModel(small), Budget.fixed(nodes, depth)))
+    rounds = list(decode(target, inputs, sequences, rule, SmallModel(small), FixedBudget(nodes, depth)))
     assert sum(sum(one.accepted) for one in rounds) > rows / 2
     distribution = plain_distribution(cast(Any, target), [1, 2], 3, processors=processors)
     assert chi_square(Counter(map(tuple, sequences.tokens)), distribution) < 10

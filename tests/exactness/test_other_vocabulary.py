@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import ResidualRule, SamplingState
@@ -102,7 +102,7 @@ def test_residual_sampling_keeps_the_targets_distribution() -> None:
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     text, rule = Sequences(ids, Stop(5, frozenset())), ResidualRule(SamplingState(4))
     drafts = OtherVocabulary(toy, letters, letters)
-    rounds = list(decode(target, inputs, text, rule, drafts, Budget.fixed(2)))
+    rounds = list(decode(target, inputs, text, rule, drafts, FixedBudget(2)))
     accepted = sum(sum(one.accepted) for one in rounds)
     seen = Counter(tuple(row) for row in texts(rounds, rows))
     chi = 0.0

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.core.sampling import Processor, Sequences, Stop
 from mmdec.core.tree import depths, trees_from_lists
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState, TraversalRule, TypicalRule, verify
@@ -333,7 +333,7 @@ def test_the_whole_loop_with_two_rows_has_the_targets_distribution(
 
     def one() -> tuple[tuple[int, ...], ...]:
         stop = Stop(padded(prompts)["input_ids"].shape[1] + 3, eos)
-        text, _ = run(target, prompts, stop, rule(choices), Drawing(lambda *_: ([], [])), Budget.fixed(1))
+        text, _ = run(target, prompts, stop, rule(choices), Drawing(lambda *_: ([], [])), FixedBudget(1))
         return tuple(map(tuple, text.tokens))
 
     got: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
@@ -45,7 +45,7 @@ def verified(network: ArDecoder, states: Tensor, sizes: Tensor, graph: Any, limi
     text = Sequences(torch.zeros(len(states), 1, dtype=torch.long), Stop(limit + 1, frozenset({EOS, PAD})))
     drafter = DagDrafter(*graph, EOS)
     inputs = {"states": states, "state_lengths": sizes}
-    for _ in decode(UnitTarget(network), inputs, text, MatchRule(), drafter, Budget.fixed(nodes)):
+    for _ in decode(UnitTarget(network), inputs, text, MatchRule(), drafter, FixedBudget(nodes)):
         pass
     return text
 
@@ -76,7 +76,7 @@ def test_a_right_graph_needs_two_passes() -> None:
     text = Sequences(torch.zeros(1, 1, dtype=torch.long), Stop(26, frozenset({EOS})))
     drafter = DagDrafter(emissions, links, torch.tensor([len(vertex_units)]), EOS)
     inputs = {"states": states, "state_lengths": sizes}
-    rounds = list(decode(UnitTarget(network), inputs, text, MatchRule(), drafter, Budget.fixed(100)))
+    rounds = list(decode(UnitTarget(network), inputs, text, MatchRule(), drafter, FixedBudget(100)))
     assert len(rounds) == 2
     assert text.tokens[0][: len(units)] == units
 

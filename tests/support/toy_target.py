@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.core.loop import DraftBudget, decode
 from mmdec.core.sampling import Criterion, Processor, Sequences, Stop
 from mmdec.core.tree import trees_from_lists
@@ -241,7 +241,7 @@ def run(
     """Decode with the core. Returns the final text, and the rounds."""
     inputs = padded(prompts)
     sequences = Sequences(inputs["input_ids"], stop, processors)
-    rounds = list(decode(target, inputs, sequences, rule, drafter, budget or Budget.fixed(4 if drafter else 0)))
+    rounds = list(decode(target, inputs, sequences, rule, drafter, budget or FixedBudget(4 if drafter else 0)))
     return sequences, rounds
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mmdec.core.budget import ALLOWANCE_PER_TOKEN, Budget
+from mmdec.core.budget import ALLOWANCE_PER_TOKEN, Budget, FixedBudget
 from mmdec.core.statistics import MeasurementKey
 from mmdec.errors import InputError
 from mmdec.types import Plan
@@ -218,17 +218,17 @@ def test_drafting_resumes_when_the_text_becomes_predictable() -> None:
 
 @pytest.mark.parametrize(("nodes", "depth", "plan"), [(5, None, Plan(5, 5)), (5, 2, Plan(5, 2)), (3, 9, Plan(3, 3))])
 def test_a_fixed_budget_always_plans_the_same(nodes: int, depth: int | None, plan: Plan) -> None:
-    budget = Budget.fixed(nodes, depth)
+    budget = FixedBudget(nodes, depth)
     assert budget.plan(1) == plan
     budget.observe(1, [4], 3, [0], 9.0, 9.0)
     assert budget.plan(8) == plan
-    assert Budget.fixed(0).plan(1) == Plan(0, 0)
+    assert FixedBudget(0).plan(1) == Plan(0, 0)
 
 
 @pytest.mark.parametrize(("nodes", "depth", "name"), [(-1, None, "nodes"), (4, 0, "depth"), (4, -2, "depth")])
 def test_a_fixed_budget_refuses_impossible_sizes(nodes: int, depth: int | None, name: str) -> None:
     with pytest.raises(InputError, match=f"`{name}` must be at least"):
-        Budget.fixed(nodes, depth)
+        FixedBudget(nodes, depth)
 
 
 def test_a_round_is_a_thousand_calls_at_most_however_long_the_run() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.core.loop import chosen_logprobs, decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
@@ -39,7 +39,7 @@ def test_rounds_add_up_to_the_text() -> None:
 @pytest.mark.parametrize(("drafts", "taken"), [(truth, 3), (wrong, 0)])
 def test_a_round_says_what_was_drafted_and_taken(drafts: Callable[[Toy], Any], taken: int) -> None:
     target = Toy(8)
-    rounds = run(target, [[1, 2, 3]], stop(9), MatchRule(), Scripted(drafts(target)), Budget.fixed(3))[1]
+    rounds = run(target, [[1, 2, 3]], stop(9), MatchRule(), Scripted(drafts(target)), FixedBudget(3))[1]
     assert rounds[0].drafted == [0]  # the prompt's pass
     assert (rounds[1].drafted, rounds[1].accepted) == ([3], [taken])
     assert len(rounds[1].tokens[0]) == taken + 1  # and the bonus, or the correction

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import chain_drafts
@@ -62,7 +62,7 @@ def plain(model: PreTrainedModel, ids: Tensor, mask: Tensor, new: int, cache: Dy
 def run(model: PreTrainedModel, ids: Tensor, new: int, nodes: int, **inputs: Any) -> Tensor:
     text = Sequences(ids, Stop(ids.shape[1] + new))
     drafter = Lookup() if nodes else None
-    for _ in decode(TextTarget(model), {"input_ids": ids, **inputs}, text, MatchRule(), drafter, Budget.fixed(nodes)):
+    for _ in decode(TextTarget(model), {"input_ids": ids, **inputs}, text, MatchRule(), drafter, FixedBudget(nodes)):
         pass
     return text.padded_ids(0)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import WhisperForConditionalGeneration
 
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree_shape import HeadAccuracy, default_probabilities
@@ -90,7 +90,7 @@ def decode_greedily(
         if not bool(mask.all()):
             inputs["decoder_attention_mask"] = mask
         depth = None if shape is None else min(shape.depth, max(nodes - 1, 1))
-        budget = Budget.fixed(0) if drafter is None else Budget.fixed(nodes, depth)
+        budget = FixedBudget(0) if drafter is None else FixedBudget(nodes, depth)
         for _ in decode(WhisperTarget(model), inputs, text, MatchRule(), drafter, budget, shape):
             pass
         for row, tokens in zip(rows, text.tokens, strict=True):

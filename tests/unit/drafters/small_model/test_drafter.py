@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import mmdec
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.core.tree import root_only
 from mmdec.core.verify import ResidualRule, SamplingState
 from mmdec.drafters.small_model.drafter import SmallModel
@@ -43,13 +43,13 @@ def paths(draft: Draft, row: int) -> list[list[int]]:
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_the_targets_own_greedy_chain_is_always_accepted(nodes: int, rows: int) -> None:
-    rounds = run(Toy(), SmallModel(Toy()), Budget.fixed(nodes), PROMPTS[:rows], 24, eos=99)
+    rounds = run(Toy(), SmallModel(Toy()), FixedBudget(nodes), PROMPTS[:rows], 24, eos=99)
     assert len(rounds) > 2
     for one in rounds[1:]:
         for drafted, accepted, done in zip(one.drafted, one.accepted, one.done, strict=True):
             assert accepted == drafted or done
             assert drafted == nodes or done
-    assert texts(rounds, rows) == texts(run(Toy(), None, Budget.fixed(0), PROMPTS[:rows], 24, eos=99), rows)
+    assert texts(rounds, rows) == texts(run(Toy(), None, FixedBudget(0), PROMPTS[:rows], 24, eos=99), rows)
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -57,7 +57,7 @@ def test_the_cache_follows_rejections_and_plain_rounds(rows: int) -> None:
     small = Toy(7, seed=1)
     target, drafter = Toy(8, seed=2, blend=small, share=0.4), SmallModel(small, width=3)
     rounds = run(target, drafter, CyclingBudget(), PROMPTS[:rows], 40)
-    plain = texts(run(Toy(8, seed=2, blend=small, share=0.4), None, Budget.fixed(0), PROMPTS[:rows], 40), rows)
+    plain = texts(run(Toy(8, seed=2, blend=small, share=0.4), None, FixedBudget(0), PROMPTS[:rows], 40), rows)
     assert texts(rounds, rows) == plain
     assert sum(sum(one.accepted) for one in rounds) > 0
     assert any(a < d for one in rounds for a, d in zip(one.accepted, one.drafted, strict=True))
@@ -88,7 +88,7 @@ def test_an_unknown_token_in_one_row_leaves_the_others_alone() -> None:
 
 def test_fully_accepted_drafts_enter_the_cache() -> None:
     small = Toy()
-    run(Toy(), SmallModel(small), Budget.fixed(3), [[1, 2]], 18, eos=99)
+    run(Toy(), SmallModel(small), FixedBudget(3), [[1, 2]], 18, eos=99)
     assert small.session is not None
     # a round: the two pending tokens, the root and one node, the root and two nodes
     assert small.session.passes[:7] == [1, 2, 3, 2, 2, 3, 2]
@@ -227,7 +227,7 @@ def test_drawn_trees_keep_the_targets_distribution(nodes: int, depth: int) -> No
     accepted = 0
     for number in range(runs):
         rule = ResidualRule(SamplingState(number, at_temperature(0.8)))
-        rounds = run(target, SmallModel(small), Budget.fixed(nodes, depth), [[1, 2]] * rows, 3, rule, eos=99)
+        rounds = run(target, SmallModel(small), FixedBudget(nodes, depth), [[1, 2]] * rows, 3, rule, eos=99)
         accepted += sum(sum(one.accepted) for one in rounds)
         seen.update(tuple(row) for row in texts(rounds, rows))
     chi = 0.0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmdec
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.drafters.small_model.short_prompt import CHUNK_TOKENS, MAX_FIRST_TOKENS, most_alike
 from mmdec.errors import InputError
@@ -55,8 +55,8 @@ def test_the_small_model_reads_that_part_and_writes_on() -> None:
         small = Toy(7)
         target = Toy(7, seed=1, blend=small, share=0.4)
         drafter = SmallModel(small, prompt=prompt, inner="lookup", positions=50)
-        rounds = run(target, drafter, Budget.fixed(3), prompts, 12, eos=99)
-        assert texts(rounds, 3) == texts(run(target, None, Budget.fixed(0), prompts, 12, eos=99), 3)
+        rounds = run(target, drafter, FixedBudget(3), prompts, 12, eos=99)
+        assert texts(rounds, 3) == texts(run(target, None, FixedBudget(0), prompts, 12, eos=99), 3)
         assert sum(sum(one.drafted) for one in rounds)  # though the prompt is longer than its positions
         assert small.session is not None
         most = [min(len(ids), expected) for ids in prompts]
@@ -80,5 +80,5 @@ def test_wrong_prompts_are_refused(prompt: Any) -> None:
 def test_a_function_that_returns_no_tokens_ends_the_drafting(result: Any) -> None:
     drafter = SmallModel(Toy(7), prompt=lambda ids: result)
     with pytest.warns(RuntimeWarning, match="`prompt` must return token ids below 7, at least one, but returned"):
-        rounds = run(Toy(7, seed=1), drafter, Budget.fixed(3), [[1, 2]], 5, eos=99)
-    assert texts(rounds, 1) == texts(run(Toy(7, seed=1), None, Budget.fixed(0), [[1, 2]], 5, eos=99), 1)
+        rounds = run(Toy(7, seed=1), drafter, FixedBudget(3), [[1, 2]], 5, eos=99)
+    assert texts(rounds, 1) == texts(run(Toy(7, seed=1), None, FixedBudget(0), [[1, 2]], 5, eos=99), 1)

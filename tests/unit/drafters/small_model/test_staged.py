@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import mmdec
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.core.tree import chain_drafts
 from mmdec.core.verify import ResidualRule, SamplingState
 from mmdec.drafters.lookup import Lookup
@@ -91,7 +91,7 @@ def test_the_text_is_plain_decodings_and_the_cache_follows(kind: type[Toy], inne
     small = kind(7, seed=1)
     target, drafter = kind(8, seed=2, blend=small, share=0.4), SmallModel(small, width=3, inner=inner)
     rounds = run(target, drafter, CyclingBudget(), PROMPTS[:rows], 40)
-    plain = texts(run(target, None, Budget.fixed(0), PROMPTS[:rows], 40), rows)
+    plain = texts(run(target, None, FixedBudget(0), PROMPTS[:rows], 40), rows)
     assert texts(rounds, rows) == plain
     assert sum(sum(one.accepted) for one in rounds) > 0
     assert any(a < d for one in rounds for a, d in zip(one.accepted, one.drafted, strict=True))
@@ -107,7 +107,7 @@ def passes(inner: Any, rows: int = 1, nodes: int = 5) -> tuple[list[Round], int]
     small = Bigrams(8, seed=1)
     target = Bigrams(8, seed=2, blend=small, share=0.3)
     drafter = SmallModel(small, inner=inner)
-    rounds = run(target, drafter, Budget.fixed(nodes), PROMPTS[:rows], 60, eos=99)
+    rounds = run(target, drafter, FixedBudget(nodes), PROMPTS[:rows], 60, eos=99)
     assert small.session is not None
     return rounds, len(small.session.passes)
 
@@ -146,7 +146,7 @@ def test_the_rest_of_a_rejected_chain_is_drafted_again() -> None:
     """Where the target replaces a single token, the small model soon writes what it wrote before."""
     line = torch.randperm(19, generator=torch.Generator().manual_seed(3)).tolist()
     small, target = Switching(line), Switching(line, changed=[5])
-    rounds = run(target, SmallModel(small, inner=Script()), Budget.fixed(8), [line[:2]], 12, eos=99)
+    rounds = run(target, SmallModel(small, inner=Script()), FixedBudget(8), [line[:2]], 12, eos=99)
     assert [one.tokens[0] for one in rounds] == [line[2:3], [*line[3:5], line[5] + 20], line[6:14]]
     assert small.session is not None
     # The first chain takes eight passes. In the second one, the small model's first token is one of the last chain, so
@@ -169,7 +169,7 @@ def test_sampled_drafts_and_trees_are_the_small_models_own(nodes: tuple[int, int
         small = Toy(6, seed=12)
         target, rule = Toy(6, seed=13, blend=small, share=0.5), ResidualRule(SamplingState(5, at_temperature(0.8)))
         drafter = SmallModel(small, inner=inner)
-        rounds = run(target, drafter, Budget.fixed(*nodes), [[1, 2], [3, 4]], 20, rule, eos=99)
+        rounds = run(target, drafter, FixedBudget(*nodes), [[1, 2], [3, 4]], 20, rule, eos=99)
         assert sum(sum(one.accepted) for one in rounds)
         results.append(texts(rounds, 2))
     assert results[0] == results[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdec.core.budget import Budget
+from mmdec.core.budget import FixedBudget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
@@ -140,7 +140,7 @@ def test_rounds_are_those_of_decoding(data: TranscriptData) -> None:
     stop = Stop(len(prompt) + 30, frozenset([tokens.end]))
     sequences = Sequences(ids, stop, generate_processors(whisper.model, len(prompt), True))
     inputs = {"input_ids": ids, "encoder_outputs": (states,)}
-    rounds = list(decode(WhisperTarget(whisper.model), inputs, sequences, MatchRule(), drafter, Budget.fixed(4)))
+    rounds = list(decode(WhisperTarget(whisper.model), inputs, sequences, MatchRule(), drafter, FixedBudget(4)))
     assert sequences.tokens[0] == text
     assert (counted.tokens, counted.rounds) == (len(text), len(rounds) - 1)
     beyond = counted.drafted - sum(round_.drafted[0] for round_ in rounds)
