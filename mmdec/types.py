@@ -322,6 +322,13 @@ class SharedPassTarget(Protocol):
 
     model: Any  # decodings with the same model share passes
 
+    def prompt_tokens(self, inputs: Mapping[str, Any]) -> int | None:
+        """Return how many tokens `prefill` reads, over all rows; None if other work outweighs them, such as a tower's.
+
+        A scheduler limits how many tokens of prompts are read between two passes over drafts.
+        """
+        ...
+
     def prefill_in_pieces(
         self, inputs: Mapping[str, Any], needs: Needs, size: int | None
     ) -> Iterator[tuple[Any, Context, Draft, Scores] | None]:

@@ -104,7 +104,8 @@ def decode_steps(
     """
     device = target.device  # read once, because it is slow: the property searches all submodules of a large model
     timer, runner = RoundTimer(device), DrafterRunner(drafter, target.vocab_size)
-    result: Any = yield Prefill(target, device, inputs, drafter.needs if drafter else Needs())
+    prompt_tokens = target.prompt_tokens(inputs) if isinstance(target, SharedPassTarget) else None
+    result: Any = yield Prefill(target, device, inputs, drafter.needs if drafter else Needs(), prompt_tokens)
     timer.add("target", result.seconds, result.cpu_seconds)
     session, context, draft, scores = result.value
     try:

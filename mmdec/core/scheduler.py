@@ -25,7 +25,6 @@ from itertools import count
 from typing import Any, TypeVar, final
 
 import torch
-from torch import Tensor
 
 from mmdec.core.steps import Compute, PassRequest, PassResult, Prefill, Score, Steps, time_pass
 from mmdec.errors import InputError
@@ -246,8 +245,12 @@ class Scheduler:
         for task in tasks:
             if task.done:  # a callback of another one has cancelled it
                 continue
-            if limit is not None and (tokens := tokens + _prompt_tokens(task, limit)) > limit and task is not tasks[0]:
-                break
+            if limit is not None:
+                request = task.pending
+                prompt_tokens = request.prompt_tokens if isinstance(request, Prefill) else None
+                tokens += limit if prompt_tokens is None else min(prompt_tokens, limit)
+                if tokens > limit and task is not tasks[0]:
+                    break
             self._run([task])
             run.append(task)
         return run
@@ -387,16 +390,6 @@ def _is_side_job(task: Task) -> bool:
 def _run_side_job(request: Compute, threads: int) -> PassResult:
     set_own_threads(threads)
     return time_pass(request.device, request.compute)
-
-
-def _prompt_tokens(task: Task, max_tokens: int) -> int:
-    """Return how many tokens the next exclusive pass reads. With pictures, sound or no prompt it is `max_tokens`."""
-    request = task.pending
-    if not isinstance(request, Prefill) or not isinstance(request.target, SharedPassTarget):
-        return max_tokens
-    ids: Any = request.inputs.get("input_ids")
-    media = any(isinstance(value, Tensor) and value.is_floating_point() for value in request.inputs.values())
-    return max_tokens if ids is None or media or "encoder_outputs" in request.inputs else min(ids.numel(), max_tokens)
 
 
 def _precedence(task: Task) -> tuple[int, int]:

@@ -25,6 +25,7 @@ class Prefill:
     device: torch.device  # the target's, because reading it from the target is slow
     inputs: Mapping[str, Any]
     needs: Needs
+    prompt_tokens: int | None = None  # `SharedPassTarget.prompt_tokens`; None: not known
 
     def compute(self) -> Any:
         return self.target.prefill(self.inputs, self.needs)

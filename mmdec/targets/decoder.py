@@ -333,6 +333,9 @@ class DecoderTarget(HfTarget):
         """
         return inputs["attention_mask"].sum(1).tolist()
 
+    def prompt_tokens(self, inputs: Mapping[str, Any]) -> int | None:
+        return inputs["input_ids"].numel()
+
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[DecoderSession, Context, Draft, Scores]:
         """Run the model over the prompt, exactly as `generate` begins.
 

@@ -451,6 +451,12 @@ class MediaTarget(DecoderTarget):
         positions, _ = rope_positions(self._base, TextPrompt.of(text_inputs), self._vision_inputs(inputs), None)
         return (1 + positions.amax((0, 2))).tolist()
 
+    def prompt_tokens(self, inputs: Mapping[str, Any]) -> int | None:
+        """Return how many tokens the prompt has; None with pictures or sound, whose encoders take most of the time."""
+        values = (*self._vision_inputs(inputs).inputs.values(), *inputs.values())
+        has_media = any(isinstance(value, Tensor) and value.is_floating_point() for value in values)
+        return None if has_media else super().prompt_tokens(inputs)
+
     def _prepare_prompt(self, inputs: Mapping[str, Any]) -> Prompt:
         """Encode the media of a prompt, and sort its inputs into text, positions and what `forward` also takes."""
         vision = self._vision_inputs(inputs)

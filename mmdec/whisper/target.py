@@ -75,6 +75,9 @@ class WhisperTarget(EncodedTarget):
         """The model and a hash of its weights, and "-int8" for int8 weights, whose passes take another time."""
         return model_name(self.model) + "-int8" * has_int8_layers(self.model)
 
+    def prompt_tokens(self, inputs: Mapping[str, Any]) -> None:
+        """Return None: a window's prompt is read by itself."""
+
     def prefill_in_pieces(
         self, inputs: Mapping[str, Any], needs: Needs, size: int | None
     ) -> Iterator[tuple[EncodedSession, Context, Draft, Scores]]:

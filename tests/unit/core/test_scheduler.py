@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mmdec.core.scheduler import Scheduler
-from mmdec.core.steps import Compute, Score, Steps
+from mmdec.core.scheduler import Scheduler, SchedulerLimits
+from mmdec.core.steps import Compute, Prefill, Score, Steps
 from mmdec.kernels.threads import own_threads
+from mmdec.types import Needs
 
 CPU = torch.device("cpu")
 PATIENCE = 60.0  # seconds after which a window that should run beside another one fails
@@ -23,6 +24,9 @@ class Target:
 
     def __init__(self) -> None:
         self.passes = list[str]()
+
+    def prefill(self, inputs: Any, needs: Needs) -> None:
+        self.passes.append(inputs)
 
     def score(self, session: Any, draft: Any) -> None:
         self.passes.append(session)
@@ -137,3 +141,20 @@ def test_a_cancelled_decoding_ends_after_its_window(scheduler: Scheduler) -> Non
         scheduler.step()
         scheduler.cancel(task)
     assert ended.is_set()
+
+
+def prompt(target: Target, name: str, tokens: int | None) -> Steps[None]:
+    yield Prefill(cast(Any, target), CPU, cast(Any, name), Needs(), tokens)
+
+
+def test_a_step_reads_as_many_prompts_as_the_limit_allows() -> None:
+    target, scheduler = Target(), Scheduler(SchedulerLimits(prefill=256))
+    for name, tokens in (("a", 100), ("b", 100), ("c", 100), ("picture", None), ("long", 900), ("d", 1)):
+        scheduler.add(prompt(target, name, tokens))
+    passes_of_steps = list[list[str]]()
+    while scheduler.waiting or scheduler.running:
+        target.passes.clear()
+        scheduler.step()
+        passes_of_steps.append([*target.passes])
+    scheduler.close()
+    assert passes_of_steps == [["a", "b"], ["c"], ["picture"], ["long"], ["d"]]

@@ -101,6 +101,18 @@ def test_inputs_that_cannot_work_are_refused(kind: str, changes: dict[str, Any],
         MediaTarget(vision_model(kind)).prefill(inputs, needs)
 
 
+@pytest.mark.parametrize("kind", ["llava", "qwen2_vl"])
+def test_only_prompts_without_pictures_tell_the_scheduler_their_length(kind: str) -> None:
+    target = target_of(vision_model(kind))
+    assert isinstance(target, MediaTarget)
+    texts, picture = {"input_ids": torch.full((2, 5), 9)}, batch_of(kind, [[[8, 9], Picture.random(1), [8]]])
+    assert target.prompt_tokens(texts) == 10
+    assert target.prompt_tokens(picture) is None
+    # as `generate` holds the pixels back
+    prepared = target.prepare_inputs(picture["input_ids"], target.model.generation_config, picture)
+    assert target.prompt_tokens(prepared) is None
+
+
 @pytest.mark.parametrize(("kind", "where"), [("llava", "forward"), ("qwen2_vl", "get_rope_index")])
 def test_running_out_of_memory_is_not_reported_as_wrong_input(
     kind: str, where: str, monkeypatch: pytest.MonkeyPatch
