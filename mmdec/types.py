@@ -11,11 +11,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+Session = TypeVar("Session")  # a target's state of one generate() call
 
 
 @dataclass(frozen=True)
@@ -269,10 +271,21 @@ class Plan:
         return self.nodes <= self.depth
 
 
+@dataclass(frozen=True)
+class PrefillOutput(Generic[Session]):
+    """What a target's pass over a prompt returns."""
+
+    session: Session  # the target's state of one generate() call
+    context: Context  # what drafters read of the prompt
+    # One node, the last prompt token. Its keys and values are in the cache already, so `commit` of it changes nothing.
+    draft: Draft
+    scores: Scores  # of that node
+
+
 class Target(Protocol):
     """A model that scores drafts. It does not know how drafts are made.
 
-    The object holds weights only. `prefill` returns a session, which holds the state of one generate() call.
+    The object holds weights only. `prefill` makes a session, which holds the state of one generate() call.
     """
 
     vocab_size: int
@@ -287,16 +300,12 @@ class Target(Protocol):
     def device(self) -> torch.device: ...
 
     @abstractmethod
-    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[Any, Context, Draft, Scores]:
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> PrefillOutput[Any]:
         """Run the prompt.
 
         Args:
             inputs: The arguments of the model's forward.
             needs: What the drafter reads.
-
-        Returns:
-            (session, context, draft, scores). The draft has one node, the last prompt token. The token's keys and
-            values are in the cache already, so `commit` of this draft changes nothing.
         """
         ...
 
@@ -331,7 +340,7 @@ class SharedPassTarget(Protocol):
 
     def prefill_in_pieces(
         self, inputs: Mapping[str, Any], needs: Needs, size: int | None
-    ) -> Iterator[tuple[Any, Context, Draft, Scores] | None]:
+    ) -> Iterator[PrefillOutput[Any] | None]:
         """Run `Target.prefill` in pieces of at most `size` tokens, between which other passes may run.
 
         Yields:

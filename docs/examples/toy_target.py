@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmdec.core.tree import root_only
-from mmdec.types import Context, Draft, Needs, Scores, Verdict
+from mmdec.types import Context, Draft, Needs, PrefillOutput, Scores, Verdict
 
 
 @dataclass
@@ -31,12 +31,13 @@ class PairTarget:
         for first, second, third in zip(text, text[1:], text[2:], strict=False):
             self.counts[first, second, third] += 1
 
-    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[Session, Context, Draft, Scores]:
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> PrefillOutput[Session]:
         tokens, mask = inputs["input_ids"], inputs["attention_mask"].bool()  # (B, P), padded on the left
         positions = (mask.long().cumsum(1) - 1).clamp_min(0)
         draft = root_only(tokens[:, -1])
         session = Session(tokens[:, -2], draft)
-        return session, Context(tokens, mask, positions[None], mask.sum(1)), draft, self.score(session, draft)
+        context = Context(tokens, mask, positions[None], mask.sum(1))
+        return PrefillOutput(session, context, draft, self.score(session, draft))
 
     def score(self, session: Session, draft: Draft) -> Scores:
         """Each node by its own token and its parent's; the root's parent is the token before it."""

@@ -20,7 +20,7 @@ from mmdec.core.steps import Prefill, Score, Steps, run_steps
 from mmdec.core.timing import RoundTimer
 from mmdec.core.tree import bool_list, height, int_list, int_rows
 from mmdec.core.verify import Rule, verify
-from mmdec.types import Drafter, Needs, Plan, Round, SharedPassTarget, Target, TreeShape, Verdict
+from mmdec.types import Drafter, Needs, Plan, PrefillOutput, Round, SharedPassTarget, Target, TreeShape, Verdict
 
 
 class DraftBudget(Protocol):
@@ -107,7 +107,8 @@ def decode_steps(
     prompt_tokens = target.prompt_tokens(inputs) if isinstance(target, SharedPassTarget) else None
     result: Any = yield Prefill(target, device, inputs, drafter.needs if drafter else Needs(), prompt_tokens)
     timer.add("target", result.seconds, result.cpu_seconds)
-    session, context, draft, scores = result.value
+    prompt: PrefillOutput[Any] = result.value
+    session, context, draft, scores = prompt.session, prompt.context, prompt.draft, prompt.scores
     try:
         sequences.position_limits = None if context.room is None else int_list(context.room)
         runner.start(replace(context, tree_shape=shape))

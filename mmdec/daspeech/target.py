@@ -17,7 +17,7 @@ from mmdec.daspeech.dag_decoder import PAD as PAD
 from mmdec.errors import InputError
 from mmdec.kernels.kv_gather import kv_gather
 from mmdec.targets.kv_cache import RowLayout
-from mmdec.types import Context, Draft, EncoderContext, Needs, Scores, Verdict
+from mmdec.types import Context, Draft, EncoderContext, Needs, PrefillOutput, Scores, Verdict
 
 NUM_SPECIAL_UNITS = 4  # the first four units of every vocabulary are special: <s> <pad> </s> <unk>
 
@@ -46,12 +46,8 @@ class UnitTarget:
         """The device of the decoder."""
         return self.decoder.embed_tokens.weight.device
 
-    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[UnitSession, Context, Draft, Scores]:
-        """Run the decoder over the prompt <s>.
-
-        Returns:
-            Session (decoding state), context (what drafters read), draft (only <s>) and scores (logits after it).
-        """
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> PrefillOutput[UnitSession]:
+        """Run the decoder over the prompt <s>."""
         if needs.layers or needs.embeds:
             raise InputError("`drafter` must not need the unit decoder's features, but does. Use the graph's drafter.")
         states, sizes = inputs["states"], inputs["state_lengths"]
@@ -63,7 +59,7 @@ class UnitTarget:
         where = torch.zeros_like(tokens)
         encoder = EncoderContext(states) if needs.memory else None
         context = Context(tokens, tokens == BOS, where[None], where[:, 0], encoder=encoder)
-        return session, context, draft, scores
+        return PrefillOutput(session, context, draft, scores)
 
     def score(self, session: UnitSession, draft: Draft) -> Scores:
         """Run the decoder over the draft's trees in one pass.

@@ -105,7 +105,7 @@ def answer_prompt(
         for name, value in inputs.items()
     }
     inputs_with_answer["input_ids"] = written[:, :-1]
-    _, context, _, _ = target.prefill(inputs_with_answer, needs)
+    context = target.prefill(inputs_with_answer, needs).context
     return TargetAnswer(answer, context, inputs)
 
 

@@ -198,7 +198,7 @@ class EarlyExit:
         text = [*int_list(context.tokens[row, context.text_mask[row]]), *state.new[0]][-2 * TRIAL_TOKENS :]
         target, ids = self._target(layers), torch.tensor([text], device=context.tokens.device)
         first = max(1, len(text) - TRIAL_TOKENS)
-        session, _, _, _ = target.prefill({"input_ids": ids[:, :first]}, Needs())
+        session = target.prefill({"input_ids": ids[:, :first]}, Needs()).session
         keep_columns(target, session, [[0]])
         logits = target.score(session, chain_drafts(ids[:, first], [text[first + 1 :]])).logits
         rate = float((logits[0, :-1].argmax(-1) == ids[0, first + 1 :]).float().mean())

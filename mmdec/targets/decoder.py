@@ -45,7 +45,7 @@ from mmdec.targets.recurrent_cache import (
 from mmdec.targets.shared_batch import SharedBatch
 from mmdec.targets.tokenwise import tokenwise_copy
 from mmdec.targets.windows import Gaps, Windows, full_cache, full_length_layer
-from mmdec.types import Context, Draft, MediaContext, Needs, Scores, Verdict
+from mmdec.types import Context, Draft, MediaContext, Needs, PrefillOutput, Scores, Verdict
 
 Mask = Tensor | dict[str, Tensor | None] | None  # a model's mask argument: one mask, or layer type -> mask
 DECODER_INPUTS = {*ARGUMENTS, "use_cache"}  # names of the inputs that `prefill` accepts; others raise InputError
@@ -336,7 +336,7 @@ class DecoderTarget(HfTarget):
     def prompt_tokens(self, inputs: Mapping[str, Any]) -> int | None:
         return inputs["input_ids"].numel()
 
-    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[DecoderSession, Context, Draft, Scores]:
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> PrefillOutput[DecoderSession]:
         """Run the model over the prompt, exactly as `generate` begins.
 
         Args:
@@ -345,10 +345,6 @@ class DecoderTarget(HfTarget):
                 are the whole text or only its new tokens). The cache is filled while decoding if there is one batch
                 row without padding between its tokens, else by `extend` at the end.
             needs: What the drafter reads.
-
-        Returns:
-            The session (decoding state), the context (what drafters read), the draft (each row's last prompt token)
-            and the scores (logits after it).
 
         Raises:
             InputError: For wrong inputs.
@@ -359,7 +355,7 @@ class DecoderTarget(HfTarget):
 
     def prefill_in_pieces(
         self, inputs: Mapping[str, Any], needs: Needs, size: int | None
-    ) -> Iterator[tuple[DecoderSession, Context, Draft, Scores] | None]:
+    ) -> Iterator[PrefillOutput[DecoderSession] | None]:
         """Run `prefill` in pieces, between which other passes may run.
 
         Args:
@@ -417,7 +413,7 @@ class DecoderTarget(HfTarget):
         )
         session, context = self._session(prompt, cache, stepwise, needs.layers), self._context(prompt, scores)
         last = {layer: states[:, -1:] for layer, states in context.features.items()}
-        yield session, context, root_only(text.ids[:, -1]), Scores(scores.logits, last)
+        yield PrefillOutput(session, context, root_only(text.ids[:, -1]), Scores(scores.logits, last))
 
     def _session(
         self, prompt: Prompt, cache: DynamicCache, stepwise: StepwiseModel | None, layers: tuple[int, ...]
@@ -476,7 +472,7 @@ class DecoderTarget(HfTarget):
         Returns:
             Logits after each node.
         """
-        session = self.prefill(inputs, Needs())[0]
+        session = self.prefill(inputs, Needs()).session
         # a layer with new keys writes nothing in place
         for layer in attention_layers(cast(DynamicCache, session.cache)):
             layer.keys, layer.values = layer.keys.clone(), layer.values.clone()

@@ -20,7 +20,7 @@ from mmdec.errors import InputError
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.hf_target import HfTarget, check_attention, check_layers, output_states
 from mmdec.targets.kv_cache import KVPool, RowLayout, check_cache, keep_path
-from mmdec.types import Context, Draft, EncoderContext, Needs, Scores, Verdict
+from mmdec.types import Context, Draft, EncoderContext, Needs, PrefillOutput, Scores, Verdict
 
 SOUND = "sound"  # attribute of the encoder's output that holds the features that the encoder has read
 SOURCE = "source_ids"  # key of the encoder's token ids among the inputs of `prefill`
@@ -175,7 +175,7 @@ class EncodedTarget(HfTarget):
         """
 
     @torch.no_grad()
-    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> PrefillOutput[EncodedSession]:
         """Run the decoder over its prompt.
 
         Args:
@@ -184,10 +184,6 @@ class EncodedTarget(HfTarget):
                 be empty. It is filled while decoding if there is one row without padding between its tokens, else by
                 `output`.
             needs: What the drafter reads.
-
-        Returns:
-            Session (decoding state), context (what drafters read), draft (each row's last prompt token) and scores
-            (logits after it).
 
         Raises:
             InputError: For wrong inputs.
@@ -223,7 +219,7 @@ class EncodedTarget(HfTarget):
             room=None if self.positions is None else self.positions - 1 - last,
         )
         ends = {layer: features[:, -1:] for layer, features in scores.features.items()}
-        return session, context, root_only(ids[:, -1]), Scores(scores.logits[:, -1:], ends)
+        return PrefillOutput(session, context, root_only(ids[:, -1]), Scores(scores.logits[:, -1:], ends))
 
     @torch.no_grad()
     def score(self, session: EncodedSession, draft: Draft) -> Scores:

@@ -263,7 +263,8 @@ def _batch_difference(model: Any, target: Target, lengths: tuple[int, ...]) -> f
     mask = torch.tensor([[0] * (max(lengths) - length) + [1] * length for length in lengths])
     plain = _Plain(model, ids, mask)
     inputs = {"input_ids": ids} if len(lengths) == 1 else {"input_ids": ids, "attention_mask": mask}
-    session, _, _, scores = target.prefill(inputs, Needs())
+    output = target.prefill(inputs, Needs())
+    session, scores = output.session, output.scores
     worst = _relative_difference(scores.logits[:, -1], plain.logits)
     text = ids
     drafts = (CHAIN_PARENTS, CHAIN_LEAVES) if has_states(model.config) else (TREE_PARENTS, TREE_LEAVES)

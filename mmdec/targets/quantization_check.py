@@ -109,10 +109,10 @@ def sibling_difference(model: PreTrainedModel, target: HfTarget) -> tuple[float,
         states = torch.randn(BATCH_ROWS, ENCODER_FRAMES, target.hidden_size, generator=order)
         inputs["encoder_outputs"] = (states.to(device, model.dtype),)
     tokens = tokens_drawn[:, PROMPT_TOKENS:]
-    session, *_ = target.prefill(inputs, Needs())
+    session = target.prefill(inputs, Needs()).session
     parents, path = (CHAIN_PARENTS, CHAIN_PATH) if target.needs_chains else (TREE_PARENTS, TREE_PATH)
     tree = target.score(session, _draft(tokens, parents)).logits
-    session, *_ = target.prefill(inputs, Needs())
+    session = target.prefill(inputs, Needs()).session
     differences_of_nodes, ones = list[Tensor](), torch.ones(BATCH_ROWS, dtype=torch.long, device=device)
     for node in path:
         in_path = target.score(session, _draft(tokens[:, node : node + 1], TREE_PARENTS[:1])).logits[:, 0].float()

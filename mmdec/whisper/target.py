@@ -37,7 +37,7 @@ from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
 from mmdec.targets.hf_target import has_hooks, model_name
 from mmdec.targets.registry import built_in_target
 from mmdec.targets.tokenwise import is_half_on_cpu
-from mmdec.types import Context, Draft, Needs, Scores
+from mmdec.types import Draft, Needs, PrefillOutput, Scores
 from mmdec.whisper.decoder import FastDecoder, PassShare, can_use_eager_copy, eager_copy
 from mmdec.whisper.output_layer import vocabulary_scores
 
@@ -80,7 +80,7 @@ class WhisperTarget(EncodedTarget):
 
     def prefill_in_pieces(
         self, inputs: Mapping[str, Any], needs: Needs, size: int | None
-    ) -> Iterator[tuple[EncodedSession, Context, Draft, Scores]]:
+    ) -> Iterator[PrefillOutput[EncodedSession]]:
         """Run `prefill` in one piece, because a Whisper's prompt is short."""
         yield self.prefill(inputs, needs)
 

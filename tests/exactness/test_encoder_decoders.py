@@ -149,7 +149,7 @@ def test_the_source_is_known_where_its_tokens_are_the_texts() -> None:
     _, held = target.split_inputs({"input_ids": ids, "attention_mask": (ids > 0).long()})
     states = torch.randn(4, 4, 32)
     inputs = {"input_ids": torch.zeros(4, 1, dtype=torch.long), "encoder_outputs": (states,), **held}
-    context = target.prefill(inputs, Needs())[1]
+    context = target.prefill(inputs, Needs()).context
     assert context.source == [[4, 5, 6], [4, 5, 6], [7, 8, 9, 10], [7, 8, 9, 10]]
     apart = encoder_decoder("MarianMTModel", share_encoder_decoder_embeddings=False)
     assert target_of(apart).split_inputs({"input_ids": ids})[1] == {}

@@ -51,8 +51,8 @@ def padded(rng: random.Random, lengths: list[int], vocabulary: int = VOCABULARY)
 def compare(target: Any, inputs: dict[str, Any], rng: random.Random, sizes: tuple[int, ...], vocabulary: int) -> None:
     """Score random trees for all rows together, and each node of their longest paths as plain decoding would."""
     count = len(inputs["input_ids"])
-    together = target.prefill(inputs, Needs())[0]
-    alone = [target.prefill(inputs, Needs())[0] for _ in range(count)]
+    together = target.prefill(inputs, Needs()).session
+    alone = [target.prefill(inputs, Needs()).session for _ in range(count)]
     for row, session in enumerate(alone):
         target.select(session, torch.tensor([row]))
     for nodes in sizes:
@@ -105,7 +105,7 @@ def test_a_path_has_the_same_logits_at_other_places_and_beside_other_nodes(dtype
             places.append(len(parents))
             parents.append(places[-2])
             tokens.append(token)
-        session = target.prefill(inputs, Needs())[0]
+        session = target.prefill(inputs, Needs()).session
         draft = Draft(torch.tensor([tokens]), torch.tensor([parents]), torch.tensor([len(tokens)]))
         results.append(target.score(session, draft).logits[0, places])
     assert all(torch.equal(result, results[0]) for result in results)

@@ -144,7 +144,7 @@ def test_without_recurrent_states_nothing_is_read_twice() -> None:
     backlogs = {}
     for family in ("Lfm2", "Qwen3Next"):
         target = target_of(recurrent_model(family))
-        session, _, _, _ = target.prefill({"input_ids": torch.arange(3, 12)[None]}, Needs())
+        session = target.prefill({"input_ids": torch.arange(3, 12)[None]}, Needs()).session
         ones, passes = torch.ones(1, dtype=torch.long), 0
         for _ in range(MAX_BACKLOG + 2):
             draft = Draft(torch.tensor([[5, 6, 7]]), torch.tensor([[-1, 0, 1]]), ones * 3)
@@ -158,7 +158,7 @@ def test_without_recurrent_states_nothing_is_read_twice() -> None:
 
 def test_a_tree_is_refused_by_the_target() -> None:
     target = target_of(recurrent_model("Mamba2"))
-    session, _, _, _ = target.prefill({"input_ids": torch.arange(3, 12)[None]}, Needs())
+    session = target.prefill({"input_ids": torch.arange(3, 12)[None]}, Needs()).session
     with pytest.raises(InputError, match="must be a chain"):
         target.score(session, Draft(torch.tensor([[5, 6, 7]]), torch.tensor([[-1, 0, 0]]), torch.tensor([3])))
 

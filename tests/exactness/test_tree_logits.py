@@ -83,7 +83,8 @@ def test_each_node_is_scored_as_the_end_of_its_path(family: str, attention: str,
         model.float()
     target = TextTarget(model)
     texts, inputs = prompts(rng, lengths)
-    session, _, _, scores = target.prefill(inputs, Needs())
+    output = target.prefill(inputs, Needs())
+    session, scores = output.session, output.scores
     for row, text in enumerate(texts):
         expected = logits_of_text(model, text)
         assert float((scores.logits[row, 0] - expected).abs().max() / expected.abs().max()) < BOUND[attention]
@@ -98,7 +99,7 @@ def test_rows_leave_and_change_places(attention: str) -> None:
     model, rng = model_of("llama", attention), random.Random(1)
     target = TextTarget(model)
     texts, inputs = prompts(rng, [4, 9, 2, 6])
-    session, _, _, _ = target.prefill(inputs, Needs())
+    session = target.prefill(inputs, Needs()).session
     for live in ([0, 1, 2, 3], [3, 0, 2], [1, 2], [1], [0]):
         texts = [texts[row] for row in live]
         target.select(session, torch.tensor(live))
@@ -111,7 +112,7 @@ def test_a_long_run_outgrows_its_pools() -> None:
     model, rng = model_of("llama", "sdpa"), random.Random(2)
     target = TextTarget(model)
     texts, inputs = prompts(rng, [3, 5])
-    session, _, _, _ = target.prefill(inputs, Needs())
+    session = target.prefill(inputs, Needs()).session
     for _ in range(12):  # 12 chains of 14, all accepted in the first row and half of them in the second
         draft = random_draft(rng, 2, 14)
         chains = Draft(draft.tokens, torch.arange(-1, 13).expand(2, -1), torch.full((2,), 14))
@@ -132,7 +133,8 @@ def test_padding_in_the_middle_of_a_row_is_closed() -> None:
     ids = torch.tensor([[rng.randrange(VOCABULARY) for _ in range(8)] for _ in range(2)])
     mask = torch.tensor([[1, 1, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 0, 1, 1, 1]])
     texts = [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
-    session, _, _, scores = target.prefill({"input_ids": ids, "attention_mask": mask}, Needs())
+    output = target.prefill({"input_ids": ids, "attention_mask": mask}, Needs())
+    session, scores = output.session, output.scores
     for row, text in enumerate(texts):
         torch.testing.assert_close(scores.logits[row, 0], logits_of_text(model, text), rtol=1e-10, atol=1e-10)
     for nodes in (6, 6):
@@ -149,7 +151,7 @@ def test_an_ignored_mask_is_caught() -> None:
     model, rng = model_of("llama", "sdpa"), random.Random(4)
     target = TextTarget(model)
     texts, inputs = prompts(rng, [6])
-    session, _, _, _ = target.prefill(inputs, Needs())
+    session = target.prefill(inputs, Needs()).session
     draft = random_draft(rng, 1, 8)
     chain = Draft(draft.tokens, torch.arange(-1, 7)[None], draft.size)
     assert furthest(model, draft, target.score(session, chain).logits, texts) > 1e-3

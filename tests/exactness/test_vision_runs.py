@@ -128,7 +128,7 @@ def test_no_byte_of_an_image_reaches_another_row(kind: str) -> None:
         inputs = batch_of(kind, [rows[0], picture(seed), *rows[1:]])
         options = {**GREEDY, "eos_token_id": None}
         result = mmdec.generate(model, inputs, "lookup", num_speculative_tokens=(5, 3), **options)
-        _, _, _, scores = MediaTarget(model).prefill(inputs, Needs())
+        scores = MediaTarget(model).prefill(inputs, Needs()).scores
         return result.sequences.tolist(), scores.logits
 
     (texts, logits), (others, changed) = run(1), run(2)
@@ -149,7 +149,8 @@ def test_drafters_read_the_language_models_inputs(kind: str) -> None:
     tower = inner.visual if kind in AXES else inner.vision_tower
     hook = tower.register_forward_hook(lambda *_: runs.append(1))
     needs = Needs(layers=(0, 1, -1), embeds=True)
-    _, context, _, scores = MediaTarget(model).prefill(inputs, needs)
+    output = MediaTarget(model).prefill(inputs, needs)
+    context, scores = output.context, output.scores
     hook.remove()
     assert len(runs) == (1 if kind not in AXES else 2)  # images, videos
     assert context.media is not None

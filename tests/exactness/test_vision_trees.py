@@ -64,7 +64,8 @@ def test_each_node_is_scored_as_the_end_of_its_path(kind: str, attention: str) -
         rows_of[1] = [row_of(rng, "one")] * 2
     for rows in rows_of:
         texts: list[list[int]] = [[] for _ in rows]
-        session, _, _, scores = target.prefill(doubled(batch_of(kind, rows)), Needs())
+        output = target.prefill(doubled(batch_of(kind, rows)), Needs())
+        session, scores = output.session, output.scores
         for row, parts in enumerate(rows):
             expected = logits_of_text(model, kind, parts, [])
             assert float((scores.logits[row, 0] - expected).abs().max() / expected.abs().max()) < BOUND[attention]
@@ -98,7 +99,8 @@ def test_a_prompt_that_ends_in_an_image_goes_on_as_generate_does(kind: str) -> N
     out = model.generate(**inputs, **options, output_logits=True, return_dict_in_generate=True)
     ids = out.sequences[0, cut:].tolist()
     target = MediaTarget(model)
-    session, _, _, scores = target.prefill(inputs, Needs())
+    output = target.prefill(inputs, Needs())
+    session, scores = output.session, output.scores
     target.commit(session, verdict_of([[0]]))
     torch.testing.assert_close(scores.logits[0, 0].float(), out.logits[0][0])
     wrong = rng.randrange(6, 50)

@@ -25,9 +25,8 @@ def test_tree_logits_equal_those_of_each_path(attention: str) -> None:
     mask = (torch.arange(6) >= torch.tensor([0, 3, 1, 5])[:, None]).long()
     texts = [row[rows.bool()].tolist() for row, rows in zip(ids, mask, strict=True)]
     given: dict[str, Any] = {"input_ids": ids, "encoder_outputs": BaseModelOutput(last_hidden_state=states)}
-    session, context, draft, scores = target.prefill(
-        {**given, "decoder_attention_mask": mask}, Needs((0, -1), True, True)
-    )
+    output = target.prefill({**given, "decoder_attention_mask": mask}, Needs((0, -1), True, True))
+    session, context, draft, scores = output.session, output.context, output.draft, output.scores
     assert torch.equal(context.next_position, mask.sum(1))
     live = list(range(batch))
 

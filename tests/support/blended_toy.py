@@ -15,7 +15,7 @@ from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import root_only
 from mmdec.core.verify import MatchRule, Rule
 from mmdec.drafters.small_model.drafter import SmallModel
-from mmdec.types import Context, Draft, Needs, Plan, Round, Scores, Verdict
+from mmdec.types import Context, Draft, Needs, Plan, PrefillOutput, Round, Scores, Verdict
 
 
 @dataclass
@@ -52,14 +52,14 @@ class Toy:
         other = torch.nn.functional.pad(self.blend.logits(text), (0, self.vocab_size - self.blend.vocab_size))
         return self.share * own + (1 - self.share) * other
 
-    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[ToySession, Context, Draft, Scores]:
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> PrefillOutput[ToySession]:
         ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
         texts = [row[row_mask].tolist() for row, row_mask in zip(ids, mask, strict=True)]
         self.session = ToySession(texts)
         logits = torch.stack([self.logits(text) for text in texts])[:, None]
         context = Context(ids, mask, mask.cumsum(1)[None], mask.sum(1))
         self.session.draft = root_only(ids[:, -1])
-        return self.session, context, self.session.draft, Scores(logits)
+        return PrefillOutput(self.session, context, self.session.draft, Scores(logits))
 
     def score(self, session: ToySession, draft: Draft) -> Scores:
         assert session.draft is None, "scored twice without a commit"

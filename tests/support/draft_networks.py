@@ -109,7 +109,7 @@ def overfitted(system: str, model: Any, text: Tensor, steps: int = 80) -> Networ
         features = model(text, output_hidden_states=True).hidden_states[-1][0]
         embeds = model.get_input_embeddings()(text)[0]
         expected = model.get_output_embeddings()(features).argmax(-1)[2:]
-        _, context, _, _ = TextTarget(model).prefill({"input_ids": text}, drafter.needs)
+        context = TextTarget(model).prefill({"input_ids": text}, drafter.needs).context
     visual = torch.zeros(len(features), dtype=torch.bool)
     read = torch.cat([context.features[layer][0] for layer in drafter.needs.layers], -1)
     reading = TargetFeatures(2, [*text[0, 2:].tolist(), int(expected[-1])], embeds, read, visual)
@@ -364,7 +364,8 @@ PROMPTS = [[5, 6, 7, 8, 9, 5, 6], [11, 12, 13], [20], [30, 31, 30, 31, 30]]
 
 def start_drafter(model: Any, drafter: NetworkDrafter, prompts: list[list[int]], roots: list[int]) -> DraftState:
     """Return a drafter's memory after the prompts' round. roots: the token that this round gave each row."""
-    _, context, draft, scores = TextTarget(model).prefill(padded(prompts), drafter.needs)
+    output = TextTarget(model).prefill(padded(prompts), drafter.needs)
+    context, draft, scores = output.context, output.draft, output.scores
     state = drafter.start(context)
     given = torch.tensor(roots)
     zeros = torch.zeros_like(given)

@@ -15,7 +15,7 @@ from mmdec.core.loop import DraftBudget, decode
 from mmdec.core.sampling import Criterion, Processor, Sequences, Stop
 from mmdec.core.tree import trees_from_lists
 from mmdec.core.verify import MatchRule, RowTree, Rule
-from mmdec.types import Context, Draft, Drafter, Needs, Plan, Round, Scores, Target, Verdict
+from mmdec.types import Context, Draft, Drafter, Needs, Plan, PrefillOutput, Round, Scores, Target, Verdict
 
 ROWS = 1009  # rows of the table; a prime number, for the hash
 Tree = tuple[list[int], list[int]]  # tokens of nodes 1, 2, ..., and their parents
@@ -51,14 +51,14 @@ class Toy:
         """Return the logits (V,) of the token after a prefix."""
         return self.table[self._hash(prefix)]
 
-    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[Session, Context, Draft, Scores]:
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> PrefillOutput[Session]:
         ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
         session = Session([row[keep].tolist() for row, keep in zip(ids, mask, strict=True)])
         logits = torch.stack([self.logits(row) for row in session.rows])[:, None]
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         context = Context(ids, mask, positions[None], mask.sum(1))
         draft = Draft(ids[:, -1:], torch.full_like(ids[:, -1:], -1), torch.ones(len(ids), dtype=torch.long))
-        return session, context, draft, Scores(logits)
+        return PrefillOutput(session, context, draft, Scores(logits))
 
     def score(self, session: Session, draft: Draft) -> Scores:
         assert len(draft.tokens) == len(session.rows)

@@ -180,7 +180,8 @@ class SmallModel:
             if states is None:
                 return None  # the sound is not known here, or the small model's encoder needs other features
             inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (states,)}
-        session, context_of_small, _, _ = self._model.prefill(inputs, Needs())
+        output = self._model.prefill(inputs, Needs())
+        session, context_of_small = output.session, output.context
         rows = len(context.tokens)
         state = SmallModelState(
             session, [[] for _ in range(rows)], roots=[place - 1 for place in context_of_small.next_position.tolist()]

@@ -155,7 +155,7 @@ class OtherVocabulary:
             "input_ids": torch.tensor(rows_ids, device=device),
             "attention_mask": torch.tensor(mask, device=device),
         }
-        state.session, _, _, _ = self._model.prefill(inputs, Needs())
+        state.session = self._model.prefill(inputs, Needs()).session
         keep_columns(self._model, state.session, [[0] for _ in read])
         return state.restarts <= MAX_RESTARTS
 

@@ -41,7 +41,7 @@ def scores_of(model: Any, lengths: list[int]) -> Scores:
     torch.manual_seed(1)
     ids = torch.randint(2, 40, (len(lengths), 9))
     target = TextTarget(model)
-    session, *_ = target.prefill({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, Needs(layers=(1,)))
+    session = target.prefill({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, Needs(layers=(1,))).session
     return target.score(session, random_chains(lengths))
 
 

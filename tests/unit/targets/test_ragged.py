@@ -38,7 +38,7 @@ def score(model: Any, lengths: Sequence[int]) -> tuple[Scores, set[int]]:
     torch.manual_seed(1)
     ids = torch.randint(2, 40, (len(lengths), 9))
     target = TextTarget(model)
-    session, *_ = target.prefill({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, Needs(layers=(1,)))
+    session = target.prefill({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, Needs(layers=(1,))).session
     with _CountNodes() as counted:
         scores = target.score(session, random_chains(lengths))
     return scores, counted.counts

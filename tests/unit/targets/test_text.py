@@ -148,7 +148,8 @@ def test_the_prompts_pass_equals_stock_bitwise(model: LlamaForCausalLM) -> None:
     stock = model.generate(
         ids, attention_mask=mask, max_new_tokens=1, output_logits=True, return_dict_in_generate=True, do_sample=False
     )
-    _, context, draft, scores = TextTarget(model).prefill({"input_ids": ids, "attention_mask": mask}, Needs())
+    output = TextTarget(model).prefill({"input_ids": ids, "attention_mask": mask}, Needs())
+    context, draft, scores = output.context, output.draft, output.scores
     assert torch.equal(scores.logits[:, 0], stock.logits[0])
     assert torch.equal(draft.tokens, ids[:, -1:])
     assert draft.size.tolist() == [1, 1, 1]
@@ -164,9 +165,8 @@ def test_the_prompts_pass_equals_stock_bitwise(model: LlamaForCausalLM) -> None:
 def test_features_are_those_of_the_layers_asked_for(model: LlamaForCausalLM) -> None:
     ids, mask = padded()
     target = TextTarget(model)
-    session, context, _, scores = target.prefill(
-        {"input_ids": ids, "attention_mask": mask}, Needs(layers=(0, 1, -1), embeds=True)
-    )
+    output = target.prefill({"input_ids": ids, "attention_mask": mask}, Needs(layers=(0, 1, -1), embeds=True))
+    session, context, scores = output.session, output.context, output.scores
     states = model(ids, attention_mask=mask, position_ids=context.positions[0], output_hidden_states=True).hidden_states
     for layer, expected in ((0, states[1]), (1, states[2]), (-1, states[3])):
         torch.testing.assert_close(context.features[layer], expected)
@@ -183,10 +183,10 @@ def test_two_runs_share_a_target(model: LlamaForCausalLM) -> None:
     ids, mask = padded()
     target = TextTarget(model)
     roots = torch.tensor([3, 4, 5])
-    one, _, _, _ = target.prefill({"input_ids": ids, "attention_mask": mask}, Needs())
+    one = target.prefill({"input_ids": ids, "attention_mask": mask}, Needs()).session
     expected = target.score(one, chain_drafts(roots, [[6], [7], [8]])).logits
-    first, _, _, _ = target.prefill({"input_ids": ids, "attention_mask": mask}, Needs())
-    second, _, _, _ = target.prefill({"input_ids": ids.flip(0), "attention_mask": mask.flip(0)}, Needs())
+    first = target.prefill({"input_ids": ids, "attention_mask": mask}, Needs()).session
+    second = target.prefill({"input_ids": ids.flip(0), "attention_mask": mask.flip(0)}, Needs()).session
     target.score(second, chain_drafts(roots, [[6], [7], [8]]))
     assert torch.equal(target.score(first, chain_drafts(roots, [[6], [7], [8]])).logits, expected)
 
@@ -197,7 +197,7 @@ def test_plain_rounds_without_padding_need_no_mask(model: LlamaForCausalLM, monk
     seen: list[Any] = []
     forward = model.forward
     for even in (True, False):
-        session, _, _, _ = target.prefill({"input_ids": ids, "attention_mask": mask | even}, Needs())
+        session = target.prefill({"input_ids": ids, "attention_mask": mask | even}, Needs()).session
 
         def spy(*args: Any, **kwargs: Any) -> Any:
             seen.append(kwargs["attention_mask"])
@@ -217,7 +217,7 @@ def test_plain_rounds_without_padding_need_no_mask(model: LlamaForCausalLM, monk
 @torch.inference_mode()
 def test_the_cache_grows_in_place_and_takes_columns_back(model: LlamaForCausalLM) -> None:
     target = TextTarget(model)
-    session, _, _, _ = target.prefill({"input_ids": torch.full((1, 5), 3)}, Needs())
+    session = target.prefill({"input_ids": torch.full((1, 5), 3)}, Needs()).session
     layer = session.cache.layers[0]
     assert isinstance(layer, GrowingLayer)
     before, pool, room = layer.keys.clone(), layer.all_keys.data_ptr(), layer.all_keys.shape[2]
@@ -296,13 +296,14 @@ def test_features_over_a_given_cache_are_those_of_the_fresh_columns() -> None:
     model = llama().double()
     ids, mask = padded()
     target, needs = TextTarget(model), Needs((0, -1), embeds=True)
-    _, whole, _, _ = target.prefill({"input_ids": ids, "attention_mask": mask}, needs)
+    whole = target.prefill({"input_ids": ids, "attention_mask": mask}, needs).context
     assert whole.past == 0
     for given in (ids, ids[:, 6:]):
         cache, places = DynamicCache(), whole.positions[0, :, :6]
         model(ids[:, :6], attention_mask=mask[:, :6], position_ids=places, **{CACHE_ARGUMENT: cache}, use_cache=True)
         inputs = {"input_ids": given, "attention_mask": mask, CACHE_ARGUMENT: cache}
-        _, context, _, scores = target.prefill(inputs, needs)
+        output = target.prefill(inputs, needs)
+        context, scores = output.context, output.scores
         assert context.past == 6
         assert torch.equal(context.tokens, given)
         assert context.mask.shape == given.shape

@@ -53,7 +53,7 @@ def test_states_are_read_before_the_final_norm() -> None:
     """Boundary n, after the last layer: transformers' own last hidden states have passed the norm."""
     seen: dict[int, Any] = {}
     hook = MODEL.model.norm.register_forward_pre_hook(lambda module, args: seen.update({4: args[0]}))
-    _, context, _, _ = TextTarget(MODEL).prefill(prompts(2), Needs(layers=(4, 1, -1)))
+    context = TextTarget(MODEL).prefill(prompts(2), Needs(layers=(4, 1, -1))).context
     hook.remove()
     assert torch.equal(context.features[4], seen[4])
     assert torch.equal(context.features[-1], MODEL.model.norm(seen[4]))
@@ -73,7 +73,8 @@ def test_pictures_stand_where_the_configuration_says(positions: str, pictures: s
     inputs = batch_of("qwen2_5_vl", [[[7, 8], Picture.random(1, (16, 16)), [9, 10, 11]], [[12, 13, 14]]])
     target = MediaTarget(model)
     needs = Needs(layers=network.config.layers, embeds=True)
-    _, context, draft, scores = target.prefill(inputs, needs)
+    output = target.prefill(inputs, needs)
+    context, draft, scores = output.context, output.draft, output.scores
     assert context.positions.shape[0] == 3
     assert context.embeds is not None
     state = drafter.start(context if pictures == "projected" else replace(context, embeds=None))
@@ -111,7 +112,7 @@ def test_features_include_deepstack() -> None:
     seen: list[Any] = []
     layer = model.model.language_model.layers[1]
     hook = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    _, context, _, _ = MediaTarget(model).prefill(inputs, Needs(layers=(0,)))
+    context = MediaTarget(model).prefill(inputs, Needs(layers=(0,))).context
     hook.remove()
     assert torch.equal(context.features[0], seen[0])
     stock = model(**inputs, output_hidden_states=True).hidden_states[1]

@@ -73,7 +73,7 @@ def test_a_chat_with_pictures_is_one_row(layout: str, kind: str) -> None:
         inputs["mm_token_type_ids"] = (sequences == IMAGE).long()
     with torch.inference_mode():
         drafter.drafter.process_pending(state)
-        _, context, _, _ = target_of(model).prefill(inputs, drafter.needs)
+        context = target_of(model).prefill(inputs, drafter.needs).context
         assert context.embeds is not None
         states = network.prompt(context.embeds[0], context.features[-1][0], context.visual[0]).states[None]
         expected = network.layer(0).project(states, torch.arange(sequences.shape[1] - 1)[None])[1:]
@@ -96,7 +96,8 @@ def test_batched_columns_equal_single_ones(layout: str) -> None:
 
 def start_drafter(model: Any, drafter: Any, inputs: dict[str, Any], given: torch.Tensor) -> DraftState:
     """Return the memory after a batch's prompts and the tokens (B,) behind them."""
-    _, context, draft, scores = target_of(model).prefill(inputs, drafter.needs)
+    output = target_of(model).prefill(inputs, drafter.needs)
+    context, draft, scores = output.context, output.draft, output.scores
     memory, zeros = drafter.start(context), torch.zeros_like(given)
     drafter.update(memory, draft, scores, Verdict(zeros[:, None], given, zeros.bool(), given[:, None], zeros + 1))
     drafter.process_pending(memory)

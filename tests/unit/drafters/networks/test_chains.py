@@ -81,7 +81,7 @@ def test_a_chain_ends_with_its_first_unlikely_token(system: str, threshold: floa
 
 def probabilities(drafter: Any, model: Any, row: int, path: list[int]) -> float:
     """Return the probability of a path, with each token's score computed from scratch."""
-    _, context, _, _ = TextTarget(model).prefill(padded([PROMPTS[row]]), drafter.needs)
+    context = TextTarget(model).prefill(padded([PROMPTS[row]]), drafter.needs).context
     features = torch.cat([context.features[layer][0] for layer in drafter.needs.layers], -1)
     text = [*PROMPTS[row], ROOTS[row]]
     scores = [from_scratch(drafter, context, features, text, tuple(path[:end])) for end in range(len(path))]

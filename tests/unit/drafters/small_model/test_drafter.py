@@ -293,7 +293,8 @@ def test_a_text_model_does_not_read_picture_columns() -> None:
     model = vision_model("llava")
     small = language_model("llama", 2, vocab_size=IMAGE)  # the placeholder is no token of its own
     rows: list[list[Any]] = [[[7, 8], Picture.random(1), [9, 10, 11]], [[12, 13, 14]]]
-    _, context, draft, scores = MediaTarget(model).prefill(batch_of("llava", rows), Needs())
+    output = MediaTarget(model).prefill(batch_of("llava", rows), Needs())
+    context, draft, scores = output.context, output.draft, output.scores
     drafter = SmallModel(TextTarget(small))
     state = drafter.start(context)
     roots, zeros = torch.tensor([20, 21]), torch.zeros(2, dtype=torch.long)

@@ -89,7 +89,7 @@ def test_training_reads_the_layers_of_decoding(kind: str) -> None:
     for prompt, answer in zip(prompts(kind), ANSWERS, strict=True):
         (result,) = teacher.compute_features([prompt], [answer], needs)
         whole = append(prompt, answer[:-1])
-        _, context, _, _ = target.prefill(whole, needs)
+        context = target.prefill(whole, needs).context
         expected = torch.cat([context.features[layer][0] for layer in needs.layers], -1)
         torch.testing.assert_close(result.features, expected)
         assert not torch.allclose(result.features[:, 64:96], result.features[:, 96:])  # before and after the norm
@@ -124,7 +124,7 @@ def test_training_columns_equal_decoding(convention: dict[str, Any], stored: boo
         store.add({"one": (ids, text)})
         text = store.get("one", ANSWERS[2])
     columns = unroll_inputs(network, [text])
-    _, context, _, _ = MediaTarget(model).prefill(prompt, drafter.needs)
+    context = MediaTarget(model).prefill(prompt, drafter.needs).context
     state = drafter.start(context)
     (waiting,) = state.queue
     states, positions, _ = drafter._prompt(state, waiting)  # type: ignore[arg-type]
