@@ -88,11 +88,9 @@ class Round:
     target: float = 0.0  # seconds in the target's pass
     drafter: float = 0.0  # seconds in the drafter
     core: float = 0.0  # seconds in everything else
-    vision: float = 0.0  # seconds in the vision tower, which `target` includes
     text: list[str] = field(default_factory=lambda: [])  # each row's new text, if the tokens were decoded; else empty
     logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T), log-probability of each token
-    # `MediaContext.summaries`; only in round 0
-    summaries: Tensor | None = field(default=None, repr=False, compare=False)
+    report: object = field(default=None, repr=False, compare=False)  # `PrefillOutput.report`; only in round 0
     # for each row, whether it ended by the maximum length, without an end token
     cut: list[bool] = field(default_factory=lambda: [], repr=False, compare=False)
 
@@ -169,9 +167,6 @@ class MediaContext:
     placeholders: Tensor  # (B, P) bool, True at the placeholder tokens of images, video or sound
     # the processor's outputs (pixels, sizes, sound features); None if the target received encoded images instead
     inputs: Mapping[str, Any] | None = None
-    vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower
-    # (images, 2 * width): mean and standard deviation of each image's states in the vision tower
-    summaries: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -280,6 +275,8 @@ class PrefillOutput(Generic[Session]):
     # One node, the last prompt token. Its keys and values are in the cache already, so `commit` of it changes nothing.
     draft: Draft
     scores: Scores  # of that node
+    # what the target tells callers of this pass, such as `mmdec.targets.media.VisionReport`; the core does not read it
+    report: object = None
 
 
 class Target(Protocol):

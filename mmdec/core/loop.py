@@ -158,8 +158,8 @@ def decode_steps(
                     waited_for_cpu=waited_for_cpu,
                     nodes_per_row=scores.nodes_per_row or max(sizes),
                 )
-            elif context.media is not None:
-                round_ = replace(round_, vision=context.media.vision_seconds, summaries=context.media.summaries)
+            else:
+                round_ = replace(round_, report=prompt.report)
             seconds = timer.seconds
             yield replace(
                 round_, target=seconds["target"] * share_of_pass, drafter=seconds["drafter"], core=seconds["core"]

@@ -252,6 +252,7 @@ class Prompt:
     offsets: Tensor | None = None  # (3 axes, B): position minus index in the text, after the prompt; None for one axis
     extra: Mapping[str, Any] = field(default_factory=dict)  # further inputs of the model
     media: MediaContext | None = None  # the prompt's images, video and sound; None if the model reads only text
+    report: object = None  # `PrefillOutput.report`
 
 
 class DecoderTarget(HfTarget):
@@ -413,7 +414,7 @@ class DecoderTarget(HfTarget):
         )
         session, context = self._session(prompt, cache, stepwise, needs.layers), self._context(prompt, scores)
         last = {layer: states[:, -1:] for layer, states in context.features.items()}
-        yield PrefillOutput(session, context, root_only(text.ids[:, -1]), Scores(scores.logits, last))
+        yield PrefillOutput(session, context, root_only(text.ids[:, -1]), Scores(scores.logits, last), prompt.report)
 
     def _session(
         self, prompt: Prompt, cache: DynamicCache, stepwise: StepwiseModel | None, layers: tuple[int, ...]

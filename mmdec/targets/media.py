@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from mmdec.checks.devices import PASSED_ON
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.timing import RoundTimer
+from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.targets.decoder import DECODER_INPUTS, ROPE_ATTRIBUTE, DecoderTarget, Mask, Prompt, RopeOffsets, TextPrompt
 from mmdec.targets.families import MEDIA_CLASSES, check_decoder, check_proof
@@ -61,6 +61,15 @@ MALFORMED_INPUT_ERRORS = (
     ValueError,
 )
 VISION_INPUTS_KEY = "vision_inputs"  # key of the `VisionInputs` among the inputs of `prefill`
+
+
+@dataclass(frozen=True)
+class VisionReport:
+    """What the pass over a prompt tells of the vision tower, as `PrefillOutput.report` and `Round.report`."""
+
+    seconds: float  # seconds in the tower, which the prompt's pass includes; 0 if the caller ran the tower
+    # (images, 2 * width): mean and standard deviation of each image's states; None: not known
+    summaries: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -144,16 +153,16 @@ class VisionInputs:
             model: The model without its LM head.
         """
         if self.encoded is None:
-            watch = RoundTimer(model.device)
+            stopwatch = Stopwatch(model.device)
             outputs = self.inputs.get(VISION_OUTPUTS_KEY) or {}
             self.encoded = {
                 kind: VisionOutput.of(outputs[kind]) for kind in VISUAL_KINDS if outputs.get(kind) is not None
             }
             for pixels in PIXELS:
                 if pixels in self.inputs:
-                    self.encoded[PIXELS[pixels]] = VisionOutput.of(self._tower(model, pixels))
-                    watch.lap("target")
-            self.seconds += watch.seconds["target"]
+                    with stopwatch.stage("tower"):
+                        self.encoded[PIXELS[pixels]] = VisionOutput.of(self._tower(model, pixels))
+            self.seconds += stopwatch.seconds.get("tower", 0.0)
         return self.encoded
 
     def _tower(self, model: Any, pixels: str) -> Any:
@@ -486,7 +495,8 @@ class MediaTarget(DecoderTarget):
             positions, offsets = vision.positions
         extra = {**media, **({VISION_OUTPUTS_KEY: outputs} if outputs else {})}
         images = None if VISION_OUTPUTS_KEY in vision.inputs else {**vision.inputs, **media}
-        return Prompt(text, positions, offsets, extra, MediaContext(placeholders, images, vision.seconds, summaries))
+        report = VisionReport(vision.seconds, summaries)
+        return Prompt(text, positions, offsets, extra, MediaContext(placeholders, images), report)
 
     def _forward(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, extra: Mapping[str, Any]) -> Any:
         """Call the model with the arguments that its `forward` takes; media that do not fit are an InputError."""

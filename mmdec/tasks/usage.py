@@ -72,8 +72,7 @@ class Usage:
             self.note_cut(len(self.tokens))
         if round_.logprobs is not None:
             self.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
-        stage, seconds = ("decoder", round_.target) if round_.index else ("prompt", round_.target - round_.vision)
-        self.seconds[stage] += seconds / len(round_.rows)
+        self.seconds["decoder" if round_.index else "prompt"] += round_.target / len(round_.rows)
         self.seconds["core"] += round_.core / len(round_.rows)
 
     def note_cut(self, tokens: int, raisable: bool = True) -> None:

@@ -17,6 +17,7 @@ from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.generation.generate import GenerateCall, RoundText
 from mmdec.generation.speculation import Speculation
 from mmdec.pretrained.vlm import LoadedVlm
+from mmdec.targets.media import VisionReport
 from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_generate_options, sets_length, with_length
 from mmdec.tasks.loading import load_speculation
@@ -224,11 +225,8 @@ class _RoundListener:
         self._has_text = False
 
     def __call__(self, round_: Round) -> None:
-        for row in round_.rows:
-            share = self._counts[row] / sum(self._counts) if any(self._counts) else 1 / len(self._usage)
-            self._usage[row].seconds["vision"] += round_.vision * share
-        if round_.summaries is not None and self._familiar is not None:
-            self.distances = distances_of(self._familiar, round_.summaries, self._counts)
+        if isinstance(round_.report, VisionReport):
+            self._read_report(round_.report)
         if self._on_text is None and self._on_round is None:
             return
         round_ = self._add_text(round_)
@@ -237,6 +235,15 @@ class _RoundListener:
             self._on_text(text)
         if self._on_round is not None:
             self._on_round(round_)
+
+    def _read_report(self, report: VisionReport) -> None:
+        """Divide the seconds of the vision encoder, which those of the prompts include, by numbers of pictures."""
+        for count, usage in zip(self._counts, self._usage, strict=True):
+            share = count / sum(self._counts) if any(self._counts) else 1 / len(self._usage)
+            usage.seconds["prompt"] -= report.seconds / len(self._usage)
+            usage.seconds["vision"] += report.seconds * share
+        if report.summaries is not None and self._familiar is not None:
+            self.distances = distances_of(self._familiar, report.summaries, self._counts)
 
 
 def _description(
