@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from mmdec.checks.caller import warn_user
+from mmdec.core.timing import RoundTimer
 from mmdec.core.tree import depths, int_list, int_rows, root_only
 from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
 
@@ -22,10 +23,16 @@ class DrafterRunner:
     """Calls the drafter in one `generate` call, and holds the drafter's state of this call.
 
     After the drafter's first error it warns once and drafts nothing more.
+
+    Args:
+        drafter: None: there are no drafts.
+        vocab_size: The target's.
+        timer: Gets the drafter's time.
     """
 
-    def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
+    def __init__(self, drafter: Drafter | None, vocab_size: int, timer: RoundTimer) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
+        self._timer = timer
         self.state: Any = None
         self.nodes_take_positions = self.needs_chains = False
 
@@ -55,10 +62,7 @@ class DrafterRunner:
             return root_only(roots)
         if depth < plan.depth:
             plan = replace(plan, depth=depth, nodes=min(plan.nodes, depth) if plan.is_chain else plan.nodes)
-        draft = self._try(self._propose_checked, self.drafter, roots, plan)
-        if draft is None:
-            return root_only(roots)
-        return draft if draft.tokens.shape[1] == 1 else _prune(draft, plan, room, self.needs_chains)
+        return self._try(self._propose_checked, self.drafter, roots, plan, room) or root_only(roots)
 
     def update(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Tell the drafter what was accepted of a draft, also of one that it did not make."""
@@ -73,7 +77,8 @@ class DrafterRunner:
     def _try(self, call: Callable[..., R], *arguments: Any) -> R | None:
         assert self.drafter is not None
         try:
-            return call(*arguments)
+            with self._timer.stage("drafter"):
+                return call(*arguments)
         except Exception as error:  # a drafter may be the caller's code: any error only ends the drafting
             name = self.drafter.name
             warn_user(
@@ -85,8 +90,8 @@ class DrafterRunner:
             self.drafter = self.state = None
             return None
 
-    def _propose_checked(self, drafter: Drafter, roots: Tensor, plan: Plan) -> Draft:
-        """Ask the drafter for a draft.
+    def _propose_checked(self, drafter: Drafter, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
+        """Ask the drafter for a draft, and cut it to the allowed size.
 
         Raises:
             ValueError: For a draft that the target or the verifier cannot process.
@@ -119,7 +124,7 @@ class DrafterRunner:
                 raise ValueError(f"soft nodes of shape {tuple(draft.soft.shape)} for {batch} x {size} nodes")
             if not bool(draft.soft.isfinite().all()) or bool(draft.soft[:, 0].any()):
                 raise ValueError("soft nodes that are not finite, or a root that is one")
-        return draft
+        return draft if size == 1 else _prune(draft, plan, room, self.needs_chains)
 
 
 def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:

@@ -122,12 +122,21 @@ class RoundTimer:
         self._worked[stage] += cpu_time - self._cpu_time
         self._cpu_time = cpu_time
 
-    def add(self, stage: Literal["target", "drafter", "core"], seconds: float, cpu_seconds: float) -> None:
-        """Add a time that the caller has measured to a stage; the time since the last lap is not counted."""
+    @contextmanager
+    def stage(self, stage: Literal["target", "drafter", "core"]) -> Generator[None]:
+        """Measure the `with` block: add its time to a stage, and the time before it to "core"."""
+        self.lap("core")
+        try:
+            yield
+        finally:
+            self.lap(stage)
+
+    def add_pass(self, seconds: float, cpu_seconds: float) -> None:
+        """Add the time of a target's pass, which the caller measured; the time since the last lap is not counted."""
         self._stopwatch.lap()
         self._cpu_time = self._stopwatch.cpu_time()
-        self.seconds[stage] += seconds
-        self._worked[stage] += cpu_seconds
+        self.seconds["target"] += seconds
+        self._worked["target"] += cpu_seconds
 
     def round_costs(self) -> tuple[float, float, bool]:
         """Return the target's and the drafter's seconds in this round, and whether the thread waited for a free CPU.

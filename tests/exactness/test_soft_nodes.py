@@ -13,6 +13,7 @@ from torch import Tensor
 
 import mmdec
 from mmdec.core.drafter_runner import DrafterRunner
+from mmdec.core.timing import CPU, RoundTimer
 from mmdec.core.tree import height, trees_from_lists
 from mmdec.drafters.prompt_tokens.drafter import PromptTokensDrafter
 from mmdec.drafters.prompt_tokens.network import PromptTokens, PromptTokensConfig
@@ -163,7 +164,7 @@ class Proposing(Scripted):
 
 
 def proposed(draft: Draft, plan: Plan, room: int) -> Draft:
-    runner = DrafterRunner(Proposing(draft), 50)
+    runner = DrafterRunner(Proposing(draft), 50, RoundTimer(CPU))
     return runner.propose(draft.tokens[:, 0], plan, [room])
 
 

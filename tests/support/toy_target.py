@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from mmdec.core.budget import FixedBudget
-from mmdec.core.loop import DraftBudget, decode
+from mmdec.core.loop import decode
+from mmdec.core.round_recorder import DraftBudget
 from mmdec.core.sampling import Criterion, Processor, Sequences, Stop
 from mmdec.core.tree import trees_from_lists
 from mmdec.core.verify import MatchRule, RowTree, Rule

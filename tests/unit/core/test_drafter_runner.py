@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmdec.core.drafter_runner import DrafterRunner
+from mmdec.core.timing import CPU, RoundTimer
 from mmdec.core.tree import depths, root_only, trees_from_lists
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from tests.support.toy_target import Memory, Scripted
@@ -30,7 +31,7 @@ class Ready(Scripted):
 
 
 def guard(draft: Draft, vocab: int = 10) -> DrafterRunner:
-    made = DrafterRunner(Ready(draft), vocab)
+    made = DrafterRunner(Ready(draft), vocab, RoundTimer(CPU))
     made.start(CONTEXT)
     return made
 
@@ -109,7 +110,7 @@ def test_nothing_is_asked_without_a_budget_or_a_drafter() -> None:
     assert held.propose(ROOTS, Plan(0, 0), ROOM).tokens.tolist() == [[1], [2]]
     assert isinstance(held.drafter, Ready)
     assert held.drafter.asked == 0
-    none = DrafterRunner(None, 10)
+    none = DrafterRunner(None, 10, RoundTimer(CPU))
     none.start(CONTEXT)
     none.select(torch.tensor([0]))
     assert none.propose(ROOTS, Plan(5, 5), ROOM).tokens.tolist() == [[1], [2]]
@@ -134,7 +135,7 @@ def test_interrupts_are_not_swallowed() -> None:
         def propose(self, state: Memory, roots: torch.Tensor, plan: Plan) -> Draft:
             raise KeyboardInterrupt
 
-    held = DrafterRunner(Interrupted(drafts()), 10)
+    held = DrafterRunner(Interrupted(drafts()), 10, RoundTimer(CPU))
     held.start(CONTEXT)
     with pytest.raises(KeyboardInterrupt):
         held.propose(ROOTS, Plan(5, 3), ROOM)

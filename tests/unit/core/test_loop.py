@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mmdec.core.budget import FixedBudget
-from mmdec.core.loop import chosen_logprobs, decode
+from mmdec.core.loop import decode
+from mmdec.core.round_recorder import chosen_logprobs
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.types import Plan, Verdict

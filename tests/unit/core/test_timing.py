@@ -93,6 +93,18 @@ def test_a_round_that_waited_for_a_cpu_costs_its_cpu_seconds(
     assert watch.round_costs() == (0.0, 0.0, False)
 
 
+def test_a_stage_ends_the_time_of_the_core(clock: list[float], worked: list[float]) -> None:
+    watch = RoundTimer(torch.device("cpu"))
+    clock[0] = 1.0
+    with watch.stage("drafter"):
+        clock[0] = 3.0
+    clock[0] = 7.0  # while the decoding waits for its pass
+    watch.add_pass(5.0, 5.0)
+    clock[0] = 7.5
+    watch.lap("core")
+    assert watch.seconds == {"target": 5.0, "drafter": 2.0, "core": 1.5}
+
+
 def test_without_a_cpu_clock_no_round_counts_as_starved(
     clock: list[float], worked: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
