@@ -43,7 +43,7 @@ from mmdec.targets.ropes import max_positions
 from mmdec.training.corpora.chats import SYSTEM_KEY, read_chats
 from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Context, Drafter, Needs
-from mmdec.vision.describe import model_inputs, read_question, render_chat, user_message
+from mmdec.vision.questions import model_inputs, read_question, render_chat, user_message
 
 MIN_ANSWER_TOKENS = 2  # a prompt is left out if its answer has fewer tokens
 

@@ -42,7 +42,8 @@ from mmdec.training.corpora.image_text import ImageQuestion, ask_about, by_task,
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.text import count_claims, plain_answer, right_answer, right_in_other_words
 from mmdec.vision.answer import Description
-from mmdec.vision.describe import Prompt, describe, model_inputs, read_question, render_chat, user_message
+from mmdec.vision.describe import describe
+from mmdec.vision.questions import Prompt, model_inputs, read_question, render_chat, user_message
 
 
 @final

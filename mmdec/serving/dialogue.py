@@ -13,7 +13,7 @@ from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.io.images import ImageSource, read_image
 from mmdec.pretrained.vlm import LoadedVlm
-from mmdec.vision.describe import Question, VlmMessage, checked_inputs, render_chat
+from mmdec.vision.questions import Question, VlmMessage, checked_inputs, render_chat
 
 # maximum pixels of a picture from an untrusted client; a larger JPEG is decoded at a smaller size
 MAX_PIXELS = 8_000_000

@@ -26,12 +26,13 @@ from mmdec.tasks.confidence import Evidence, confidence_error
 from mmdec.tasks.options import option_names
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import Description, DescriptionRequest, answer_steps
-from mmdec.vision.describe import (
+from mmdec.vision.describe import as_vlm
+from mmdec.vision.options import DescribeOptions, OnText
+from mmdec.vision.questions import (
     Pictures,
     Prompt,
     Question,
     VlmMessage,
-    as_vlm,
     check_images,
     model_inputs,
     prompt_errors,
@@ -39,7 +40,6 @@ from mmdec.vision.describe import (
     render_chat,
     user_message,
 )
-from mmdec.vision.options import DescribeOptions, OnText
 
 # options of `describe` that `Chat` refuses
 UNSUPPORTED_OPTIONS = ("batch_size", "on_text", "on_description", "on_round")

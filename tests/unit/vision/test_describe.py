@@ -22,7 +22,7 @@ from mmdec.errors import InputError
 from mmdec.pretrained.language_model import load_language_model
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.types import Round
-from mmdec.vision import describe as module
+from mmdec.vision import questions as module
 from tests.support import tiny_text_folder
 from tests.support.grid import slow_but
 from tests.support.pictures import QUESTION, pixels, stock

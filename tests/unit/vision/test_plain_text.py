@@ -16,7 +16,7 @@ from mmdec.io.images import to_pil
 from mmdec.pretrained.plain_text import PRIVATE_CODE_POINTS, PlainText
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.serving.dialogue import Dialogue
-from mmdec.vision.describe import Question, VlmMessage, model_inputs, render_chat, user_message
+from mmdec.vision.questions import Question, VlmMessage, model_inputs, render_chat, user_message
 from tests.support import vlm_folders as seeing_folders
 from tests.support.pictures import QUESTION, pixels
 from tests.support.tiny_vlm_folder import llava, qwen
