@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from transformers import ProcessorMixin
 
 from mmdec.checks.arguments import format_value
-from mmdec.checks.devices import check_device, check_same_dtype
+from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
 from mmdec.generation.drafter_source import DrafterHome
 from mmdec.generation.speculation import DecodingOptions, Speculation
+from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
 from mmdec.tasks.options import GenerateOptions
+
+Loaded = TypeVar("Loaded")  # a model of transformers with its processor, such as `LoadedVlm`
 
 
 @dataclass(frozen=True)
@@ -44,29 +48,46 @@ class ModelOptions(Protocol):
     def dtype(self) -> torch.dtype | str | None: ...
 
 
-def is_model_name(options: ModelOptions) -> bool:
-    """Return whether the argument `model` is a shipped name, a folder or a Hugging Face id, not a loaded model.
+def model_of_call(
+    options: ModelOptions,
+    loaded_class: type[Loaded],
+    load: Callable[[Any, Any, torch.dtype], Loaded],
+    network: ArgumentKind,
+    processor: ArgumentKind = ANY_PROCESSOR,
+    integers: bool = False,
+) -> Loaded:
+    """Return the model of a call, which is loaded if it is given by name.
+
+    Args:
+        options: Those of the call. `model` is a shipped name, a folder, a Hugging Face id, an object of `loaded_class`,
+            or a model of transformers, which comes with its `processor`.
+        loaded_class: Made from a model, its processor and its folder.
+        load: Loads the model of a name, for a device and a dtype.
+        network: What a model of transformers must be.
+        processor: What its processor must be.
+        integers: Whether `dtype` may be "int8".
 
     Raises:
-        InputError: If it is, and a processor is given, too.
+        InputError: If it cannot be loaded, or does not fit `processor`, `device` or `dtype`.
     """
-    named = isinstance(options.model, (str, bytes, os.PathLike))
-    if named and options.processor is not None:
-        raise InputError("`processor` must be left out if `model` is a name, because the named model has its own.")
-    return named
+    dtype, model = check_dtype(options.dtype, integers), options.model
+    if isinstance(model, (str, bytes, os.PathLike)):
+        if options.processor is not None:
+            raise InputError("`processor` must be left out if `model` is a name, because the named model has its own.")
+        return load(model, options.device, dtype)
+    if not isinstance(model, loaded_class):
+        _check_part("model", model, network, f"a name, a folder, a Hugging Face id or {network.rule}")
+        _check_part("processor", options.processor, processor, f"{processor.rule} with a loaded `model`")
+        model = cast(Any, loaded_class)(model, options.processor, source_folder(model))
+    check_placement(cast(Any, model).model, options.device, options.dtype)
+    return model
 
 
-def check_parts(options: ModelOptions, network: ArgumentKind, processor: ArgumentKind = ANY_PROCESSOR) -> None:
-    """Raise InputError unless `model` and `processor` are what a task makes its loaded model from."""
-    for name, value, part, after in (
-        ("model", options.model, network, "a name, a folder, a Hugging Face id or {}"),
-        ("processor", options.processor, processor, "{} with a loaded `model`"),
-    ):
-        if not isinstance(value, part.kind):
-            raise InputError(
-                f"`{name}` must be {after.format(part.rule)}, but is {format_value(value)}. Load it with "
-                f"`{part.loader}.from_pretrained`."
-            )
+def _check_part(name: str, value: object, kind: ArgumentKind, rule: str) -> None:
+    if not isinstance(value, kind.kind):
+        raise InputError(
+            f"`{name}` must be {rule}, but is {format_value(value)}. Load it with `{kind.loader}.from_pretrained`."
+        )
 
 
 def check_placement(model: Any, device: str | torch.device | None, dtype: Any, remedy: str = "Leave it out.") -> None:

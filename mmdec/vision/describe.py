@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import torch
 from transformers import PreTrainedModel, ProcessorMixin
 
 from mmdec.checks.arguments import suggesting_options
-from mmdec.checks.devices import check_dtype
 from mmdec.core.budget import DraftSize
 from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
@@ -29,9 +28,8 @@ from mmdec.generation.drafter_source import DraftInput
 from mmdec.generation.model_lock import reading
 from mmdec.hub.find import drafter_folder
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
-from mmdec.targets.hf_target import source_folder
 from mmdec.tasks.batch import InputBatch, InputGroup, InputGroups
-from mmdec.tasks.loading import ArgumentKind, ModelOptions, check_parts, check_placement, is_model_name
+from mmdec.tasks.loading import ArgumentKind, ModelOptions, model_of_call
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
 from mmdec.types import Round
@@ -163,14 +161,7 @@ def as_vlm(options: ModelOptions) -> LoadedVlm:
     Raises:
         InputError: If it cannot be loaded, or does not fit `processor`, `device` or `dtype`.
     """
-    dtype, model = check_dtype(options.dtype), options.model
-    if is_model_name(options):
-        return load_vlm(model, options.device, dtype)
-    if not isinstance(model, LoadedVlm):
-        check_parts(options, NETWORK)
-        model = LoadedVlm(model, cast(ProcessorMixin, options.processor), source_folder(model))
-    check_placement(model.model, options.device, options.dtype)
-    return model
+    return model_of_call(options, LoadedVlm, load_vlm, NETWORK)
 
 
 def _begin_group(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import torch
 from transformers import PreTrainedModel, ProcessorMixin, WhisperForConditionalGeneration, WhisperProcessor
@@ -26,9 +26,8 @@ from mmdec.hub.find import find_model
 from mmdec.io.audio import Recording
 from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES, LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES as AUDIO_FILES
-from mmdec.targets.hf_target import source_folder
 from mmdec.tasks.audio import Audio, AudioList, as_batch, read_recording, with_notes
-from mmdec.tasks.loading import ArgumentKind, ModelOptions, check_parts, check_placement, is_model_name
+from mmdec.tasks.loading import ArgumentKind, ModelOptions, model_of_call
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
 from mmdec.types import Round
@@ -147,7 +146,10 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
     """
     chosen = TranscribeOptions.of(options)
     batch = as_batch(audio, chosen.sample_rate)
-    loaded = _as_audio_lm(chosen) if _is_audio_lm(chosen.model) else as_whisper(chosen)
+    if _is_audio_lm(chosen.model):
+        loaded = model_of_call(chosen, LoadedAudioLm, load_audio_lm, AUDIO_LM)
+    else:
+        loaded = as_whisper(chosen)
     request = transcription_request(loaded, chosen, len(batch))
     with pass_stop_iteration(), with_threads(chosen.threads, loaded.model):
         recordings = dict[int, Recording]()
@@ -212,25 +214,7 @@ def as_whisper(options: ModelOptions) -> LoadedWhisper:
     Raises:
         InputError: If it cannot be loaded, or does not fit `processor`, `device` or `dtype`.
     """
-    dtype, model = check_dtype(options.dtype, integers=True), options.model
-    if is_model_name(options):
-        return load_whisper(model, options.device, dtype)
-    if not isinstance(model, LoadedWhisper):
-        check_parts(options, WHISPER, WHISPER_PROCESSOR)
-        model = LoadedWhisper(model, cast(WhisperProcessor, options.processor), source_folder(model))
-    check_placement(model.model, options.device, options.dtype)
-    return model
-
-
-def _as_audio_lm(options: ModelOptions) -> LoadedAudioLm:
-    dtype, model = check_dtype(options.dtype), options.model
-    if is_model_name(options):
-        return load_audio_lm(model, options.device, dtype)
-    if not isinstance(model, LoadedAudioLm):
-        check_parts(options, AUDIO_LM)
-        model = LoadedAudioLm(model, cast(ProcessorMixin, options.processor), source_folder(model))
-    check_placement(model.model, options.device, options.dtype)
-    return model
+    return model_of_call(options, LoadedWhisper, load_whisper, WHISPER, WHISPER_PROCESSOR, integers=True)
 
 
 def _is_audio_lm(model: object) -> bool:
