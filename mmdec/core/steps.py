@@ -106,26 +106,51 @@ def watch_rounds(steps: Steps[T], on_round: Callable[[Round], None]) -> Steps[T]
             answer = yield step
 
 
-def time_steps(
-    steps: Steps[T], device: torch.device, on_round: Callable[[Round], None] = lambda _: None
-) -> Steps[tuple[T, float]]:
-    """Relay a decoding's steps unchanged. Calls `on_round` before each round.
+@final
+class ActiveTime:
+    """Measures how long a decoding works itself, without the passes that it asks for and without waiting for its turn.
 
-    Returns:
-        Its result, and the seconds that it and `on_round` have taken outside the passes that it asked for.
+    A generator that counts the rounds of a decoding reads them in a loop:
+
+        while (round_ := (yield from time.next_round(steps))) is not None:
+            ...
+            yield from time.wait(round_)
+
+    Args:
+        device: The device whose work is timed.
     """
-    stopwatch, answer, seconds = Stopwatch(device), None, 0.0
-    with closing(steps):
+
+    def __init__(self, device: torch.device) -> None:
+        self._stopwatch, self._seconds = Stopwatch(device), 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The seconds so far."""
+        self._seconds += self._stopwatch.lap()
+        return self._seconds
+
+    def wait(self, step: PassRequest | Round) -> Steps[Any]:
+        """Yield a step, and return the answer; the time until then is not counted."""
+        self._seconds += self._stopwatch.lap()
+        answer = yield step
+        self._stopwatch.lap()
+        return answer
+
+    def next_round(self, steps: Steps[Any]) -> Steps[Round | None]:
+        """Relay the passes that a decoding asks for until its next round.
+
+        Returns:
+            The round; None: the decoding has ended.
+        """
+        answer: PassResult | None = None
         while True:
-            stopwatch.lap()
             try:
                 step = steps.send(answer)
-            except StopIteration as end:
-                return end.value, seconds + stopwatch.lap()
+            except StopIteration:
+                return None
             if isinstance(step, Round):
-                on_round(step)
-            seconds += stopwatch.lap()
-            answer = yield step
+                return step
+            answer = yield from self.wait(step)
 
 
 @final

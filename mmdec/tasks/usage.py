@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import torch
-
-from mmdec.core.steps import Steps, time_steps
+from mmdec.core.steps import ActiveTime
 from mmdec.core.summary import cut_note
 from mmdec.tasks.confidence import CUT_CONFIDENCE
 from mmdec.types import Round
-
-
-def renumber_rounds(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -> Callable[[Round], None] | None:
-    """Wrap the callback `on_round` for one batch, so that the rows of each round are indices in the whole call.
-
-    Args:
-        indices: Index in the call of each input of the batch.
-    """
-    if on_round is None:
-        return None
-    return lambda round_: on_round(replace(round_, rows=[indices[row] for row in round_.rows]))
 
 
 @dataclass
@@ -114,31 +100,27 @@ class Usage:
         return self.later / later if later else 1.0
 
 
-def count_rounds(
-    steps: Steps[Any],
-    usage: Sequence[Usage],
-    device: torch.device,
-    drafts: bool,
-    on_round: Callable[[Round], None] | None,
-) -> Steps[float]:
-    """Relay the steps of a decoding of language models, and count each round for its inputs.
+def count_round(round_: Round, usage: Sequence[Usage], drafts: bool) -> None:
+    """Add one round of a language model to the counts of its inputs.
 
     Args:
-        steps: The decoding.
-        usage: One for each input.
-        device: The model's device.
+        usage: One for each input of the batch.
         drafts: Whether there is a drafter.
-        on_round: Called with each round after it was counted; None: nothing is called.
-
-    Returns:
-        The seconds outside the passes that `usage` does not count.
     """
+    for index, row in enumerate(round_.rows):
+        usage[row].add_timed_round(round_, index, drafts)
 
-    def count(round_: Round) -> None:
-        for index, row in enumerate(round_.rows):
-            usage[row].add_timed_round(round_, index, drafts)
-        if on_round is not None:
-            on_round(round_)
 
-    _, seconds = yield from time_steps(steps, device, count)
-    return max(seconds - sum(one.seconds["drafter"] + one.seconds["core"] for one in usage), 0.0)
+def rest_seconds(time: ActiveTime, usage: Sequence[Usage]) -> float:
+    """Return each input's share of the seconds that a decoding has worked outside the stages of `usage`."""
+    stages = sum(entry.seconds["drafter"] + entry.seconds["core"] for entry in usage)
+    return max(time.seconds - stages, 0.0) / len(usage)
+
+
+def renumber_rows(round_: Round, indices: Sequence[int]) -> Round:
+    """Return a round of a batch whose rows are indices in the whole call, for its `on_round`.
+
+    Args:
+        indices: Index in the call of each input of the batch.
+    """
+    return replace(round_, rows=[indices[row] for row in round_.rows])

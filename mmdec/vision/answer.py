@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
@@ -10,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.core.steps import Steps
+from mmdec.core.steps import ActiveTime, Steps
 from mmdec.core.summary import format_result, rounds_line
-from mmdec.core.timing import Stopwatch
 from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.generation.generate import GenerateCall, RoundText
 from mmdec.generation.speculation import Speculation
@@ -21,7 +21,7 @@ from mmdec.targets.media import VisionReport
 from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, read_calibrations, token_evidence
 from mmdec.tasks.generate_options import RESERVED, check_generate_options, sets_length, with_length
 from mmdec.tasks.loading import load_speculation
-from mmdec.tasks.usage import Usage, count_rounds, renumber_rounds
+from mmdec.tasks.usage import Usage, count_round, renumber_rows, rest_seconds
 from mmdec.types import Draft, Drafter, Plan, Round
 from mmdec.vision.options import DescribeOptions, OnText
 from mmdec.vision.picture_evidence import distances_of, picture_evidence
@@ -173,21 +173,36 @@ def answer_steps(
         InputError: For an option that the model rejects.
     """
     vlm, speculation = request.vlm, request.speculation
+    time = ActiveTime(vlm.model.device)
     usage = [Usage() for _ in pictures] if usage is None else usage
-    stopwatch = Stopwatch(vlm.model.device)
     drafter, recorder = speculation.drafter_for(vlm.model), None
     if drafter is not None and not speculation.networks:
         recorder = CompressionRecorder(drafter, len(pictures))
         speculation = Speculation(replace(speculation.options, drafter=recorder))
+    counts = [len(group) for group in pictures]
+    vision_shares = [count / sum(counts) if any(counts) else 1 / len(counts) for count in counts]
+    distances = list[list[float]]([[] for _ in pictures])  # of each question's pictures from familiar ones
+    reporter = _RoundReporter(request, indices)
+
     run = GenerateCall.of(vlm.model, speculation, request.generate_options()).prepare(inputs)
-    listener = _RoundListener(request, pictures, usage, renumber_rounds(speculation.options.on_round, indices))
-    preparation = stopwatch.lap()
-    outside = yield from count_rounds(run.steps, usage, vlm.model.device, drafter is not None, listener)
-    rest = (preparation + outside) / len(usage)
+    with closing(run.steps) as steps:
+        while (round_ := (yield from time.next_round(steps))) is not None:
+            count_round(round_, usage, drafts=drafter is not None)
+            if isinstance(round_.report, VisionReport):
+                for entry, share in zip(usage, vision_shares, strict=True):
+                    # the seconds of the prompts include those of the vision tower
+                    entry.seconds["prompt"] -= round_.report.seconds / len(usage)
+                    entry.seconds["vision"] += round_.report.seconds * share
+                if round_.report.summaries is not None and vlm.familiar is not None:
+                    distances = distances_of(vlm.familiar, round_.report.summaries, counts)
+            reporter.report(round_)
+            yield from time.wait(round_)
+
+    rest = rest_seconds(time, usage)
     descriptions = list[Description]()
     for row, entry in enumerate(usage):
         evidence = token_evidence(entry.logprobs) | picture_evidence(
-            pictures[row], listener.distances[row], earlier, earlier_count
+            pictures[row], distances[row], earlier, earlier_count
         )
         description = _description(request, entry, evidence, read_seconds / len(usage), rest)
         if recorder is not None:
@@ -198,35 +213,21 @@ def answer_steps(
 
 
 @final
-class _RoundListener:
-    """Notes what each round tells of the pictures, and passes its text on.
+class _RoundReporter:
+    """Reports rounds and their text to the callbacks of a call.
 
     Args:
         request: What all questions of the call share.
-        pictures: The pictures of each question.
-        usage: One for each question; gets its share of the seconds of the vision encoder.
-        on_round: Called with each round and its text; None: nothing is called.
+        indices: Index in the call of each question of the batch.
     """
 
-    def __init__(
-        self,
-        request: DescriptionRequest,
-        pictures: Sequence[Sequence[np.ndarray]],
-        usage: Sequence[Usage],
-        on_round: Callable[[Round], None] | None,
-    ) -> None:
-        self.distances = list[list[float]]([[] for _ in pictures])  # of each question's pictures from familiar ones
-        self._counts = [len(group) for group in pictures]
-        self._familiar = request.vlm.familiar
-        self._usage = usage
-        self._on_text = request.on_text
-        self._on_round = on_round
-        self._add_text = RoundText(request.vlm.tokenizer, len(pictures))
-        self._has_text = False
+    def __init__(self, request: DescriptionRequest, indices: Sequence[int]) -> None:
+        self._on_text, self._on_round = request.on_text, request.speculation.options.on_round
+        self._indices = indices
+        self._add_text = RoundText(request.vlm.tokenizer, len(indices))
+        self._has_text = False  # whether `on_text` was called
 
-    def __call__(self, round_: Round) -> None:
-        if isinstance(round_.report, VisionReport):
-            self._read_report(round_.report)
+    def report(self, round_: Round) -> None:
         if self._on_text is None and self._on_round is None:
             return
         round_ = self._add_text(round_)
@@ -234,16 +235,7 @@ class _RoundListener:
             self._has_text = True
             self._on_text(text)
         if self._on_round is not None:
-            self._on_round(round_)
-
-    def _read_report(self, report: VisionReport) -> None:
-        """Divide the seconds of the vision encoder, which those of the prompts include, by numbers of pictures."""
-        for count, usage in zip(self._counts, self._usage, strict=True):
-            share = count / sum(self._counts) if any(self._counts) else 1 / len(self._usage)
-            usage.seconds["prompt"] -= report.seconds / len(self._usage)
-            usage.seconds["vision"] += report.seconds * share
-        if report.summaries is not None and self._familiar is not None:
-            self.distances = distances_of(self._familiar, report.summaries, self._counts)
+            self._on_round(renumber_rows(round_, self._indices))
 
 
 def _description(

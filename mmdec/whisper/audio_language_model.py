@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmdec.checks.arguments import format_value
 from mmdec.core.scheduler import decode_together
-from mmdec.core.steps import Steps
+from mmdec.core.steps import ActiveTime, Steps
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.drafter_source import DraftInput
@@ -35,7 +35,7 @@ from mmdec.tasks.generate_options import (
     with_length,
 )
 from mmdec.tasks.loading import load_speculation
-from mmdec.tasks.usage import Usage, count_rounds, renumber_rounds
+from mmdec.tasks.usage import Usage, count_round, renumber_rows, rest_seconds
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import TRANSCRIPT, silent_transcripts, timings
 from mmdec.whisper.target import LANGUAGE_CODES
@@ -242,32 +242,36 @@ def _group_steps(
         errors |= {indices[row]: error for row, error in long.items()}
         short = {index: sound for index, sound in samples.items() if index not in errors}
         return (yield from _group_steps(request, short, errors)) if short else {}
-    features = stopwatch.lap()
+    features_seconds = stopwatch.lap()
     speculation = speculation.for_inputs([DraftInput(index, sound) for index, sound in samples.items()])
-    usage = [Usage() for _ in indices]
     hypothesis_seconds = stopwatch.lap() if speculation is not request.speculation else 0.0
-    on_round = renumber_rounds(speculation.options.on_round, indices)
     drafts = speculation.drafter_for(loaded.model) is not None
     options = with_length(request.options, loaded.model)
     if "stop_strings" in options:
         options["tokenizer"] = loaded.tokenizer
+    usage, on_round = [Usage() for _ in indices], speculation.options.on_round
+
+    time = ActiveTime(loaded.model.device)
     run = GenerateCall.of(loaded.model, speculation, options).prepare(inputs)
-    preparation = stopwatch.lap()
-    outside = yield from count_rounds(run.steps, usage, loaded.model.device, drafts, on_round)
-    rest = (preparation + outside) / len(usage)
-    for entry in usage:
+    with closing(run.steps) as steps:
+        while (round_ := (yield from time.next_round(steps))) is not None:
+            count_round(round_, usage, drafts)
+            if on_round is not None:
+                on_round(renumber_rows(round_, indices))
+            yield from time.wait(round_)
+
+    rest, all_samples = rest_seconds(time, usage), sum(map(len, samples.values()))
+    transcripts = dict[int, Transcript]()
+    for index, entry in zip(indices, usage, strict=True):
+        entry.seconds["features"] = features_seconds * len(samples[index]) / all_samples
         entry.seconds["drafter"] += hypothesis_seconds / len(usage)
         entry.seconds["encoder"] += entry.seconds.pop("prompt", 0.0)
-    read = sum(map(len, samples.values()))
-    return {
-        index: _transcript(request, entry, samples[index], features * len(samples[index]) / read, rest, index)
-        for index, entry in zip(indices, usage, strict=True)
-    }
+        entry.seconds["rest"] = rest
+        transcripts[index] = _transcript(request, entry, samples[index], index)
+    return transcripts
 
 
-def _transcript(
-    request: AudioLmRequest, usage: Usage, samples: Tensor, features: float, rest: float, index: int
-) -> Transcript:
+def _transcript(request: AudioLmRequest, usage: Usage, samples: Tensor, index: int) -> Transcript:
     processor, language = cast(Any, request.loaded.processor), request.language(index)
     text: str = request.loaded.tokenizer.decode(usage.tokens, skip_special_tokens=True).strip()
     if hasattr(processor, "parse_output"):  # the model's output begins with the name of the language
@@ -281,7 +285,7 @@ def _transcript(
         tokens=usage.tokens,
         rounds=usage.rounds,
         tokens_per_round=usage.tokens_per_round,
-        timings=timings(usage, features, rest),
+        timings=timings(usage),
         seconds=len(samples) / SAMPLE_RATE,
         lossless=request.speculation.options.lossless,
         confidence=usage.limit_confidence(

@@ -8,7 +8,6 @@ without silence, the decoder repeats itself (`repetition` recognises such texts)
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
 from functools import partial
 from typing import Any, final
 
@@ -20,7 +19,6 @@ from transformers.activations import GELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperEncoderLayer
 
-from mmdec.core.steps import Compute, Steps
 from mmdec.kernels.cpu_features import has_bfloat16_products
 from mmdec.kernels.onednn import attention, is_usable, linear
 from mmdec.nn.int8 import Bfloat16Linear, Int8Linear
@@ -177,13 +175,13 @@ class WindowEncoder:
             vars(self._fast_encoder)["forward"] = self._fast_forward
 
     @torch.no_grad()
-    def __call__(self, features: Tensor, whole: bool = False) -> Tensor:
+    def __call__(self, features: Tensor, to_end: bool = False) -> Tensor:
         """Return the encoder's states (1, S, H) of a window's features (1, mels, T).
 
         Args:
-            whole: Encode to the window's end, whatever the margin.
+            to_end: Encode to the window's end, whatever the margin.
         """
-        if self._margin is not None and not whole:
+        if self._margin is not None and not to_end:
             frames = context_frames(features, self._margin, self._frames_per_second)
             if frames < features.shape[-1]:
                 return encode(self._encoder, features, frames)
@@ -192,17 +190,6 @@ class WindowEncoder:
         if self._fast_encoder is not None and is_full and is_usable(features):
             run = self._fast_encoder
         return run(features, return_dict=True).last_hidden_state
-
-    def steps(self, features: Tensor, seconds: MutableMapping[str, float], whole: bool = False) -> Steps[Tensor]:
-        """Encode a window as a pass of the encoder, which a scheduler may run beside others.
-
-        Args:
-            seconds: Stage -> seconds; those of the pass are added to "encoder".
-            whole: The same as for a call.
-        """
-        result: Any = yield Compute(features.device, partial(self, features, whole), runs_on_side_thread=True)
-        seconds["encoder"] += result.seconds
-        return result.value
 
     def encoded_seconds(self, states: Tensor) -> float | None:
         """Return how many seconds of a window have the states (1, S, H); None for a whole window."""

@@ -2,8 +2,9 @@
 
 A Whisper reads windows of 30 s. `transcribe_windows` decides what happens around them: which tokens a window's text
 begins with, where the next window starts, and which segments the timestamps delimit. `window.WindowDecoder` decodes
-each. All yield the passes of the model and continue with their results, so the scheduler drives any number of
-recordings in one thread, and their decoder passes are computed together.
+each. Both yield the passes of the model and continue with their results, so the scheduler drives any number of
+recordings in one thread, and their decoder passes are computed together. `prepare_recording` comes before,
+`decoded_recording` after.
 
 The result equals that of transformers' `generate` for one recording, which encodes a window again for each temperature
 and each question; here each window is encoded once, and the probability of silence costs a pass only if the text is
@@ -15,7 +16,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -28,29 +29,33 @@ from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.checks.arguments import format_value
-from mmdec.core.steps import Steps, time_steps
+from mmdec.core.steps import Steps
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.drafter_source import DraftInput
-from mmdec.generation.speculation import Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.usage import Usage
-from mmdec.whisper.features import FRAMES_PER_SECOND, WindowEncoder
+from mmdec.whisper.features import WindowEncoder
 from mmdec.whisper.progress import PartProgress
 from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.special_tokens import first_timestamp_token, language_code
 from mmdec.whisper.transcript import UNSPACED_LANGUAGES, Segment, reconcile_times, word_beginnings, words_from_tokens
-from mmdec.whisper.window import DecodedWindow, UsageMeter, Window, WindowDecoder, encode_window, known_logits
+from mmdec.whisper.window import (
+    DecodedWindow,
+    PreparedRecording,
+    TimeTokens,
+    UsageMeter,
+    Window,
+    WindowDecoder,
+    encode_window,
+    known_logits,
+)
 from mmdec.whisper.window_options import WindowOptions
 from mmdec.whisper.words import TokenAligner, WordBeginnings
 
 TIMESTAMP_SECONDS = 0.02  # from one timestamp token to the next
 FRAME_SECONDS = 0.01  # from one feature frame to the next
 MAX_CONDITION_TEMPERATURE = 0.5  # the next window is not conditioned on text that was sampled at this or more
-
-# Times the tokens of a window: (the output object, with `cross_attentions`; the window's features; number of prompt
-# tokens; frames with sound, None: all) -> start and duration in seconds of each of the L tokens (L,).
-TimeTokens = Callable[[Any, Tensor, int, int | None], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,6 @@ class DecodedRecording:
     language: str | None  # language code; None if the model has only one language
     usage: Usage
     samples: int  # duration in samples at 16 kHz
-    features: float  # seconds for computing the log-mel features
-    rest: float  # seconds of decoding outside the measured stages
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,9 @@ class TimedSegment:
 
 @dataclass(frozen=True)
 class LongFormResult:
-    """The text of a recording."""
+    """The text of a recording, and its cost."""
 
+    usage: Usage
     segments: list[TimedSegment] = field(default_factory=lambda: [])
     windows: list[DecodedWindow] = field(default_factory=lambda: [])
 
@@ -90,15 +94,15 @@ class LongFormResult:
         return [token for segment in self.segments for token in segment.tokens]
 
 
-def decode_recording(
+def prepare_recording(
     request: TranscriptionRequest,
     index: int,
     samples: Tensor,
     progress: PartProgress | None = None,
     start: float = 0.0,
     total: float = 0.0,
-) -> Steps[DecodedRecording]:
-    """Decode one recording of a `transcribe` call, or a piece of one, and ask for each pass.
+) -> PreparedRecording:
+    """Compute the features of a recording, or of a piece of one, and choose what decodes it.
 
     Args:
         request: The options of the call.
@@ -108,110 +112,71 @@ def decode_recording(
         start: For a piece of a recording: seconds before it.
         total: For a piece of a recording: seconds of the whole recording.
 
-    Returns:
-        A `DecodedRecording`.
-
     Raises:
-        InputError: For an option that the model rejects.
-        Exception: What a callback raised.
+        InputError: For options that contradict each other or the model.
     """
     whisper, model = request.whisper, request.whisper.model
-    stopwatch = Stopwatch(model.device)
+    stopwatch, seconds = Stopwatch(model.device), dict[str, float]()
     speculation = request.speculation.for_inputs([DraftInput(index, samples, start, total)])
-    meter = UsageMeter(first_timestamp_token(model), speculation.drafter_for(model) is not None)
     if speculation is not request.speculation:  # a text of this recording was made to draft from
-        meter.usage.seconds["drafter"] += stopwatch.lap()
+        seconds["drafter"] = stopwatch.lap()
     inputs = request.features([samples])
-    features = stopwatch.lap()
-    times = None
+    seconds["features"] = stopwatch.lap()
+    time_tokens = None
     if request.timestamps == "word":
         decode = partial(whisper.tokenizer.decode, skip_special_tokens=True)
-        times = align_tokens(model, partial(word_beginnings, decode=decode))
+        time_tokens = align_tokens(model, partial(word_beginnings, decode=decode))
     is_long = request.is_long(len(samples))
-    windows = transcribe_windows(
-        model,
-        speculation,
-        inputs["input_features"],
-        WindowOptions.of(
-            model, request.generate_options(index, is_long), is_long, times is not None, request.caller_options
-        ),
-        attention_mask=inputs["attention_mask"],
-        time_tokens=times,
+    call_options = request.generate_options(index, is_long)
+    options = WindowOptions.of(model, call_options, is_long, time_tokens is not None, request.caller_options)
+    seconds["rest"] = stopwatch.lap()
+    return PreparedRecording(
+        model=model,
+        speculation=speculation,
+        options=options,
+        features=inputs["input_features"],
         frames_per_second=SAMPLE_RATE / whisper.extractor.hop_length,
         margin=request.margin,
-        meter=meter,
+        attention_mask=inputs["attention_mask"],
+        time_tokens=time_tokens,
         index=index,
         progress=progress,
+        seconds=seconds,
     )
-    result, seconds = yield from time_steps(windows, model.device)
-    rest = max(seconds - meter.loop_seconds, 0.0)
-    stopwatch.lap()
-    language = _language(request, result.windows[0].prompt)
-    segments = _segments(request, result.segments, language, len(samples) / SAMPLE_RATE)
-    return DecodedRecording(segments, language, meter.usage, len(samples), features, rest + stopwatch.lap())
 
 
-def transcribe_windows(
-    model: WhisperForConditionalGeneration,
-    speculation: Speculation,
-    input_features: Tensor,
-    options: WindowOptions,
-    *,
-    attention_mask: Tensor | None = None,
-    time_tokens: TimeTokens | None = None,
-    frames_per_second: float = FRAMES_PER_SECOND,
-    margin: float | None = None,
-    meter: UsageMeter | None = None,
-    index: int = 0,
-    progress: PartProgress | None = None,
-) -> Steps[LongFormResult]:
+def transcribe_windows(recording: PreparedRecording) -> Steps[LongFormResult]:
     """Transcribe one recording.
-
-    Args:
-        model: Another attention than "eager" is kept for timed tokens, too.
-        speculation: The decoding loop.
-        input_features: (1, mels, T), one window or more.
-        options: The recording's options.
-        attention_mask: (1, T), 1 at frames with sound; only `time_tokens` reads it.
-        time_tokens: Times the tokens of each window, or None to leave tokens without times.
-        frames_per_second: Feature frames per second of audio.
-        margin: A window is encoded up to this many seconds after its sound, or to its end if None.
-        meter: Counts the rounds.
-        index: The recording's index in the call, for `speculation.options.on_round`.
-        progress: Gets the seconds before each window.
 
     Yields:
         The passes of the encoder and the decoder.
 
     Returns:
-        Segments and windows.
+        Segments, windows and cost.
 
     Raises:
-        InputError: For options that contradict each other or the model.
+        InputError: For an option that the model rejects.
+        Exception: What a callback raised.
     """
-    frames, stride = input_features.shape[-1], _input_stride(model)
+    model, options = recording.model, recording.options
+    encoder = WindowEncoder(model, recording.margin, recording.frames_per_second)
+    meter = UsageMeter(recording)
+    frames, stride = recording.features.shape[-1], _input_stride(model)
     width = stride * model.config.max_source_positions
-    sound_frames = None if attention_mask is None else int(attention_mask.sum())
-    encoder = WindowEncoder(model, margin, frames_per_second)
-    meter = meter or UsageMeter(options.first_timestamp, drafts=True)
     decoder, initial = None, list[int]()
-    texts = list[list[int]]()  # texts of earlier windows, on which the next one may be conditioned
-    if options.prompt_ids is not None and options.prompt_kind == "first-segment":
-        begins = int(options.prompt_ids[0]) == getattr(options.settings, "prev_sot_token_id", None)
-        texts.append(options.prompt_ids[begins:].tolist())
-    conditions = options.condition
+    texts, continues = _prompt_texts(options), options.condition  # earlier texts; whether the next one continues them
 
     # A window begins where the last complete segment ended.
-    result, seek = LongFormResult(), 0
+    result, seek = LongFormResult(meter.usage), 0
     while seek < frames:
-        features = input_features[..., seek : seek + width]
+        features = recording.features[..., seek : seek + width]
         features = pad(features, (0, width - features.shape[-1]))
-        encoded = yield from encode_window(encoder, features, meter.usage.seconds)
+        encoded = yield from encode_window(encoder, features, meter)
         if decoder is None:  # the language is detected in the first window; all texts begin with the same tokens
-            initial = yield from _initial_tokens(model, options, encoded, meter.usage.seconds)
-            decoder = WindowDecoder(model, speculation, options, initial, encoder, meter, attention_mask, index)
-        continues = conditions and bool(texts)
-        ids = torch.tensor([[*_previous_tokens(model, options, texts if continues else ()), *initial]])
+            initial = yield from _initial_tokens(model, options, encoded, meter)
+            decoder = WindowDecoder(recording, initial, encoder, meter)
+        has_context = continues and bool(texts)
+        ids = torch.tensor([[*_previous_tokens(model, options, texts if has_context else ()), *initial]])
         ids = ids.to(model.device)
         window = Window(
             features=features,
@@ -219,40 +184,73 @@ def transcribe_windows(
             seek=seek,
             frames=min(frames - seek, width),
             ids=ids,
-            mask=ids != options.settings.pad_token_id if continues else None,
+            mask=ids != options.settings.pad_token_id if has_context else None,
         )
-        if progress is not None:
-            progress.reach(seek / frames_per_second)
+        if recording.progress is not None:
+            recording.progress.reach(seek / recording.frames_per_second)
         decoded, output = yield from decoder.decode(window)
         result.windows.append(decoded)
-        conditions = options.condition and (decoded.temperature or 0.0) < MAX_CONDITION_TEMPERATURE
+        continues = options.condition and (decoded.temperature or 0.0) < MAX_CONDITION_TEMPERATURE
         if decoded.skipped:
             seek += window.frames
             continue
-        times = None
-        if time_tokens is not None:
-            frames_left = None if sound_frames is None else sound_frames - seek
-            times = time_tokens(output, features, ids.shape[1], frames_left)
         spans, advance = _spans(decoded.tokens, options.first_timestamp, window.frames, stride)
+        times = _token_times(recording, window, output)
         segments = _timed_segments(decoded, spans, seek * TIMESTAMP_SECONDS / stride, len(result.windows) - 1, times)
         result.segments.extend(segments)
         texts.extend(segment.tokens for segment in segments)
         seek += advance
+    meter.end()
     return result
+
+
+def decoded_recording(request: TranscriptionRequest, result: LongFormResult, samples: int) -> DecodedRecording:
+    """Write the segments of a recording as text, with words if they were requested.
+
+    Args:
+        result: From `transcribe_windows`; its usage gets the seconds that this takes.
+        samples: The recording's number of samples.
+    """
+    stopwatch = Stopwatch(request.whisper.model.device)
+    language = _language(request, result.windows[0].prompt)
+    segments = _segments(request, result.segments, language, samples / SAMPLE_RATE)
+    result.usage.seconds["rest"] += stopwatch.lap()
+    return DecodedRecording(segments, language, result.usage, samples)
+
+
+def _prompt_texts(options: WindowOptions) -> list[list[int]]:
+    """Return the texts that the first window continues: the caller's prompt, if it is only for this window."""
+    if options.prompt_ids is None or options.prompt_kind != "first-segment":
+        return []
+    begins = int(options.prompt_ids[0]) == getattr(options.settings, "prev_sot_token_id", None)
+    return [options.prompt_ids[begins:].tolist()]
+
+
+def _token_times(recording: PreparedRecording, window: Window, output: Any) -> tuple[Tensor, Tensor | None] | None:
+    """Return the start and duration in seconds of each token of a window's prompt and text; None: they are not timed.
+
+    Args:
+        output: What `generate` returns for the window.
+    """
+    if recording.time_tokens is None:
+        return None
+    mask = recording.attention_mask
+    frames_left = None if mask is None else int(mask.sum()) - window.seek
+    return recording.time_tokens(output, window.features, window.ids.shape[1], frames_left)
 
 
 def _initial_tokens(
     model: WhisperForConditionalGeneration,
     options: WindowOptions,
     encoded: BaseModelOutput,
-    seconds: MutableMapping[str, float],
+    meter: UsageMeter,
 ) -> Steps[list[int]]:
     """Return what each window's text begins with: the start token, the language, the task, and whether it has
     timestamps. A language that nothing names is detected.
 
     Args:
         encoded: The encoder's states of the first window.
-        seconds: Stage -> seconds; those of detecting the language are added to "decoder".
+        meter: Measures the seconds of detecting the language.
     """
     settings, language, task = options.settings, options.language, options.task
     languages: Mapping[str, int] | None = getattr(settings, "lang_to_id", None)
@@ -279,7 +277,7 @@ def _initial_tokens(
                 tokens += [token for _, token in forced or ()]
         if languages is not None and tokens[1:2] in ([], [None]):
             ids = torch.tensor([tokens[:1]], device=model.device)
-            logits = yield from known_logits(model, ids, None, encoded, seconds)
+            logits = yield from known_logits(model, ids, None, encoded, meter)
             known = sorted(languages.values())
             tokens[1:2] = [known[int(logits[0, -1, known].argmax())]]
     if task is not None:

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -24,7 +25,13 @@ from mmdec.tasks.confidence import estimate_confidence, token_evidence
 from mmdec.tasks.usage import Usage
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import can_use_eager_copy
-from mmdec.whisper.long_form import DecodedRecording, decode_recording
+from mmdec.whisper.long_form import (
+    DecodedRecording,
+    LongFormResult,
+    decoded_recording,
+    prepare_recording,
+    transcribe_windows,
+)
 from mmdec.whisper.options import Progress
 from mmdec.whisper.progress import PartProgress, ProgressReport
 from mmdec.whisper.repetition import compression_ratio
@@ -33,6 +40,7 @@ from mmdec.whisper.special_tokens import first_timestamp_token
 from mmdec.whisper.target import hide_generate_warnings, restore_attention
 from mmdec.whisper.transcript import Transcript, shift_segment
 
+STAGES = ("features", "encoder", "decoder", "drafter")
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
 # below this confidence, the note on an English-only model's transcript recommends `MULTILINGUAL_MODEL`
 ADVICE_CONFIDENCE = 0.7
@@ -72,24 +80,55 @@ def transcribe_recordings(
     }
     yield transcripts
     report = ProgressReport(progress, sum(map(len, samples.values())) / SAMPLE_RATE)
-    decodings = list[tuple[tuple[int, int, PartProgress], Steps[DecodedRecording], int]]()
-    for index, windows in pieces.items():
-        for window in windows:
-            done = report.part(len(window.samples) / SAMPLE_RATE)
-            start, total = window.start / SAMPLE_RATE, len(samples[index]) / SAMPLE_RATE
-            steps = decode_recording(request, index, window.samples, done, start, total)
-            decodings.append(((index, window.start, done), steps, 1))
+    # a piece is prepared when there is room for it, not before
+    decodings = (
+        _begin_piece(request, index, sound, len(samples[index]), report)
+        for index, sounds in pieces.items()
+        for sound in sounds
+    )
     width = 1 if keeps_state(request.options) else batch_size
     unfinished = {index: list[tuple[int, DecodedRecording]]() for index in pieces}  # recording -> its finished pieces
     with _decoding_context(request):
-        for (index, start, done), decoded in decode_together(decodings, width):
-            finished = unfinished[index]
-            finished.append((start, decoded))
-            done.end()
-            if len(finished) == len(pieces[index]):
-                parts = sorted(unfinished.pop(index), key=lambda part: part[0])
-                yield {index: _transcript(request, _join_pieces(parts, len(samples[index])))}
+        for piece, result in decode_together(decodings, width):
+            decoded = decoded_recording(request, result, piece.samples)
+            piece.progress.end()
+            finished = unfinished[piece.index]
+            finished.append((piece.start, decoded))
+            if len(finished) == len(pieces[piece.index]):
+                parts = sorted(unfinished.pop(piece.index), key=lambda part: part[0])
+                yield {piece.index: _transcript(request, _join_pieces(parts, len(samples[piece.index])))}
     report.end()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What is decoded by itself: a recording, or a piece of one."""
+
+    index: int  # the recording's
+    start: int  # in samples of the recording
+    samples: int  # number of its samples
+    progress: PartProgress
+
+
+def _begin_piece(
+    request: TranscriptionRequest, index: int, sound: SpeechWindow, total: int, report: ProgressReport
+) -> tuple[_Piece, Steps[LongFormResult], int]:
+    """Prepare to decode a recording, or a piece of one.
+
+    Args:
+        index: The recording's index in the call.
+        sound: The piece.
+        total: Number of samples of the recording.
+        report: The progress of the call.
+
+    Returns:
+        The piece, the steps of its decoding, and its number of rows.
+    """
+    piece = _Piece(index, sound.start, len(sound.samples), report.part(len(sound.samples) / SAMPLE_RATE))
+    recording = prepare_recording(
+        request, index, sound.samples, piece.progress, start=sound.start / SAMPLE_RATE, total=total / SAMPLE_RATE
+    )
+    return piece, transcribe_windows(recording), 1
 
 
 def transcription_steps(request: TranscriptionRequest, samples: Tensor) -> Steps[Transcript]:
@@ -104,8 +143,8 @@ def transcription_steps(request: TranscriptionRequest, samples: Tensor) -> Steps
     if level:
         return _empty_transcript(request.languages, 0, samples, level)
     with hide_generate_warnings():
-        decoded = yield from decode_recording(request, 0, samples)
-    return _transcript(request, decoded)
+        result = yield from transcribe_windows(prepare_recording(request, 0, samples))
+    return _transcript(request, decoded_recording(request, result, len(samples)))
 
 
 def _pieces(request: TranscriptionRequest, recording: Tensor, at_pauses: bool) -> list[SpeechWindow]:
@@ -129,8 +168,7 @@ def _join_pieces(parts: Sequence[tuple[int, DecodedRecording]], samples: int) ->
         usage.add(part.usage)
     segments = [shift_segment(segment, start / SAMPLE_RATE) for start, part in parts for segment in part.segments]
     longest = max((part for _, part in parts), key=lambda part: part.samples)
-    features, rest = sum(part.features for _, part in parts), sum(part.rest for _, part in parts)
-    return DecodedRecording(segments, longest.language, usage, samples, features, rest)
+    return DecodedRecording(segments, longest.language, usage, samples)
 
 
 def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:
@@ -166,7 +204,7 @@ def _empty_transcript(languages: Languages, index: int, samples: Tensor, level: 
         tokens=[],
         rounds=0,
         tokens_per_round=1.0,
-        timings=timings(Usage(), 0.0, 0.0),
+        timings=timings(Usage()),
         seconds=len(samples) / SAMPLE_RATE,
         confidence=None,
         windows=0,
@@ -192,7 +230,7 @@ def _transcript(request: TranscriptionRequest, decoded: DecodedRecording) -> Tra
         tokens=tokens,
         rounds=usage.rounds,
         tokens_per_round=usage.tokens_per_round,
-        timings=timings(usage, decoded.features, decoded.rest),
+        timings=timings(usage),
         seconds=decoded.samples / SAMPLE_RATE,
         lossless=request.speculation.options.lossless,
         confidence=usage.limit_confidence(confidence, request.caller_limits_length),
@@ -239,16 +277,10 @@ def log_compression_ratio(text: str) -> float:
     return math.log(max(compression_ratio(bytes(map(numbers.__getitem__, text))), 1.0))
 
 
-def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
-    """Return a transcript's time by stage, in seconds.
-
-    Args:
-        usage: Counts and times of its rounds.
-        features: Seconds for computing features.
-        rest: Seconds outside all stages.
-    """
-    parts = {"features": features, **{stage: usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")}}
-    return {**parts, "total": sum(parts.values()) + rest}
+def timings(usage: Usage) -> dict[str, float]:
+    """Return a transcript's time by stage, in seconds; "total" includes the time outside the stages, "rest"."""
+    stages = {stage: usage.seconds[stage] for stage in STAGES}
+    return {**stages, "total": sum(stages.values()) + usage.seconds["rest"]}
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast, final
 
@@ -27,7 +27,7 @@ from transformers.generation.logits_process import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.steps import Compute, PassResult, Steps
+from mmdec.core.steps import ActiveTime, Compute, Steps
 from mmdec.errors import InputError
 from mmdec.generation.hf_bridge import return_prepared
 from mmdec.generation.speculation import Speculation
@@ -35,11 +35,35 @@ from mmdec.targets.encoded import SOUND
 from mmdec.targets.registry import target_of
 from mmdec.tasks.usage import Usage
 from mmdec.types import Round
-from mmdec.whisper.features import WindowEncoder
+from mmdec.whisper.features import FRAMES_PER_SECOND, WindowEncoder
+from mmdec.whisper.progress import PartProgress
 from mmdec.whisper.repetition import has_end_token, is_runaway, token_compression_ratio
 from mmdec.whisper.window_options import WindowOptions
 
 RUNAWAY_CHECK_TOKENS = 16  # new tokens between two checks for a text that repeats itself
+
+
+# Times the tokens of a window: (the output object, with `cross_attentions`; the window's features; number of prompt
+# tokens; frames with sound, None: all) -> start and duration in seconds of each of the L tokens (L,).
+TimeTokens = Callable[[Any, Tensor, int, int | None], tuple[Tensor, Tensor | None]]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PreparedRecording:
+    """A recording, or a piece of one, before it is decoded: its features, and what decodes them."""
+
+    model: WhisperForConditionalGeneration  # another attention than "eager" is kept for timed tokens, too
+    speculation: Speculation  # the decoding loop: drafter, rule, draft sizes
+    options: WindowOptions
+    features: Tensor  # (1, mels, T), one window or more
+    frames_per_second: float = FRAMES_PER_SECOND  # of the features
+    margin: float | None = None  # a window is encoded up to this many seconds after its sound; None: to its end
+    attention_mask: Tensor | None = None  # (1, T), 1 at frames with sound; only `time_tokens` reads it
+    time_tokens: TimeTokens | None = None  # None: tokens are left without times
+    index: int = 0  # of the recording in the call
+    progress: PartProgress | None = None  # gets the seconds before each window
+    seconds: Mapping[str, float] = field(default_factory=lambda: {})  # stage -> seconds of preparing it
 
 
 @dataclass
@@ -72,24 +96,48 @@ class DecodedWindow:
 
 @final
 class UsageMeter:
-    """Counts the rounds of one recording.
+    """Counts the rounds of one recording, and measures its seconds.
 
     A window may be decoded again, at a higher temperature or with more of its sound encoded. Rounds and seconds of all
     its decodings count; log-probabilities and cuts are those of the last.
 
     Args:
-        first_timestamp: Id of the first timestamp token; the confidence ignores timestamp tokens.
-        drafts: Whether there is a drafter.
+        recording: The recording.
     """
 
-    def __init__(self, first_timestamp: int, drafts: bool) -> None:
-        self.usage, self.first_timestamp = Usage(), first_timestamp
-        self.loop_seconds = 0.0  # seconds in the loop of `mmdec.core` and in the drafter
-        self._drafts = drafts
+    def __init__(self, recording: PreparedRecording) -> None:
+        self.usage = Usage()
+        self.usage.seconds.update(recording.seconds)
+        self.first_timestamp = recording.options.first_timestamp  # the confidence ignores timestamp tokens
+        self._device = recording.model.device
+        self._time = ActiveTime(self._device)
+        self._loop_seconds = 0.0  # seconds in the loop of `mmdec.core` and in the drafter
+        self._drafts = recording.speculation.drafter_for(recording.model) is not None
         self._room = 0  # tokens that the model can write after the prompt of this window
         self._tokens = 0  # tokens written in this decoding of the window
         self._earlier = 0  # number of log-probabilities of earlier windows
         self._cut_before = 0, True  # `Usage.cut` and `Usage.raisable` after earlier windows
+
+    def compute(self, stage: str, function: Callable[[], Any], runs_on_side_thread: bool = False) -> Steps[Any]:
+        """Ask for a computation of the model, and add its seconds to a stage.
+
+        Returns:
+            Its result.
+        """
+        result = yield from self._time.wait(Compute(self._device, function, runs_on_side_thread))
+        self.usage.seconds[stage] += result.seconds
+        return result.value
+
+    def next_round(self, steps: Steps[Any]) -> Steps[Round | None]:
+        """Relay the passes of a decoding until its next round, which is counted; None: it has ended."""
+        round_ = yield from self._time.next_round(steps)
+        if round_ is not None:
+            self._count(round_)
+        return round_
+
+    def end(self) -> None:
+        """Add the seconds outside all stages."""
+        self.usage.seconds["rest"] += max(self._time.seconds - self._loop_seconds, 0.0)
 
     def begin_window(self, room: int, again: bool) -> None:
         """Begin to decode a window.
@@ -110,8 +158,7 @@ class UsageMeter:
         self.usage.cut, self.usage.raisable = self._cut_before
         self._tokens = 0
 
-    def count(self, round_: Round) -> None:
-        """Add a round of the recording."""
+    def _count(self, round_: Round) -> None:
         tokens, usage = round_.tokens[0], self.usage
         usage.add_round(round_, 0, self._drafts)
         self._tokens += len(tokens)
@@ -121,7 +168,7 @@ class UsageMeter:
         usage.logprobs += [
             logprob for token, logprob in zip(tokens, logprobs, strict=False) if token < self.first_timestamp
         ]
-        self.loop_seconds += round_.core + round_.drafter
+        self._loop_seconds += round_.core + round_.drafter
         usage.seconds["decoder"] += round_.target + round_.core + (0.0 if self._drafts else round_.drafter)
 
 
@@ -130,39 +177,24 @@ class WindowDecoder:
     """Decodes the windows of one recording.
 
     Args:
-        model: The Whisper.
-        speculation: The decoding loop.
-        options: The recording's options.
+        recording: The recording.
         initial: The tokens that each text begins with.
         encoder: Encodes a window again if the text of a part of it does not end.
         meter: Counts the rounds.
-        attention_mask: (1, T), of the recording's features.
-        index: The recording's index in the call, for `speculation.options.on_round`.
     """
 
     def __init__(
-        self,
-        model: WhisperForConditionalGeneration,
-        speculation: Speculation,
-        options: WindowOptions,
-        initial: Sequence[int],
-        encoder: WindowEncoder,
-        meter: UsageMeter,
-        attention_mask: Tensor | None = None,
-        index: int = 0,
+        self, recording: PreparedRecording, initial: Sequence[int], encoder: WindowEncoder, meter: UsageMeter
     ) -> None:
-        self._model = model
-        self._target = target_of(model)
-        self._speculation = speculation
-        self._options = options
+        self._recording = recording
+        self._model, self._options = recording.model, recording.options
+        self._target = target_of(recording.model)
         self._initial = initial
         self._encoder = encoder
         self._meter = meter
-        self._attention_mask = attention_mask
-        self._index = index
-        self._max_length = options.settings.max_length  # grows with each window; unused with `max_new_tokens`
-        with options.errors(model):
-            self._processors, self._silence = _processors(model, options, len(initial))
+        self._max_length = self._options.settings.max_length  # grows with each window; unused with `max_new_tokens`
+        with self._options.errors(self._model):
+            self._processors, self._silence = _processors(self._model, self._options, len(initial))
 
     def decode(self, window: Window) -> Steps[tuple[DecodedWindow, Any]]:
         """Decode a window at one temperature after another, until its text is not refused.
@@ -173,16 +205,29 @@ class WindowDecoder:
         Raises:
             InputError: For an option that the model rejects.
         """
-        prompt, temperatures, earlier = window.ids.shape[1], self._options.temperatures, 0
+        prompt, temperatures, attempt = window.ids.shape[1], self._options.temperatures, 0
         self._make_room(prompt)
         while True:
-            ids, config, inputs = self._prepare(window, temperatures[earlier])
-            self._meter.begin_window(self._model.config.max_target_positions - prompt, again=earlier > 0)
-            output = yield from self._decode_once(window, ids, config, inputs)
-            decoded = yield from self._judge(window, temperatures[earlier], earlier, output)
+            temperature = temperatures[attempt]
+            ids, config, inputs = self._prepare(window, temperature)
+            self._meter.begin_window(self._model.config.max_target_positions - prompt, again=attempt > 0)
+            attempt += 1
+            run = self._recording.speculation.begin(self._target, self._model, ids, config, **inputs)
+            if not (yield from self._finish(run.steps, config, self._encoder.encoded_seconds(window.encoded[0]))):
+                # Only a part of the window was encoded, and its text does not end. The other temperatures reuse the
+                # states of the whole window.
+                window.encoded = yield from encode_window(self._encoder, window.features, self._meter, to_end=True)
+                self._meter.restart()
+                inputs |= {
+                    "encoder_outputs": window.encoded,
+                    CACHE_ARGUMENT: EncoderDecoderCache(DynamicCache(), DynamicCache()),
+                }
+                run = self._recording.speculation.begin(self._target, self._model, ids, config, **inputs)
+                yield from self._finish(run.steps, config)
+            output = run.output(config)
+            decoded = yield from self._judge(window, temperature, attempt, output)
             refused = self._options.refuses(decoded.compression_ratio, decoded.avg_logprob)
-            earlier += 1
-            if decoded.skipped or not refused or earlier == len(temperatures):
+            if decoded.skipped or not refused or attempt == len(temperatures):
                 return decoded, output
 
     def _make_room(self, prompt: int) -> None:
@@ -204,32 +249,8 @@ class WindowDecoder:
             if hasattr(processor, "set_begin_index"):
                 processor.set_begin_index(prompt)
 
-    def _decode_once(self, window: Window, ids: Tensor, config: GenerationConfig, inputs: dict[str, Any]) -> Steps[Any]:
-        """Decode a window, and again with all of its sound encoded if the text of a part of it does not end.
-
-        Args:
-            ids: (1, P), what `_prepare` returned, like the other arguments.
-
-        Returns:
-            What `generate` returns.
-        """
-        while True:
-            seconds = self._encoder.encoded_seconds(window.encoded[0])
-            run = self._speculation.begin(self._target, self._model, ids, config, **inputs)
-            if (yield from self._ends(run.steps, config, seconds)):
-                return run.output(config)
-            # this window's other temperatures reuse it
-            window.encoded = yield from encode_window(
-                self._encoder, window.features, self._meter.usage.seconds, whole=True
-            )
-            self._meter.restart()
-            inputs |= {
-                "encoder_outputs": window.encoded,
-                CACHE_ARGUMENT: EncoderDecoderCache(DynamicCache(), DynamicCache()),
-            }
-
-    def _ends(self, steps: Steps[Any], config: GenerationConfig, seconds: float | None) -> Steps[bool]:
-        """Run a decoding, count its rounds, and close it as soon as its text runs away.
+    def _finish(self, steps: Steps[Any], config: GenerationConfig, seconds: float | None = None) -> Steps[bool]:
+        """Run a decoding to its end, or until its text runs away.
 
         Args:
             steps: The decoding.
@@ -239,33 +260,24 @@ class WindowDecoder:
         Returns:
             Whether the text ends.
         """
-        new, checked = list[int](), 0
-        result: PassResult | None = None
+        tokens, checked, on_round = list[int](), 0, self._recording.speculation.options.on_round
         with closing(steps):
-            while True:
-                try:
-                    step = steps.send(result)
-                except StopIteration:
-                    return seconds is None or has_end_token(new, config)
-                result = None
-                if not isinstance(step, Round):
-                    result = yield step
-                    continue
-                self._meter.count(step)
-                if (on_round := self._speculation.options.on_round) is not None:
-                    on_round(replace(step, rows=[self._index]))
-                new += [token for token in step.tokens[0] if token < self._meter.first_timestamp]
-                if seconds is not None and len(new) >= checked + RUNAWAY_CHECK_TOKENS:
-                    checked = len(new)
-                    if is_runaway(new, seconds, self._model.config.vocab_size):
+            while (round_ := (yield from self._meter.next_round(steps))) is not None:
+                if on_round is not None:
+                    on_round(replace(round_, rows=[self._recording.index]))
+                tokens += [token for token in round_.tokens[0] if token < self._meter.first_timestamp]
+                if seconds is not None and len(tokens) >= checked + RUNAWAY_CHECK_TOKENS:
+                    checked = len(tokens)
+                    if is_runaway(tokens, seconds, self._model.config.vocab_size):
                         return False
+        return seconds is None or has_end_token(tokens, config)
 
-    def _judge(self, window: Window, temperature: float | None, earlier: int, output: Any) -> Steps[DecodedWindow]:
+    def _judge(self, window: Window, temperature: float | None, attempts: int, output: Any) -> Steps[DecodedWindow]:
         """Measure what may refuse a window's text, or drop it as silence.
 
         Args:
             temperature: Temperature at which the text was decoded.
-            earlier: Number of temperatures tried before.
+            attempts: Number of temperatures tried so far.
             output: What `generate` returns for the text.
         """
         options = self._options
@@ -283,7 +295,7 @@ class WindowDecoder:
             prompt=window.ids[0].tolist(),
             tokens=tokens[:-1] if tokens[-1] == options.settings.eos_token_id else tokens,
             temperature=temperature,
-            attempts=earlier + 1,
+            attempts=attempts,
             skipped=no_speech is not None and no_speech > cast(float, options.no_speech_threshold),
             compression_ratio=ratio,
             avg_logprob=logprob,
@@ -305,7 +317,7 @@ class WindowDecoder:
         arguments = {
             "inputs": window.features,
             "encoder_outputs": window.encoded,
-            "attention_mask": self._attention_mask,
+            "attention_mask": self._recording.attention_mask,
             "decoder_input_ids": window.ids,
             "logits_processor": self._processors,
             # otherwise `generate` would add the model's own processors to those above
@@ -322,9 +334,7 @@ class WindowDecoder:
         """Return the probability that a window is silent: of its token after the start token."""
         if self._silence is not None:
             return float(self._silence.no_speech_prob[0])
-        logits = yield from known_logits(
-            self._model, window.ids, window.mask, window.encoded, self._meter.usage.seconds
-        )
+        logits = yield from known_logits(self._model, window.ids, window.mask, window.encoded, self._meter)
         at_start = logits[0, window.ids.shape[1] - len(self._initial)]
         return float(at_start.float().softmax(-1)[self._options.settings.no_timestamps_token_id - 1])
 
@@ -356,10 +366,16 @@ def _processors(
 
 
 def encode_window(
-    encoder: WindowEncoder, features: Tensor, seconds: MutableMapping[str, float], whole: bool = False
+    encoder: WindowEncoder, features: Tensor, meter: UsageMeter, to_end: bool = False
 ) -> Steps[BaseModelOutput]:
-    """Encode a window as `WindowEncoder.steps` does. The output also holds the features, which some drafters read."""
-    encoded = BaseModelOutput(last_hidden_state=(yield from encoder.steps(features, seconds, whole)))
+    """Encode a window. A scheduler may do so beside the passes of other decodings.
+
+    Args:
+        features: (1, mels, F), which the output also holds, because some drafters read them.
+        to_end: Encode to the window's end, whatever the encoder's margin.
+    """
+    states = yield from meter.compute("encoder", partial(encoder, features, to_end), runs_on_side_thread=True)
+    encoded = BaseModelOutput(last_hidden_state=states)
     setattr(encoded, SOUND, features)
     return encoded
 
@@ -369,7 +385,7 @@ def known_logits(
     ids: Tensor,
     mask: Tensor | None,
     encoded: BaseModelOutput,
-    seconds: MutableMapping[str, float],
+    meter: UsageMeter,
 ) -> Steps[Tensor]:
     """Compute the decoder's logits (1, P, V) after each of the P tokens of a known text.
 
@@ -377,16 +393,14 @@ def known_logits(
         ids: (1, P).
         mask: (1, P), False where a token is padding; None: nowhere.
         encoded: The encoder's states.
-        seconds: Stage -> seconds; those of the pass are added to "decoder".
     """
     options: dict[str, Tensor] = {}
     if mask is not None:
         positions = (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
         options = {"decoder_attention_mask": mask, "decoder_position_ids": positions}
     run = partial(cast(Any, model), encoder_outputs=encoded, decoder_input_ids=ids, use_cache=False, **options)
-    result: Any = yield Compute(ids.device, run)
-    seconds["decoder"] += result.seconds
-    return result.value.logits
+    output = yield from meter.compute("decoder", run)
+    return output.logits
 
 
 def _new_tokens(output: Any, prompt: int, settings: Any) -> list[int]:

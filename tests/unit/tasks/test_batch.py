@@ -149,14 +149,14 @@ def test_a_model_that_fails_on_one_recording_does_not_blame_the_others(
     paths = [tmp_path / f"{number}.wav" for number in range(4)]
     for path, seconds in zip(paths, lengths, strict=True):
         path.write_bytes(encoded(buzz(seconds), "WAV"))
-    real = recordings.decode_recording
+    real = recordings.transcribe_windows
 
-    def failing(request: object, index: int, samples: Any, *others: Any, **named: Any) -> object:
-        if len(samples) == int(0.6 * RATE):
+    def failing(recording: Any) -> object:
+        if int(recording.attention_mask.sum()) == 60:  # frames of 0.01 s
             raise RuntimeError("out of memory")
-        return (yield from real(request, index, samples, *others, **named))
+        return (yield from real(recording))
 
-    monkeypatch.setattr(recordings, "decode_recording", failing)
+    monkeypatch.setattr(recordings, "transcribe_windows", failing)
     arguments = ["transcribe", *map(str, paths), "-o", str(tmp_path / "out"), "--model", str(whisper), "-l", "en"]
     result = CliRunner().invoke(cli.app, [*arguments, "--device", "cpu"])
     assert result.exit_code == 1

@@ -17,7 +17,8 @@ from transformers import WhisperForConditionalGeneration
 from mmdec.core.steps import Compute, time_pass
 from mmdec.errors import InputError
 from mmdec.generation.speculation import DecodingOptions, Speculation, default_statistics
-from mmdec.whisper.long_form import LongFormResult, TimeTokens, align_tokens, transcribe_windows
+from mmdec.whisper.long_form import LongFormResult, align_tokens, transcribe_windows
+from mmdec.whisper.window import PreparedRecording, TimeTokens
 from mmdec.whisper.window_options import WindowOptions
 from mmdec.whisper.words import TokenAligner
 from tests.support.grid import slow_but
@@ -131,14 +132,15 @@ def start(
 ) -> Generator[Any, Any, LongFormResult]:
     options = dict(options)
     words = bool(options.pop("return_token_timestamps", None))
-    return transcribe_windows(
-        model,
-        Speculation(DecodingOptions(drafter)),
-        inputs["input_features"],
-        window_options(model, inputs, options, words),
+    recording = PreparedRecording(
+        model=model,
+        speculation=Speculation(DecodingOptions(drafter)),
+        options=window_options(model, inputs, options, words),
+        features=inputs["input_features"],
         attention_mask=inputs["attention_mask"],
         time_tokens=stock_times(model) if words else None,
     )
+    return transcribe_windows(recording)
 
 
 def window_options(
@@ -260,16 +262,15 @@ def test_words_are_timed_as_in_generate(monkeypatch: pytest.MonkeyPatch) -> None
     finally:
         hook.remove()
         model.set_attn_implementation("sdpa")
-    result = run(
-        transcribe_windows(
-            model,
-            speculation,
-            inputs["input_features"],
-            window_options(model, inputs, options, True),
-            attention_mask=inputs["attention_mask"],
-            time_tokens=align_tokens(model, begins),
-        )
+    recording = PreparedRecording(
+        model=model,
+        speculation=speculation,
+        options=window_options(model, inputs, options, True),
+        features=inputs["input_features"],
+        attention_mask=inputs["attention_mask"],
+        time_tokens=align_tokens(model, begins),
     )
+    result = run(transcribe_windows(recording))
     assert_same(result, reference)
     for one, other in zip(result.segments, reference["segments"][0], strict=True):
         assert one.token_seconds is not None
