@@ -71,6 +71,13 @@ class Verdict:
     tokens: Tensor  # (B, T) int64, -1 beyond a row's last token
     lengths: Tensor  # (B,) int64, number of tokens of each row in this round, at least 1
 
+    @cached_property
+    def new_tokens(self) -> list[list[int]]:
+        """The tokens that this round adds to each row. They are read from the device once."""
+        tokens: Any = self.tokens
+        lengths: Any = self.lengths
+        return [row[:length] for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True)]
+
 
 @dataclass(frozen=True)
 class Round:

@@ -34,8 +34,8 @@ class ToyDrafter:
 
     def update(self, state: list[list[int]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """The round's new tokens; the last of them is the next root."""
-        for text, tokens, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
-            text += tokens[:length]
+        for text, tokens in zip(state, verdict.new_tokens, strict=True):
+            text += tokens
 
     def select(self, state: list[list[int]], live: Tensor) -> None:
         """Rows that have ended leave the batch."""

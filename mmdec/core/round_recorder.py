@@ -83,7 +83,6 @@ class RoundRecorder:
         """End a round: return its description, and tell the budget what it cost and gained."""
         index, rows, done = next(self._indices), self._sequences.live, bool_list(verdict.done)
         sizes = int_list(draft.size)
-        tokens = zip(int_rows(verdict.tokens), int_list(verdict.lengths), strict=True)
         drafted = [size - 1 - sum(soft) for size, soft in zip(sizes, draft.soft_nodes, strict=True)]
         accepted = [sum(node > 0 for node in path) for path in int_rows(verdict.path)]
         logprobs = chosen_logprobs(scores.logits, verdict)
@@ -109,7 +108,7 @@ class RoundRecorder:
         return Round(
             index,
             rows,
-            tokens=[row[:length] for row, length in tokens],
+            tokens=verdict.new_tokens,
             drafted=drafted,
             accepted=accepted,
             done=done,

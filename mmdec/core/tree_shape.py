@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any, final
 
-from mmdec.core.tree import int_list, int_rows
 from mmdec.errors import InputError
 from mmdec.types import TreeShape, Verdict
 
@@ -123,8 +122,8 @@ def count_ranks(shape: TreeShape, ranked: Sequence[Sequence[Sequence[int]]], ver
         ranked: [row][depth][rank], the proposed tokens.
         verdict: The new tokens.
     """
-    for levels, tokens, length in zip(ranked, int_rows(verdict.tokens), int_list(verdict.lengths), strict=True):
-        for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
+    for levels, tokens in zip(ranked, verdict.new_tokens, strict=True):
+        for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens, strict=False)):
             shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
 
 

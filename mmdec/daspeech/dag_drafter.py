@@ -133,8 +133,8 @@ class DagDrafter:
         return tokens, parents
 
     def update(self, state: list[RowState], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        for row, units, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
-            for unit in units[:length]:
+        for row, units in zip(state, verdict.new_tokens, strict=True):
+            for unit in units:
                 row.alpha = row.after(row.alpha @ row.links, unit)
 
     def select(self, state: list[RowState], live: Tensor) -> None:

@@ -300,9 +300,9 @@ class CorpusDrafter:
 
     def update(self, state: CorpusState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Append the new tokens to the rows' texts, and count whether the first was after each match."""
-        for row, tokens, length in zip(state.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+        for row, tokens in zip(state.rows, verdict.new_tokens, strict=True):
             state.count(row, tokens[0])
-            for token in tokens[:length]:
+            for token in tokens:
                 row.add(token)
 
     def select(self, state: CorpusState, live: Tensor) -> None:

@@ -362,11 +362,9 @@ class HypothesisDrafter:
         """Follow the words that the target has written, and read how it would have gone on in rejected branches."""
         self._read(state, scores)
         ended = verdict.done.tolist()
-        for row, tokens, length, done in zip(
-            state, verdict.tokens.tolist(), verdict.lengths.tolist(), ended, strict=True
-        ):
+        for row, tokens, done in zip(state, verdict.new_tokens, ended, strict=True):
             text = list[int]()
-            for token in tokens[:length]:
+            for token in tokens:
                 if self._tokens.is_text(token):
                     text.append(token)
                     continue

@@ -158,14 +158,13 @@ class Jacobi:
         """Store the n-grams of this round, and move the comb on by the new tokens."""
         predicted = int_rows(scores.logits.argmax(-1))
         trees = zip(int_rows(draft.tokens), int_rows(draft.parents), draft.size.tolist(), predicted, strict=True)
-        texts = zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)
-        for row, (tokens, parents, size, best), (new, length) in zip(state, trees, texts, strict=True):
+        for row, (tokens, parents, size, best), new in zip(state, trees, verdict.new_tokens, strict=True):
             for kind, token in row.first_tokens.items():
                 row.hits[kind] = COUNT_DECAY * row.hits[kind] + (token == new[0])
                 row.trials[kind] = COUNT_DECAY * row.trials[kind] + 1
             row.first_tokens = {}
-            row.move({(parents[node], tokens[node]): node for node in range(size - 1, 0, -1)}, best, length)
-            for token in new[:length]:
+            row.move({(parents[node], tokens[node]): node for node in range(size - 1, 0, -1)}, best, len(new))
+            for token in new:
                 row.newest = [*row.newest[-MAX_LEVELS:], token]
                 row.store(row.newest[0], row.newest[1:])
 

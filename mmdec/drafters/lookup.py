@@ -196,9 +196,7 @@ class Lookup:
 
     def update(self, state: list[NgramIndex], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Append the new tokens of this round to each batch row's text."""
-        for row, tokens, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
-            for token in tokens[:length]:
-                row.add(token)
+        self.rewrite(state, [0] * len(state), verdict.new_tokens)
 
     def rewrite(self, state: list[NgramIndex], removed: Sequence[int], added: Sequence[Sequence[int]]) -> None:
         for row, count, tokens in zip(state, removed, added, strict=True):

@@ -200,8 +200,7 @@ class Recycling:
         If two nodes have the same token, those at the accepted node are stored. Append the new tokens to the rows'
         texts.
         """
-        emitted = zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)
-        self.rewrite(state, [0] * len(state.rows), [tokens[:length] for tokens, length in emitted])
+        self.rewrite(state, [0] * len(state.rows), verdict.new_tokens)
         best = top_indices(scores.logits, MAX_SUCCESSORS)
         two = scores.logits.gather(2, best[..., :2]).float()
         leads = (two[..., 0] - two[..., -1]).tolist()

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import format_value
-from mmdec.core.tree import chain_drafts, int_list, int_rows, root_only
+from mmdec.core.tree import chain_drafts, int_list, root_only
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.drafters.small_model.drafter import SmallModel, SmallModelState, keep_columns
 from mmdec.errors import InputError
@@ -132,8 +132,8 @@ class EarlyExit:
         """Tell the copy what was accepted."""
         state.rounds += 1
         state.vocab_size = scores.logits.shape[-1]
-        for row, tokens, length in zip(state.new, int_rows(verdict.tokens), int_list(verdict.lengths), strict=True):
-            row += tokens[:length]
+        for row, tokens in zip(state.new, verdict.new_tokens, strict=True):
+            row += tokens
         state.copy.update(state.inner, draft, scores, verdict)
 
     def select(self, state: EarlyExitState, live: Tensor) -> None:

@@ -407,8 +407,8 @@ class LastHypothesis:
         return trees_from_lists(roots, trees)
 
     def update(self, state: list[list[EarlierText]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        for row, tokens, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
-            for token in tokens[:length]:
+        for row, tokens in zip(state, verdict.new_tokens, strict=True):
+            for token in tokens:
                 for text in row:
                     text.add(token)
 

@@ -281,8 +281,8 @@ class Ctc:
 
     def update(self, state: CtcState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens. They are aligned before the next draft."""
-        for row, tokens, length in zip(state.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
-            row.pending += tokens[:length]
+        for row, tokens in zip(state.rows, verdict.new_tokens, strict=True):
+            row.pending += tokens
 
     def select(self, state: CtcState, live: Tensor) -> None:
         state.rows = [state.rows[index] for index in live.tolist()]

@@ -200,9 +200,8 @@ class SmallModel:
         if int(verdict.tokens.masked_fill(verdict.done[:, None], 0).max()) >= self._model.vocab_size:
             state.session = None
             return
-        state.roots = [root + more for root, more in zip(state.roots, verdict.lengths.tolist(), strict=True)]
-        emitted = zip(verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True)
-        new = [tokens[:length] for tokens, length in emitted]
+        new = verdict.new_tokens
+        state.roots = [root + len(tokens) for root, tokens in zip(state.roots, new, strict=True)]
         if state.staged is not None:
             for row, tokens in zip(state.staged, new, strict=True):
                 row.accept(tokens)

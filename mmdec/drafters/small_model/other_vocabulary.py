@@ -90,8 +90,8 @@ class OtherVocabulary:
 
     def update(self, state: OtherVocabularyState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Append the new tokens of this round to the rows' texts."""
-        for text, tokens, length in zip(state.texts, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
-            text += tokens[:length]
+        for text, tokens in zip(state.texts, verdict.new_tokens, strict=True):
+            text += tokens
 
     def select(self, state: OtherVocabularyState, live: Tensor) -> None:
         state.texts = [state.texts[row] for row in live.tolist()]

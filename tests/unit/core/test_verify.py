@@ -56,6 +56,7 @@ def test_rows_of_one_draft_accept_different_lengths() -> None:
     assert verdict.path.tolist() == [[0, 1, 3, 4], [0, -1, -1, -1]]
     assert verdict.tokens.tolist() == [[2, 4, 5, 6], [3, -1, -1, -1]]
     assert verdict.lengths.tolist() == [4, 1]
+    assert verdict.new_tokens == [[2, 4, 5, 6], [3]]
     assert verdict.next.tolist() == [6, 3]
     assert verdict.done.tolist() == [False, False]
     assert all(part.dtype == torch.long for part in (verdict.path, verdict.next, verdict.tokens, verdict.lengths))

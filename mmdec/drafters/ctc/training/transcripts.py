@@ -88,8 +88,8 @@ class KnownText:
 
     def update(self, state: list[list[Any]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """After a round, find each row's place in its known text again: after the accepted tokens."""
-        for row, tokens, length in zip(state, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
-            for token in tokens[:length]:
+        for row, tokens in zip(state, verdict.new_tokens, strict=True):
+            for token in tokens:
                 text, place, last = row
                 if token < self.first_time:
                     near = text[place : place + SEARCHED_TOKENS]
