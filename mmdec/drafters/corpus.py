@@ -33,7 +33,7 @@ from torch import Tensor
 from mmdec.checks.files import open_regular, quote_path, write_atomically
 from mmdec.checks.weights import report_damage
 from mmdec.core.tree import sort_depth_first, trees_from_lists
-from mmdec.drafters.lookup import COUNT_DECAY, PRIOR_TRIALS
+from mmdec.drafters.without_weights import PRIOR_TRIALS, HitRate, prompts_with_sources, worthwhile_prefix
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -237,21 +237,19 @@ class CorpusState:
     """The drafter's state of one `generate` call."""
 
     rows: list[RowText]
-    # group of matches -> how often the next token was among those after the match, and how often it was compared
-    hits: dict[tuple[int, ...], float] = field(default_factory=dict)
-    trials: dict[tuple[int, ...], float] = field(default_factory=dict)
+    # group of matches -> how often the next token was among those after the match
+    rates: dict[tuple[int, ...], HitRate] = field(default_factory=dict)
 
     def probability(self, group: tuple[int, ...]) -> float:
         """Return the probability that the next token is among those after a match; the prior grows with its length."""
         _, length, _ = group
-        prior = PRIOR_TRIALS * (length + 1) / (length + 3)
-        return (prior + self.hits.get(group, 0.0)) / (PRIOR_TRIALS + self.trials.get(group, 0.0))
+        prior, rate = PRIOR_TRIALS * (length + 1) / (length + 3), self.rates.get(group) or HitRate()
+        return (prior + rate.hits) / (PRIOR_TRIALS + rate.trials)
 
     def count(self, row: RowText, token: int) -> None:
         """Record the token that followed a row's last query."""
         for group, tokens in row.last_matches:
-            self.hits[group] = COUNT_DECAY * self.hits.get(group, 0.0) + (token in tokens)
-            self.trials[group] = COUNT_DECAY * self.trials.get(group, 0.0) + 1
+            self.rates.setdefault(group, HitRate()).count(token in tokens)
         row.last_matches = []
 
 
@@ -287,11 +285,7 @@ class CorpusDrafter:
 
     def start(self, context: Context) -> CorpusState:
         """Return the state of each batch row, which begins with the prompt's text."""
-        texts = zip(context.tokens.tolist(), context.text_mask.tolist(), strict=True)
-        prompts = [[token for token, is_text in zip(row, mask, strict=True) if is_text] for row, mask in texts]
-        if context.source is not None:
-            prompts = [[*prompt, *source, *prompt] for prompt, source in zip(prompts, context.source, strict=True)]
-        return CorpusState([RowText(prompt) for prompt in prompts])
+        return CorpusState([RowText(text) for text in prompts_with_sources(context, context.text_mask)])
 
     def propose(self, state: CorpusState, roots: Tensor, plan: Plan) -> Draft:
         """Draft the likeliest nodes of the trie of continuations; the likeliest chain if `plan.nodes` <=
@@ -334,12 +328,11 @@ class CorpusDrafter:
             best, node = list[int](), 0
             while below[node] and len(best) < depth:
                 node = max(below[node].values(), key=values.__getitem__)
-                if values[node] < max(plan.threshold, MIN_PROBABILITY):
+                if values[node] < MIN_PROBABILITY:
                     break
                 best.append(node)
-            if sum(values[node] for node in best) < plan.min_expected_accepted:
-                best = []
-            return [tokens[node] for node in best], list(range(len(best)))
+            chain = worthwhile_prefix([tokens[node] for node in best], [values[node] for node in best], plan)
+            return chain, list(range(len(chain)))
         # a parent is at least as likely as its children, and comes before them
         likely = sorted(range(1, len(tokens)), key=lambda node: (-values[node], node))[: plan.nodes]
         likely = [node for node in likely if values[node] >= MIN_PROBABILITY]

@@ -27,6 +27,7 @@ from typing import Any, Generic, TypeVar, final
 from torch import Tensor
 
 from mmdec.core.tree import PrefixTree, int_rows, trees_from_lists
+from mmdec.drafters.without_weights import HitRate
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 MAX_MATCH = 4  # at most this many of the newest items are compared to find where a text continues
@@ -52,8 +53,7 @@ COMMA_MARKS = frozenset(",;:\u3001\uff0c\uff1b\uff1a\u060c")
 MARK_COUNTS = ((24.0, 0.6, 0.5), (1.5, 12.0, 1.0), (0.5, 1.0, 16.0))
 UNMARKED_COUNTS = (16.0, 1.4, 1.2)  # the first row for a script without any marks
 FINAL_STOP = 0.8  # probability that the target ends with a full stop, if the text has no marks
-WORD_TRIALS, WORD_HITS = 8.0, 7.6  # prior: 7.6 of 8 words match the script
-COUNT_DECAY = 0.98  # each word multiplies the weight of all earlier ones by this factor
+WORD_HITS, WORD_TRIALS, WORD_DECAY = 7.6, 8.0, 0.98  # prior: 7.6 of 8 words match the script
 SAME_CASE = 0.96  # probability that a word has the capital letter, or none, that is expected
 SHIFTS = ((0, 0.6), (-1, 0.25), (1, 0.1))  # after a changed word, where the text may continue: (words, probability)
 NEXT_TOKEN = 0.99  # probability of each further token of a word
@@ -309,8 +309,8 @@ class HypothesisRow:
     times: list[int] = field(default_factory=list[int])  # timestamps since the last text token
     is_timed: bool = False  # whether the target has written a timestamp
     segment: int = 0  # index of the word at which the last segment began
-    hits: float = WORD_HITS  # number of words that were the expected ones; newer ones weigh more
-    trials: float = WORD_TRIALS  # number of words
+    # how often a word was the expected one
+    rate: HitRate = field(default_factory=lambda: HitRate(WORD_HITS, WORD_TRIALS, WORD_DECAY))
     # nodes of the last draft before a word: (node, index of the word, what stands before it since the last word)
     openings: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
     # (index of a word, what stands before it) -> the token with which the target went on there in a rejected branch
@@ -428,7 +428,7 @@ class HypothesisDrafter:
             before = None if row.follower.missed else row.follower.position
             gap = text[done:begin]
             hit = row.follower.add(word_key(word))
-            row.hits, row.trials = COUNT_DECAY * row.hits + hit, COUNT_DECAY * row.trials + 1
+            row.rate.count(hit)
             if row.words and "\n" not in gap:
                 if hit and before:
                     marks[mark_kind(script.gap(before))][mark_kind(gap)] += 1
@@ -495,7 +495,7 @@ class HypothesisDrafter:
             if expected != key and expected.startswith(key) and len(script.word(place)) > len(word):
                 rest = script.word(place)[len(word) :]
                 ids = self._tokens.rest_ids(row.tokens, rest)
-                return [_Next(self._probability(row), tokens=ids, place=place + 1)]
+                return [_Next(row.rate.value, tokens=ids, place=place + 1)]
             found = follower.place_of(key)
             place, is_found = (place + 1, False) if found is None else (found, True)
         places = [(place, 1.0)] if is_found else [(place + shift, probability) for shift, probability in SHIFTS]
@@ -505,10 +505,6 @@ class HypothesisDrafter:
             if 0 <= place <= len(script)
             for one in self._words(row, place, written)
         ]
-
-    def _probability(self, row: HypothesisRow) -> float:
-        """Return the probability that the next word is the expected one."""
-        return row.hits / row.trials
 
     def _segment(self, row: HypothesisRow, place: int) -> list[_Next]:
         """Return what may follow where a segment, or the whole text, begins."""
@@ -592,7 +588,7 @@ class HypothesisDrafter:
             stopped: Whether a sentence begins with the word.
             probability: That the target writes the word after this gap, if it is the expected one.
         """
-        script, known = row.script, probability * self._probability(row)
+        script, known = row.script, probability * row.rate.value
         after = place + 1
         while after < min(len(script), place + MAX_JOINED) and not script.gap(after):
             after += 1

@@ -22,8 +22,8 @@ from typing import final
 from torch import Tensor
 
 from mmdec.core.tree import int_rows, merge_chains, trees_from_lists
-from mmdec.drafters.lookup import COUNT_DECAY, PRIOR_TRIALS
 from mmdec.drafters.registry import built_in_drafter
+from mmdec.drafters.without_weights import HitRate, masked_rows, worthwhile_prefix
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 MAX_LEVELS = 4  # tokens of a stored n-gram after its first, and levels of the comb; the paper's N is one more
@@ -48,9 +48,8 @@ class JacobiRow:
         self.levels: list[list[int]] = [[]]
         self.capacity = 1  # number of levels of the last plan's comb
         self.ngrams = dict[int, list[tuple[int, ...]]]()  # first token -> what may follow it, the newest last
-        # how often the first token of the comb, and of the newest stored n-gram, was right, and was compared
-        self.hits = {"comb": PRIOR_TRIALS * PRIOR_RATE, "stored": PRIOR_TRIALS * PRIOR_RATE}
-        self.trials = {"comb": PRIOR_TRIALS, "stored": PRIOR_TRIALS}
+        # how often the first token of the comb, and of the newest stored n-gram, was right
+        self.rates = {"comb": HitRate.assumed(PRIOR_RATE), "stored": HitRate.assumed(PRIOR_RATE)}
         self.first_tokens = dict[str, int]()  # those of the last draft
         self._text = list(text)[-MAX_GUESS_TEXT:] or [0]
         self._rng = random.Random(0)
@@ -146,8 +145,7 @@ class Jacobi:
 
     def start(self, context: Context) -> list[JacobiRow]:
         """Return the state of each batch row, which stores the n-grams of the prompt's text."""
-        texts = zip(context.tokens.tolist(), context.text_mask.tolist(), strict=True)
-        return [JacobiRow([token for token, is_text in zip(row, mask, strict=True) if is_text]) for row, mask in texts]
+        return [JacobiRow(text) for text in masked_rows(context.tokens, context.text_mask)]
 
     def propose(self, state: list[JacobiRow], roots: Tensor, plan: Plan) -> Draft:
         """Draft the comb and the stored n-grams of the newest token; as a chain, the likelier of the two."""
@@ -160,8 +158,7 @@ class Jacobi:
         trees = zip(int_rows(draft.tokens), int_rows(draft.parents), draft.size.tolist(), predicted, strict=True)
         for row, (tokens, parents, size, best), new in zip(state, trees, verdict.new_tokens, strict=True):
             for kind, token in row.first_tokens.items():
-                row.hits[kind] = COUNT_DECAY * row.hits[kind] + (token == new[0])
-                row.trials[kind] = COUNT_DECAY * row.trials[kind] + 1
+                row.rates[kind].count(token == new[0])
             row.first_tokens = {}
             row.move({(parents[node], tokens[node]): node for node in range(size - 1, 0, -1)}, best, len(new))
             for token in new:
@@ -180,14 +177,13 @@ class Jacobi:
         depth = min(plan.depth, plan.nodes)
         if plan.is_chain:
             row.fit(root, depth + 1, 1)
-            rates = {kind: row.hits[kind] / row.trials[kind] for kind in row.first_tokens}
+            rates = {kind: row.rates[kind].value for kind in row.first_tokens}
             if not rates:
                 return [], []
             best = max(rates, key=rates.__getitem__)
             chain = row.levels[0][1:] if best == "comb" else row.follow(root, depth)
             probabilities = [rates[best] ** (step + 1) for step in range(len(chain))]
-            likely = [probability for probability in probabilities if probability >= plan.threshold]
-            chain = chain[: len(likely)] if sum(likely) >= plan.min_expected_accepted else []
+            chain = worthwhile_prefix(chain, probabilities, plan)
             return chain, list(range(len(chain)))
         # about half of the nodes are the comb's, width * levels, and half are stored n-grams
         levels = min(MAX_LEVELS, depth)

@@ -19,15 +19,13 @@ from torch import Tensor
 
 from mmdec.core.tree import merge_chains, trees_from_lists
 from mmdec.drafters.registry import built_in_drafter
+from mmdec.drafters.without_weights import HitRate, prompts_with_sources
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 HASH_BASE = 1_000_003  # base of the polynomial hash of n-grams, modulo HASH_MODULUS
 HASH_MODULUS = (1 << 61) - 1
 INVERSE_OF_BASE = pow(HASH_BASE, -1, HASH_MODULUS)
-COUNT_DECAY = 0.97  # each new prediction multiplies the weight of all earlier ones by this factor
-# the assumed initial probability that a match predicts correctly has the weight of this many predictions
-PRIOR_TRIALS = 4.0
 
 
 @final
@@ -35,7 +33,7 @@ class NgramIndex:
     """One batch row's text (prompt and new tokens), the last positions of its n-grams, and how often a match of each
     length predicted the next token correctly."""
 
-    __slots__ = ("_earlier", "_hashes", "_heads", "_hits", "_last", "_trials", "text")
+    __slots__ = ("_earlier", "_hashes", "_heads", "_last", "_rates", "text")
 
     def __init__(self, tokens: Sequence[int], longest: int) -> None:
         self.text: list[int] = []
@@ -45,9 +43,8 @@ class NgramIndex:
         self._last: list[dict[int, int]] = [{} for _ in range(longest)]
         # [n - 1][i]: position after the last earlier occurrence of the n-gram that ends with token i; 0: there is none
         self._earlier: list[list[int]] = [[] for _ in range(longest)]
-        # [n - 1]: number of predictions by matches of n tokens, and of correct ones; at first n / (n + 2) are correct
-        self._trials = [PRIOR_TRIALS] * longest
-        self._hits = [PRIOR_TRIALS * n / (n + 2) for n in range(1, longest + 1)]
+        # [n - 1]: how often matches of n tokens predict correctly
+        self._rates = [HitRate.assumed(n / (n + 2)) for n in range(1, longest + 1)]
         for token in tokens:
             self.add(token)
 
@@ -55,8 +52,7 @@ class NgramIndex:
         text, hashes, end = self.text, self._hashes, len(self.text) + 1
         length, position = self._longest()
         if length:
-            self._trials[length - 1] = COUNT_DECAY * self._trials[length - 1] + 1
-            self._hits[length - 1] = COUNT_DECAY * self._hits[length - 1] + (text[position] == token)
+            self._rates[length - 1].count(text[position] == token)
         text.append(token)
         for n, head in enumerate(self._heads, 1):
             dropped = text[end - n - 1] if end > n else -1
@@ -102,7 +98,7 @@ class NgramIndex:
             0 if there is no match of at least `shortest` tokens.
         """
         n, _ = self._longest()
-        return self._hits[n - 1] / self._trials[n - 1] if n >= shortest else 0.0
+        return self._rates[n - 1].value if n >= shortest else 0.0
 
     def probabilities(self, shortest: int, length: int) -> list[float]:
         """Return, for each of `length` copied tokens, the probability that it and all tokens before it are right.
@@ -117,9 +113,8 @@ class NgramIndex:
         if n < shortest:
             return []
         probabilities, probability = list[float](), 1.0
-        for group in range(n - 1, n - 1 + length):
-            group = min(group, len(self._heads) - 1)
-            probability *= self._hits[group] / self._trials[group]
+        for size in range(n, n + length):
+            probability *= self._rates[min(size, len(self._rates)) - 1].value
             probabilities.append(probability)
         return probabilities
 
@@ -171,16 +166,8 @@ class Lookup:
         """Accept every target."""
 
     def start(self, context: Context) -> list[NgramIndex]:
-        """Return the state of each batch row, which begins with the prompt without padding.
-
-        For an encoder-decoder model of text it begins with prompt, encoder input, prompt, so that the first draft
-        copies the beginning of the encoder input.
-        """
-        texts = zip(context.tokens.tolist(), context.mask.tolist(), strict=True)
-        prompts = [[token for token, is_text in zip(row, mask, strict=True) if is_text] for row, mask in texts]
-        if context.source is not None:
-            prompts = [[*prompt, *source, *prompt] for prompt, source in zip(prompts, context.source, strict=True)]
-        return [NgramIndex(prompt, self._longest) for prompt in prompts]
+        """Return the state of each batch row: the text of the prompt and, if there is one, of the encoder's input."""
+        return [NgramIndex(text, self._longest) for text in prompts_with_sources(context, context.mask)]
 
     def propose(self, state: list[NgramIndex], roots: Tensor, plan: Plan) -> Draft:
         """Draft the text after the longest match, if it is likely enough to be accepted.

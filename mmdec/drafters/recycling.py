@@ -25,8 +25,9 @@ from torch import Tensor
 
 from mmdec.core.tree import top_indices, trees_from_lists
 from mmdec.core.tree_shape import Path, likeliest_paths
-from mmdec.drafters.lookup import COUNT_DECAY, NgramIndex
+from mmdec.drafters.lookup import NgramIndex
 from mmdec.drafters.registry import built_in_drafter
+from mmdec.drafters.without_weights import HitRate, masked_rows, worthwhile_prefix
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -39,7 +40,6 @@ RANK_DECAY = 1.7
 MIN_MATCH, MAX_MATCH = 2, 3  # shortest and longest n-gram, in tokens, whose earlier continuation may be copied
 # a token's successors belong to a group by the best logit minus the second best, in nats; bounds between the groups
 LEAD_BOUNDS = (1.0, 2.5, 5.0)
-PRIOR_TRIALS = 4.0  # the assumed shares in PRIOR_HIT_RATES weigh as much as this many observed predictions
 PRIOR_HIT_RATES = (0.15, 0.25, 0.4, 0.6, 0.25)  # for each group, the assumed share of best successors that are right
 # index of the last group: successors that come from the prompt or from `initial`, without logits
 PROMPT_GROUP = len(LEAD_BOUNDS) + 1
@@ -56,16 +56,13 @@ class Successors:
         self._initial = initial
         self._seen: dict[int, list[int]] = {}
         self._groups: dict[int, int] = {}  # token -> number of the group of its best successor
-        # for each group: number of predictions, and of correct ones
-        self._trials = [PRIOR_TRIALS] * len(PRIOR_HIT_RATES)
-        self._hits = [PRIOR_TRIALS * rate for rate in PRIOR_HIT_RATES]
+        self._rates = [HitRate.assumed(rate) for rate in PRIOR_HIT_RATES]  # of each group's best successors
         self.rows: list[NgramIndex] = []
 
     def probability(self, token: int) -> float:
         """Return the probability in [0, 1] that the token's best successor is right: the share that was right in its
         group."""
-        group = self._groups.get(token, PROMPT_GROUP)
-        return self._hits[group] / self._trials[group]
+        return self._rates[self._groups.get(token, PROMPT_GROUP)].value
 
     def count(self, token: int, successor: int) -> None:
         """Record whether the token's best successor was right.
@@ -74,9 +71,7 @@ class Successors:
             successor: The token that followed in the text.
         """
         if best := self.of(token)[:1]:
-            group = self._groups.get(token, PROMPT_GROUP)
-            self._trials[group] = COUNT_DECAY * self._trials[group] + 1
-            self._hits[group] = COUNT_DECAY * self._hits[group] + (best[0] == successor)
+            self._rates[self._groups.get(token, PROMPT_GROUP)].count(best[0] == successor)
 
     def of(self, token: int) -> list[int]:
         successors = self._seen.get(token)
@@ -156,8 +151,7 @@ class Recycling:
     def start(self, context: Context) -> Successors:
         """Return the drafter's state: each prompt token's successor is the token after it. No model is run."""
         state = Successors(self._initial)
-        for tokens, mask in zip(context.tokens.tolist(), context.mask.tolist(), strict=True):
-            text = [token for token, is_text in zip(tokens, mask, strict=True) if is_text]
+        for text in masked_rows(context.tokens, context.mask):
             for token, successor in pairwise(text):
                 state.count(token, successor)
                 state.put_first(token, successor)
@@ -175,8 +169,8 @@ class Recycling:
             copy_is_likelier = row.probability(MIN_MATCH) > state.probability(root)
             copied = row.copy(matches[0], depth) if copy_is_likelier and (matches := row.matches(MIN_MATCH)) else []
             if depth == plan.nodes:
-                chain = _worthwhile_prefix(copied, row.probabilities(MIN_MATCH, depth), plan)
-                chain = chain or _worthwhile_prefix(*state.best(root, depth), plan)
+                chain = worthwhile_prefix(copied, row.probabilities(MIN_MATCH, depth), plan)
+                chain = chain or worthwhile_prefix(*state.best(root, depth), plan)
                 trees.append((chain, list(range(len(chain)))))
                 continue
             tokens: dict[Path, int] = {(): root}
@@ -233,17 +227,6 @@ def _move_to_front(best: list[int], successors: list[int]) -> list[int]:
         best: A list of that token; [] leaves the order unchanged.
     """
     return [*best, *(token for token in successors if token not in best)]
-
-
-def _worthwhile_prefix(chain: list[int], probabilities: list[float], plan: Plan) -> list[int]:
-    """Return how much of a chain to draft: up to the first token whose probability is below `plan.threshold`; [] if
-    fewer than `plan.min_expected_accepted` tokens are expected to be accepted.
-
-    Args:
-        probabilities: For each token, the probability that it and all tokens before it are right.
-    """
-    probabilities = [probability for probability in probabilities[: len(chain)] if probability >= plan.threshold]
-    return chain[: len(probabilities)] if sum(probabilities) >= plan.min_expected_accepted else []
 
 
 @lru_cache(maxsize=64)

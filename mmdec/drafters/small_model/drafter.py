@@ -28,6 +28,7 @@ from mmdec.core.tree import chain_drafts, int_list, trees_from_lists
 from mmdec.drafters.growing_tree import GrowingTree, SampledTrees
 from mmdec.drafters.small_model.short_prompt import Shorten, check_prompt, shorten_prompt
 from mmdec.drafters.small_model.staged import InnerDrafter, StagedRow, greedy_tokens, inner_drafter, start_rows
+from mmdec.drafters.without_weights import masked_rows
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -162,7 +163,7 @@ class SmallModel:
         """
         encoder, tokens = context.encoder, context.tokens.masked_fill(~mask, 0)
         if self._prompt is not None and encoder is None and not images:
-            rows = [ids[is_text].tolist() for ids, is_text in zip(tokens, mask, strict=True)]
+            rows = masked_rows(tokens, mask)
             tokens, mask = _pad([shorten_prompt(row, self._prompt, self._model.vocab_size) for row in rows], tokens)
         lengths = mask.sum(1).tolist()
         # a decoder that reads an encoder counts padding as positions, too

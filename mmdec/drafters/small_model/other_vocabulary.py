@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mmdec.core.tree import chain_drafts
 from mmdec.drafters.small_model.drafter import keep_columns
+from mmdec.drafters.without_weights import masked_rows
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -83,10 +84,7 @@ class OtherVocabulary:
 
     def start(self, context: Context) -> OtherVocabularyState:
         """Return the state of each batch row: its prompt without padding and image placeholders."""
-        rows = zip(context.tokens.tolist(), context.text_mask.tolist(), strict=True)
-        return OtherVocabularyState(
-            [[token for token, is_text in zip(tokens, row, strict=True) if is_text] for tokens, row in rows]
-        )
+        return OtherVocabularyState(masked_rows(context.tokens, context.text_mask))
 
     def update(self, state: OtherVocabularyState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Append the new tokens of this round to the rows' texts."""
