@@ -7,14 +7,14 @@ from typing import Literal
 
 AUTO = "auto"  # the name that lets mmdec look for a drafter that was trained for the model
 FALLBACK_DRAFTER = "lookup"  # name of the drafter that "auto" chooses if none was trained for the model
-# What a built-in drafter is made of: nothing ("ready"), the loaded target model ("of_model"), or a folder with weights
-# that were trained for a language model, with or without images, or for a speech model.
-DrafterKind = Literal["ready", "of_model", "language_weights", "speech_weights"]
+# What a built-in drafter is made from: nothing ("ready"), the loaded target model ("from_model"), or a folder with
+# weights that were trained for a language model, with or without images, or for a speech model.
+DrafterKind = Literal["ready", "from_model", "language_weights", "speech_weights"]
 
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """Where a built-in drafter is, and what it is made of.
+    """Where a built-in drafter is, and what it is made from.
 
     Lists of names are made from this, without importing a drafter.
     """
@@ -28,8 +28,8 @@ BUILT_IN = {  # in the order of lists of names
     "lookup": BuiltIn("mmdec.drafters.lookup", "ready"),
     "recycling": BuiltIn("mmdec.drafters.recycling", "ready"),
     "jacobi": BuiltIn("mmdec.drafters.jacobi", "ready"),
-    "mtp": BuiltIn("mmdec.pretrained.mtp", "of_model"),
-    "early_exit": BuiltIn("mmdec.pretrained.early_exit", "of_model"),
+    "mtp": BuiltIn("mmdec.pretrained.mtp", "from_model"),
+    "early_exit": BuiltIn("mmdec.pretrained.early_exit", "from_model"),
     "medusa": BuiltIn("mmdec.drafters.medusa.drafter", "speech_weights"),
     "ctc": BuiltIn("mmdec.drafters.ctc.drafter", "speech_weights"),
     "eagle3": BuiltIn("mmdec.drafters.eagle.eagle3", "language_weights", "mmdec.drafters.eagle.training.eagle3"),

@@ -63,7 +63,7 @@ class TokenIndex:
         self.tokens, self.places, self.tokenizer = tokens, places, tokenizer
 
     @classmethod
-    def of(cls, texts: Iterable[Sequence[int]], tokenizer: str = "") -> TokenIndex:
+    def from_texts(cls, texts: Iterable[Sequence[int]], tokenizer: str = "") -> TokenIndex:
         """Make the index of texts, given as token ids.
 
         Raises:

@@ -70,10 +70,10 @@ class Successors:
         Args:
             successor: The token that followed in the text.
         """
-        if best := self.of(token)[:1]:
+        if best := self.after(token)[:1]:
             self._rates[self._groups.get(token, PROMPT_GROUP)].count(best[0] == successor)
 
-    def of(self, token: int) -> list[int]:
+    def after(self, token: int) -> list[int]:
         successors = self._seen.get(token)
         if successors is None:
             initial = self._initial
@@ -90,7 +90,7 @@ class Successors:
             The tokens, and for each of them the probability that it and all tokens before it are right.
         """
         chain, probabilities, probability = list[int](), list[float](), 1.0
-        while len(chain) < depth and (best := self.of(root)[:1]):
+        while len(chain) < depth and (best := self.after(root)[:1]):
             probability *= self.probability(root)
             root = best[0]
             chain.append(root)
@@ -107,7 +107,7 @@ class Successors:
         self._groups[token] = bisect(LEAD_BOUNDS, lead)
 
     def put_first(self, token: int, successor: int) -> None:
-        self._seen[token] = [successor, *(t for t in self.of(token) if t != successor)][:MAX_SUCCESSORS]
+        self._seen[token] = [successor, *(t for t in self.after(token) if t != successor)][:MAX_SUCCESSORS]
 
 
 @built_in_drafter("recycling")
@@ -174,7 +174,7 @@ class Recycling:
                 trees.append((chain, list(range(len(chain)))))
                 continue
             tokens: dict[Path, int] = {(): root}
-            below: dict[Path, list[int]] = {(): _move_to_front(copied[:1], state.of(root))}
+            below: dict[Path, list[int]] = {(): _move_to_front(copied[:1], state.after(root))}
             for path in tree_template(max(plan.nodes, MAX_TREE_NODES), depth):
                 if len(tokens) > plan.nodes:
                     break
@@ -182,7 +182,7 @@ class Recycling:
                 if path[-1] < len(successors):
                     token = tokens[path] = successors[path[-1]]
                     copy = [] if any(path) else copied[len(path) : len(path) + 1]
-                    below[path] = _move_to_front(copy, state.of(token))
+                    below[path] = _move_to_front(copy, state.after(token))
             # depth first: if the likeliest path is accepted, no cache entry must be moved
             nodes = {path: node for node, path in enumerate(sorted(tokens))}
             trees.append(([tokens[path] for path in nodes][1:], [nodes[path[:-1]] for path in nodes if path]))

@@ -1,7 +1,7 @@
 """The registry of drafters by name. Only `built_in` lists drafters.
 
 A drafter's class, or the class of a draft network, registers itself by a decorator, `built_in_drafter` or
-`built_in_network`. `BUILT_IN` lists names, modules and what a drafter is made of: a module is imported only when
+`built_in_network`. `BUILT_IN` lists names, modules and what a drafter is made from: a module is imported only when
 somebody asks for its drafter. `register_drafter` is for drafters from outside the package.
 """
 
@@ -39,7 +39,7 @@ class DrafterEntry:
     """
 
     factory: Factory | str | None = None  # makes the drafter without arguments; a callable or its dotted path
-    of_model: Callable[[Any], Drafter] | None = None  # makes the drafter from the loaded target model
+    from_model: Callable[[Any], Drafter] | None = None  # makes the drafter from the loaded target model
     loader: Loader | str | None = None  # makes the drafter from a folder with weights
     network: type[DrafterWeights[Any]] | None = None  # weights that `mmdec.pretrained.drafters` loads from a folder
     published: str | None = None  # module that reads published folders; see `mmdec.pretrained.published`
@@ -62,8 +62,8 @@ def built_in_drafter(
 ) -> Callable[[type[Class]], type[Class]]:
     """Register the decorated class as a built-in drafter.
 
-    Its kind in `BUILT_IN` says how it is made: "ready" calls the class without arguments, "of_model" calls the class
-    method `of(model)`, and the kinds with weights call the `loader`.
+    Its kind in `BUILT_IN` says how it is made: "ready" calls the class without arguments, "from_model" calls the class
+    method `from_model(model)`, and the kinds with weights call the `loader`.
 
     Args:
         name: The name in `BUILT_IN`.
@@ -77,7 +77,7 @@ def built_in_drafter(
         made_of = BUILT_IN[name].kind
         _decorated[name] = DrafterEntry(
             factory=drafter if made_of == "ready" else None,
-            of_model=drafter.of if made_of == "of_model" else None,
+            from_model=drafter.from_model if made_of == "from_model" else None,
             loader=loader,
             published=published,
             speech=made_of == "speech_weights",
@@ -226,7 +226,7 @@ def make_drafter(name: str) -> Drafter:
             class needs arguments.
     """
     entry = drafter_entry(name)
-    if entry is not None and entry.of_model is not None:
+    if entry is not None and entry.from_model is not None:
         raise InputError(
             f"`drafter` must be one that this call can create, but {name!r} needs a loaded model. Pass it to "
             "`mmdec.generate`, `stream` or `speculate`."

@@ -168,7 +168,7 @@ def index_texts(texts: Sequence[str], tokenizer: Any, spoken: bool) -> TokenInde
         tokenizer: The target's tokenizer.
         spoken: Whether the target transcribes speech: it writes no line ends, and a space before the first word.
     """
-    return TokenIndex.of(_token_ids(texts, tokenizer, spoken), tokenizer_fingerprint(tokenizer))
+    return TokenIndex.from_texts(_token_ids(texts, tokenizer, spoken), tokenizer_fingerprint(tokenizer))
 
 
 def _token_ids(texts: Sequence[str], tokenizer: Any, spoken: bool) -> Iterator[Sequence[int]]:

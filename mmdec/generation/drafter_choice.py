@@ -95,8 +95,8 @@ def _named_drafter(name: str, home: DrafterHome | None) -> DrafterSource | None:
             return None
         folder = drafter_folder(home.directory, name)
         return None if folder is None else FixedDrafter(home.read_drafter(folder))
-    if entry.of_model is not None:
-        return DrafterOfModel(entry.of_model)
+    if entry.from_model is not None:
+        return DrafterOfModel(entry.from_model)
     if home is not None and entry.has_weights and (entry.speech or not is_speech_model(home.model)):
         return FixedDrafter(home.own_drafter(name))
     return FixedDrafter(_make(name))

@@ -38,7 +38,7 @@ class Checkpoint:
     argument: str  # name of the caller's argument that names the folder, for errors
 
     @classmethod
-    def of(cls, folder: Path, argument: str) -> Checkpoint:
+    def read(cls, folder: Path, argument: str) -> Checkpoint:
         """Read config.json and all tensors of a folder, from safetensors, else from a pickle.
 
         Args:

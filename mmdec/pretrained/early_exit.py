@@ -99,7 +99,7 @@ class EarlyExit:
         self.name = f"early-exit{chosen}({model_name(model)})"
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> EarlyExit:
+    def from_model(cls, model: PreTrainedModel) -> EarlyExit:
         """Return the drafter of a loaded model, which all calls share."""
         with _lock:
             if model not in _drafters:
@@ -111,7 +111,7 @@ class EarlyExit:
         if getattr(target, "model", None) is not self._model():
             raise InputError(
                 "`drafter` must be made of the model that it drafts for, but this early exit is another's. Make one "
-                "with `EarlyExit.of(model)`."
+                "with `EarlyExit.from_model(model)`."
             )
 
     def start(self, context: Context) -> EarlyExitState:

@@ -67,7 +67,7 @@ class Mtp:
         self.embedding: nn.Module = head.embed_tokens
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Mtp:
+    def from_model(cls, model: PreTrainedModel) -> Mtp:
         """Make the drafter with the head of the checkpoint that the model was loaded from.
 
         Raises:
@@ -104,7 +104,7 @@ class Mtp:
 
     def update(self, state: MtpState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens and the target's hidden states. The head processes them before the next draft."""
-        part = PendingTokens.of(scores.features[-1], verdict, verdict.lengths.tolist())
+        part = PendingTokens.from_verdict(scores.features[-1], verdict, verdict.lengths.tolist())
         exists = torch.arange(part.tokens.shape[1], device=part.tokens.device) < verdict.lengths[:, None]
         state.queue.append((part.tokens, part.features, exists))
 

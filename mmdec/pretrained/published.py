@@ -83,7 +83,7 @@ def read_published(
             its code is not run.
         argument: Name of the caller's argument, for errors.
     """
-    checkpoint = Checkpoint.of(folder, argument)
+    checkpoint = Checkpoint.read(folder, argument)
     entry = _recognise(checkpoint.config, frozenset(checkpoint.state), folder, argument)
     if entry is None or entry.network is None:
         raise checkpoint.error(

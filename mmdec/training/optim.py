@@ -79,27 +79,28 @@ class MuonAdamW(Optimizer):
         self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
 
     @classmethod
-    def of(
+    def for_parameters(
         cls,
         parameters: Iterable[tuple[str, Tensor]],
-        inner: Callable[[str, Tensor], bool],
+        is_inner: Callable[[str, Tensor], bool],
         lr: float,
         weight_decay: float,
         betas: tuple[float, float] = (0.9, 0.98),
-        more: Sequence[dict[str, Any]] = (),
+        extra_groups: Sequence[dict[str, Any]] = (),
     ) -> MuonAdamW:
         """Build the optimizer from a module's named parameters. Frozen parameters are left out.
 
         Args:
-            inner: Takes the name of a matrix and the matrix; returns whether Muon trains it. AdamW trains everything
+            parameters: (name, weight) of each parameter.
+            is_inner: Takes the name of a matrix and the matrix; returns whether Muon trains it. AdamW trains everything
                 else.
-            more: Further parameter groups for AdamW, each with its own learning rate.
+            extra_groups: Further parameter groups for AdamW, each with its own learning rate.
         """
         trained = [(name, weight) for name, weight in parameters if weight.requires_grad]
-        matrices = [weight for name, weight in trained if weight.dim() == 2 and inner(name, weight)]
+        matrices = [weight for name, weight in trained if weight.dim() == 2 and is_inner(name, weight)]
         chosen = set(map(id, matrices))
         others = [weight for _, weight in trained if id(weight) not in chosen]
-        return cls(matrices, [*groups(others, weight_decay), *more], lr, weight_decay, betas)
+        return cls(matrices, [*groups(others, weight_decay), *extra_groups], lr, weight_decay, betas)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None

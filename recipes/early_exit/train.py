@@ -86,7 +86,7 @@ def train(model: Any, data: Tensor, steps: int, early_exit: bool) -> None:
 def measure(model: Any, tokens: int) -> None:
     """Print tokens per round and CPU seconds without drafts and with an early exit."""
     prompts = [torch.tensor([list(text.encode())]) for text in PROMPTS]
-    drafter, texts = EarlyExit.of(model), list[list[list[int]]]()
+    drafter, texts = EarlyExit.from_model(model), list[list[list[int]]]()
     for choice in (None, drafter, None, drafter):
         began, rounds, found = time.process_time(), 0, list[list[int]]()
         for ids in prompts:

@@ -62,7 +62,7 @@ OWN_TEXTS = [
     MODELS[name].generate(**prompts(1, seed), max_new_tokens=30)[0].tolist() for name in MODELS for seed in (0, 7)
 ]
 NOISE = torch.randint(3, VOCABULARY, (500,), generator=torch.Generator().manual_seed(1)).tolist()
-CORPUS = TokenIndex.of([*OWN_TEXTS, NOISE])
+CORPUS = TokenIndex.from_texts([*OWN_TEXTS, NOISE])
 SIMPLE = ["lookup", "recycling", "corpus", "jacobi", "early_exit", "small", "wrong"]  # drafters without training
 HEADS: dict[str, dict[str, Any]] = {  # drafter -> settings of its head
     "dflash": {},

@@ -41,7 +41,7 @@ VARIED = (
 )
 
 
-CORPUS = CorpusDrafter(TokenIndex.of([random.Random(3).choices(range(3, 40), k=400)]))
+CORPUS = CorpusDrafter(TokenIndex.from_texts([random.Random(3).choices(range(3, 40), k=400)]))
 
 
 @dataclass

@@ -62,7 +62,7 @@ class CtcTokenIds:
 
 def token_merges(tokenizer: Any) -> Merges:
     """Return the BPE merges of a byte-level tokenizer from transformers."""
-    return Merges.of(json.loads(tokenizer.backend_tokenizer.to_str())["model"])
+    return Merges.from_json(json.loads(tokenizer.backend_tokenizer.to_str())["model"])
 
 
 def save_ctc(

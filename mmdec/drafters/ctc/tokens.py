@@ -49,7 +49,7 @@ class Merges:
         return Merges, (self.rows, self.alphabet)
 
     @classmethod
-    def of(cls, model: dict[str, Any]) -> Merges:
+    def from_json(cls, model: dict[str, Any]) -> Merges:
         """Make the BPE from a tokenizer's JSON.
 
         Args:

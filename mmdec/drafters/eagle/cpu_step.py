@@ -41,7 +41,7 @@ class EagleStep(SingleTokenStep):
         self.input_norm = None if norm is None else norm.weight.detach().numpy()
 
     @classmethod
-    def of(
+    def for_network(
         cls,
         network: EagleInputNetwork,
         packed: PackedWeights | None,
@@ -50,16 +50,15 @@ class EagleStep(SingleTokenStep):
     ) -> EagleStep | None:
         """Make the fast path for a network.
 
-        None is returned for a large network, a GPU, another precision than float32, a norm in `fuse`, a subclass that
-        overrides a method of the layer, and an embedding that does more than look up rows.
-
         Args:
             packed: The network's concatenated weights, or None.
             embedding: The target's embedding (`model.get_input_embeddings()`).
             output: The target's LM head (`model.get_output_embeddings()`).
 
         Returns:
-            None if it would be slower or give other results.
+            None if it would be slower or give other results: for a large network, a GPU, another precision than
+            float32, a norm in `fuse`, a subclass that overrides a method of the layer, or an embedding that does more
+            than look up rows.
         """
         if packed is None or not is_plain_lookup(embedding, packed.attention, output.weight):
             return None
@@ -100,7 +99,7 @@ class Eagle3Step(SingleTokenStep):
         self.targets = network.draft_vocabulary.all_token_ids().tolist() if config.has_draft_vocabulary else None
 
     @classmethod
-    def of(cls, network: Eagle3, packed: PackedWeights | None, embedding: nn.Module) -> Eagle3Step | None:
+    def for_network(cls, network: Eagle3, packed: PackedWeights | None, embedding: nn.Module) -> Eagle3Step | None:
         """Make the fast path for a network.
 
         Returns:

@@ -72,7 +72,7 @@ class EagleInputNetwork(DraftNetwork):
         return Conventions(norms=[norm], embedding_columns="fc.weight")
 
     def cpu_step(self, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear) -> SingleTokenStep | None:
-        return EagleStep.of(self, packed, embedding, output)
+        return EagleStep.for_network(self, packed, embedding, output)
 
 
 @built_in_network(

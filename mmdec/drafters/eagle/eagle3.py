@@ -359,7 +359,7 @@ class Eagle3(LayeredNetwork):
         return hidden[:, :1], BlockLevels(drafter, state, hidden)
 
     def cpu_step(self, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear) -> SingleTokenStep | None:
-        return Eagle3Step.of(self, packed, embedding)
+        return Eagle3Step.for_network(self, packed, embedding)
 
     def output_norm(self, hidden: Tensor) -> Tensor:
         return self.norm(hidden) if self.config.norm_output else hidden

@@ -65,7 +65,7 @@ class SlotStep(CpuStep):
         self.joined = buffer(2 * config.hidden_size)
 
     @classmethod
-    def of(
+    def for_network(
         cls, network: FlashNetwork, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear
     ) -> SlotStep | None:
         """Make the fast path for a network.

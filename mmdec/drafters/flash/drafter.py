@@ -96,7 +96,7 @@ class Flash:
             waiting = self._columns.catch_up(state)
             if not state.step_requested:
                 state.step_requested = True
-                state.step = SlotStep.of(self.network, state.packed, self.embedding, self._columns.output)
+                state.step = SlotStep.for_network(self.network, state.packed, self.embedding, self._columns.output)
             step = state.step
             if isinstance(step, SlotStep) and step.can_read(waiting.features):
                 with ignore_overflow():

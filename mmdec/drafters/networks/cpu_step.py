@@ -3,7 +3,7 @@
 The layer of a draft network has three implementations with equal outputs up to rounding, which tests compare:
 
     DraftLayer (`layers.py`)            whole rows and batches, any device, differentiable: for training, prompts,
-                                        and drafting if no fast path applies (`EagleStep.of` says when)
+                                        and drafting if no fast path applies (`EagleStep.for_network` says when)
     EagleStep, Eagle3Step               one token at a time, to draft chains (`../eagle/cpu_step.py`)
     SlotStep (`../flash/cpu_step.py`)   FLASH: in one pass new accepted tokens, and the slots that draft after them
 

@@ -125,7 +125,7 @@ class NetworkDrafter:
     def update(self, state: DraftState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens and the target's features. They are processed before the next draft."""
         counts = verdict.lengths.tolist()
-        state.queue.append(PendingTokens.of(self._concat_features(scores.features), verdict, counts))
+        state.queue.append(PendingTokens.from_verdict(self._concat_features(scores.features), verdict, counts))
         state.columns = [old + count for old, count in zip(state.columns, counts, strict=True)]
 
     def select(self, state: DraftState, live: Tensor) -> None:

@@ -217,7 +217,7 @@ class PendingTokens:
     counts: list[int]  # each batch row's number of tokens; the rest is padding on the right
 
     @classmethod
-    def of(cls, features: Tensor, verdict: Verdict, counts: list[int]) -> PendingTokens:
+    def from_verdict(cls, features: Tensor, verdict: Verdict, counts: list[int]) -> PendingTokens:
         """Select the accepted path.
 
         Args:

@@ -50,7 +50,7 @@ def paths(draft: Any, row: int = 0) -> list[list[int]]:
 @settings(max_examples=150, deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 3), min_size=1, max_size=30))
 def test_matches_are_those_of_a_naive_search(texts: list[list[int]], text: list[int]) -> None:
-    index = TokenIndex.of(texts)
+    index = TokenIndex.from_texts(texts)
     flat = index.tokens.tolist()
     assert flat == [token for one in texts for token in (*one, -1)]
     assert sorted(index.places.tolist()) == list(range(len(flat)))
@@ -69,7 +69,7 @@ def _places(flat: list[int], end: list[int]) -> list[int]:
 
 
 def test_many_hits_are_sampled_over_all_of_them() -> None:
-    index = TokenIndex.of([[1, token] for token in [2] * 300 + [3] * 100])
+    index = TokenIndex.from_texts([[1, token] for token in [2] * 300 + [3] * 100])
     ((_, first, last),) = index.matches([1])
     rows = index.continuations(first, last, 3)
     assert last - first == 400
@@ -78,7 +78,7 @@ def test_many_hits_are_sampled_over_all_of_them() -> None:
 
 
 def test_likelier_continuations_come_first() -> None:
-    drafter = CorpusDrafter(TokenIndex.of([[1, 2, 3, 7], [1, 2, 3, 8], [1, 2, 3, 7], [1, 2, 4, 9]]))
+    drafter = CorpusDrafter(TokenIndex.from_texts([[1, 2, 3, 7], [1, 2, 3, 8], [1, 2, 3, 7], [1, 2, 4, 9]]))
     state = drafter.start(context([[5, 1, 2]]))
     root = torch.tensor([2])
     chain = drafter.propose(state, root, Plan(2, 2))
@@ -90,7 +90,7 @@ def test_likelier_continuations_come_first() -> None:
 
 
 def test_the_text_itself_is_drafted_from_and_the_end_of_a_text_is_not() -> None:
-    drafter = CorpusDrafter(TokenIndex.of([[9, 9]]))
+    drafter = CorpusDrafter(TokenIndex.from_texts([[9, 9]]))
     state = drafter.start(context([[1, 2, 3, 4, 1, 2], [7, 8, 9, 9, 9, 9]]))
     draft = drafter.propose(state, torch.tensor([2, 9]), Plan(3, 3))
     assert paths(draft) == [[3], [3, 4], [3, 4, 1]]
@@ -101,7 +101,7 @@ def test_the_text_itself_is_drafted_from_and_the_end_of_a_text_is_not() -> None:
 
 
 def test_a_corpus_that_was_wrong_drafts_less() -> None:
-    drafter = CorpusDrafter(TokenIndex.of([[1, 2, 3, 4, 5, 6]] * 3))
+    drafter = CorpusDrafter(TokenIndex.from_texts([[1, 2, 3, 4, 5, 6]] * 3))
     state, root = drafter.start(context([[9, 1, 2]])), torch.tensor([2])
     plan = Plan(4, 4, threshold=0.15)
     assert paths(drafter.propose(state, root, plan)) == [[3], [3, 4], [3, 4, 5], [3, 4, 5, 6]]
@@ -116,7 +116,7 @@ def test_a_corpus_that_was_wrong_drafts_less() -> None:
 @settings(max_examples=80, deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(1, 20), st.integers(1, 6))
 def test_drafts_are_trees_within_the_plan(texts: list[list[int]], text: list[int], nodes: int, depth: int) -> None:
-    drafter = CorpusDrafter(TokenIndex.of(texts))
+    drafter = CorpusDrafter(TokenIndex.from_texts(texts))
     draft = drafter.propose(drafter.start(context([text])), torch.tensor(text[-1:]), Plan(nodes, depth))
     found = paths(draft)
     assert len(found) <= nodes
@@ -126,12 +126,12 @@ def test_drafts_are_trees_within_the_plan(texts: list[list[int]], text: list[int
 
 
 def test_the_file_is_read_in_place(tmp_path: Path) -> None:
-    index = TokenIndex.of([[5, 6, 7, 5, 6], [1]], "0123")
+    index = TokenIndex.from_texts([[5, 6, 7, 5, 6], [1]], "0123")
     file = index.save(tmp_path / "texts.safetensors")
     loaded = TokenIndex.load(file)
     assert loaded.tokenizer == "0123"
     assert (loaded.tokens.tolist(), loaded.places.tolist()) == (index.tokens.tolist(), index.places.tolist())
-    assert loaded.name == index.name != TokenIndex.of([[5, 6, 7, 5, 7], [1]]).name
+    assert loaded.name == index.name != TokenIndex.from_texts([[5, 6, 7, 5, 7], [1]]).name
     maps = Path("/proc/self/maps")
     assert not maps.exists() or str(file) in maps.read_text()
     assert not list(tmp_path.glob(".mmdec-*"))
@@ -167,7 +167,7 @@ def test_a_file_that_is_no_index_is_refused(tmp_path: Path, content: bytes, matc
 
 
 def test_a_cut_file_is_refused(tmp_path: Path) -> None:
-    file = TokenIndex.of([list(range(50))]).save(tmp_path / "x.safetensors")
+    file = TokenIndex.from_texts([list(range(50))]).save(tmp_path / "x.safetensors")
     content = file.read_bytes()
     for size in range(0, len(content), 7):
         file.write_bytes(content[:size])
@@ -186,19 +186,19 @@ def test_an_index_in_the_wrong_order_drafts_only_its_own_tokens() -> None:
 
 def test_the_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "MAX_INDEX_TOKENS", 10)
-    assert len(TokenIndex.of([[1] * 4, [2] * 4])) == 10
+    assert len(TokenIndex.from_texts([[1] * 4, [2] * 4])) == 10
     with pytest.raises(InputError, match="from 1 to 10 tokens, but have 11"):
-        TokenIndex.of([[1] * 4, [2] * 5])
+        TokenIndex.from_texts([[1] * 4, [2] * 5])
     with pytest.raises(InputError, match="but have 0"):
-        TokenIndex.of([[], []])
+        TokenIndex.from_texts([[], []])
 
 
 def test_tokens_that_the_target_lacks_are_refused() -> None:
     class Target:
         vocab_size = 6
 
-    drafter: Any = CorpusDrafter(TokenIndex.of([[5]]))
+    drafter: Any = CorpusDrafter(TokenIndex.from_texts([[5]]))
     drafter.check(Target())
     with pytest.raises(InputError, match="below 6, but this corpus has 6"):
-        CorpusDrafter(TokenIndex.of([[6]])).check(Target())  # type: ignore[arg-type]
+        CorpusDrafter(TokenIndex.from_texts([[6]])).check(Target())  # type: ignore[arg-type]
     assert json.dumps(drafter.name)

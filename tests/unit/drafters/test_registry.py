@@ -30,6 +30,6 @@ def test_kind_of_a_built_in_drafter_is_how_it_is_made(name: str) -> None:
     entry, kind = drafter_entry(name), BUILT_IN[name].kind
     assert entry is not None
     assert (entry.factory is not None) == (kind == "ready")
-    assert (entry.of_model is not None) == (kind == "of_model")
+    assert (entry.from_model is not None) == (kind == "from_model")
     assert entry.has_weights == (kind in ("language_weights", "speech_weights"))
     assert entry.speech == (kind == "speech_weights")

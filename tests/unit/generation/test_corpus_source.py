@@ -92,7 +92,7 @@ def test_an_index_of_another_tokenizer_is_refused(loaded: LoadedLanguageModel, t
         def get_vocab(self) -> dict[str, int]:
             return {**loaded.tokenizer.get_vocab(), "<other>": 10**6}
 
-    path = TokenIndex.of([[5, 6]], tokenizer_fingerprint(Other())).save(tmp_path / "x.safetensors")
+    path = TokenIndex.from_texts([[5, 6]], tokenizer_fingerprint(Other())).save(tmp_path / "x.safetensors")
     for drafter in (mmdec.corpus(path), str(path)):
         with pytest.raises(InputError, match=r"`drafter` must be an index for the model's tokenizer, but .*x\.safe"):
             mmdec.generate(loaded.model, loaded.text_inputs("the cat"), drafter, max_new_tokens=3)

@@ -93,15 +93,15 @@ def test_the_copy_may_change_while_rows_end(nodes: Any, monkeypatch: pytest.Monk
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 def test_the_name_gives_one_drafter_for_all_calls() -> None:
     model = language_model("llama", num_hidden_layers=4)
-    assert EarlyExit.of(model) is EarlyExit.of(model)
+    assert EarlyExit.from_model(model) is EarlyExit.from_model(model)
     decode(model, "early_exit", max_new_tokens=20)
-    assert EarlyExit.of(model).name.startswith("early-exit(")
+    assert EarlyExit.from_model(model).name.startswith("early-exit(")
     assert EarlyExit(model, [0, 2]).name.startswith("early-exit-0.2(")
 
 
 def test_early_exit_does_not_keep_the_model_alive() -> None:
     model = language_model("llama")
-    EarlyExit.of(model)
+    EarlyExit.from_model(model)
     gone = ref(model)
     del model
     gc.collect()

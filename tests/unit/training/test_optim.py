@@ -17,13 +17,13 @@ def network() -> nn.Sequential:
 
 
 def optimizer(model: nn.Module) -> MuonAdamW:
-    return MuonAdamW.of(model.named_parameters(), lambda name, weight: True, lr=0.01, weight_decay=0.0)
+    return MuonAdamW.for_parameters(model.named_parameters(), lambda name, weight: True, lr=0.01, weight_decay=0.0)
 
 
 def test_muon_takes_inner_matrices_and_frozen_ones_are_left_out():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(4, 4))
     model[2].requires_grad_(False)
-    both = MuonAdamW.of(model.named_parameters(), lambda name, weight: name.startswith("0"), 0.01, 0.1)
+    both = MuonAdamW.for_parameters(model.named_parameters(), lambda name, weight: name.startswith("0"), 0.01, 0.1)
     (first, second, third) = both.param_groups
     assert [id(p) for p in first["params"]] == [id(model[0].weight)]
     assert [id(p) for p in second["params"]] == [id(model[1].weight)]

@@ -174,7 +174,7 @@ class ReaderModule(RecipeModule):
 
     def optimizer(self) -> Optimizer:
         named, options = self.network.named_parameters(), self.options
-        return MuonAdamW.of(named, lambda name, _: "embed" not in name, options.lr, options.weight_decay)
+        return MuonAdamW.for_parameters(named, lambda name, _: "embed" not in name, options.lr, options.weight_decay)
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[ReaderModule, int]:

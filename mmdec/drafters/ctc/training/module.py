@@ -166,8 +166,8 @@ class CtcModule(RecipeModule):
         named, options = self.head.named_parameters(), self.options
         tuned = [] if self.top is None else groups(self.top.parameters(), options.weight_decay)
         slow = [{**group, "lr": options.top_lr} for group in tuned]
-        return MuonAdamW.of(
-            named, lambda name, _: name.startswith("blocks"), options.lr, options.weight_decay, more=slow
+        return MuonAdamW.for_parameters(
+            named, lambda name, _: name.startswith("blocks"), options.lr, options.weight_decay, extra_groups=slow
         )
 
 

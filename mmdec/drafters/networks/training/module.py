@@ -509,7 +509,7 @@ class DraftModule(DrafterModule):
             if fsdp_wrapper(self.trainer) is not None:
                 raise InputError("`optimizer` must be adamw where weights are sharded, but is muon. Use ddp, or adamw.")
             linear = {id(part.weight) for part in self.network.modules() if isinstance(part, nn.Linear)}
-            return MuonAdamW.of(
+            return MuonAdamW.for_parameters(
                 self.network.named_parameters(),
                 lambda name, weight: id(weight) in linear and not name.startswith(LM_HEAD),
                 options.lr,

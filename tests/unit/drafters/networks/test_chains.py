@@ -43,12 +43,12 @@ def test_a_token_at_a_time_or_level_by_level(system: str, threshold: float, monk
     kind: Any = SlotStep if "flash" in system else Eagle3Step if system == "eagle3" else EagleStep
     changes: dict[str, Any] = {"slots": 4, "refine": system == "flash"} if "flash" in system else {}
     drafter = tree_growing(system.removesuffix("-unrefined"), model, **changes)
-    made = kind.of.__func__
-    monkeypatch.setattr(kind, "of", classmethod(lambda *given: steps.append(made(*given)) or steps[-1]))
+    made = kind.for_network.__func__
+    monkeypatch.setattr(kind, "for_network", classmethod(lambda *given: steps.append(made(*given)) or steps[-1]))
     stepwise = [proposed(drafter, model, [row], Plan(20, 20, threshold=threshold)) for row in range(4)]
     assert len(steps) == 4
     assert all(steps)
-    monkeypatch.setattr(kind, "of", classmethod(lambda *_: None))
+    monkeypatch.setattr(kind, "for_network", classmethod(lambda *_: None))
     for row, draft in enumerate(stepwise):
         levels = proposed(drafter, model, [row], Plan(20, 20, threshold=threshold))
         for part in ("tokens", "parents", "size"):
@@ -121,7 +121,7 @@ def test_another_picture_changes_what_a_step_reads(system: str, monkeypatch: pyt
         return noted.drafts
 
     stepwise = drafts()
-    monkeypatch.setattr(EagleStep, "of", classmethod(lambda *_: None))
+    monkeypatch.setattr(EagleStep, "for_network", classmethod(lambda *_: None))
     assert drafts() == stepwise
 
 
@@ -147,7 +147,7 @@ def test_flash_blocks_equal_recomputation_over_pictures_and_turns(slots: int, mo
 
     stepwise = drafts()
     assert len(stepwise) > 20
-    monkeypatch.setattr(SlotStep, "of", classmethod(lambda *_: None))
+    monkeypatch.setattr(SlotStep, "for_network", classmethod(lambda *_: None))
     assert drafts() == stepwise
 
 
@@ -168,7 +168,7 @@ def test_flashs_chains_and_trees_share_a_cache(slots: int, monkeypatch: pytest.M
 
     stepwise = drafts()
     assert len(stepwise) > 10
-    monkeypatch.setattr(SlotStep, "of", classmethod(lambda *_: None))
+    monkeypatch.setattr(SlotStep, "for_network", classmethod(lambda *_: None))
     assert drafts() == stepwise
 
 
@@ -177,11 +177,13 @@ def test_a_step_is_built_once_for_each_run(system: str, monkeypatch: pytest.Monk
     """Also where none can be built; weights may change between two runs of a chat."""
     model, asked = language_model(), []
     kind: Any = SlotStep if system == "flash" else EagleStep
-    made = kind.of.__func__
+    made = kind.for_network.__func__
     for result in (True, False):
         asked.clear()
         monkeypatch.setattr(
-            kind, "of", classmethod(lambda *given, result=result: asked.append(1) or (made(*given) if result else None))
+            kind,
+            "for_network",
+            classmethod(lambda *given, result=result: asked.append(1) or (made(*given) if result else None)),
         )
         drafter, cache = tree_growing(system, model), DynamicCache(config=model.config)
         options: dict[str, Any] = {
@@ -219,6 +221,6 @@ def test_a_network_with_its_own_fusion_has_no_fast_step() -> None:
     model = language_model()
     drafter = tree_growing("eagle", model)
     parts = drafter.network.pack_weights(), drafter.embedding, drafter.output
-    assert EagleStep.of(drafter.network, *parts) is not None
+    assert EagleStep.for_network(drafter.network, *parts) is not None
     drafter.network.__class__ = Squashed
-    assert EagleStep.of(drafter.network, *parts) is None
+    assert EagleStep.for_network(drafter.network, *parts) is None

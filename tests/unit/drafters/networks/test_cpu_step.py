@@ -109,7 +109,7 @@ CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-4}
 def slots_of(net: FlashNetwork, bias: bool = True) -> tuple[SlotStep | None, nn.Embedding, nn.Linear]:
     torch.manual_seed(1)
     embedding, output = nn.Embedding(31, 24), nn.Linear(24, 31, bias=bias)
-    return SlotStep.of(net, net.pack_weights(), embedding, output), embedding, output
+    return SlotStep.for_network(net, net.pack_weights(), embedding, output), embedding, output
 
 
 def flash(**changes: Any) -> FlashNetwork:
@@ -197,7 +197,7 @@ def test_huge_numbers_in_slots_do_not_warn() -> None:
 def test_unsupported_slots_have_no_cpu_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = flash()
     embedding, output = odd_layers(case, net, monkeypatch)
-    assert SlotStep.of(net, net.pack_weights(), embedding, output) is None
+    assert SlotStep.for_network(net, net.pack_weights(), embedding, output) is None
 
 
 def test_gradients_and_autocast_are_left_to_torch() -> None:
