@@ -20,9 +20,9 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 import mmdec
-from mmdec.drafters.eagle.training.eagle3 import frequent_tokens
 from mmdec.drafters.heads.network import Heads
 from mmdec.drafters.heads.training.module import HeadsModule
+from mmdec.drafters.networks.training.data import frequent_tokens
 from mmdec.drafters.networks.training.samples import Inputs
 from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher, load_teacher_model
 

@@ -19,27 +19,23 @@ from typing import Any, ClassVar, cast, final
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.drafters.dflash.heads import MARKOV_HEADS
 from mmdec.drafters.dflash.network import DFlash, DFlashConfig
 from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.networks.layers import KeyValues
 from mmdec.drafters.networks.training.module import (
-    LOSSES,
-    MAX_LOGITS,
     DraftModule,
     LossWeights,
+    StepTotals,
+    concat_pieces,
     distribution_loss,
-    in_pieces,
-    rank_texts,
     target_states,
     token_loss,
 )
 from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher
 from mmdec.drafters.networks.training.unroll import UnrollInputs, additive_mask
 from mmdec.errors import InputError
-from mmdec.training.callbacks import ESTIMATED_CHAIN_LENGTH
 from mmdec.training.checkpoints import check_positive
 from mmdec.training.optim import token_weight
 from mmdec.types import Needs
@@ -113,7 +109,7 @@ class DFlashModule(DraftModule):
     def chain(self) -> int:
         return min(self.options.chain, self.depth)
 
-    def steps(self, columns: UnrollInputs, texts: list[TargetFeatures], count: int) -> list[Tensor]:
+    def steps(self, columns: UnrollInputs, count: int) -> list[Tensor]:
         """Draft up to `count` tokens after each answer token.
 
         Returns:
@@ -122,10 +118,10 @@ class DFlashModule(DraftModule):
         """
         length = columns.mask.shape[1]
         roots = torch.arange(length, device=columns.mask.device).expand_as(columns.mask)
-        states = torch.cat([self.blocks(columns, texts, part) for part in roots.split(self.anchors, 1)], 1)
+        states = torch.cat([self.blocks(columns, part) for part in roots.split(self.anchors, 1)], 1)
         return [states[:, : length - step, step] for step in range(min(count, length))]
 
-    def blocks(self, columns: UnrollInputs, texts: list[TargetFeatures], roots: Tensor) -> Tensor:
+    def blocks(self, columns: UnrollInputs, roots: Tensor) -> Tensor:
         """Run the network over the blocks that begin at some answer tokens.
 
         Args:
@@ -136,7 +132,7 @@ class DFlashModule(DraftModule):
             those of the sequential head for the true tokens above. S is 0 without a head.
         """
         network = cast(DFlash, self.network)
-        answers = pad_sequence([torch.tensor(text.answer[:-1]) for text in texts], batch_first=True).to(roots.device)
+        answers = columns.tokens
         tokens = answers.gather(1, roots.clamp(min=0))[..., None].repeat(1, 1, network.config.block_size)
         tokens[..., 1:] = network.config.mask_token
         embedding = self.teacher.model.get_input_embeddings()
@@ -161,41 +157,26 @@ class DFlashModule(DraftModule):
         base = self.teacher.logits(states[..., :size])
         return base, base if head is None else head.logits(base, states[..., :size], states[..., size:], depth)
 
-    def rank(self, texts: list[TargetFeatures]) -> list[Tensor]:
-        columns = self.columns(texts)
-        length = columns.mask.shape[1]
-        steps = self.steps(columns, texts, self.chain)
-        return rank_texts(columns, steps, lambda states: self.logits(states, length - states.shape[1])[1], texts)
+    def step_logits(self, states: Tensor, depth: int) -> Tensor:
+        return self.logits(states, depth)[1]
 
     def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
-        """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
-        round of decoding with chains of `ESTIMATED_CHAIN_LENGTH` drafted tokens."""
+        network = cast(DFlash, self.network)
         expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)
-        answers = pad_sequence([torch.tensor(text.answer[1:]) for text in texts], batch_first=True).to(expected.device)
         lengths = columns.mask.sum(1)
         roots = draw_roots(lengths, self.anchors if self.training else columns.mask.shape[1])
-        states = self.blocks(columns, texts, roots)
-        total, parts, accepted = columns.states.new_zeros(()), dict[str, Tensor](), columns.states.new_zeros(())
-        alive = roots >= 0
+        states = self.blocks(columns, roots)
         rows = torch.arange(len(texts), device=roots.device)[:, None].expand_as(roots)
         counts = [(roots >= 0) & (roots + step < lengths[:, None]) for step in range(self.depth)]
         weights = token_weight(torch.stack([has_target.sum() for has_target in counts]))
+        totals, vocab_size = StepTotals(roots >= 0, weights, self.options.unroll_decay), network.draft_vocabulary.size
         for step, has_target in enumerate(counts[: columns.mask.shape[1]]):
             places = rows[has_target], roots[has_target] + step
-            width = max(1, MAX_LOGITS // cast(DFlash, self.network).draft_vocabulary.size)
-            compare = partial(self._compare_tokens, step)
-            pieces = in_pieces(compare, width, states[:, :, step][has_target], expected[places], answers[places])
-            loss, entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
-            total = total + self.options.unroll_decay**step * weights[step] * loss.sum() / max(len(loss), 1)
-            name = str(step + 1) if step else ""
-            parts |= {"right" + name: right.mean()} if len(right) else {}
-            parts |= {} if step else {"tokens": entropy.detach().mean()}
-            if step < ESTIMATED_CHAIN_LENGTH:
-                alive = alive & torch.zeros_like(has_target).masked_scatter(has_target, right > 0)
-                accepted = accepted + alive.sum()
-        if self.depth >= ESTIMATED_CHAIN_LENGTH:
-            parts["round"] = 1 + accepted / (roots >= 0).sum()
-        return {**parts, "loss": total}
+            compared = states[:, :, step][has_target], expected[places], columns.next_tokens[places]
+            loss, entropy, right = concat_pieces(partial(self._compare_tokens, step), vocab_size, *compared)
+            totals.add(loss.sum() / max(len(loss), 1), has_target, right)
+            totals.parts.setdefault("tokens", entropy.detach().mean())
+        return totals.result()
 
     def _compare_tokens(
         self, depth: int, states: Tensor, expected: Tensor, tokens: Tensor
@@ -230,9 +211,8 @@ class DFlashModule(DraftModule):
     def _weighted_loss(self, drafted: Tensor, target_logits: Tensor) -> Tensor:
         """Return the loss (P,) of the drafter's logits (P, V), with the weights of the head's kind."""
         is_markov = cast(DFlash, self.network).config.head in MARKOV_HEADS
-        weights = vars(self.chosen_weights(DSPARK_WEIGHTS) if is_markov else self.loss_weights)
-        parts = (weights[name] * part(drafted, target_logits) for name, part in LOSSES.items() if weights[name])
-        return sum(parts, drafted.new_zeros(len(drafted)))
+        weights = self.chosen_weights(DSPARK_WEIGHTS) if is_markov else self.loss_weights
+        return weights.logit_loss(drafted, target_logits)
 
     @property
     def base_share(self) -> float:

@@ -9,8 +9,7 @@ In shapes: P answer tokens of a batch, V tokens of the target's vocabulary, Vd o
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast, final
 
 import torch
@@ -19,20 +18,18 @@ from torch import Tensor
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.networks.draft_network import DraftNetwork
-from mmdec.drafters.networks.training.data import DraftData
+from mmdec.drafters.networks.training.data import frequent_tokens
 from mmdec.drafters.networks.training.module import (
-    MAX_LOGITS,
     DraftModule,
     LossWeights,
-    in_pieces,
-    rank_texts,
+    StepTotals,
+    concat_pieces,
     step_weights,
     target_states,
 )
 from mmdec.drafters.networks.training.teacher import TargetFeatures, Teacher
 from mmdec.drafters.networks.training.unroll import UnrollInputs
 from mmdec.errors import InputError
-from mmdec.training.callbacks import ESTIMATED_CHAIN_LENGTH
 from mmdec.types import Needs
 
 # value of the option `columns`, which says how a picture's tokens enter the network -> fields of `Eagle3Config`
@@ -100,9 +97,7 @@ class Eagle3Module(DraftModule):
         if self.options.start is None:
             token_ids = torch.arange(config.vocab_size)
             if config.has_draft_vocabulary:
-                data = cast(DraftData, self.trainer.datamodule)  # type: ignore[attr-defined] # not typed by Lightning
-                answers = (data.tokens[name] for name in sorted({row.name for row in data.parts["train"]}))
-                token_ids = frequent_tokens(answers, config.vocabulary)
+                token_ids = frequent_tokens(self.data.training_answers(), config.vocabulary)
                 network.get_buffer("d2t").copy_(token_ids - torch.arange(len(token_ids)))
                 network.get_buffer("t2d").zero_()[token_ids] = True
             head = self.teacher.head[0]
@@ -112,59 +107,31 @@ class Eagle3Module(DraftModule):
 
     @property
     def draft_indices(self) -> Tensor:
-        """(V,) int64, which gives for each of the target's tokens its index in the draft vocabulary; -1 if it
-        cannot be drafted."""
         network = cast(Eagle3, self.network)
         places = torch.full((network.config.vocab_size,), -1, device=self.device)
         token_ids = network.draft_vocabulary.all_token_ids(self.device)
         places[token_ids] = torch.arange(len(token_ids), device=self.device)
         return places
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits (..., Vd) float32 over the draft vocabulary, by the network's LM head.
-
-        Args:
-            hidden: (..., H).
-        """
-        return cast(Eagle3, self.network).logits(hidden, cast(Any, None)).float()
-
-    def rank(self, texts: list[TargetFeatures]) -> list[Tensor]:
-        """Return, for simulated decoding, the rank that the network gives to each true token at each depth of a chain.
-
-        Returns:
-            For each text of A answer tokens (A - 1, depth) int64. Entry [r, d] is the rank of answer token r + 1 + d if
-            token r is the root; 0: the likeliest.
-        """
-        columns = self.columns(texts)
-        return rank_texts(columns, self.steps(columns, texts, self.chain), self.logits, texts, self.draft_indices)
+    def step_logits(self, states: Tensor, depth: int) -> Tensor:
+        """Compute the logits (..., Vd) float32 over the draft vocabulary, by the network's LM head."""
+        return cast(Eagle3, self.network).logits(states, cast(Any, None)).float()
 
     def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
-        """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
-        round of decoding with chains of `ESTIMATED_CHAIN_LENGTH` drafted tokens."""
         probs, best = self.distributions(columns, texts)
         # for each answer token, the index of its distribution in `probs`
         number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)
-        total, parts = columns.states.new_zeros(()), dict[str, Tensor]()
-        accepted, alive = columns.states.new_zeros(()), columns.mask
         weights = step_weights(torch.zeros_like(columns.mask).masked_scatter(columns.mask, best >= 0), self.depth)
-        for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
+        totals = StepTotals(columns.mask, weights, self.options.unroll_decay)
+        for step, hidden in enumerate(self.steps(columns, self.depth)):
             has_target = columns.mask[:, step:]
             rows = number[:, step:][has_target]
-            width = max(1, MAX_LOGITS // probs.shape[1])
-            pieces = in_pieces(self._compare_tokens, width, hidden[has_target], probs[rows], best[rows])
-            entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
-            is_drafted = best[rows] >= 0
-            tokens = entropy.sum() / is_drafted.sum().clamp(min=1)
-            total = total + self.options.unroll_decay**step * weights[step] * tokens
-            name = str(step + 1) if step else ""
-            parts |= {"right" + name: right.mean()} | ({} if step else {"tokens": tokens})
-            if step < ESTIMATED_CHAIN_LENGTH:
-                hits = torch.zeros_like(has_target).masked_scatter(has_target, right > 0)
-                alive = alive[:, : hits.shape[1]] & hits
-                accepted = accepted + alive.sum()
-        if self.depth >= ESTIMATED_CHAIN_LENGTH:
-            parts["round"] = 1 + accepted / columns.mask.sum()
-        return {**parts, "loss": self.loss_weights.tokens * total}
+            compared = hidden[has_target], probs[rows], best[rows]
+            entropy, right = concat_pieces(self._compare_tokens, probs.shape[1], *compared)
+            tokens = entropy.sum() / (best[rows] >= 0).sum().clamp(min=1)
+            totals.add(self.loss_weights.tokens * tokens, has_target, right)
+            totals.parts.setdefault("tokens", tokens)
+        return totals.result()
 
     def _compare_tokens(self, hidden: Tensor, probs: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
         """Compare the drafter with the target at P answer tokens.
@@ -177,7 +144,7 @@ class Eagle3Module(DraftModule):
         Returns:
             The cross-entropies (P,), 0 where `best` is -1; and (P,) 1 where both have the same likeliest token.
         """
-        drafted = self.logits(hidden)
+        drafted = self.step_logits(hidden, 0)
         entropy = -(probs * drafted.log_softmax(-1)).sum(-1)
         return entropy.masked_fill(best < 0, 0.0), (drafted.argmax(-1) == best).to(entropy.dtype)
 
@@ -194,20 +161,5 @@ class Eagle3Module(DraftModule):
             restricted = logits[:, tokens] if network.config.has_draft_vocabulary else logits
             return restricted.softmax(-1), drafted[logits.argmax(-1)]
 
-        pieces = [restrict(part) for part in expected.split(max(1, MAX_LOGITS // len(drafted)))]
-        probs, best = (torch.cat(part) for part in zip(*pieces, strict=True))
+        probs, best = concat_pieces(restrict, len(drafted), expected)
         return probs, best
-
-
-def frequent_tokens(answers: Iterable[Sequence[int]], size: int) -> Tensor:
-    """Return the ids of the `size` most frequent tokens of the answers, (size,) int64, ascending.
-
-    Of equally frequent tokens, those with lower ids are taken. If the answers have fewer different tokens, the lowest
-    other ids are added.
-    """
-    counts = Counter[int]()
-    for answer in answers:
-        counts.update(answer)
-    chosen = sorted(counts, key=lambda token: (-counts[token], token))[:size]
-    others = (token for token in range(size + len(chosen)) if token not in counts)
-    return torch.tensor(sorted([*chosen, *(next(others) for _ in range(size - len(chosen)))]))

@@ -10,7 +10,6 @@ from torch.nn.functional import pad
 
 from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.drafters.networks.training.module import DraftModule
-from mmdec.drafters.networks.training.teacher import TargetFeatures
 from mmdec.drafters.networks.training.unroll import UnrollInputs, additive_mask
 from mmdec.errors import InputError
 
@@ -64,7 +63,7 @@ class FlashModule(DraftModule):
         """
         return self.sampled * min(1.0, max(0.0, (epoch + 1 - self.sampled_from) / max(self.sampled_over, 1)))
 
-    def steps(self, columns: UnrollInputs, texts: list[TargetFeatures], count: int) -> list[Tensor]:
+    def steps(self, columns: UnrollInputs, count: int) -> list[Tensor]:
         """Draft with `count` slots from each of the N answer tokens as a root.
 
         Returns:

@@ -16,26 +16,21 @@ from typing import Any, ClassVar, cast, final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.nn.utils.rnn import pad_sequence
 
-from mmdec.drafters.eagle.training.eagle3 import frequent_tokens
 from mmdec.drafters.heads.network import HEADS_KINDS, Heads
 from mmdec.drafters.networks.draft_network import DraftNetwork
-from mmdec.drafters.networks.training.data import DraftData
+from mmdec.drafters.networks.training.data import frequent_tokens
 from mmdec.drafters.networks.training.module import (
-    LOSSES,
-    MAX_LOGITS,
     DraftModule,
     LossWeights,
-    in_pieces,
-    rank_texts,
+    StepTotals,
+    concat_pieces,
     step_weights,
     target_states,
 )
 from mmdec.drafters.networks.training.teacher import TargetFeatures
 from mmdec.drafters.networks.training.unroll import UnrollInputs, unroll_steps
 from mmdec.errors import InputError
-from mmdec.training.callbacks import ESTIMATED_CHAIN_LENGTH
 
 
 @final
@@ -68,10 +63,8 @@ class HeadsModule(DraftModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        data = cast(DraftData, self.trainer.datamodule)  # type: ignore[attr-defined] # not typed by Lightning
         if 0 < self.vocabulary < self.network.draft_vocabulary.size:
-            answers = (data.tokens[name] for name in sorted({row.name for row in data.parts["train"]}))
-            self.compared_tokens = frequent_tokens(answers, self.vocabulary)
+            self.compared_tokens = frequent_tokens(self.data.training_answers(), self.vocabulary)
 
     def first_network(self) -> DraftNetwork:
         network = super().first_network()
@@ -89,7 +82,7 @@ class HeadsModule(DraftModule):
     def chain(self) -> int:
         return min(self.options.chain, cast(Heads, self.network).max_depth or self.options.chain)
 
-    def steps(self, columns: UnrollInputs, texts: list[TargetFeatures], count: int) -> list[Tensor]:
+    def steps(self, columns: UnrollInputs, count: int) -> list[Tensor]:
         """Run up to `count` levels, with each answer token as a root.
 
         Returns:
@@ -97,23 +90,17 @@ class HeadsModule(DraftModule):
             1.
         """
         network, embed = cast(Heads, self.network), self.teacher.embed
-        tokens = pad_sequence([torch.tensor(text.answer[:-1]) for text in texts], batch_first=True)
-        tokens = tokens.to(columns.mask.device)
-        length = tokens.shape[1]
-        hidden = columns.features
+        hidden, length = columns.features, columns.tokens.shape[1]
         if network.config.prefix_layer:
             hidden = network.norm(unroll_steps(network, columns, 1)[0])
         state, states = network.heads.begin(hidden), list[Tensor]()
         for level in range(min(count, length)):
-            state = network.heads.step(state[:, : length - level], tokens[:, level:], level, embed)
+            state = network.heads.step(state[:, : length - level], columns.tokens[:, level:], level, embed)
             states.append(state)
         return states
 
-    def rank(self, texts: list[TargetFeatures]) -> list[Tensor]:
-        columns = self.columns(texts)
-        length = columns.mask.shape[1]
-        states = self.steps(columns, texts, self.chain)
-        return rank_texts(columns, states, lambda state: self.level_logits(state, length - state.shape[1]), texts)
+    def step_logits(self, states: Tensor, depth: int) -> Tensor:
+        return self.level_logits(states, depth)
 
     def level_logits(self, state: Tensor, level: int, tokens: Tensor | None = None) -> Tensor:
         """Compute the logits float32 of one level from its states (..., S).
@@ -127,29 +114,15 @@ class HeadsModule(DraftModule):
         return chosen_logits(state[..., -network.config.output_size :], weight, bias, tokens)
 
     def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
-        """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
-        round of decoding with chains of `ESTIMATED_CHAIN_LENGTH` drafted tokens."""
         expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)
-        total, parts = columns.states.new_zeros(()), dict[str, Tensor]()
-        alive, accepted = columns.mask, columns.states.new_zeros(())
-        weights = step_weights(columns.mask, self.depth)
-        width = max(1, MAX_LOGITS // self.network.draft_vocabulary.size)
-        for level, states in enumerate(self.steps(columns, texts, self.depth)):
+        totals = StepTotals(columns.mask, step_weights(columns.mask, self.depth), self.options.unroll_decay)
+        vocab_size = self.network.draft_vocabulary.size
+        for level, states in enumerate(self.steps(columns, self.depth)):
             has_target = columns.mask[:, level:]
-            compare = partial(self._compare_tokens, level)
-            pieces = in_pieces(compare, width, states[has_target], expected[:, level:][has_target])
-            loss, right = (torch.cat(part) for part in zip(*pieces, strict=True))
-            total = total + self.options.unroll_decay**level * weights[level] * loss.sum() / max(len(loss), 1)
-            name = str(level + 1) if level else ""
-            parts |= {"right" + name: right.mean()} if len(right) else {}
-            if level < ESTIMATED_CHAIN_LENGTH:
-                alive = alive[:, : has_target.shape[1]] & torch.zeros_like(has_target).masked_scatter(
-                    has_target, right > 0
-                )
-                accepted = accepted + alive.sum()
-        if self.depth >= ESTIMATED_CHAIN_LENGTH:
-            parts["round"] = 1 + accepted / columns.mask.sum()
-        return {**parts, "loss": total}
+            compared = states[has_target], expected[:, level:][has_target]
+            loss, right = concat_pieces(partial(self._compare_tokens, level), vocab_size, *compared)
+            totals.add(loss.sum() / max(len(loss), 1), has_target, right)
+        return totals.result()
 
     def _compare_tokens(self, level: int, states: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
         """Compare the heads' distributions at one level with the target's.
@@ -167,9 +140,7 @@ class HeadsModule(DraftModule):
             self.level_logits(states, level, tokens),
             chosen_logits(expected, *self.teacher.head, tokens),
         )
-        weights = vars(self.loss_weights)
-        parts = (weights[name] * part(drafted, target_logits) for name, part in LOSSES.items() if weights[name])
-        loss = sum(parts, drafted.new_zeros(len(drafted)))
+        loss = self.loss_weights.logit_loss(drafted, target_logits)
         return loss, (drafted.argmax(-1) == target_logits.argmax(-1)).to(drafted.dtype)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 
@@ -485,6 +487,10 @@ class DraftData(LightningDataModule):
             indices.append(orders[lap][index])
         return indices
 
+    def training_answers(self) -> Iterator[list[int]]:
+        """Yield the answers of the training questions as token ids, each once."""
+        return (self.tokens[name] for name in sorted({row.name for row in self.parts["train"]}))
+
     def _length(self, sample: Sample) -> int:
         return len(self._answer(sample)) + 10_000 * sample.visual
 
@@ -499,6 +505,22 @@ class DraftData(LightningDataModule):
     def _loader(self, samples: Sequence[Sample], batches: Sequence[list[int]]) -> DataLoader[Any]:
         dataset = QuestionDataset(samples, self.prompting, self._answer, self.stored)
         return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.options.workers)
+
+
+def frequent_tokens(answers: Iterable[Sequence[int]], size: int) -> Tensor:
+    """Return the ids of the `size` most frequent tokens of the answers, (size,) int64, ascending.
+
+    Of equally frequent tokens, those with lower ids are taken. If the answers have fewer different tokens, the lowest
+    other ids are added.
+
+    Args:
+        answers: Token ids of each.
+        size: Number of tokens.
+    """
+    counts = Counter(token for answer in answers for token in answer)
+    chosen = sorted(counts, key=lambda token: (-counts[token], token))[:size]
+    others = (token for token in range(size + len(chosen)) if token not in counts)
+    return torch.tensor(sorted([*chosen, *(next(others) for _ in range(size - len(chosen)))]))
 
 
 def mix_splits(validation: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:

@@ -39,6 +39,7 @@ from mmdec.errors import InputError
 from mmdec.generation.generate import generate
 from mmdec.hub.publish import atomic_folder
 from mmdec.pretrained.drafters import draft_card, load_drafter, load_network, save_network
+from mmdec.training.callbacks import ESTIMATED_CHAIN_LENGTH
 from mmdec.training.checkpoints import check_positive
 from mmdec.training.module import DrafterModule
 from mmdec.training.optim import MuonAdamW, groups, token_weight
@@ -72,6 +73,17 @@ class LossWeights:
                 f"`weights` must be 0 or more, and one of them above 0, but are {vars(self)}. Leave them out for "
                 "EAGLE's."
             )
+
+    def logit_loss(self, drafted: Tensor, expected: Tensor) -> Tensor:
+        """Return the weighted loss (P,) of the drafter's logits (P, V); `features` has no part in it.
+
+        Args:
+            drafted: The drafter's logits.
+            expected: The target's logits (P, V).
+        """
+        weights = vars(self)
+        parts = (weights[name] * loss(drafted, expected) for name, loss in LOSSES.items() if weights[name])
+        return sum(parts, drafted.new_zeros(len(drafted)))
 
 
 def feature_loss(predicted: Tensor, expected: Tensor) -> Tensor:
@@ -111,16 +123,69 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def in_pieces(function: Callable[..., T], width: int, *rows: Tensor) -> list[T]:
-    """Call `function` on the tensors `rows`, (P, ...), at most `width` of the P entries at a time, to save memory.
+def in_pieces(function: Callable[..., T], vocab_size: int, *rows: Tensor, cells: int | None = None) -> list[T]:
+    """Call `function` on the tensors `rows`, (P, ...), on some of the P entries at a time, to save memory.
+
+    Args:
+        function: Computes logits of these entries.
+        vocab_size: Number of logits of an entry.
+        cells: Maximum logits in memory at a time; None: `MAX_LOGITS`.
 
     Returns:
         A list of results. With several calls, activations are recomputed in the backward pass, not stored.
     """
+    width = max(1, (cells or MAX_LOGITS) // vocab_size)
     if len(rows[0]) <= width:
         return [function(*rows)]
     pieces = zip(*(part.split(width) for part in rows), strict=True)
     return [cast(T, checkpoint(function, *piece, use_reentrant=False)) for piece in pieces]
+
+
+def concat_pieces(function: Callable[..., tuple[Tensor, ...]], vocab_size: int, *rows: Tensor) -> tuple[Tensor, ...]:
+    """Call a function like `in_pieces`, and concatenate each of the tensors (P,) that it returns."""
+    return tuple(torch.cat(part) for part in zip(*in_pieces(function, vocab_size, *rows), strict=True))
+
+
+class StepTotals:
+    """Adds up the drafting steps of a batch: the loss, and the tokens that simulated rounds of decoding accept.
+
+    Args:
+        is_root: (B, R) bool, the tokens from which drafts begin; False at padding.
+        weights: (depth,), the factors on the steps' mean losses, from `token_weight`.
+        decay: Weight of a step's loss relative to the step before.
+    """
+
+    def __init__(self, is_root: Tensor, weights: Tensor, decay: float) -> None:
+        self.parts: dict[str, Tensor] = {}  # name -> value for the log
+        self._is_root, self._weights, self._decay = is_root, weights, decay
+        self._step, self._loss = 0, weights.new_zeros(())
+        self._alive, self._accepted = is_root, weights.new_zeros(())  # roots whose drafts are right so far
+
+    def add(self, loss: Tensor, has_target: Tensor, right: Tensor) -> None:
+        """Add the next drafting step.
+
+        Args:
+            loss: The mean over its P compared tokens.
+            has_target: (B, at most R) bool, True at the first tokens of drafts that have a compared token at this step.
+            right: (P,) 1 where drafter and target have the same likeliest token, else 0; in the order of `has_target`.
+        """
+        self._loss = self._loss + self._decay**self._step * self._weights[self._step] * loss
+        if len(right):
+            self.parts["right" + (str(self._step + 1) if self._step else "")] = right.mean()
+        if self._step < ESTIMATED_CHAIN_LENGTH:
+            hits = torch.zeros_like(has_target).masked_scatter(has_target, right > 0)
+            self._alive = self._alive[:, : hits.shape[1]] & hits
+            self._accepted = self._accepted + self._alive.sum()
+        self._step += 1
+
+    def result(self) -> Mapping[str, Tensor]:
+        """Return name -> value: the batch's "loss"; "right", "right2", ...: in each step, how often drafter and target
+        have the same likeliest token; and "round": the estimated tokens per round of decoding with chains of
+        `ESTIMATED_CHAIN_LENGTH` drafted tokens, if there are so many steps."""
+        parts = {**self.parts, "loss": self._loss}
+        if len(self._weights) >= ESTIMATED_CHAIN_LENGTH:
+            parts["round"] = 1 + self._accepted / self._is_root.sum()
+        return parts
 
 
 def losses(
@@ -128,14 +193,14 @@ def losses(
     expected: Tensor,
     logits: Callable[[Tensor], Tensor],
     weights: LossWeights,
-    cells: int = MAX_LOGITS,
+    cells: int | None = None,
 ) -> Mapping[str, Tensor]:
     """Compare the drafter's features (P, H) with the target's.
 
     Args:
         logits: The LM head, (P, H) -> (P, V).
         weights: Weights of the loss's parts.
-        cells: Maximum logits in memory at a time.
+        cells: Maximum logits in memory at a time; None: `MAX_LOGITS`.
 
     Returns:
         Name -> value: "loss", the weighted sum; its parts; and "right", the share of positions at which drafter and
@@ -150,8 +215,8 @@ def losses(
         ]
         return torch.stack([*sums, (drafted.argmax(-1) == teacher.argmax(-1)).to(drafted.dtype).sum()])
 
-    width = max(1, cells // logits(expected[:1]).shape[-1])
-    sums = torch.stack(in_pieces(logit_losses, width, predicted, expected)).sum(0)
+    vocab_size = logits(expected[:1]).shape[-1]
+    sums = torch.stack(in_pieces(logit_losses, vocab_size, predicted, expected, cells=cells)).sum(0)
     parts |= dict(zip((*LOSSES, "right"), sums / len(predicted), strict=True))
     parts["right"] = parts["right"].detach()
     total = sum((getattr(weights, name) * parts[name] for name in ("features", *LOSSES)), predicted.new_zeros(()))
@@ -232,15 +297,15 @@ def whole_weights(trainer: Trainer) -> Iterator[None]:
 def rank_texts(
     columns: UnrollInputs,
     steps: Sequence[Tensor],
-    logits: Callable[[Tensor], Tensor],
-    texts: Sequence[TargetFeatures],
+    logits: Callable[[Tensor, int], Tensor],
     drafted: Tensor | None = None,
 ) -> list[Tensor]:
     """Compute the rank that the drafter gives to each true token, for simulated decoding; its likeliest has rank 0.
 
     Args:
-        steps: [d]: the drafter's features (B, N - d, H) at depth d, without noise; entry r belongs to root r.
-        logits: The LM head, (..., H) -> (..., V).
+        columns: The network's inputs.
+        steps: [d]: the drafter's states (B, N - d, H) at depth d, without noise; entry r belongs to root r.
+        logits: Called with the states (..., H) of a depth, and with the depth from 0; returns logits (..., V).
         drafted: (V,), each token's index among the logits, -1 if it cannot be drafted; None: the index is the token's
             id.
 
@@ -250,18 +315,14 @@ def rank_texts(
     """
     lengths = columns.mask.sum(1).tolist()
     rows, width = columns.mask.shape
-    tokens = torch.zeros(rows, width, dtype=torch.long)
-    for row, text in enumerate(texts):
-        tokens[row, : lengths[row]] = torch.tensor(text.answer[1:])
-    tokens = tokens.to(columns.mask.device)
-    is_counted = columns.mask
+    tokens, is_counted = columns.next_tokens, columns.mask
     if drafted is not None:
         tokens = drafted[tokens]
         is_counted = is_counted & (tokens >= 0)
         tokens = tokens.clamp(min=0)
     ranks = torch.full((rows, width, len(steps)), MAX_RANKS)
     for depth, hidden in enumerate(steps):
-        scores = logits(hidden)
+        scores = logits(hidden, depth)
         own_scores = scores.gather(-1, tokens[:, depth:, None])
         step_ranks = (scores > own_scores).sum(-1).clamp(max=MAX_RANKS)  # (B, N - depth), for each root
         ranks[:, : width - depth, depth] = step_ranks.masked_fill(~is_counted[:, depth:], MAX_RANKS).cpu()
@@ -287,7 +348,6 @@ class DraftModule(DrafterModule):
     heads: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     decides = "chain"
     weights: ClassVar[LossWeights] = LossWeights()
-    words: ClassVar[Mapping[str, str]] = {"chain": "tokens per round in chains", "tree": "in trees"}  # names in logs
 
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
         super().__init__()
@@ -304,10 +364,16 @@ class DraftModule(DrafterModule):
     def teacher(self) -> Teacher:
         return self.frozen_teacher[0]
 
-    def setup(self, stage: str) -> None:
-        data = self.trainer.datamodule  # type: ignore[attr-defined] # not typed by Lightning
+    @property
+    def data(self) -> DraftData:
+        """The trainer's data module."""
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined] # not typed by Lightning
         if not isinstance(data, DraftData):
             raise InputError(f"`data` must be DraftData for drafters, but is {type(data).__name__}. Change the recipe.")
+        return data
+
+    def setup(self, stage: str) -> None:
+        data = self.data
         teacher = data.teacher
         teacher.model.to(self.trainer.strategy.root_device)  # type: ignore[call-arg] # pyright misreads `to`
         # in a tuple, so that torch does not register the target: it is not saved or trained
@@ -386,9 +452,24 @@ class DraftModule(DrafterModule):
             token r: it is the rank, 0 for the likeliest, that the drafter gives to the true token r + 1 + d.
         """
         columns = self.columns(texts)
-        return rank_texts(columns, self.steps(columns, texts, self.chain), self.teacher.logits, texts)
+        return rank_texts(columns, self.steps(columns, self.chain), self.step_logits, self.draft_indices)
 
-    def steps(self, columns: UnrollInputs, texts: list[TargetFeatures], count: int) -> list[Tensor]:
+    @property
+    def draft_indices(self) -> Tensor | None:
+        """(V,) int64, which gives for each of the target's tokens its index in the draft vocabulary, -1 if it cannot be
+        drafted. None: all tokens can be drafted."""
+        return None
+
+    def step_logits(self, states: Tensor, depth: int) -> Tensor:
+        """Compute the logits (..., V) float32 of the tokens at one depth, by which validation ranks them.
+
+        Args:
+            states: (..., H), from `steps`.
+            depth: From 0.
+        """
+        return self.teacher.logits(states)
+
+    def steps(self, columns: UnrollInputs, count: int) -> list[Tensor]:
         """Draft `count` tokens from each of the N answer tokens as a root.
 
         Returns:
@@ -404,7 +485,7 @@ class DraftModule(DrafterModule):
         total: Tensor = columns.states.new_zeros(())
         parts: dict[str, Tensor] = {}
         weights = step_weights(columns.mask, self.depth)
-        for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
+        for step, hidden in enumerate(self.steps(columns, self.depth)):
             has_target = columns.mask[:, step:]
             step_losses = losses(
                 hidden[has_target], expected[:, step:][has_target], self.teacher.logits, self.loss_weights
@@ -457,8 +538,7 @@ class DraftModule(DrafterModule):
         Returns:
             The tokens per round.
         """
-        data: DraftData = self.trainer.datamodule  # type: ignore[attr-defined] # not typed by Lightning
-        model, depth = self.teacher.model, min(self.chain, self.options.tree_nodes)
+        data, model, depth = self.data, self.teacher.model, min(self.chain, self.options.tree_nodes)
         counts = torch.zeros(2, device=self.device)
         with whole_weights(self.trainer), tempfile.TemporaryDirectory() as folder:
             save_network(copy.deepcopy(self.network), folder)

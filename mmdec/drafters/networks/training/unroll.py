@@ -31,19 +31,24 @@ from mmdec.drafters.networks.training.teacher import TargetFeatures
 
 @dataclass(frozen=True)
 class UnrollInputs:
-    """The draft network's inputs for a batch: B prompts of up to M columns (positions of the network), and B answers of
-    up to N columns, padded on the right. prompt_mask (B, M), mask (B, N): False at padding."""
+    """The draft network's inputs for a batch, padded on the right.
+
+    They are B prompts of up to M columns (positions of the network), and B answers of up to N columns. An answer has a
+    column for each token but the last one, after which nothing is drafted.
+    """
 
     states: Tensor  # (B, M, H) inputs of the network's first layer at the prompts' columns
     prompt_positions: Tensor  # (B, M) position ids; (3, B, M) for a network with M-RoPE
-    prompt_mask: Tensor
+    prompt_mask: Tensor  # (B, M) bool, False at padding
     # (B, 1, H) a vector that is computed once from each prompt, and read at all later positions, as in ViSpec; else
     # None
     condition: Tensor | None
+    tokens: Tensor  # (B, N) int64 ids of the answers' tokens
+    next_tokens: Tensor  # (B, N) int64 ids of the tokens that follow them
     embeds: Tensor  # (B, N, H) embeddings of the answers' tokens
     features: Tensor  # (B, N, k * H) hidden states of k target layers at the token before each answer token
     positions: Tensor  # (B, N), or (3, B, N), position ids of the answers' tokens
-    mask: Tensor
+    mask: Tensor  # (B, N) bool, False at padding
 
 
 def unroll_inputs(network: DraftNetwork, texts: Sequence[TargetFeatures], noise: float = 0.0) -> UnrollInputs:
@@ -54,12 +59,13 @@ def unroll_inputs(network: DraftNetwork, texts: Sequence[TargetFeatures], noise:
         noise: Random noise U(-noise, noise) * 512 / L is added to the features, where L is the text's number of tokens;
             EAGLE uses 0.1.
     """
-    prompts, embeds, features, positions = [], [], [], []
+    prompts, answers, embeds, features, positions = [], [], [], [], []
     for text in texts:
         begin, states = text.prompt, text.features
         if noise:
             states = states + (torch.rand_like(states) * 2 - 1) * (noise * 512 / len(states))
         prompts.append(network.prompt(text.embeds[:begin], states[:begin], text.visual[:begin]))
+        answers.append(torch.tensor(text.answer, device=states.device))
         embeds.append(text.embeds[begin:])
         features.append(states[begin - 1 : -1])
         positions.append(_positions(network, text, prompts[-1]))
@@ -68,6 +74,8 @@ def unroll_inputs(network: DraftNetwork, texts: Sequence[TargetFeatures], noise:
         prompt_positions=_stack_positions([before for before, _ in positions]),
         prompt_mask=_padding_mask([len(prompt.states) for prompt in prompts], embeds[0].device),
         condition=stack_conditions(prompts),
+        tokens=pad_sequence([answer[:-1] for answer in answers], batch_first=True),
+        next_tokens=pad_sequence([answer[1:] for answer in answers], batch_first=True),
         embeds=pad_sequence(embeds, batch_first=True),
         features=pad_sequence(features, batch_first=True),
         positions=_stack_positions([after for _, after in positions]),

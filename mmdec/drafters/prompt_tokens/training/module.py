@@ -16,7 +16,7 @@ from torch import Tensor
 from mmdec.core.tree import trees_from_lists
 from mmdec.core.tree_shape import MAX_RANKS
 from mmdec.drafters.networks.training.data import DraftBatch
-from mmdec.drafters.networks.training.module import LOSSES, DraftModule, LossWeights
+from mmdec.drafters.networks.training.module import DraftModule, LossWeights
 from mmdec.drafters.networks.training.samples import Inputs
 from mmdec.drafters.networks.weights import WeightsConfig
 from mmdec.drafters.prompt_tokens.network import PromptTokens
@@ -132,9 +132,8 @@ class PromptTokensModule(DraftModule):
         for index, place in enumerate(guesses):
             if not place.texts:
                 continue
-            values = vars(self.loss_weights)
-            losses = (values[name] * part(place.logits, place.expected) for name, part in LOSSES.items())
-            total = total + self.options.unroll_decay**index * weights[index] * sum(losses, total.new_zeros(())).mean()
+            loss = self.loss_weights.logit_loss(place.logits, place.expected).mean()
+            total = total + self.options.unroll_decay**index * weights[index] * loss
             right = place.logits.argmax(-1) == place.expected.argmax(-1)
             parts["right" + (str(index + 1) if index else "")] = right.float().mean()
         return {**parts, "loss": total}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmdec.drafters.eagle.eagle3 import Eagle3
-from mmdec.drafters.eagle.training.eagle3 import Eagle3Module, frequent_tokens
+from mmdec.drafters.eagle.training.eagle3 import Eagle3Module
 from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.drafters.networks.training import module as training
 from mmdec.drafters.networks.training.simulation import measure
@@ -83,12 +83,11 @@ def naive(module: Eagle3Module, texts: list[TargetFeatures], steps: list[Tensor]
 @torch.no_grad()
 def test_the_loss_equals_the_naive_one(size: int, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "MAX_LOGITS", cells)
-    monkeypatch.setattr("mmdec.drafters.eagle.training.eagle3.MAX_LOGITS", cells)
     module = trainer_of(drafting(size), unroll=4, unroll_decay=0.8)
     texts = texts_of(module)
     columns = module.columns(texts)
     parts = module.compare(columns, texts)
-    loss, rounds = naive(module, texts, module.steps(columns, texts, 4))
+    loss, rounds = naive(module, texts, module.steps(columns, 4))
     assert loss > 1
     assert float(parts["loss"]) == pytest.approx(loss, rel=1e-4)
     assert float(parts["round"]) == pytest.approx(rounds)
@@ -97,7 +96,7 @@ def test_the_loss_equals_the_naive_one(size: int, cells: int, monkeypatch: pytes
 def test_chunked_gradients_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients = []
     for cells in (1 << 20, 100):
-        monkeypatch.setattr("mmdec.drafters.eagle.training.eagle3.MAX_LOGITS", cells)
+        monkeypatch.setattr(training, "MAX_LOGITS", cells)
         module = trainer_of(drafting(40), unroll=3)
         module.loss(texts_of(module))["loss"].backward()
         gradients.append(module.network.fc.weight.grad)
@@ -128,13 +127,6 @@ def test_simulated_chains_equal_decoding() -> None:
     rounds = len(decoded.rounds) - 1
     assert chain == pytest.approx((len(answer) - 1) / rounds)
     assert rounds < len(answer) - 1  # else nothing was accepted
-
-
-def test_the_draft_vocabulary_holds_the_most_frequent_tokens() -> None:
-    answers = [[9, 9, 4, 7], [9, 4, 3, 8, 8]]
-    assert frequent_tokens(answers, 3).tolist() == [4, 8, 9]
-    assert frequent_tokens(answers, 4).tolist() == [3, 4, 8, 9]  # 3 and 7 are equally frequent
-    assert frequent_tokens(answers, 8).tolist() == [0, 1, 2, 3, 4, 7, 8, 9]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +160,7 @@ def test_unrolled_steps_equal_the_loss() -> None:
     module = trainer_of(drafting(), unroll=2)
     texts = texts_of(module)
     columns = module.columns(texts)
-    assert len(module.steps(columns, texts, module.depth)) == 2
+    assert len(module.steps(columns, module.depth)) == 2
     assert torch.equal(columns.states, unroll_inputs(module.network, [
         TargetFeatures(t.prompt, t.answer, t.embeds, t.features[:, :96], t.visual) for t in texts]).states)  # fmt: skip
     assert "round" not in module.compare(columns, texts)

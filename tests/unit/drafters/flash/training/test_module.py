@@ -46,7 +46,7 @@ def test_unrolled_slots_equal_a_pass_per_column() -> None:
     for text in TEXTS:
         columns = unroll_inputs(network, [text])
         count = len(text.answer) - 1
-        steps = FlashModule.steps(module.eval(), columns, [text], 3)
+        steps = FlashModule.steps(module.eval(), columns, 3)
         assert [states.shape[1] for states in steps] == [max(count - slot, 0) for slot in range(3)][: len(steps)]
         for root in range(count):
             for slot, expected in enumerate(slots_of(network, text, root)):

@@ -123,7 +123,7 @@ def test_a_part_of_the_vocabulary_is_compared_in_training_alone(form: str) -> No
     columns = module.columns(texts)
     expected = target_states(texts, 32, (-1,))
     loss = 0.0
-    for level, states in enumerate(module.steps(columns, texts, module.depth)):
+    for level, states in enumerate(module.steps(columns, module.depth)):
         rows = columns.mask[:, level:]
         own = module.level_logits(states, level)[rows][:, tokens].log_softmax(-1)
         theirs = module.teacher.logits(expected[:, level:])[rows][:, tokens].softmax(-1)

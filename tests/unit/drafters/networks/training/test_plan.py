@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmdec.drafters.networks.training.data import DraftData, Ramp, Sampling, mix_splits
+from mmdec.drafters.networks.training.data import DraftData, Ramp, Sampling, frequent_tokens, mix_splits
 from mmdec.drafters.networks.training.samples import Choice, PromptBuilder, Questions, Sample, choose, read_samples
 from mmdec.errors import InputError
 from tests.support.tiny_vlm_folder import qwen
@@ -243,3 +243,10 @@ def test_prompts_without_pictures_are_built_once(tmp_path: Path) -> None:
     first = prompting(Sample("a", "What is this?"))
     assert prompting(Sample("b", "What is this?")) is first
     assert prompting(Sample("c", "What is this?", history=(("user", "Hello."), ("assistant", "Yes?")))) is not first
+
+
+def test_frequent_tokens_are_filled_up_with_the_lowest_ids() -> None:
+    answers = [[9, 9, 4, 7], [9, 4, 3, 8, 8]]
+    assert frequent_tokens(answers, 3).tolist() == [4, 8, 9]
+    assert frequent_tokens(answers, 4).tolist() == [3, 4, 8, 9]  # 3 and 7 are equally frequent
+    assert frequent_tokens(answers, 8).tolist() == [0, 1, 2, 3, 4, 7, 8, 9]

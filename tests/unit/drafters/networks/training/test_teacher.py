@@ -176,7 +176,7 @@ def test_simulated_chains_equal_decoding(system: str) -> None:
         answer = decoded.sequences[0, begin:].tolist()
         texts = teacher.compute_features([prompt], [answer], LAST)
         columns = unroll_inputs(network, texts)
-        ranks = rank_texts(columns, unroll_steps(network, columns, depth), teacher.logits, texts)
+        ranks = rank_texts(columns, unroll_steps(network, columns, depth), lambda states, _: teacher.logits(states))
         assert ranks[0].shape == (len(answer) - 1, depth)
         assert int(ranks[0].min()) >= 0
         assert int(ranks[0].max()) <= MAX_RANKS
