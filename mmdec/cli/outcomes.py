@@ -45,11 +45,11 @@ class Outcomes(Generic[Target]):
             self.finish()
 
     def add_failure(self, name: str, message: str) -> None:
-        """Remember a failed input and its error message; `end` reports it."""
+        """Remember a failed input and its error message; `finish` reports it."""
         self._failed.append((name, message))
 
     def add_output(self, name: str, confidence: float | None, calibrated: bool | None = None) -> None:
-        """Remember an output's confidence; `end` warns if it is low.
+        """Remember an output's confidence; `finish` warns if it is low.
 
         Args:
             confidence: None: there is none, for silence.

@@ -59,7 +59,7 @@ class ApiError(Exception):
         status: The HTTP status.
         message: The text for the client.
         kind, code: The fields "type" and "code" of OpenAI's errors.
-        more: `param`, the name of the wrong parameter; `headers`, further headers of the response.
+        **details: `param`, the name of the wrong parameter; `headers`, further headers of the response.
     """
 
     def __init__(

@@ -176,9 +176,7 @@ def top_names(path: Path) -> set[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            names |= {
-                part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
-            }
+            names |= assigned_names(node)
     return names
 
 
@@ -229,7 +227,7 @@ def names_in_code(tree: ast.AST) -> set[str]:
 
 
 def class_members(trees: Iterable[ast.AST]) -> dict[str, frozenset[str]]:
-    """Return the names in each class's body and in those of its bases; of classes with one name, all."""
+    """Return each class's fields and methods with those of its bases; of classes with one name, all."""
     classes: dict[str, list[ast.ClassDef]] = {}
     for tree in trees:
         for node in ast.walk(tree):
@@ -240,10 +238,27 @@ def class_members(trees: Iterable[ast.AST]) -> dict[str, frozenset[str]]:
     def members(name: str) -> frozenset[str]:
         bodies = classes.get(name, ())
         bases = {ast.unparse(base).rpartition(".")[2].partition("[")[0] for body in bodies for base in body.bases}
-        names = frozenset(name for body in bodies for name in names_in_code(body))
+        names = frozenset(name for body in bodies for name in fields_and_methods(body))
         return names.union(*map(members, bases - {name}))
 
     return {name: members(name) for name in classes}
+
+
+def fields_and_methods(body: ast.ClassDef) -> Iterator[str]:
+    """Yield what a class defines in its body, and what its methods assign to `self`."""
+    for node in body.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            yield from assigned_names(node)
+    for node in ast.walk(body):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            yield node.attr
+
+
+def assigned_names(node: ast.Assign | ast.AnnAssign) -> set[str]:
+    """Return the names that an assignment gives a value."""
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
 
 
 def comments_and_docstrings(path: Path) -> Iterator[tuple[int, str]]:

@@ -60,7 +60,7 @@ class Medusa:
 
     It holds weights only; the state of a `generate` call is in `MedusaState`.
 
-    Trees are chosen by `Context.shape`, which counts how often each head's first, second, ... token was right.
+    Trees are chosen by `Context.tree_shape`, which counts how often each head's first, second, ... token was right.
 
     Args:
         heads: The trained heads.
