@@ -32,7 +32,7 @@ from mmdec.cli.options import (
 )
 from mmdec.cli.outcomes import Outcomes, decode_all, print_note
 from mmdec.cli.progress import progress_bar, show_loading
-from mmdec.jobs.many import decode_each, divide_by_bytes
+from mmdec.jobs.many import MAX_BYTES_PER_CALL, decode_each, divide_by_bytes
 from mmdec.whisper.options import OnTranscript, Progress, TranscribeOptions
 from mmdec.whisper.transcript import SUBTITLE_FORMATS, TRANSCRIPT_FORMATS, format_clock, srt, vtt
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 # heading of a separate table of options in the help, because their names are long
 FALLBACK = "Long recordings, and windows that are decoded again"
-MAX_CALL_BYTES = 1 << 26  # bytes of the files of one call: as FLAC about an hour of sound, as speech codecs eight hours
 DRAFT = "Another text as the draft"
 DRAFT_SUFFIXES = (".srt", ".vtt", ".txt")  # of the files that --draft-text takes
 FILE_OPTIONS = ("batch_size", "min_confidence", "cut_at_pauses")  # options of the call that a stream refuses
@@ -334,7 +333,7 @@ def _transcribe_all(
 
     with progress_bar(count=False) as progress:
         first = 0
-        calls = divide_by_bytes(inputs, lambda path: path, MAX_CALL_BYTES, options.batch_size)
+        calls = divide_by_bytes(inputs, lambda path: path, MAX_BYTES_PER_CALL, options.batch_size)
         for batch in [[one] for one in inputs] if comparer.on else calls:
             task = progress.add_task(batch[0].name if len(batch) == 1 else f"{batch[0].name} ...", total=None)
 

@@ -38,8 +38,9 @@ ARGUMENT_COLUMNS: Mapping[str, tuple[str, ...]] = {  # command -> columns of a l
 # options that may change when a run is continued, because they do not change results
 CHANGEABLE_OPTIONS = ("threads", "batch_size")
 TRANSLATIONS_PER_CALL = 8  # recordings that are translated together: on a GPU as one padded batch
-# Bytes of files that are transcribed in one call, which holds the samples of all its recordings: these take twice as
-# much memory as a file of 16-bit samples, and about twenty times as much as compressed speech.
+# Bytes of files that are transcribed in one call, here and by `mmdec transcribe`. A call holds the samples of all its
+# recordings: these take twice as much memory as a file of 16-bit samples, and about twenty times as much as compressed
+# speech, so at most about 640 MB. As FLAC it is half an hour of sound, enough to keep a batch full.
 MAX_BYTES_PER_CALL = 32_000_000
 Input = TypeVar("Input")
 Part = tuple[int, Sequence[Row]]  # index of a part, and its rows
