@@ -72,7 +72,7 @@ from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.image_text import ImageQuestion, by_task
 from mmdec.whisper.checkpoint import WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper
-from mmdec.whisper.hypothesis_call import hypothesis, read_text_file
+from mmdec.whisper.hypothesis_call import hypothesis, read_text_file, text_for
 
 Input = TypeVar("Input")
 PLAIN = "plain"  # name of mmdec's own loop without a drafter
@@ -86,7 +86,6 @@ ANSWER_BINS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # least and most new t
 SAMPLE_RECORDINGS = Path("data/samples/english")
 RECORDING_SUFFIXES = (".flac", ".wav", ".mp3", ".ogg")
 TRAINED_FOLDER = "drafter"  # where `mmdec train drafter` puts the drafter, in the folder of its run
-TEXT_SUFFIXES = (".txt", ".srt", ".vtt")  # of the texts in a folder that is a hypothesis
 
 
 @final
@@ -406,7 +405,7 @@ def load_workload(kind: str, directory: Path, device: torch.device, options: Dra
         if not path.is_file():
             raise InputError(f"`audio` must be files, but '{path}' is none. Check the path.")
         for folder in options.draft_text:
-            text_of(folder, path)
+            read_text_file(text_for(path, folder))
     if audio_family(directory):
         hearing = load_audio_lm(directory, device)
         return RecordingWorkload(hearing, directory, recordings, AudioLmHarness(hearing, options.max_new_tokens))
@@ -467,28 +466,13 @@ def make_methods(
     return ours, [InputMethod(method) for method in stock]
 
 
-def text_of(folder: Path, recording: Path) -> Path:
-    """Return the text of a recording in a folder of texts.
-
-    Raises:
-        InputError: If there is none.
-    """
-    found = next((path for end in TEXT_SUFFIXES if (path := folder / f"{recording.stem}{end}").is_file()), None)
-    if found is None:
-        raise InputError(
-            f"`draft_text` must hold a text of each recording, but '{folder}' has no '{recording.stem}.txt'. Write it."
-        )
-    read_text_file(found)
-    return found
-
-
 def _hypotheses(
     workload: Workload[Any], texts: Sequence[Path], recognisers: Mapping[str, DrafterChoice], nodes: DraftSize
 ) -> list[InputMethod]:
     methods: list[InputMethod] = []
     for folder in texts:
         each: dict[int, DrafterChoice] = {
-            index: hypothesis(text_of(folder, recording.path)) for index, recording in enumerate(workload.inputs)
+            index: hypothesis(text_for(recording.path, folder)) for index, recording in enumerate(workload.inputs)
         }
         methods.append(InputMethod(Method.with_drafter(f"text {folder.name}", None, nodes), each))
     for name, source in recognisers.items():

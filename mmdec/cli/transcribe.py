@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 # heading of a separate table of options in the help, because their names are long
 FALLBACK = "Long recordings, and windows that are decoded again"
 DRAFT = "Another text as the draft"
-DRAFT_SUFFIXES = (".srt", ".vtt", ".txt")  # of the files that --draft-text takes
 FILE_OPTIONS = ("batch_size", "min_confidence", "cut_at_pauses")  # options of the call that a stream refuses
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
@@ -215,20 +214,20 @@ class DraftOptions:
 
 def _draft_file(source: Path, recording: Path, recordings: Sequence[Path]) -> Path:
     """Return the text of a recording: `source`, or if that is a folder, the file in it with the recording's name."""
-    is_folder = source.is_dir()
-    if not is_folder and len(recordings) > 1:
+    from mmdec.whisper.hypothesis_call import text_for
+
+    if source.is_dir():
+        return text_for(recording, source)
+    if len(recordings) > 1:
         raise InputError(
             f"`--draft-text` must be a folder for {len(recordings)} recordings, but is '{quote_path(source)}'. Put a "
             "text of each into one."
         )
-    names = [source / f"{recording.stem}{suffix}" for suffix in DRAFT_SUFFIXES] if is_folder else [source]
-    text = next((name for name in names if name.is_file()), None)
-    if text is None:
+    if not source.is_file():
         raise InputError(
-            f"`--draft-text` must have a text of '{quote_path(recording)}', but '{quote_path(names[-1])}' does not "
-            "exist. Write it, or leave the recording out."
+            f"`--draft-text` must be a file or a folder, but '{quote_path(source)}' does not exist. Check the path."
         )
-    return text
+    return source
 
 
 @with_option_groups

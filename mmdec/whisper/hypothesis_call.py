@@ -29,7 +29,7 @@ from mmdec.pretrained.language_model import config_class, read_pretrained
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.transcribe import transcribe
 
-TEXT_SUFFIXES = (".srt", ".vtt", ".txt")
+TEXT_SUFFIXES = (".srt", ".vtt", ".txt")  # of the files that are read; the first that exists is a recording's text
 MAX_TEXT_BYTES = 2**24  # maximum size of a file
 # a CTC model reads at most this much sound at once, because its attention grows with the square
 CTC_WINDOW_SECONDS = 30
@@ -148,6 +148,22 @@ def read_text_file(path: Path) -> Script:
     if not len(script):
         raise InputError(f"`source` must hold subtitles, but '{quote_path(path)}' has none. Give another file.")
     return script
+
+
+def text_for(recording: Path, folder: Path) -> Path:
+    """Return the file in a folder of texts that has a recording's name.
+
+    Raises:
+        InputError: If there is none.
+    """
+    names = [folder / f"{recording.stem}{suffix}" for suffix in TEXT_SUFFIXES]
+    text = next((name for name in names if name.is_file()), None)
+    if text is None:
+        raise InputError(
+            f"`draft_text` must have a text of '{quote_path(recording)}', but '{quote_path(names[-1])}' does not "
+            "exist. Write it, or leave the recording out."
+        )
+    return text
 
 
 def read_subtitles(text: str) -> Script:

@@ -21,7 +21,7 @@ import mmdec
 from mmdec.drafters.hypothesis import word_spans
 from mmdec.generation.hypothesis_source import Hypothesis
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from mmdec.whisper.hypothesis_call import MAX_TEXT_BYTES, read_subtitles
+from mmdec.whisper.hypothesis_call import MAX_TEXT_BYTES, read_subtitles, text_for
 from tests.conftest import RATE, buzz
 from tests.support.tiny_text import language_model, prompts
 from tests.support.tiny_whisper import write
@@ -219,6 +219,17 @@ def test_ctc_models_hear(whisper: LoadedWhisper, ctc_folder: Path) -> None:
     sounds: Any = [buzz(0.9, 3), buzz(2.2, 4)]
     found = transcribe(whisper, sounds, drafter)
     assert [one.tokens for one in found] == [one.tokens for one in transcribe(whisper, sounds, None)]
+
+
+def test_a_recording_has_the_text_of_its_name(tmp_path: Path) -> None:
+    """Subtitles come first, because they have times."""
+    recording = Path("elsewhere/talk.2.flac")
+    with pytest.raises(mmdec.InputError, match=r"`draft_text` must have a text of .*talk\.2\.txt' does not exist"):
+        text_for(recording, tmp_path)
+    for suffix in (".txt", ".vtt", ".srt"):
+        file = tmp_path / f"talk.2{suffix}"
+        file.write_text("hello", encoding="utf-8")
+        assert text_for(recording, tmp_path) == file
 
 
 def test_a_hypothesis_can_be_pickled(whisper: LoadedWhisper) -> None:
