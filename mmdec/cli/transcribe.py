@@ -33,12 +33,10 @@ from mmdec.cli.options import (
 from mmdec.cli.outcomes import Outcomes, decode_all, print_note
 from mmdec.cli.progress import progress_bar, show_loading
 from mmdec.jobs.many import MAX_BYTES_PER_CALL, decode_each, divide_by_bytes
-from mmdec.whisper.options import OnTranscript, Progress, TranscribeOptions
+from mmdec.whisper.options import OnTranscript, TranscribeOptions
 from mmdec.whisper.transcript import SUBTITLE_FORMATS, TRANSCRIPT_FORMATS, format_clock, srt, vtt
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from mmdec import StreamUpdate
     from mmdec.whisper.transcribe import LoadedTranscriber
     from mmdec.whisper.transcript import Transcript
@@ -331,33 +329,31 @@ def _transcribe_all(
     from mmdec import transcribe
 
     with progress_bar(count=False) as progress:
-        first = 0
-        calls = divide_by_bytes(inputs, lambda path: path, MAX_BYTES_PER_CALL, options.batch_size)
-        for batch in [[one] for one in inputs] if comparer.on else calls:
+
+        def transcribe_batch(batch: Sequence[Path], first: int) -> None:
             task = progress.add_task(batch[0].name if len(batch) == 1 else f"{batch[0].name} ...", total=None)
 
-            def on_progress(done: float, total: float, task: TaskID = task) -> None:
-                progress.update(task, completed=done, total=total)
-
-            def call(
-                inputs: list[Path],
-                on_transcript: OnTranscript | None = None,
-                progress: Progress = on_progress,
-                **drafting: Any,
-            ) -> list[Transcript]:
+            def call(files: list[Path], on_transcript: OnTranscript | None = None, **drafting: Any) -> list[Transcript]:
                 if drafters is not None:
-                    drafting = {"drafter": drafters(inputs), **drafting}
-                keywords = {**options.changed(), **drafting}
-                return transcribe(inputs, model=whisper, progress=progress, on_transcript=on_transcript, **keywords)
-
-            def report_of_call(index: int, result: Any, first: int = first) -> None:
-                report(first + index, result)
+                    drafting = {"drafter": drafters(files), **drafting}
+                return transcribe(
+                    files,
+                    model=whisper,
+                    progress=lambda done, total: progress.update(task, completed=done, total=total),
+                    on_transcript=on_transcript,
+                    **{**options.changed(), **drafting},
+                )
 
             if comparer.on:
                 report(first, *decode_each(batch, comparer.both(call)))
             else:
-                decode_all(batch, call, report_of_call, options.min_confidence)
+                decode_all(batch, call, lambda index, result: report(first + index, result), options.min_confidence)
             progress.remove_task(task)
+
+        first = 0
+        calls = divide_by_bytes(inputs, lambda path: path, MAX_BYTES_PER_CALL, options.batch_size)
+        for batch in [[one] for one in inputs] if comparer.on else calls:
+            transcribe_batch(batch, first)
             first += len(batch)
 
 
