@@ -18,7 +18,8 @@ class Usage:
 
     rounds: int = 0  # number of rounds, passes over prompts included
     prompts: int = 0  # number of passes over prompts: one, or one for each window of a recording
-    later: int = 0  # number of tokens from the rounds after the prompt's pass, correction and bonus tokens included
+    # number of tokens from the rounds after the passes over prompts, correction and bonus tokens included
+    tokens_after_prompts: int = 0
     drafted: int = 0  # number of tokens that the drafter proposed
     accepted: int = 0  # number of drafted tokens that were accepted
     tokens: list[int] = field(default_factory=list)  # ids of all new tokens
@@ -40,7 +41,7 @@ class Usage:
         self.drafted += round_.drafted[index]
         self.accepted += round_.accepted[index]
         if round_.index:
-            self.later += len(tokens)
+            self.tokens_after_prompts += len(tokens)
         else:
             self.prompts += 1
         if drafts:  # without a drafter, these seconds are only the time that reading the clock takes
@@ -68,7 +69,7 @@ class Usage:
 
     def add(self, other: Usage) -> None:
         """Add the counts and seconds of another part of the same input, such as a later window of a recording."""
-        for name in ("rounds", "prompts", "later", "drafted", "accepted", "tokens", "logprobs"):
+        for name in ("rounds", "prompts", "tokens_after_prompts", "drafted", "accepted", "tokens", "logprobs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.note_cut(other.cut, other.raisable)
         for stage, seconds in other.seconds.items():
@@ -96,8 +97,8 @@ class Usage:
     @property
     def tokens_per_round(self) -> float:
         """The mean number of tokens per round, without the passes over prompts; 1 without other rounds."""
-        later = self.rounds - self.prompts
-        return self.later / later if later else 1.0
+        rounds_after_prompts = self.rounds - self.prompts
+        return self.tokens_after_prompts / rounds_after_prompts if rounds_after_prompts else 1.0
 
 
 def count_round(round_: Round, usage: Sequence[Usage], drafts: bool) -> None:

@@ -91,8 +91,10 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
         assert task.error is None
         usage = task.result.usage
         assert 1 < usage.prompts < usage.rounds
-        assert usage.tokens_per_round == usage.later / (usage.rounds - usage.prompts) > 1
-        assert usage.later + usage.prompts >= sum(len(segment.tokens) for segment in task.result.segments)
+        assert usage.tokens_per_round == usage.tokens_after_prompts / (usage.rounds - usage.prompts) > 1
+        assert usage.tokens_after_prompts + usage.prompts >= sum(
+            len(segment.tokens) for segment in task.result.segments
+        )
         assert min(usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")) > 0
         usages.append(usage)
     assert usages[0].prompts < usages[1].prompts
