@@ -484,7 +484,9 @@ class MediaTarget(DecoderTarget):
         for kind in VISUAL_KINDS:
             output, summaries_of_kind = vision.assign_features(self._base, kind, text.ids, width)
             if output is not None:
-                outputs[kind], summaries = output, summaries_of_kind
+                outputs[kind] = output
+            if kind == "image":
+                summaries = summaries_of_kind
         tokens = [getattr(self.model.config, name, None) for name in PLACEHOLDER_IDS]
         placeholder_ids = torch.tensor([token for token in tokens if isinstance(token, int)], device=text.ids.device)
         placeholders = torch.isin(text.ids, placeholder_ids)

@@ -21,6 +21,8 @@ from mmdec.targets.media import MediaTarget
 from mmdec.targets.registry import target_of
 from mmdec.targets.text import TextTarget
 from mmdec.types import Needs
+from tests.support.media_models import IMAGE as IMAGE_TOKEN
+from tests.support.media_models import VIDEO, media_model
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import CLIP, IMAGE, KINDS, TEXT, Picture, batch_of, vision_model
 
@@ -127,3 +129,26 @@ def test_running_out_of_memory_is_not_reported_as_wrong_input(
     monkeypatch.setattr(model if where == "forward" else model.base_model, where, full)
     with pytest.raises(torch.OutOfMemoryError):
         MediaTarget(model).prefill(inputs, Needs())
+
+
+def test_a_video_leaves_the_summaries_of_the_images() -> None:
+    model = media_model("VideoLlavaForConditionalGeneration")
+    generator = torch.Generator().manual_seed(0)
+    image = {"pixel_values_images": torch.randn(1, 3, 28, 28, generator=generator)}
+    video = {"pixel_values_videos": torch.randn(1, 2, 3, 28, 28, generator=generator)}
+    with torch.no_grad():
+        images = model.model.get_image_features(**image, return_dict=True).pooler_output
+        frames = model.model.get_video_features(**video, return_dict=True).pooler_output
+    image_ids, video_ids = [5, *[IMAGE_TOKEN] * len(images[0])], [6, *[VIDEO] * (len(frames) * len(frames[0]))]
+
+    def summaries(ids: list[int], **media: Any) -> torch.Tensor | None:
+        inputs = {"input_ids": torch.tensor([[1, *ids, 7]]), **media}
+        return next(iter(mmdec.stream(model, inputs, max_new_tokens=2, do_sample=False))).summaries
+
+    expected = summaries(image_ids, **image)
+    assert expected is not None
+    assert len(expected) == 1
+    both = summaries(image_ids + video_ids, **image, **video)
+    assert both is not None
+    assert torch.equal(both, expected)
+    assert summaries(video_ids, **video) is None
