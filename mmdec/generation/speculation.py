@@ -167,6 +167,17 @@ class Speculation:
             return self
         return self._copy(replace(self.options, seed=seed), self._drafters)
 
+    def with_drafter(self, drafter: Drafter, num_speculative_tokens: DraftSize = None) -> Speculation:
+        """Return the same loop with another drafter.
+
+        Args:
+            drafter: The drafter.
+            num_speculative_tokens: The draft size; None: as before.
+        """
+        size = self.options.num_speculative_tokens if num_speculative_tokens is None else num_speculative_tokens
+        options = replace(self.options, drafter=drafter, num_speculative_tokens=size)
+        return self._copy(options, resolve_drafter(drafter))
+
     def check_inputs(self, count: int, sound: bool = False) -> None:
         """Raise InputError if the drafter has no drafts for a call with `count` inputs, see `DrafterSource`."""
         self._drafters.check_inputs(count, sound)

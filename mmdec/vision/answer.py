@@ -178,7 +178,7 @@ def answer_steps(
     drafter, recorder = speculation.drafter_for(vlm.model), None
     if drafter is not None and not speculation.networks:
         recorder = CompressionRecorder(drafter, len(pictures))
-        speculation = Speculation(replace(speculation.options, drafter=recorder))
+        speculation = speculation.with_drafter(recorder)
     counts = [len(group) for group in pictures]
     vision_shares = [count / sum(counts) if any(counts) else 1 / len(counts) for count in counts]
     distances = list[list[float]]([[] for _ in pictures])  # of each question's pictures from familiar ones

@@ -21,7 +21,6 @@ from mmdec.checks.arguments import check_choice, format_value, suggesting_option
 from mmdec.core.tree import merge_chains, trees_from_lists
 from mmdec.drafters.earlier_text import EarlierText
 from mmdec.errors import InputError
-from mmdec.generation.speculation import Speculation
 from mmdec.io.audio import SAMPLE_RATE, Mixer, check_rate
 from mmdec.io.audio.pipe import (
     SAMPLE_BYTES,
@@ -338,9 +337,7 @@ class LiveTranscriber:
         if self._texts and self._texts[0] and self._drafts:
             last, *older = self._texts
             drafter = LastHypothesis(last, older, self._ending(window, request, last[-1]))
-            options = request.speculation.options
-            drafting = replace(options, drafter=drafter, num_speculative_tokens=MAX_DRAFT_CHAIN)
-            request = replace(request, speculation=Speculation(drafting))
+            request = replace(request, speculation=request.speculation.with_drafter(drafter, MAX_DRAFT_CHAIN))
         with with_threads(self._threads, request.whisper.model):
             transcripts = dict[int, Transcript]()
             for finished in transcribe_recordings(request, {0: request.check(window.samples)}, 1):

@@ -225,3 +225,20 @@ def test_truncated_rows_are_named(drafter: str | None) -> None:
     expected = ["stop" if end in row else "length" for row in plain.sequences[:, 5:].tolist()]
     assert out.finish_reasons == expected
     assert expected[0] == "stop"
+
+
+def test_copies_share_the_warnings_of_a_loop() -> None:
+    """A picture's group, a turn of a chat and a window of a stream each have a copy of their call's loop."""
+    model, loop = language_model(), mmdec.speculate("lookup")
+    options: dict[str, Any] = {
+        "max_new_tokens": 2,
+        "do_sample": False,
+        "logits_processor": [lambda ids, scores: scores],
+    }
+    copies = [loop.with_drafter(Lookup(), 4), loop.with_seed(3), loop.with_drafter(Lookup())]
+    assert [copy_.options.num_speculative_tokens for copy_ in copies] == [4, None, None]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for each in (loop, *copies):
+            model.generate(torch.tensor([[3, 4, 5], [5, 4, 3]]), **options, custom_generate=each)  # type: ignore[operator] # mixed in
+    assert sum("falling back" in str(warning.message) for warning in caught) == 1
