@@ -130,7 +130,7 @@ def _by_length(
     network, device = translator.model, translator.device
     sounds = [audio.load_audio(path) for path in recordings]
     first = _source(translator, sounds[0])
-    check_baseline(translator.baseline, first.states, first.lengths)
+    check_baseline(translator.model.autoregressive, first.states, first.lengths)
     rows = []
     for length in seconds:
         source = _source(translator, _join_recordings(sounds, length))
@@ -140,7 +140,7 @@ def _by_length(
             return network.lattice(source.states, source.lengths, source.sizes).path("lookahead")
 
         def baseline(source: EncodedSpeech = source, count: int = count) -> list[list[int]]:
-            return translator.baseline.generate(source.states, source.lengths, count, min_length=count)
+            return translator.model.autoregressive.generate(source.states, source.lengths, count, min_length=count)
 
         rows.append(
             time_pairs(graph, baseline, repeats, device).row(

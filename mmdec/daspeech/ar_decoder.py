@@ -1,4 +1,4 @@
-"""An autoregressive decoder of units (phones or word pieces): the parallel decoder's baseline and verifier.
+"""An autoregressive decoder of units (phones or word pieces): it ranks and verifies the graph decoder's texts.
 
 It is a plain post-norm Transformer decoder, which attends to the same encoder states as the parallel decoder (the "AR
 S2T" of DASpeech's table 5). It has a preallocated key-value cache, and on a GPU its loop synchronises with the device

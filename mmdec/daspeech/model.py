@@ -1,6 +1,6 @@
 """DASpeech: speech encoder, graph decoder, adaptor and FastSpeech 2 in one network (Fang et al., NeurIPS 2023).
 
-`SpeechToUnits` is the linguistic half (speech to phones), with an autoregressive baseline on the same encoder.
+`SpeechToUnits` is the linguistic half (speech to phones), with an autoregressive decoder on the same encoder.
 `DASpeech` adds the acoustic half (hidden states of phones to mel spectrogram). The vocoder is a separate network.
 """
 
@@ -52,7 +52,7 @@ class DASpeechConfig:
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     dag: DagConfig = field(default_factory=DagConfig)
-    ar: ArConfig | None = field(default_factory=ArConfig)  # None: no autoregressive baseline
+    ar: ArConfig | None = field(default_factory=ArConfig)  # None: no autoregressive decoder
     tts: FastSpeech2Config = field(default_factory=FastSpeech2Config)
     adaptor_ffn: int = 1024  # channels between the two linear layers of the adaptor
     adaptor_dropout: float = 0.1
@@ -95,7 +95,7 @@ class DASpeechConfig:
 
 
 class SpeechToUnits(nn.Module):
-    """The first half of DASpeech: a speech encoder, the graph decoder (`decoder`) and the baseline decoder (`ar`)."""
+    """The first half of DASpeech: a speech encoder, the graph decoder and the autoregressive decoder."""
 
     def __init__(self, config: DASpeechConfig, num_units: int) -> None:
         super().__init__()
@@ -107,8 +107,8 @@ class SpeechToUnits(nn.Module):
         self.ctc = nn.Linear(config.encoder.d_model, config.ctc_characters) if config.ctc_characters else None
 
     @property
-    def baseline(self) -> ArDecoder:
-        """The autoregressive decoder.
+    def autoregressive(self) -> ArDecoder:
+        """The autoregressive decoder, whose weights are named `ar`.
 
         Raises:
             InputError: For a model that has none.

@@ -104,7 +104,7 @@ class ReaderLayer(nn.Module):
 class PiecesToUnits(nn.Module):
     """A translator of text pieces.
 
-    Holds the piece reader, the autoregressive decoder (`ar`), and the graph decoder (`decoder`) or None.
+    Holds the piece reader, the autoregressive decoder, and the graph decoder (`decoder`) or None.
     """
 
     def __init__(self, config: ReaderConfig) -> None:
@@ -115,7 +115,7 @@ class PiecesToUnits(nn.Module):
         self.decoder = None if config.dag is None else DagDecoder(config.dag, config.units, config.d_model)
 
     @property
-    def baseline(self) -> ArDecoder:
+    def autoregressive(self) -> ArDecoder:
         """The autoregressive decoder."""
         return self.ar
 

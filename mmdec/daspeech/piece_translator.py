@@ -98,8 +98,8 @@ class PieceTranslatorConfig:
 class PieceTranslator(PiecesToUnits):
     """The whole translator except the voice.
 
-    Holds the speech encoder, the CTC head (`head`), and from `PiecesToUnits` the piece reader (`reader`) and the
-    decoders (`ar`, `decoder`).
+    Holds the speech encoder, the CTC head (`head`), and from `PiecesToUnits` the piece reader (`reader`) and both
+    decoders.
 
     Args:
         ngram: An n-gram of French pieces, for a beam search over the head's frames; None: take the best piece of each

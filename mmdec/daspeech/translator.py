@@ -23,7 +23,6 @@ from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import MatchRule
-from mmdec.daspeech.ar_decoder import ArDecoder
 from mmdec.daspeech.checkpoint import DASpeechParts, save_parts
 from mmdec.daspeech.checkpoint_files import AUTOREGRESSIVE_STRATEGIES, GRAPH_STRATEGIES, STRATEGIES
 from mmdec.daspeech.dag_decoder import BOS, Lattice
@@ -112,15 +111,6 @@ class SpeechTranslator:
     def device(self) -> torch.device:
         """The device of the networks."""
         return next(self.model.parameters()).device
-
-    @property
-    def baseline(self) -> ArDecoder:
-        """The autoregressive decoder.
-
-        Raises:
-            InputError: For a model that has none.
-        """
-        return self.model.baseline
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
         """Write the model's folder. If writing fails, an existing folder is not changed.
@@ -251,7 +241,8 @@ class SpeechTranslator:
 
     def _decode_autoregressive(self, source: EncodedSpeech, listener: PassListener) -> DecodedUnits:
         listener.limit = source.limits[0]
-        rows = self.baseline.generate(source.states, source.lengths, max(source.limits), on_step=listener.step)
+        decoder = self.model.autoregressive
+        rows = decoder.generate(source.states, source.lengths, max(source.limits), on_step=listener.step)
         tokens = _cut_to_limits(rows, source.limits)
         return DecodedUnits(tokens, passes=[len(row) + 1 for row in rows], evidence=[{} for _ in rows])
 
@@ -261,7 +252,7 @@ class SpeechTranslator:
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         listener.graph(lattice.emissions[0], lattice.links[0])
         drafter = DagDrafter(lattice.emissions, lattice.links, lattice.lengths, EOS)
-        target = UnitTarget(self.baseline)
+        target = UnitTarget(self.model.autoregressive)
         drafter.check(target)
         prompt = torch.full((len(source.states), 1), BOS, device=self.device)
         # the same limit and end tokens as in `ArDecoder.generate`, so that the units are the same
@@ -343,7 +334,7 @@ class SpeechTranslator:
         _, texts = _spoken_units(paths)
         repeated = source.select([row for row in range(rows) for _ in range(count)])
         assert paths.beams is not None  # only for type checkers: a beam search always sets `beams`
-        scores = score_texts(self.baseline, texts, repeated)
+        scores = score_texts(self.model.autoregressive, texts, repeated)
         totals = paths.beams + paths.beams.new_tensor([sum(text.logprobs) for text in scores])
         best = torch.arange(rows, device=totals.device) * count + totals.view(rows, count).argmax(-1)
         return paths.select(best), [scores[row] for row in best.tolist()]

@@ -140,7 +140,7 @@ def translate_text(parts: PieceTranslatorParts, text: str) -> str:
     network = parts.model
     device = next(network.parameters()).device
     pieces, lengths = torch.tensor([ids], device=device), torch.tensor([len(ids)], device=device)
-    (units,) = network.ar.generate(network.encode(pieces, lengths), lengths, unit_limits(lengths)[0])
+    (units,) = network.autoregressive.generate(network.encode(pieces, lengths), lengths, unit_limits(lengths)[0])
     return parts.english.decode([unit for unit in units if unit >= NUM_SPECIAL_UNITS])
 
 

@@ -39,7 +39,7 @@ def from_text(network: PiecesToUnits, pieces: PieceTokenizer, rows: Sequence[Tex
         lengths = torch.tensor([len(source) for source in sources], device=device)
         with torch.inference_mode():
             states = network.encode(torch.nn.utils.rnn.pad_sequence(sources, batch_first=True).to(device), lengths)
-            yield from network.ar.generate(states, lengths, max(unit_limits(lengths)))
+            yield from network.autoregressive.generate(states, lengths, max(unit_limits(lengths)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,7 +20,7 @@ def translator(seed: int, folder: Path) -> SpeechTranslator:
     """Random networks; in half of them the text ends before its limit."""
     whole = parts(seed, pronunciation=folder / "pronunciation.tsv")
     with torch.no_grad():
-        whole.model.ar.embed_tokens.weight[EOS] *= 1 + 5 * (seed % 2)
+        whole.model.autoregressive.embed_tokens.weight[EOS] *= 1 + 5 * (seed % 2)
     return SpeechTranslator(whole)
 
 
@@ -61,16 +61,17 @@ def test_reranked_is_the_graphs_text_that_both_decoders_find_likeliest(seed: int
         beams, worth = paths.beams, []
         assert beams is not None
         for text, score in zip(texts, beams.tolist(), strict=True):  # each alone, with the cached steps that decode
-            cache = model.model.ar.start(source.states, source.lengths, len(text) + 1)
+            decoder = model.model.autoregressive
+            cache = decoder.start(source.states, source.lengths, len(text) + 1)
             steps = zip([BOS, *text], [*text, EOS], strict=True)
-            logprobs = [model.model.ar.step(torch.tensor([a]), cache).log_softmax(-1)[0, b] for a, b in steps]
+            logprobs = [decoder.step(torch.tensor([a]), cache).log_softmax(-1)[0, b] for a, b in steps]
             worth.append(float(score) + float(sum(logprobs)))
     read: list[int] = []  # rows of each pass of the decoder
-    model.model.ar.register_forward_hook(lambda _, given, __: read.append(len(given[0])))
+    model.model.autoregressive.register_forward_hook(lambda _, given, __: read.append(len(given[0])))
     (row,) = model.translate([sound], "reranked")
     assert read == [len(texts)]  # its confidence needs no pass of its own
     with torch.inference_mode():
-        (single,) = score_texts(model.model.ar, [texts[worth.index(max(worth))]], source)
+        (single,) = score_texts(model.model.autoregressive, [texts[worth.index(max(worth))]], source)
     evidence = autoregressive_evidence(single)
     assert {name: row.evidence[name] for name in evidence} == pytest.approx(evidence, abs=1e-4)
     assert row.units == [model.units[token] for token in texts[worth.index(max(worth))]]

@@ -224,7 +224,7 @@ class DASpeechOptions:
 
     The defaults are the paper's recipe for the stage of speech to phones (Adam .9/.999, 5e-4, warm-up 10k,
     inverse-sqrt, GLAT .5 to .1 over 100k updates). One loss is added: `ar_weight` times the loss of an autoregressive
-    baseline on the same encoder. With `ar_weight` 0 this loss is left out, as in the paper.
+    decoder on the same encoder. With `ar_weight` 0 this loss is left out, as in the paper.
 
     Args:
         size: Name of the network's sizes.
@@ -275,7 +275,7 @@ class DASpeechModule(RecipeModule):
     With `mu` 0 (first stage), there is no acoustic model. With `mu` > 0 (joint training; 5 in the paper), the acoustic
     model reads the expected hidden states of the graph's vertices under the `posterior`. It reads phone embeddings
     instead for a random share `embedding_share` of the rows, and for rows that do not fit in their graph. So it can
-    also speak the phones of the autoregressive baseline.
+    also speak the phones of the autoregressive decoder.
 
     Args:
         units: The vocabulary of phones, ordered by id.
@@ -328,7 +328,7 @@ class DASpeechModule(RecipeModule):
         lattice = net.decoder(states, state_lengths, lengths, revealed)
         graph = graph_loss(lattice, batch.units, batch.unit_lengths, forced)
         parts = {"dag": graph.value, "invalid": graph.invalid.float()}
-        logits = net.baseline(batch.units[:, :-1], states, state_lengths)
+        logits = net.autoregressive(batch.units[:, :-1], states, state_lengths)
         parts["ar"] = autoregressive_loss(logits, batch.units, self.options.label_smoothing)
         parts["loss"] = parts["dag"] + self.options.ar_weight * parts["ar"]
         if net.ctc is not None:
@@ -383,7 +383,7 @@ class DASpeechModule(RecipeModule):
         limit = int(lattice.lengths.max())
         outputs = {
             "dag": [[unit for unit in row if unit not in (-1, BOS, PAD, EOS)] for row in path.tokens.tolist()],
-            "ar": net.baseline.generate(states.float(), state_lengths, limit),
+            "ar": net.autoregressive.generate(states.float(), state_lengths, limit),
         }
         gold = [[unit for unit in row if unit not in (BOS, PAD, EOS)] for row in batch.units.tolist()]
         size = len(gold)

@@ -73,7 +73,7 @@ def test_a_card_belongs_to_its_weights(tiny_heard_model: Path, tmp_path: Path) -
     saved = save_parts(tmp_path / "other", loaded(target))
     assert (saved / "README.md").read_text() == "# card\n"
     with torch.no_grad():
-        own.model.ar.embed_tokens.weight[5] += 1
+        own.model.autoregressive.embed_tokens.weight[5] += 1
     with pytest.raises(InputError, match="no card of other weights"):
         save_piece_translator(target, own)
 

@@ -115,7 +115,7 @@ def test_text_is_read_by_the_translators_own_networks(translator: SpeechTranslat
     lengths = torch.tensor([len(numbers)])
     with torch.inference_mode():
         states = parts.model.encode(torch.tensor([numbers]), lengths)
-        (units,) = parts.model.ar.generate(states, lengths, unit_limits(lengths)[0])
+        (units,) = parts.model.autoregressive.generate(states, lengths, unit_limits(lengths)[0])
     assert translate_text(parts, "Bonjour, madame ?") == parts.english.decode(
         [unit for unit in units if unit >= NUM_SPECIAL_UNITS]
     )

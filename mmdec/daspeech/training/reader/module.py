@@ -127,7 +127,7 @@ class ReaderModule(RecipeModule):
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
             states = net.reader(batch.pieces, batch.weights, batch.lengths)
         if trained or not self.training:
-            logits = net.ar(batch.units[:, :-1], states, batch.lengths)
+            logits = net.autoregressive(batch.units[:, :-1], states, batch.lengths)
             smoothing = self.options.label_smoothing if self.training else 0.0
             parts["ar"] = autoregressive_loss(logits, batch.units, smoothing)
             parts["loss"] = self.options.ar_weight * parts["ar"]
@@ -155,7 +155,7 @@ class ReaderModule(RecipeModule):
         self.log_dict({f"dev/{name}": v for name, v in parts.items()}, batch_size=len(batch.rows), sync_dist=True)
         net = self.network
         states = net.reader(batch.pieces, batch.weights, batch.lengths).float()
-        written = {"ar": net.ar.generate(states, batch.lengths, max(unit_limits(batch.lengths)))}
+        written = {"ar": net.autoregressive.generate(states, batch.lengths, max(unit_limits(batch.lengths)))}
         if net.decoder is not None:
             path = net.decoder(states, batch.lengths, batch.lengths).path("lookahead", collapse=True)
             written["dag"] = [[unit for unit in row if unit >= 0] for row in path.tokens.tolist()]
