@@ -88,14 +88,16 @@ def _largest_scale(weight: Tensor) -> float:
     return 2.0 ** (MAX_EXPONENT - math.frexp(largest)[1]) if 0 < largest < math.inf else 1.0
 
 
-def weights_state(weights: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Return (address, version counter) of each weight, by which changes after a copy are noticed."""
-    return [(weight.data_ptr(), weight._version) for weight in weights]
+def weights_state(weights: Iterable[Tensor]) -> list[tuple[int, int, list[float]]]:
+    """Return address, version counter and samples of each weight, by which changes after a copy are noticed.
+
+    The samples show changes of `weight.data`, which torch does not count, such as peft's when it merges adapters.
+    """
+    return [(weight.data_ptr(), weight._version, _samples(weight)) for weight in weights]
 
 
 def _samples(weight: Tensor) -> list[float]:
-    """Return evenly spaced numbers of a weight. They show changes of `weight.data`, which torch does not count, such as
-    peft's when it merges adapters."""
+    """Return evenly spaced numbers of a weight."""
     numbers = weight.detach().flatten()
     return cast(list[float], numbers[:: len(numbers) // SAMPLES_PER_WEIGHT | 1].tolist())  # odd: of several columns
 
@@ -106,7 +108,7 @@ class HalfPrecisionCopies:
     """Half-precision copies of a module's weights, and the number of passes so far, after which copies are made."""
 
     usable: bool  # False: no copies, because changes of weights would not be noticed, or the last attempt failed
-    state: list[Any]  # from `weights_state`, and samples of the weights
+    state: list[tuple[int, int, list[float]]]  # from `weights_state`
     passes: int = 0
     _copies: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -136,7 +138,7 @@ def half_precision_copies(module: nn.Module) -> HalfPrecisionCopies:
     """Return the `HalfPrecisionCopies` of a module; a new one, with 0 passes, if the weights have changed."""
     weights = list(module.parameters())
     plain = all(one.dtype == torch.float32 and one.device.type == "cpu" and not one.is_inference() for one in weights)
-    state = [*weights_state(weights), *map(_samples, weights)] if plain else []
+    state = weights_state(weights) if plain else []
     with _lock:
         copies = _copies.get(module)
         if copies is None or copies.state != state:

@@ -39,21 +39,20 @@ KEY_BLOCK = 512  # number of keys that torch's attention computes at a time
 QUERY_BLOCK = 32  # number of queries that torch's attention computes at a time, for fewer than 192 queries
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, copied: bool = False) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, half: HalfWeights | None = None) -> Tensor:
     """Apply a linear layer in half precision.
 
     Args:
         x: (..., I).
         weight: (O, I).
         bias: (O,).
-        copied: Whether a float16 weight may be copied for fbgemm (`HalfWeights`), which takes as much memory again. The
-            copy is kept as long as the weight.
+        half: The copy of a float16 weight for fbgemm, from `half_weights`; None: torch multiplies.
 
     Returns:
         (..., O), in which a row's bits do not depend on the other rows.
     """
-    if copied and x.dtype == torch.float16 and (copy := _half_weights(weight, bias)) is not None:
-        return copy(x.float()).to(x.dtype)
+    if half is not None and x.dtype == torch.float16:
+        return half(x.float()).to(x.dtype)
     rows, shape = x.shape[:-1].numel(), (min(len(weight), MAX_TRIED_OUTPUTS), x.shape[-1])
     least = least_rows(x.dtype, shape, weight.is_contiguous(), bias is not None, torch.get_num_threads())
     if least <= rows <= MAX_PRODUCT_ROWS:
@@ -70,10 +69,19 @@ _copies: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _copying = threading.Lock()
 
 
-def _half_weights(weight: Tensor, bias: Tensor | None) -> HalfWeights | None:
-    if weight.is_inference() or (bias is not None and bias.is_inference()):  # their changes would not be noticed
+def half_weights(weight: Tensor, bias: Tensor | None = None) -> HalfWeights | None:
+    """Return the copy of a linear layer's float16 weight for fbgemm, which takes as much memory again.
+
+    It is kept as long as the weight, and made anew if the weight has changed. To find out takes about as long as the
+    product of a small layer, so ask once in a call.
+
+    Returns:
+        None if the weight is not float16, if its changes would not be noticed, or if this CPU has no such product.
+    """
+    tensors = [tensor for tensor in (weight, bias) if tensor is not None]
+    if weight.dtype != torch.float16 or any(tensor.is_inference() for tensor in tensors):  # which count no changes
         return None
-    state = weights_state(tensor for tensor in (weight, bias) if tensor is not None)
+    state = weights_state(tensors)
     with _copying:
         known = _copies.get(weight)
         if known is None or known[0] != state:

@@ -7,13 +7,15 @@ and attention sum in an order that does not depend on the draft or the batch.
 from __future__ import annotations
 
 import copy
+from functools import cached_property
 from typing import Any, final
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from mmdec.kernels.tokenwise import HALF_DTYPES, linear
+from mmdec.kernels.float16_linear import HalfWeights
+from mmdec.kernels.tokenwise import HALF_DTYPES, half_weights, linear
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.hf_target import copy_modules, has_hooks, plain_linear
 
@@ -25,10 +27,15 @@ ATTENTION = ("sdpa", TREE_ATTENTION)  # the implementations whose results the co
 class TokenwiseLinear(nn.Linear):
     """torch's linear layer, with results that do not depend on the number of rows."""
 
-    copied: bool  # as for `linear`
+    copied: bool  # whether a float16 weight may be copied
+
+    @cached_property
+    def half_copy(self) -> HalfWeights | None:
+        """The copy of the weight, looked up at the layer's first product: the model's copy serves one call."""
+        return half_weights(self.weight, self.bias) if self.copied else None
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight, self.bias, self.copied)
+        return linear(input, self.weight, self.bias, self.half_copy)
 
 
 @final

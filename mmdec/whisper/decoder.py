@@ -316,7 +316,8 @@ def _as_function(module: Any, many: bool = False) -> Map:
     """
     if plain_linear(module):
         if not many and is_half_on_cpu(module):
-            return partial(tokenwise.linear, weight=module.weight, bias=module.bias, copied=True)
+            half = tokenwise.half_weights(module.weight, module.bias)
+            return partial(tokenwise.linear, weight=module.weight, bias=module.bias, half=half)
         large = (many or module.weight.numel() >= MIN_ONEDNN_ELEMENTS) and module.weight.device.type == "cpu"
         return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)
     if type(module) is Int8Linear and _has_stock_forward(module):

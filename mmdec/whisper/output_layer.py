@@ -33,7 +33,7 @@ def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:
         return output(states)
     weight = cast(nn.Linear, output).weight
     if is_half_on_cpu(output):
-        return tokenwise.linear(states, weight, copied=True)
+        return tokenwise.linear(states, weight, half=tokenwise.half_weights(weight))
     if (
         len(weight) < MIN_COPIED_VOCABULARY
         or not states.dtype == weight.dtype == torch.float32

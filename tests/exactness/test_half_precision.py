@@ -5,6 +5,7 @@ They do not depend on the other nodes, rows and tokens of the pass, so drafts le
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -151,3 +152,16 @@ def test_the_callers_cache_works_with_the_stock_model_afterwards(dtype: torch.dt
     with torch.no_grad():
         model(result.sequences[:, -1:], **{CACHE_ARGUMENT: cache})
     assert cache.get_seq_length() == length + 1
+
+
+@half_precision
+def test_weights_that_peft_merges_between_calls_are_read(dtype: torch.dtype) -> None:
+    """It adds to `weight.data`, which neither moves the weight nor counts as a change of it."""
+    model, inputs = text_model("llama", dtype), prompts(1)
+    options: dict[str, Any] = {"num_speculative_tokens": 4, "max_new_tokens": 20, "do_sample": False}
+    mmdec.generate(model, inputs, "lookup", **options)
+    for layer in model.model.layers:
+        weight = layer.mlp.down_proj.weight
+        weight.data += (torch.randn(len(weight), 1) @ torch.randn(1, weight.shape[1])).to(dtype)
+    found = mmdec.generate(model, inputs, "lookup", **options).sequences
+    assert torch.equal(found, mmdec.generate(copy.deepcopy(model), inputs, None, **options).sequences)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from mmdec.kernels.tokenwise import MAX_PRODUCT_ROWS, draft_chains, least_rows, linear
+from mmdec.kernels.tokenwise import MAX_PRODUCT_ROWS, draft_chains, half_weights, least_rows, linear
 from mmdec.kernels.tree_attention import tree_attention, tree_attention_reference, tree_mask
 from mmdec.targets.kv_cache import ancestors_of
 
@@ -30,22 +31,36 @@ def test_a_row_has_the_same_bits_beside_any_others(
     weight = weight.t().contiguous().t() if transposed else weight
     rows = F.pad(torch.cat([x, x], 1), (0, shape[1] % 2)).to(dtype)
     bias = torch.zeros(shape[0], dtype=dtype) if biased else None
-    expected = torch.cat([linear(row, weight, bias, copied) for row in rows.split(1)])
+    copy = half_weights(weight, bias) if copied else None
+    expected = torch.cat([linear(row, weight, bias, copy) for row in rows.split(1)])
     assert expected.count_nonzero() > 0
     for count in (2, 3, 8, 31, 32, 33, 64, 70):
-        assert torch.equal(linear(rows[:count], weight, bias, copied), expected[:count])
-        assert torch.equal(linear(rows[-count:], weight, bias, copied), expected[-count:])
+        assert torch.equal(linear(rows[:count], weight, bias, copy), expected[:count])
+        assert torch.equal(linear(rows[-count:], weight, bias, copy), expected[-count:])
 
 
 @half_precision
 @pytest.mark.parametrize("copied", [False, True])
 def test_the_product_is_that_of_the_layer(copied: bool, dtype: torch.dtype) -> None:
+    def product() -> Tensor:
+        return linear(x, weight, bias, half_weights(weight, bias) if copied else None).double()
+
     weight, bias, x = torch.randn(40, 64).to(dtype), torch.randn(40).to(dtype), torch.randn(3, 50, 64).to(dtype)
     expected = x.double() @ weight.double().t() + bias.double()
-    torch.testing.assert_close(linear(x, weight, bias, copied).double(), expected, rtol=2e-2, atol=5e-2)
+    torch.testing.assert_close(product(), expected, rtol=2e-2, atol=5e-2)
     weight[0] += 1  # a copy is made anew after a change
     expected = x.double() @ weight.double().t() + bias.double()
-    torch.testing.assert_close(linear(x, weight, bias, copied).double(), expected, rtol=2e-2, atol=5e-2)
+    torch.testing.assert_close(product(), expected, rtol=2e-2, atol=5e-2)
+
+
+def test_a_copy_is_made_anew_after_a_change_that_torch_does_not_count() -> None:
+    """peft merges adapters by adding to `weight.data`."""
+    weight, x = torch.randn(40, 64).half(), torch.randn(3, 64).half()
+    before = half_weights(weight)
+    assert half_weights(weight) is before
+    weight.data += 1
+    expected = x.double() @ weight.double().t()
+    torch.testing.assert_close(linear(x, weight, None, half_weights(weight)).double(), expected, rtol=2e-2, atol=5e-2)
 
 
 def test_the_least_number_of_rows_is_within_a_product() -> None:
