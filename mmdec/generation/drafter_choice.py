@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from pathlib import Path
 
 from transformers import PreTrainedModel
 
@@ -27,8 +26,8 @@ from mmdec.drafters.registry import (
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter, is_speech_model
 from mmdec.generation.corpus_source import corpus
-from mmdec.generation.drafter_source import DrafterHome, DrafterOfModel, DrafterSource, FixedDrafter
-from mmdec.hub.find import drafter_by_name, drafter_folder
+from mmdec.generation.drafter_source import DrafterHome, DrafterOfModel, DrafterSource, FixedDrafter, folder_by_name
+from mmdec.hub.find import drafter_folder
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.load_small_model import check_small_model, small_drafter
 from mmdec.types import Drafter
@@ -71,7 +70,14 @@ def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> D
     if os.fsdecode(choice).endswith(WEIGHTS_SUFFIX):
         index = corpus(choice)
         return index if home is None else index.of_home(home)
-    folder = drafter_by_name(choice, "drafter") or _local_folder(choice)
+    folder = folder_by_name(choice, "drafter")
+    if folder is None:
+        raise InputError(
+            f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder or Hugging Face id, a dotted "
+            f"path such as package.module:Class, a model or a Drafter, but is {format_value(choice)}."
+            f"{did_you_mean(choice, [*drafter_names(), *loader_names()])} Names of drafters with weights: "
+            f"{', '.join(loader_names())}."
+        )
     if home is not None:
         return FixedDrafter(home.read_drafter(folder))
     return DrafterOfModel(partial(load_drafter, folder, argument="drafter"))
@@ -106,18 +112,3 @@ def _make(name: str) -> Drafter:
     drafter = make_drafter(name)
     check_drafter(drafter)
     return drafter
-
-
-def _local_folder(choice: str | os.PathLike[str]) -> Path:
-    try:
-        path = Path(choice)
-        if path.is_dir():
-            return path
-    except (TypeError, ValueError, OSError):  # raised for bytes, a null character, or a name that is too long
-        pass
-    raise InputError(
-        f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder or Hugging Face id, a dotted path "
-        f"such as package.module:Class, a model or a Drafter, but is {format_value(choice)}."
-        f"{did_you_mean(choice, [*drafter_names(), *loader_names()])} Names of drafters with weights: "
-        f"{', '.join(loader_names())}."
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, final
 from weakref import WeakKeyDictionary
 
@@ -13,8 +12,7 @@ from mmdec.checks.arguments import format_value
 from mmdec.drafters.small_model.short_prompt import Shorten, check_prompt
 from mmdec.drafters.small_model.staged import InnerDrafter, inner_drafter
 from mmdec.errors import InputError
-from mmdec.generation.drafter_source import DrafterHome, DrafterOfModel, DrafterSource
-from mmdec.hub.find import drafter_by_name
+from mmdec.generation.drafter_source import DrafterHome, DrafterOfModel, DrafterSource, folder_by_name
 from mmdec.pretrained.load_small_model import check_small_model, load_small_model, small_drafter
 from mmdec.types import Drafter
 
@@ -68,7 +66,13 @@ class SmallModelSource(DrafterSource):
     ) -> None:
         self._inner = None if inner is None else inner_drafter(inner)
         self._prompt = check_prompt(prompt)
-        self._model = model if isinstance(model, PreTrainedModel) else _folder(model)
+        folder_or_model = model if isinstance(model, PreTrainedModel) else folder_by_name(model, "model")
+        if folder_or_model is None:
+            raise InputError(
+                f"`model` must be a loaded model, a model's folder or a Hugging Face id, but is {format_value(model)}. "
+                "Name a smaller model."
+            )
+        self._model = folder_or_model
         self._arguments = model, inner, prompt
         if isinstance(self._model, PreTrainedModel):
             check_small_model(self._model)
@@ -91,19 +95,3 @@ class SmallModelSource(DrafterSource):
         if isinstance(self._model, PreTrainedModel):
             return small_drafter(self._model, target, None, tokenizer, inner=self._inner, prompt=self._prompt)
         return load_small_model(self._model, target, tokenizer, inner=self._inner, prompt=self._prompt)
-
-
-def _folder(model: str | os.PathLike[str]) -> Path:
-    path = drafter_by_name(model, "model")
-    if path is not None:
-        return path
-    try:
-        path = Path(model)
-        if path.is_dir():
-            return path
-    except (TypeError, ValueError, OSError):  # raised for bytes, a null character, or a name that is too long
-        pass
-    raise InputError(
-        f"`model` must be a loaded model, a model's folder or a Hugging Face id, but is {format_value(model)}. Name a "
-        "smaller model."
-    )
