@@ -116,8 +116,8 @@ class DrafterRunner:
             shape = (batch, size, self.vocab_size)
             if draft.probs.shape != shape or draft.probs.device != roots.device:
                 raise ValueError(f"probabilities of shape {tuple(draft.probs.shape)} instead of {shape}")
-            least, most = draft.probs.aminmax()
-            if not 0 <= float(least) <= float(most) < math.inf:
+            lowest, highest = draft.probs.aminmax()
+            if not 0 <= float(lowest) <= float(highest) < math.inf:
                 raise ValueError("probabilities that are negative or not finite")
         if draft.soft is not None:
             if draft.soft.shape[:2] != (batch, size) or draft.soft.device != roots.device:

@@ -218,8 +218,8 @@ class Sequences:
 
     def copied_processors(self, row: int) -> list[Processor]:
         """Copy the row's logits processors for `logits_ahead`, except those that only record."""
-        own = [] if self.processors is None else self.processors[row]
-        return copy_processors([processor for processor in own if not isinstance(processor, ListenerProcessor)])
+        processors = [] if self.processors is None else self.processors[row]
+        return copy_processors([processor for processor in processors if not isinstance(processor, ListenerProcessor)])
 
     def logits_ahead(self, row: int, drafted: Sequence[int], logits: Tensor, processors: list[Processor]) -> Tensor:
         """Apply copies of the row's processors to the raw logits (V,) of the token after drafted ones.
@@ -372,16 +372,16 @@ class DraftWarp:
             ids = _node_ids(sequences, logits.shape[1], paths)
             for processor in self.processors:
                 scores = processor(ids, scores)
-        kept = None
+        best_tokens = None
         if self.top_k is not None and self.top_k < scores.shape[-1]:
             # the other processors then work on k tokens: they sort, which takes long for a whole vocabulary
-            scores, kept = scores.topk(self.top_k)
+            scores, best_tokens = scores.topk(self.top_k)
         no_ids = scores.new_zeros(len(scores), 0, dtype=torch.long)
         for processor in self.warpers:
             scores = processor(no_ids, scores)
         probs = scores.softmax(-1)
-        if kept is not None:
-            probs = probs.new_zeros(len(probs), logits.shape[-1]).scatter_(-1, kept, probs)
+        if best_tokens is not None:
+            probs = probs.new_zeros(len(probs), logits.shape[-1]).scatter_(-1, best_tokens, probs)
         return probs.view(logits.shape)
 
 

@@ -298,13 +298,13 @@ class CostCurve:
 
     def _connect(self) -> None:
         self._points = []
-        least = math.inf
+        lowest = math.inf
         for key in sorted(self._quartiles, reverse=True):
             size, quartile = self._quartiles[key]
             # a smaller count takes at most as long as a larger one, so that the curve is monotone
-            least = min(least, quartile)
+            lowest = min(lowest, quartile)
             if not key or len(self.windows[key]) >= self._enough:
-                self._points.append((size, least))
+                self._points.append((size, lowest))
         self._points += self._start
         self._points.reverse()
 

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 RAISE_LENGTH = "; set `max_new_tokens`"  # the end of a note on a text that was cut: what the caller can do
 
 
-def format_result(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
+def format_result(output: str, rounds: str, seconds: Mapping[str, float]) -> str:
     """Format a result as three lines, the third one with the stages' seconds.
 
     Args:
-        what: The first line: the text, or its length.
+        output: The first line: the text, or its length.
         rounds: The second line, as `rounds_line` returns it.
         seconds: Stage -> seconds; "total", if present, also includes time outside the stages.
     """
     stages = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items() if name != "total")
     total = seconds.get("total", sum(seconds.values()))
-    return f"{' '.join(what.split()) or '(no text)'}\n{rounds}\n{total:.3f} s: {stages}"
+    return f"{' '.join(output.split()) or '(no text)'}\n{rounds}\n{total:.3f} s: {stages}"
 
 
 def rounds_line(rounds: int, tokens_per_round: float, lossless: bool) -> str:

@@ -63,8 +63,8 @@ class TokenGroups:
         """
         remedy = "Give the number of a group for each token of the model."
         numbers = _tensor("labels", labels, remedy)
-        whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
-        if not whole or numbers.ndim != 1 or not 1 <= len(numbers) <= MAX_TOKENS:
+        is_integer = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
+        if not is_integer or numbers.ndim != 1 or not 1 <= len(numbers) <= MAX_TOKENS:
             raise InputError(
                 f"`labels` must be 1 to {MAX_TOKENS} whole numbers in one dimension, but is {numbers.dtype} of the "
                 f"shape {tuple(numbers.shape)}. {remedy}"

@@ -65,7 +65,7 @@ class HeadAccuracy:
     def probabilities(self) -> list[list[float]]:
         """Return the share of hits [depth][rank]: the probability that the drafter's token of this rank is right."""
         with self._lock:
-            return [[hit / total for hit in row] for row, total in zip(self._hits, self._trials, strict=True)]
+            return [[count / total for count in row] for row, total in zip(self._hits, self._trials, strict=True)]
 
     def learn(self, depth: int, rank: int | None) -> None:
         """Record which of the drafter's ranked tokens was right.
@@ -76,7 +76,7 @@ class HeadAccuracy:
         """
         with self._lock:
             self._trials[depth] = OBSERVATION_DECAY * self._trials[depth] + 1
-            hits = self._hits[depth] = [OBSERVATION_DECAY * hit for hit in self._hits[depth]]
+            hits = self._hits[depth] = [OBSERVATION_DECAY * count for count in self._hits[depth]]
             if rank is not None:
                 hits[rank] += 1
             self._learned += 1

@@ -497,16 +497,16 @@ class RelaxedRule:
             probability = 1.0 if q is None else float(q[token])
             if probability <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
                 continue
-            place, drafted = token, q  # with groups: the token's group, and the probabilities of groups in the draft
+            index, drafted = token, q  # with groups: the token's group, and the probabilities of groups in the draft
             if groups is not None:
-                place = groups.draw(token, rng)
+                index = groups.draw(token, rng)
                 drafted = groups.group_probs(_one_hot(p, token) if q is None else q)
-                probability = float(drafted[place])
+                probability = float(drafted[index])
             excluded = float(p[token]) <= 0.0  # a processor excluded the token, and no relaxation may override it
-            if rng.happens(float(left[place]) / probability + (0.0 if excluded else tolerance)):
+            if rng.happens(float(left[index]) / probability + (0.0 if excluded else tolerance)):
                 if groups is None or not excluded:
                     return token, child
-                token = rng.draw(groups.token_probs(_one_hot(p, place), p))
+                token = rng.draw(groups.token_probs(_one_hot(p, index), p))
                 return token, tree.child(node, token)
             left, _ = residual(left, drafted, token)
             q = sibling_distribution(q, token)

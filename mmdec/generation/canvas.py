@@ -219,7 +219,7 @@ def _prompts(named: Mapping[str, Any], mask_token: int) -> list[Tensor]:
         raise InputError(
             f"`attention_mask` must be {tuple(ids.shape)}, but is {format_value(mask)}. Pass the tokenizer's own."
         )
-    prompts = [row[seen.bool()] for row, seen in zip(ids, mask, strict=True)]
+    prompts = [row[row_mask.bool()] for row, row_mask in zip(ids, mask, strict=True)]
     for row, prompt in enumerate(prompts):
         if not len(prompt) or bool((prompt == mask_token).any()):
             fault = f"holds the mask token {mask_token}" if len(prompt) else "is empty"

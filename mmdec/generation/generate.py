@@ -93,8 +93,8 @@ class Generation:
         """Return three lines: number of tokens, number of rounds, seconds."""
         rows, tokens = len(self.sequences), sum(len(tokens) for round_ in self.rounds for tokens in round_.tokens)
         seconds = {name: sum(getattr(round_, name) for round_ in self.rounds) for name in ("target", "drafter", "core")}
-        what = f"{pluralise(rows, 'row')}, {pluralise(tokens, 'new token')}"
-        return format_result(what, rounds_line(len(self.rounds), self.tokens_per_round, self.lossless), seconds)
+        size = f"{pluralise(rows, 'row')}, {pluralise(tokens, 'new token')}"
+        return format_result(size, rounds_line(len(self.rounds), self.tokens_per_round, self.lossless), seconds)
 
 
 @overload
@@ -180,7 +180,7 @@ def generate(
     check_whole("batch_size", batch_size, 1, MAX_SEQUENCES, "It is the number of rows that are decoded at a time.")
     check_loaded_model(model)
     with pass_stop_iteration(), reading(model, *speculation.networks):
-        call = GenerateCall.of(model, speculation, options)
+        call = GenerateCall.from_options(model, speculation, options)
         if _are_prompts(inputs):
             return _generate_many(call, inputs, batch_size)
         run = call.prepare(cast(Any, inputs))
@@ -321,7 +321,7 @@ def generate_rounds(
     """
     check_loaded_model(model)
     with reading(model, *speculation.networks):
-        call = GenerateCall.of(model, speculation, options)
+        call = GenerateCall.from_options(model, speculation, options)
         run = call.prepare(inputs)
     rounds = read_while((model, *speculation.networks), run_steps(run.steps))
     if call.tokenizer is None:
@@ -380,7 +380,7 @@ class GenerateCall:
     heals: bool  # whether prompts are prepared by `token_healing`
 
     @classmethod
-    def of(cls, model: PreTrainedModel, speculation: Speculation, options: Mapping[str, Any]) -> GenerateCall:
+    def from_options(cls, model: PreTrainedModel, speculation: Speculation, options: Mapping[str, Any]) -> GenerateCall:
         """Check a call as far as mmdec knows its options. What only transformers refuses shows in `prepare`.
 
         Args:

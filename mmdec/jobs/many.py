@@ -309,12 +309,12 @@ def _public_call(work: Work) -> Call:
         from mmdec.whisper.transcribe import load_transcriber, transcribe
 
         model = load_transcriber(work.model, work.device, dtype)
-        return lambda paths, **own: transcribe(paths, model=model, **{**work.options, **own})
+        return lambda paths, **per_batch: transcribe(paths, model=model, **{**work.options, **per_batch})
     from mmdec.pretrained.vlm import load_vlm
     from mmdec.vision.describe import describe
 
     vlm = load_vlm(work.model, work.device, dtype)
-    return lambda paths, **own: describe(paths, model=vlm, **{**work.options, **own})
+    return lambda paths, **per_batch: describe(paths, model=vlm, **{**work.options, **per_batch})
 
 
 def _json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:

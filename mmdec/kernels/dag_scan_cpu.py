@@ -58,8 +58,8 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counts: bool) -> ScanR
     weights, link_top = _link_probabilities(links)
     steps, size = match.shape
     room = size - steps + 1  # number of vertices on which a token can be
-    whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
-    emission = _window(whole, room).contiguous()  # shape (M, R + 1)
+    match_copy = torch.empty(steps, size, dtype=torch.float64).copy_(match)
+    emission = _window(match_copy, room).contiguous()  # shape (M, R + 1)
     match_top = finite_or_zero(emission.amax(1))  # shape (M,)
     emission = emission.sub_(match_top[:, None]).exp_()
     # windows[t, p, q]: probability of the jump from vertex t + p (token t) to vertex t + 1 + q (token t + 1)

@@ -137,7 +137,10 @@ _lock = threading.Lock()
 def half_precision_copies(module: nn.Module) -> HalfPrecisionCopies:
     """Return the `HalfPrecisionCopies` of a module; a new one, with 0 passes, if the weights have changed."""
     weights = list(module.parameters())
-    plain = all(one.dtype == torch.float32 and one.device.type == "cpu" and not one.is_inference() for one in weights)
+    plain = all(
+        weight.dtype == torch.float32 and weight.device.type == "cpu" and not weight.is_inference()
+        for weight in weights
+    )
     state = weights_state(weights) if plain else []
     with _lock:
         copies = _copies.get(module)

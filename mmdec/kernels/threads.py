@@ -23,11 +23,11 @@ def set_own_threads(count: int) -> None:
     """
     if count == torch.get_num_threads():
         return
-    with _setting, ThreadPoolExecutor(1) as other:
+    with _setting, ThreadPoolExecutor(1) as executor:
         # the number of threads with which a new Python thread begins
-        later = other.submit(torch.get_num_threads).result()
+        later = executor.submit(torch.get_num_threads).result()
         torch.set_num_threads(count)
-        other.submit(torch.set_num_threads, later).result()
+        executor.submit(torch.set_num_threads, later).result()
 
 
 @contextmanager

@@ -54,11 +54,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, half: HalfWeig
     if half is not None and x.dtype == torch.float16:
         return half(x.float()).to(x.dtype)
     rows, shape = x.shape[:-1].numel(), (min(len(weight), MAX_TRIED_OUTPUTS), x.shape[-1])
-    least = least_rows(x.dtype, shape, weight.is_contiguous(), bias is not None, torch.get_num_threads())
-    if least <= rows <= MAX_PRODUCT_ROWS:
+    min_rows = least_rows(x.dtype, shape, weight.is_contiguous(), bias is not None, torch.get_num_threads())
+    if min_rows <= rows <= MAX_PRODUCT_ROWS:
         return F.linear(x, weight, bias)
     parts = [
-        F.linear(F.pad(part, (0, 0, 0, max(least - len(part), 0))), weight, bias)[: len(part)]
+        F.linear(F.pad(part, (0, 0, 0, max(min_rows - len(part), 0))), weight, bias)[: len(part)]
         for part in x.reshape(rows, -1).split(MAX_PRODUCT_ROWS)
     ]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(*x.shape[:-1], -1)
@@ -83,14 +83,14 @@ def half_weights(weight: Tensor, bias: Tensor | None = None) -> HalfWeights | No
         return None
     state = weights_state(tensors)
     with _copying:
-        known = _copies.get(weight)
-        if known is None or known[0] != state:
+        entry = _copies.get(weight)
+        if entry is None or entry[0] != state:
             try:
                 copy = HalfWeights(weight.float(), None if bias is None else bias.float())
             except RuntimeError:  # this CPU has no such product
                 copy = None
-            known = _copies[weight] = state, copy
-        return known[1]
+            entry = _copies[weight] = state, copy
+        return entry[1]
 
 
 @cache
@@ -112,12 +112,12 @@ def least_rows(dtype: torch.dtype, shape: tuple[int, int], contiguous: bool, bia
     rows = torch.randn(MAX_PRODUCT_ROWS, inputs // 2, generator=draw).to(dtype)
     rows = F.pad(torch.cat([rows, rows], 1), (0, inputs % 2))
     bias = weight.new_zeros(outputs) if biased else None
-    expected, least = F.linear(rows, weight, bias), MAX_PRODUCT_ROWS
+    expected, min_rows = F.linear(rows, weight, bias), MAX_PRODUCT_ROWS
     for count in reversed(TRIED_ROWS):
         if not torch.equal(F.linear(rows[:count], weight, bias), expected[:count]):
             break
-        least = count
-    return least
+        min_rows = count
+    return min_rows
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,11 @@ def draft_chains(parents: Sequence[Sequence[int]], sizes: Sequence[int]) -> tupl
     chains = list[Chain]()
     for index in range(max(map(len, rows))):
         paths, nodes = zip(*(row[index] if index < len(row) else row[0] for row in rows), strict=True)
-        depth, most = max(map(len, paths)), max(map(len, nodes))
+        depth, width = max(map(len, paths)), max(map(len, nodes))
         chains.append(
             Chain(
                 torch.tensor([[*path, *[-1] * (depth - len(path))] for path in paths]),
-                torch.tensor([[*each, *each[:1] * (most - len(each))] for each in nodes]),
+                torch.tensor([[*row, *row[:1] * (width - len(row))] for row in nodes]),
             )
         )
     return tuple(chains)
@@ -244,12 +244,12 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, masks: Sequence[ChainMask], 
     )
     out = q.new_zeros(*q.shape[:3], v.shape[3])
     for mask in masks:
-        for states, own in zip((k, v), drafted, strict=True):
-            states[rows, :, mask.key_positions] = own[rows, :, mask.path]
+        for states, drafted_states in zip((k, v), drafted, strict=True):
+            states[rows, :, mask.key_positions] = drafted_states[rows, :, mask.path]
         part = _attend(q[rows, :, mask.nodes].transpose(1, 2), k, v, mask, scaling)
         out[rows, :, mask.nodes] = part.transpose(1, 2)
-    for states, own in zip((k, v), drafted, strict=True):
-        states[:, :, columns : columns + count] = own
+    for states, drafted_states in zip((k, v), drafted, strict=True):
+        states[:, :, columns : columns + count] = drafted_states
     return out.to(dtype)
 
 

@@ -103,7 +103,7 @@ class TreeMask:
         from mmdec.kernels.tree_attention_triton import PackedTree
 
         if not self._packed_tree:
-            self._packed_tree.append(PackedTree.of(self.starts, self.ends, self.ancestors))
+            self._packed_tree.append(PackedTree.pack(self.starts, self.ends, self.ancestors))
         return self._packed_tree[0]
 
 
@@ -182,8 +182,8 @@ def tree_attention(
     packed = q.reshape(batch, k.shape[1], group * nodes, width)
     mask = None if tree is None else tree.grouped_mask(group)
     if sinks is not None:
-        each = sinks.view(1, k.shape[1], group, 1).expand(-1, -1, -1, nodes).reshape(1, k.shape[1], group * nodes, 1)
-        k, v, mask = with_sinks(k, v, mask, each.expand(batch, -1, -1, -1))
+        sinks_of_queries = sinks.view(1, k.shape[1], group, 1).expand(-1, -1, -1, nodes).flatten(2)[..., None]
+        k, v, mask = with_sinks(k, v, mask, sinks_of_queries.expand(batch, -1, -1, -1))
     out = scaled_dot_product_attention(packed, k, v, attn_mask=mask, scale=scaling)
     # the batch size of keys may be larger than that of queries; then `out` has the larger one
     return out.reshape(len(out), heads, nodes, v.shape[-1])

@@ -42,7 +42,7 @@ class PackedTree:
     depths: Tensor  # (B, N) int32, number of each node's ancestors
 
     @classmethod
-    def of(cls, starts: Tensor, ends: Tensor, ancestors: Tensor) -> PackedTree:
+    def pack(cls, starts: Tensor, ends: Tensor, ancestors: Tensor) -> PackedTree:
         """Pack starts, ends (B,) and ancestors (B, N, N) bool."""
         batch, nodes, _ = ancestors.shape
         words = -(-nodes // 32)

@@ -208,9 +208,9 @@ def quantise_linears(model: Any) -> None:
     if next(model.parameters()).device.type != "cpu":
         raise InputError("`dtype` may be int8 only on a CPU, but the device is a GPU. Choose bfloat16 or float16.")
     encoder, decoder = model.get_encoder(), model.get_decoder()
-    many = Bfloat16Linear if has_bfloat16_tiles() else Int8Linear
-    _replace(encoder.modules(), many)
-    _replace((layer.encoder_attn for layer in decoder.layers), many, ("k_proj", "v_proj"))
+    large_layer = Bfloat16Linear if has_bfloat16_tiles() else Int8Linear
+    _replace(encoder.modules(), large_layer)
+    _replace((layer.encoder_attn for layer in decoder.layers), large_layer, ("k_proj", "v_proj"))
     if has_onednn_products():
         fine = partial(Int8Linear, fine=True)
         _replace(decoder.modules(), fine)

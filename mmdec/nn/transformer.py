@@ -84,8 +84,8 @@ class RowsLinear(nn.Linear):
     """A linear layer. For inputs of many rows (tokens) it uses oneDNN's matrix product, where that is possible."""
 
     def forward(self, input: Tensor) -> Tensor:
-        many = input.numel() >= MIN_ONEDNN_ROWS * self.in_features
-        return (onednn.linear if many else F.linear)(input, self.weight, self.bias)
+        is_large = input.numel() >= MIN_ONEDNN_ROWS * self.in_features
+        return (onednn.linear if is_large else F.linear)(input, self.weight, self.bias)
 
 
 class Attention(nn.Module):

@@ -129,14 +129,14 @@ async def metrics(request: Request) -> PlainTextResponse:
 
 
 async def _exception_response(_: Request, error: Exception) -> JSONResponse:
-    return ApiError.of(error).response()
+    return ApiError.from_error(error).response()
 
 
 async def _validation_response(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"][1:]]
-    param = ".".join(place) or None
+    location = [str(part) for part in first["loc"][1:]]
+    param = ".".join(location) or None
     return ApiError(400, f"`{param or 'body'}`: {first['msg']}.", param=param).response()
 
 

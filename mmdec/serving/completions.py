@@ -167,7 +167,7 @@ class AnswerWriter(ABC):
         """Decode a job, and make the response that the request asks for."""
         if body.stream:
             usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            return await EventStream.of(self._chunks(request, job, usage))
+            return await EventStream.from_events(self._chunks(request, job, usage))
         result: Answer = await self._server.result(request, job)
         choice = {"index": 0, **self.choice(result), "finish_reason": result.finish_reason}
         content = {**self._head, "object": self.kind, "choices": [choice], "usage": self._usage(result)}

@@ -30,7 +30,9 @@ class Dialogue:
     seconds: float  # that reading took
 
     @classmethod
-    def of(cls, vlm: LoadedVlm, messages: Sequence[VlmMessage], images: Sequence[ImageSource] = ()) -> Dialogue:
+    def from_messages(
+        cls, vlm: LoadedVlm, messages: Sequence[VlmMessage], images: Sequence[ImageSource] = ()
+    ) -> Dialogue:
         """Read and check a dialogue.
 
         Args:
@@ -60,8 +62,8 @@ def _render_dialogue(vlm: LoadedVlm, messages: Sequence[VlmMessage]) -> str:
         raise InputError(
             f"`messages` must be what the model's chat template takes, but it says: {error}. Change roles or order."
         ) from error
-    whole = vlm.plain.restore(text)
-    lost = next((text for text in texts if text.strip() not in whole), None)
+    decoded = vlm.plain.restore(text)
+    lost = next((text for text in texts if text.strip() not in decoded), None)
     if lost is not None:
         raise InputError(
             f"`messages` must be what the model's chat template writes, but it drops {format_value(lost)}. "

@@ -282,7 +282,7 @@ class AnswerEngine:
         return self.vlm.tokenizer
 
     def read_dialogue(self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[bytes]) -> Dialogue:
-        return Dialogue.of(self.vlm, [dict(message) for message in messages], pictures)
+        return Dialogue.from_messages(self.vlm, [dict(message) for message in messages], pictures)
 
     def job(self, prompt: Dialogue, **options: Any) -> Job:
         options = {name: value for name, value in options.items() if value is not None}
@@ -367,7 +367,7 @@ class TextEngine:
         options: Mapping[str, Any],
         stops: Sequence[str],
     ) -> Steps[Any]:
-        run = GenerateCall.of(self.loaded.model, speculation, options).prepare(prompt.inputs)
+        run = GenerateCall.from_options(self.loaded.model, speculation, options).prepare(prompt.inputs)
         usage = Usage()
         text = AnswerText(job, usage, self.tokenizer, stops, prompt.strips)
 
@@ -386,9 +386,9 @@ def _cache_tokens(model: Any, prompt: int, options: Mapping[str, Any]) -> int:
         prompt: Number of the prompt's tokens.
         options: Those of the answer; `max_new_tokens` is one of them.
     """
-    most = max_positions(model.config.get_text_config(decoder=True))
+    positions = max_positions(model.config.get_text_config(decoder=True))
     longest = prompt + int(options["max_new_tokens"])
-    return longest if most is None else min(longest, max(most, prompt))
+    return longest if positions is None else min(longest, max(positions, prompt))
 
 
 AnyEngine = TranscriptionEngine | TranslationEngine | AnswerEngine | TextEngine

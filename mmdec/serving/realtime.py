@@ -73,7 +73,9 @@ class LiveSession:
     async def _refuse(self, error: Exception) -> None:
         is_user_error = isinstance(error, (ApiError, InputError))
         answer = (
-            ApiError.of(error) if is_user_error else ApiError(400, "An event must be a JSON object of a known form.")
+            ApiError.from_error(error)
+            if is_user_error
+            else ApiError(400, "An event must be a JSON object of a known form.")
         )
         await self._send("error", **answer.content)
 
@@ -88,9 +90,9 @@ class LiveSession:
                 sound = base64.b64decode(event["audio"], validate=True)
             except binascii.Error as error:
                 raise ApiError(400, f"`audio` must be valid base64, but is not: {error}.", param="audio") from None
-            most = MAX_WAITING_SECONDS * 2 * self._options["sample_rate"]
+            max_bytes = MAX_WAITING_SECONDS * 2 * self._options["sample_rate"]
             async with self._changed:
-                await self._changed.wait_for(lambda: len(self._sound) < most or self._ended)
+                await self._changed.wait_for(lambda: len(self._sound) < max_bytes or self._ended)
                 self._sound += sound
                 self._changed.notify_all()
         elif kind == "input_audio_buffer.commit":
@@ -180,7 +182,7 @@ class LiveSession:
                 if kind == "text":
                     await self._send_update(value)
                 elif kind == "error":
-                    raise ApiError.of(value)
+                    raise ApiError.from_error(value)
                 else:
                     return
         finally:

@@ -70,7 +70,7 @@ class ApiError(Exception):
         super().__init__(message)
 
     @classmethod
-    def of(cls, error: Exception) -> ApiError:
+    def from_error(cls, error: Exception) -> ApiError:
         """Convert an exception of a job or a handler to the error that the client gets."""
         if isinstance(error, ApiError):
             return error
@@ -128,7 +128,7 @@ class Server:
         Raises:
             ApiError: If there is no such model.
         """
-        fitting = {own: model for kind in kinds for own, model in self.models.items() if isinstance(model, kind)}
+        fitting = {key: model for kind in kinds for key, model in self.models.items() if isinstance(model, kind)}
         if name is None and fitting:
             return next(iter(fitting.values()))
         if name in fitting:
@@ -202,7 +202,7 @@ class Server:
                     raise ApiError(504, "The answer took too long.", "timeout", "timeout", headers=headers)
                 kind, value = event.result()
                 if kind == "error":
-                    raise ApiError.of(value)
+                    raise ApiError.from_error(value)
                 yield kind, value
                 if kind == "result":
                     return
@@ -222,16 +222,16 @@ class Server:
                 return value
         raise AssertionError("events end with a result or an error")
 
-    def busy(self, what: str, count: int, limit: int) -> ApiError:
+    def busy(self, noun: str, count: int, limit: int) -> ApiError:
         """Make the error with status 429 for a request that arrives while too many are open.
 
         Args:
-            what: What is open, in the plural.
+            noun: What is open, in the plural.
             count: Their number, this one included.
             limit: Its maximum.
         """
         after = {"Retry-After": str(min(max(math.ceil(self._seconds), 1), 60))}
-        message = f"At most {limit} {what} may be open, but with this one there are {count}. Try again later."
+        message = f"At most {limit} {noun} may be open, but with this one there are {count}. Try again later."
         return ApiError(429, message, "rate_limit_error", "busy", headers=after)
 
 
@@ -287,7 +287,7 @@ class EventStream(StreamingResponse):
     """A response that is sent as server-sent events."""
 
     @classmethod
-    async def of(cls, events: AsyncIterator[Mapping[str, Any]]) -> EventStream:
+    async def from_events(cls, events: AsyncIterator[Mapping[str, Any]]) -> EventStream:
         """Make the response to a stream of events, when the first event is known.
 
         An exception before the first event is raised here, so that the client gets an ordinary error response.
@@ -301,7 +301,7 @@ async def _lines(first: Mapping[str, Any], events: AsyncIterator[Mapping[str, An
         async for event in events:
             yield _data(event)
     except Exception as error:  # status 200 is already sent, so the error becomes an event
-        yield _data(ApiError.of(error).content)
+        yield _data(ApiError.from_error(error).content)
         return
     yield "data: [DONE]\n\n"
 

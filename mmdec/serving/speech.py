@@ -94,7 +94,7 @@ async def transcriptions(
     if stream:
         if kind not in ("json", "text"):
             raise ApiError(400, "`stream` must be left out for a format with times.", param="stream")
-        return await EventStream.of(_deltas(server, request, job, recording.note))
+        return await EventStream.from_events(_deltas(server, request, job, recording.note))
     result = with_note(await server.result(request, job), recording.note)
     return _format_response(result, kind, "transcribe", timed, temperature or 0.0)
 

@@ -85,8 +85,8 @@ def attend(
         if attention_mask is None and causal:
             attention_mask = query.new_full((queries, key.shape[2]), torch.finfo(query.dtype).min)
             attention_mask = attention_mask.triu_(1 + key.shape[2] - queries)[None, None]
-        each = sinks.view(1, -1, 1, 1).expand(len(query), -1, queries, 1)
-        key, value, attention_mask = with_sinks(key, value, attention_mask, each)
+        sinks_of_queries = sinks.view(1, -1, 1, 1).expand(len(query), -1, queries, 1)
+        key, value, attention_mask = with_sinks(key, value, attention_mask, sinks_of_queries)
     out = scaled_dot_product_attention(
         query,
         key,

@@ -66,7 +66,7 @@ class TextPrompt:
     has_inner_padding: bool  # whether a batch row has padding after its first token
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Any]) -> TextPrompt:
+    def from_inputs(cls, inputs: Mapping[str, Any]) -> TextPrompt:
         """Check and normalise the inputs of `prefill`.
 
         Raises:
@@ -270,10 +270,10 @@ class DecoderTarget(HfTarget):
         self.hidden_size: int = config.hidden_size
         self.layers: int = config.num_hidden_layers
         # maximum number of positions: rotary embeddings have none; all others are treated as learned embeddings
-        turned = getattr(config, "rope_parameters", None) is not None
-        self.positions = None if turned else getattr(config, "max_position_embeddings", None)
+        has_rope = getattr(config, "rope_parameters", None) is not None
+        self.positions = None if has_rope else getattr(config, "max_position_embeddings", None)
         self.nodes_take_positions = config.model_type == "gpt_neo"
-        self.windows = Windows.of(config)
+        self.windows = Windows.from_config(config)
         self.needs_chains = has_states(config)
         self.reads_soft_nodes = not self.needs_chains
         self._accepts_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -385,8 +385,8 @@ class DecoderTarget(HfTarget):
             )
         target = self if stepwise is None else self._with_model(stepwise.model_after(cache))
         layers = _recorded_layers(needs)
-        fresh, whole = text.new_ids.shape[1], stepwise is not None or prompt.extra or text.has_inner_padding
-        piece = fresh if size is None or whole else size
+        fresh, reads_at_once = text.new_ids.shape[1], stepwise is not None or prompt.extra or text.has_inner_padding
+        piece = fresh if size is None or reads_at_once else size
         features = dict[int, list[Tensor]]()
         logits = torch.empty(0)
         for start in range(0, fresh, piece):
@@ -421,7 +421,7 @@ class DecoderTarget(HfTarget):
     ) -> DecoderSession:
         """Return the state of a call whose cache holds the prompt."""
         text = prompt.text
-        gaps = Gaps.of(text.mask) if text.has_inner_padding and self.windows is not None else None
+        gaps = Gaps.from_mask(text.mask) if text.has_inner_padding and self.windows is not None else None
         with torch.no_grad():
             store = KVPool(cache) if stepwise is None else RecurrentCache(cache, len(text.ids), stepwise.steps)
         tokenwise = tokenwise_copy(self.model) if stepwise is None else None
@@ -541,8 +541,8 @@ class DecoderTarget(HfTarget):
         if tokenwise:
             cast(KVPool, session.store).show_multiple()
         gap_positions = None if session.gaps is None else session.gaps.positions(rows.width)
-        whole = tokenwise or session.stepwise is not None or is_compiled(self.model)
-        packed = None if whole else packed_linear(draft)
+        computes_padding = tokenwise or session.stepwise is not None or is_compiled(self.model)
+        packed = None if computes_padding else packed_linear(draft)
         mask, trees = (None, ()) if tree is None else (tree.additive, (tree,))
         if tree is not None and windows is not None:
             mask, trees = windows.masks(tree, firsts, gap_positions)

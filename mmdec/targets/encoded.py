@@ -46,7 +46,7 @@ class EncodedPrompt:
     has_inner_padding: bool  # whether a batch row has padding after its first token
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Any], max_columns: int | None, columns: bool) -> EncodedPrompt:
+    def from_inputs(cls, inputs: Mapping[str, Any], max_columns: int | None, columns: bool) -> EncodedPrompt:
         """Check and normalise a prompt's inputs.
 
         Args:
@@ -189,7 +189,7 @@ class EncodedTarget(HfTarget):
             InputError: For wrong inputs.
         """
         check_layers(needs, self.layers - (not self.exposes_last_layer))
-        prompt = EncodedPrompt.of(inputs, self.positions, self.counts_padding)
+        prompt = EncodedPrompt.from_inputs(inputs, self.positions, self.counts_padding)
         ids, mask, positions = prompt.ids, prompt.mask, prompt.positions
         # the caller's cache can be filled while decoding only if there is one row, without padding between its tokens
         is_single = len(ids) == 1 and not prompt.has_inner_padding
@@ -303,9 +303,9 @@ class EncodedTarget(HfTarget):
             if mask is not None:
                 mask = torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1)
             filled = EncoderDecoderCache(DynamicCache(), DynamicCache()) if empty is None else empty
-            whole = {**inputs, "input_ids": text, "decoder_attention_mask": mask, CACHE_ARGUMENT: None}
+            text_inputs = {**inputs, "input_ids": text, "decoder_attention_mask": mask, CACHE_ARGUMENT: None}
             decoded = self._run_finished_text(
-                EncodedPrompt.of(whole, None, self.counts_padding), filled, config, **flags
+                EncodedPrompt.from_inputs(text_inputs, None, self.counts_padding), filled, config, **flags
             )
             prompt = sequences.shape[1] - max(lengths)
             states = output_states(decoded, inputs["encoder_outputs"], prompt, text.shape[1], config)

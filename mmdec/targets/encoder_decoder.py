@@ -53,9 +53,9 @@ class _PositionOverride(nn.Module):
         """Return the position embeddings (B, N, H) of `self.positions`. args, kwargs: the decoder's arguments."""
         needed = int(self.positions.max()) + 1
         if len(self.table) < needed:
-            most = getattr(self.stock[0], "num_embeddings", None)
+            table_size = getattr(self.stock[0], "num_embeddings", None)
             count = -(-needed // POSITIONS_PER_STEP) * POSITIONS_PER_STEP
-            count = count if most is None else min(count, most - getattr(self.stock[0], "offset", 0))
+            count = count if table_size is None else min(count, table_size - getattr(self.stock[0], "offset", 0))
             other = 0 if self.pad != 0 else 1
             self.table = self._look_up(count, other, args, kwargs)
             if self.pad is not None:
@@ -111,8 +111,8 @@ class PositionedCopy:
             self._copy(root)._modules["embed_positions"] = self._placed
         for name, part in decoder.named_modules():
             if getattr(part, "has_relative_attention_bias", False):
-                same = self._copy(f"{root}.{name}")
-                same.__dict__["compute_bias"] = partial(self._bias, part)
+                copied = self._copy(f"{root}.{name}")
+                copied.__dict__["compute_bias"] = partial(self._bias, part)
 
     def _copy(self, path: str) -> nn.Module:
         """Copy each module along a dotted path such as "model.decoder", to change them in this copy of the model only.

@@ -307,10 +307,10 @@ def check_cache(cache: Cache) -> None:
         for kind in kinds - {DynamicLayer, DynamicSlidingWindowLayer, DummyLayer, GrowingLayer}
         if not issubclass(kind, LinearAttentionLayer) or issubclass(kind, DynamicSlidingWindowLayer)
     )
-    what = type(inner).__name__ + (f" of {', '.join(foreign)}" if foreign else " that is offloaded")
+    cache_name = type(inner).__name__ + (f" of {', '.join(foreign)}" if foreign else " that is offloaded")
     if foreign or inner.offloading or not isinstance(inner, DynamicCache):
         raise InputError(
-            f"`{CACHE_ARGUMENT}` must be a DynamicCache of attention layers, but is {what}, from which drafts "
+            f"`{CACHE_ARGUMENT}` must be a DynamicCache of attention layers, but is {cache_name}, from which drafts "
             f"cannot be removed. Leave `{CACHE_ARGUMENT}` and `cache_implementation` out."
         )
 

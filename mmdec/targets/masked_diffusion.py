@@ -88,10 +88,10 @@ class _Session:
 
     def __init__(self, model: PreTrainedModel, layout: CanvasLayout, prompt: Tensor) -> None:
         self.model, self.layout, self.prompt_length = model, layout, len(prompt)
-        given = 0 if layout.aligned == "prompt" else len(prompt) % layout.block_length
-        self.text = prompt[: len(prompt) - given]
+        given_tokens = 0 if layout.aligned == "prompt" else len(prompt) % layout.block_length
+        self.text = prompt[: len(prompt) - given_tokens]
         self.canvas = self.masks(layout.block_length)
-        self.canvas[:given] = prompt[len(prompt) - given :]
+        self.canvas[:given_tokens] = prompt[len(prompt) - given_tokens :]
 
     def masks(self, length: int) -> Tensor:
         return torch.full((length,), self.layout.mask_token, dtype=torch.int64, device=self.model.device)

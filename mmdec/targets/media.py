@@ -83,7 +83,7 @@ class VisionOutput:
     summaries: Tensor | None = None  # (images, 2 * width): mean and deviation of the tower's last states over patches
 
     @classmethod
-    def of(cls, output: Any) -> VisionOutput:
+    def from_model_output(cls, output: Any) -> VisionOutput:
         # Llama 4 has no `pooler_output`
         states = output.last_hidden_state if output.pooler_output is None else output.pooler_output
         parts = [part.reshape(-1, part.shape[-1]) for part in states]
@@ -117,7 +117,7 @@ class VisionInputs:
     seconds: float = 0.0  # seconds spent in the vision tower; 0 if `generate` ran it
 
     @classmethod
-    def of(cls, states: Mapping[str, Any], rows: int) -> VisionInputs:
+    def from_inputs(cls, states: Mapping[str, Any], rows: int) -> VisionInputs:
         """Check the inputs for images and videos.
 
         Args:
@@ -156,12 +156,14 @@ class VisionInputs:
             stopwatch = Stopwatch(model.device)
             outputs = self.inputs.get(VISION_OUTPUTS_KEY) or {}
             self.encoded = {
-                kind: VisionOutput.of(outputs[kind]) for kind in VISUAL_KINDS if outputs.get(kind) is not None
+                kind: VisionOutput.from_model_output(outputs[kind])
+                for kind in VISUAL_KINDS
+                if outputs.get(kind) is not None
             }
             for pixels in PIXELS:
                 if pixels in self.inputs:
                     with stopwatch.stage("tower"):
-                        self.encoded[PIXELS[pixels]] = VisionOutput.of(self._tower(model, pixels))
+                        self.encoded[PIXELS[pixels]] = VisionOutput.from_model_output(self._tower(model, pixels))
             self.seconds += stopwatch.seconds.get("tower", 0.0)
         return self.encoded
 
@@ -169,7 +171,7 @@ class VisionInputs:
         call = getattr(model, f"get_{PIXELS[pixels]}_features", None)
         if call is None:
             remedy = " Pass a video's frames as images." if PIXELS[pixels] == "video" else ""
-            reads = " and ".join(f"{each}s" for each in model.input_modalities if each != "text")
+            reads = " and ".join(f"{modality}s" for modality in model.input_modalities if modality != "text")
             raise InputError(f"`{pixels}` must be left out for {type(model).__name__}, which reads {reads}.{remedy}")
         named = {name: self.inputs[name] for name in inspect.signature(call).parameters if name in self.inputs}
         try:
@@ -212,8 +214,8 @@ class VisionInputs:
                 tokens = indices.repeat_interleave(copies, 0)[:, -fresh:][fresh_holders]
                 if not len(tokens):
                     return None, None
-                whole = len(tokens) == count and copies == 1
-                return (encoded.output, encoded.summaries) if whole else (encoded.pick(tokens), None)
+                takes_all = len(tokens) == count and copies == 1
+                return (encoded.output, encoded.summaries) if takes_all else (encoded.pick(tokens), None)
         if encoded is None and not bool(fresh_holders.any()):
             return None, None
         images = 0 if encoded is None else len(encoded.lengths)
@@ -442,7 +444,9 @@ class MediaTarget(DecoderTarget):
     def _vision_inputs(self, inputs: Mapping[str, Any]) -> VisionInputs:
         ids, vision = inputs.get("input_ids"), {name: inputs[name] for name in self._position_inputs if name in inputs}
         vision = {name: value for name, value in vision.items() if value is not None}
-        return inputs.get(VISION_INPUTS_KEY) or VisionInputs.of(vision, len(ids) if isinstance(ids, Tensor) else 1)
+        return inputs.get(VISION_INPUTS_KEY) or VisionInputs.from_inputs(
+            vision, len(ids) if isinstance(ids, Tensor) else 1
+        )
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the inputs of `prefill`: those of a language model, and the images and videos as `VisionInputs`."""
@@ -457,7 +461,9 @@ class MediaTarget(DecoderTarget):
             return super().prompt_positions(inputs)
         text_inputs = {name: value for name, value in inputs.items() if name not in self._vision}
         # with M-RoPE, an image takes only as many positions as its longer side has tokens
-        positions, _ = rope_positions(self._base, TextPrompt.of(text_inputs), self._vision_inputs(inputs), None)
+        positions, _ = rope_positions(
+            self._base, TextPrompt.from_inputs(text_inputs), self._vision_inputs(inputs), None
+        )
         return (1 + positions.amax((0, 2))).tolist()
 
     def prompt_tokens(self, inputs: Mapping[str, Any]) -> int | None:
@@ -479,7 +485,7 @@ class MediaTarget(DecoderTarget):
             if name in self._arguments and name not in DECODER_INPUTS
         }
         media = {name: value for name, value in media.items() if value is not None}
-        text = TextPrompt.of(text_inputs)
+        text = TextPrompt.from_inputs(text_inputs)
         width, outputs, summaries = text.new_ids.shape[1], dict[str, Any](), None
         for kind in VISUAL_KINDS:
             output, summaries_of_kind = vision.assign_features(self._base, kind, text.ids, width)

@@ -158,8 +158,8 @@ def is_window(name: str, value: Any) -> bool:
 
 def _shorten_factors(rope: dict[str, Any]) -> dict[str, Any]:
     """Shorten the lists of factors of rotary positions, one factor for each frequency, to the small head size."""
-    turned = int(MAX_PROBE_SIZES["head_dim"] * (rope.get("partial_rotary_factor") or 1.0)) // 2
-    shortened = {name: value[:turned] if isinstance(value, list) else value for name, value in rope.items()}
+    factor_count = int(MAX_PROBE_SIZES["head_dim"] * (rope.get("partial_rotary_factor") or 1.0)) // 2
+    shortened = {name: value[:factor_count] if isinstance(value, list) else value for name, value in rope.items()}
     return {name: _shorten_factors(value) if isinstance(value, dict) else value for name, value in shortened.items()}
 
 

@@ -323,7 +323,7 @@ class RecurrentCache:
         order = list(range(len(self.backlogs) - 1))
         if row < len(order):
             order[row] = len(order)
-        self.backlogs = [self.backlogs[each] for each in order]
+        self.backlogs = [self.backlogs[row] for row in order]
         for layer in self.states:
             layer.select(torch.tensor(order))
         if self.pool is not None:
@@ -491,8 +491,8 @@ class StepwiseModel:
     def set_chunk_size(self, columns: int) -> None:
         """Prepare the model's copy for a pass over `columns` tokens: its scans get chunks of this length."""
         size = columns if self.model.device.type == "cpu" else max(MIN_SCAN_CHUNK, 1 << (columns - 1).bit_length())
-        for scan, most in self._chunked:
-            scan.chunk_size = min(size, most)
+        for scan, max_chunk in self._chunked:
+            scan.chunk_size = min(size, max_chunk)
 
     def _copy_scans(self, part: nn.Module, done: dict[int, nn.Module | None]) -> nn.Module | None:
         """Return a copy of a module that contains a scan; None if the module contains no scan.

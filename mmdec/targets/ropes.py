@@ -55,9 +55,9 @@ def max_positions(config: Any) -> int | None:
 
     This number is the size of the model's table of positions, or the length to which its rotary positions are extended.
     """
-    most = getattr(config, "max_position_embeddings", None)
+    positions = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     factor = rope.get("factor")
-    if type(most) is not int or not isinstance(factor, int | float):
-        return most if type(most) is int else None
-    return max(most, int(factor * (rope.get("original_max_position_embeddings") or most)))
+    if type(positions) is not int or not isinstance(factor, int | float):
+        return positions if type(positions) is int else None
+    return max(positions, int(factor * (rope.get("original_max_position_embeddings") or positions)))

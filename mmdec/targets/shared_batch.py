@@ -95,7 +95,7 @@ class SharedBatch:
             self.session.remove_row(slot)
             if slot < last:
                 mover = self._owners[slot] = self._owners[last]
-                mover.slots = [slot if each == last else each for each in mover.slots]
+                mover.slots = [slot if other == last else other for other in mover.slots]
             self._owners.pop()
         self._leaving = set()
 

@@ -14,14 +14,14 @@ from mmdec.targets.hf_target import has_hooks, shallow_copy
 from mmdec.targets.recurrent_cache import has_states
 
 
-def smaller_copy(model: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
+def smaller_copy(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     """Copy a decoder-only language model without some of its layers. The copy shares all weights.
 
-    Embedding, final norm and LM head stay. The copy's configuration and indices of cache layers count the kept layers.
+    Embedding, final norm and LM head stay. In the copy's configuration and its cache, only the remaining layers count.
 
     Args:
         model: The model, which is not changed.
-        kept: Indices of the layers that stay, ascending, from 0.
+        layers: Indices of the layers that stay, ascending, from 0.
 
     Raises:
         InputError: If layers cannot be left out of this kind of model.
@@ -31,15 +31,15 @@ def smaller_copy(model: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel
     config = copy.deepcopy(model_config)
     for name, value in list(vars(config).items()):  # what the configuration says of each layer
         if isinstance(value, (list, tuple)) and len(value) == len(stack):
-            setattr(config, name, type(value)(value[index] for index in kept))
-    config.num_hidden_layers = len(kept)
+            setattr(config, name, type(value)(value[index] for index in layers))
+    config.num_hidden_layers = len(layers)
     smaller = part = shallow_copy(model)
     for name in path[:-1]:
         _set_config(part, config)
         part._modules[name] = shallow_copy(cast(nn.Module, part._modules[name]))
         part = cast(Any, part._modules[name])
     _set_config(part, config)
-    part._modules[path[-1]] = nn.ModuleList([_indexed_copy(stack[layer], index) for index, layer in enumerate(kept)])
+    part._modules[path[-1]] = nn.ModuleList([_indexed_copy(stack[layer], index) for index, layer in enumerate(layers)])
     return smaller
 
 

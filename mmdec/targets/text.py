@@ -56,7 +56,7 @@ class TextTarget(DecoderTarget):
                 f"`{media_names[0]}` must be left out, because mmdec does not support pictures and sound of "
                 f"{type(self.model).__name__}. Call `model.generate` without mmdec to use them. {list_media_families()}"
             )
-        text = TextPrompt.of(inputs)
+        text = TextPrompt.from_inputs(inputs)
         return Prompt(text, text.positions[None, :, -text.new_ids.shape[1] :])
 
     def fallback_reasons(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:

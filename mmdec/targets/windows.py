@@ -58,7 +58,7 @@ class Windows:
     kinds: Mapping[str, AttentionWindow | None] | None
 
     @classmethod
-    def of(cls, config: PreTrainedConfig) -> Windows | None:
+    def from_config(cls, config: PreTrainedConfig) -> Windows | None:
         """Read the windows from a language model's configuration; None if no layer has a window.
 
         Raises:
@@ -128,7 +128,7 @@ class Gaps:
     moved: Tensor  # (B, C) int64: index of a cached token in the padded prompt, minus its cache column and `padding`
 
     @classmethod
-    def of(cls, mask: Tensor) -> Gaps:
+    def from_mask(cls, mask: Tensor) -> Gaps:
         """Find the padding in a prompt's mask (B, C) bool, False at padding."""
         moved, padding = torch.zeros_like(mask, dtype=torch.long), list[int]()
         for row, row_mask in enumerate(mask):

@@ -184,7 +184,7 @@ def answer_steps(
     distances = list[list[float]]([[] for _ in pictures])  # of each question's pictures from familiar ones
     reporter = _RoundReporter(request, indices)
 
-    run = GenerateCall.of(vlm.model, speculation, request.generate_options()).prepare(inputs)
+    run = GenerateCall.from_options(vlm.model, speculation, request.generate_options()).prepare(inputs)
     with closing(run.steps) as steps:
         while (round_ := (yield from time.next_round(steps))) is not None:
             count_round(round_, usage, drafts=drafter is not None)

@@ -252,7 +252,7 @@ def _group_steps(
     usage, on_round = [Usage() for _ in indices], speculation.options.on_round
 
     time = ActiveTime(loaded.model.device)
-    run = GenerateCall.of(loaded.model, speculation, options).prepare(inputs)
+    run = GenerateCall.from_options(loaded.model, speculation, options).prepare(inputs)
     with closing(run.steps) as steps:
         while (round_ := (yield from time.next_round(steps))) is not None:
             count_round(round_, usage, drafts)

@@ -302,7 +302,7 @@ def lone(options: argparse.Namespace) -> Iterator[Row]:
     length = {"max_new_tokens": CHAT_TOKENS, "min_new_tokens": CHAT_TOKENS, "do_sample": False, "pad_token_id": 0}
 
     def run(work: Callable[[Any], object]) -> Run:
-        prepared = GenerateCall.of(model, Speculation(DecodingOptions(drafter=None)), length).prepare(prompt)
+        prepared = GenerateCall.from_options(model, Speculation(DecodingOptions(drafter=None)), length).prepare(prompt)
         return timed(lambda: [str(work(prepared) or prepared.sequences.tolist())])
 
     def scheduled(prepared: Any) -> None:

@@ -59,7 +59,7 @@ class Request:
         return mmdec.generate(self.model, self.ids, **options).sequences.tolist()
 
     def prepare(self) -> Any:
-        return GenerateCall.of(self.model, Speculation(self.decoding), self.options).prepare(self.ids)
+        return GenerateCall.from_options(self.model, Speculation(self.decoding), self.options).prepare(self.ids)
 
 
 def requests(model: PreTrainedModel, rng: random.Random, count: int) -> list[Request]:
@@ -192,7 +192,7 @@ def test_rows_of_a_shared_batch_are_samples_of_the_model(drafter: str, rule: Any
         while len(runs) < count and len(scheduler.running) < 16 and rng.random() < 0.8:
             source: Any = {"small": small, "heads": heads}.get(drafter, drafter)
             decoding = DecodingOptions(source, rule, 2, seed=len(runs))
-            runs.append(GenerateCall.of(model, Speculation(decoding), options).prepare(ids))
+            runs.append(GenerateCall.from_options(model, Speculation(decoding), options).prepare(ids))
             scheduler.add(runs[-1].steps)
         scheduler.step()
     counts = Counter(tuple(run.sequences[0, ids.shape[1] :].tolist()) for run in runs)

@@ -19,12 +19,12 @@ def test_triton_tree_attention_equals_the_reference(name: str) -> None:
 
 def test_ancestors_are_bits() -> None:
     above = ancestors(torch.stack([random_tree(128, seed) for seed in range(3)]))
-    packed = tree_attention_triton.PackedTree.of(torch.zeros(3), torch.zeros(3), above)
+    packed = tree_attention_triton.PackedTree.pack(torch.zeros(3), torch.zeros(3), above)
     bits = packed.words[..., None].long() >> torch.arange(32) & 1
     assert torch.equal(bits.flatten(2).bool(), above)
     assert torch.equal(packed.depths, above.sum(2).int() - 1)
     starts, ends = torch.tensor([[0, 5], [1, 6], [2, 7]], dtype=torch.int32).unbind(1)
-    strided = tree_attention_triton.PackedTree.of(starts, ends, above)
+    strided = tree_attention_triton.PackedTree.pack(starts, ends, above)
     assert strided.starts.is_contiguous()  # the kernel reads row after row
     assert strided.ends.is_contiguous()
 

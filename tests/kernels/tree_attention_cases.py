@@ -58,7 +58,7 @@ def difference(module: ModuleType, case: Case, seed: int = 0) -> float:
         for foreign in (slice(0, start), slice(end, columns)):
             k[row, :, foreign] = v[row, :, foreign] = torch.nan
     pool[:, :, :, columns + nodes :] = torch.nan
-    packed = module.PackedTree.of(starts.to(DEVICE), ends.to(DEVICE), above.to(DEVICE))
+    packed = module.PackedTree.pack(starts.to(DEVICE), ends.to(DEVICE), above.to(DEVICE))
     pool, q = pool.to(DEVICE), q.to(DEVICE)
     k, v = pool[0, :, :, : columns + nodes, :width], pool[1, :, :, : columns + nodes, :v_width]
     with poisoned():

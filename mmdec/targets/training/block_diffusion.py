@@ -285,8 +285,8 @@ class OwnTexts(_CanvasData):
         config: Any = self.writer.config
         begin, more = torch.full((count, 1), int(config.bos_token_id)), self.length - 1
         options = {"do_sample": True, "top_k": 0, "max_new_tokens": more}
-        seen = torch.ones_like(begin)
-        text = self.writer.generate(begin, attention_mask=seen, pad_token_id=config.eos_token_id, **options)
+        mask = torch.ones_like(begin)
+        text = self.writer.generate(begin, attention_mask=mask, pad_token_id=config.eos_token_id, **options)
         return torch.nn.functional.pad(text, (0, self.length - text.shape[1]), value=config.eos_token_id)
 
     def batch(self, draws: torch.Generator, dev: bool) -> CanvasBatch:

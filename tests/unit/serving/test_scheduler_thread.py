@@ -50,7 +50,7 @@ def prompt(seed: int) -> torch.Tensor:
 def steps_of(ids: torch.Tensor, new: int = 24) -> Steps[Any]:
     """Decode, and return the sequences. The call is prepared in the scheduler's thread."""
     speculation = Speculation(DecodingOptions("lookup"))
-    run = GenerateCall.of(llama(), speculation, {"max_new_tokens": new, "do_sample": False}).prepare(ids)
+    run = GenerateCall.from_options(llama(), speculation, {"max_new_tokens": new, "do_sample": False}).prepare(ids)
     yield from run.steps
     return run.sequences.tolist()
 

@@ -162,7 +162,7 @@ def test_a_question_about_html_is_answered(family: str) -> None:
     placeholders = chat.tokens.count(vlm.model.config.image_token_id)
     one = int((inputs["input_ids"] == vlm.model.config.image_token_id).sum())
     assert one <= placeholders <= 3 * one
-    dialogue = Dialogue.of(vlm, [{"role": "user", "content": [{"type": "text", "text": question}]}])
+    dialogue = Dialogue.from_messages(vlm, [{"role": "user", "content": [{"type": "text", "text": question}]}])
     assert vlm.plain.restore(dialogue.question.text).count(name) == 1
 
 
