@@ -27,6 +27,7 @@ def test_the_product_equals_float32(exact: bool, rows: int) -> None:
 
 
 def test_bfloat16_weights_are_exact() -> None:
+    torch.manual_seed(0)  # by chance a weight may be smaller than any scale of float16 allows
     weight = (torch.randn(300, 70) * 0.02).bfloat16().float()
     weight[::7] *= 2.0**-14  # float16 has too few digits for some of these
     assert not torch.equal(weight.half().float(), weight)
