@@ -8,7 +8,7 @@ only once in 16 tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -166,42 +166,51 @@ class ArDecoder(nn.Module):
         return F.linear(x, self.embed_tokens.weight)
 
     @torch.inference_mode()
-    def generate(
-        self,
-        states: Tensor,
-        state_lengths: Tensor,
-        max_length: int,
-        min_length: int = 0,
-        on_step: Callable[[Tensor], None] | None = None,
-    ) -> list[list[int]]:
-        """Decode greedily.
+    def greedy_steps(
+        self, states: Tensor, state_lengths: Tensor, max_length: int, min_length: int = 0
+    ) -> Iterator[Tensor]:
+        """Decode greedily, step by step.
 
         Args:
             states: (B, S, d_memory) of the encoder.
             state_lengths: (B,), numbers of states.
             max_length: Maximum number of units of a row.
             min_length: </s> is not chosen before this number of units (to measure the time for a fixed length).
-            on_step: Called after each step with its units (B,); <pad> for a row that has ended. On a GPU a few more
-                steps may follow after all rows have ended.
+
+        Yields:
+            The units (B,) of each step; <pad> for a row that has ended. On a GPU a few more steps may follow after all
+            rows have ended.
+        """
+        cache = self.start(states, state_lengths, max_length + 1)
+        tokens = torch.full((states.shape[0],), BOS, device=states.device)
+        done = torch.zeros(states.shape[0], dtype=torch.bool, device=states.device)
+        every = END_CHECK_STEPS.get(states.device.type, DEFAULT_END_CHECK_STEPS)
+        for index in range(max_length + 1):
+            logits = self.step(tokens, cache)
+            if index < min_length:
+                logits[:, EOS] = -torch.inf
+            best = logits.argmax(-1)
+            tokens = torch.where(done, PAD, best)
+            yield tokens
+            done |= best == EOS
+            if index % every == every - 1 and bool(done.all()):
+                return
+
+    def generate(self, states: Tensor, state_lengths: Tensor, max_length: int, min_length: int = 0) -> list[list[int]]:
+        """Decode greedily, see `greedy_steps`.
 
         Returns:
             For each row the unit ids, without <s> and </s>.
         """
-        cache = self.start(states, state_lengths, max_length + 1)
-        tokens = torch.full((states.shape[0], max_length + 2), PAD, device=states.device)
-        tokens[:, 0] = BOS
-        done = torch.zeros(states.shape[0], dtype=torch.bool, device=states.device)
-        every = END_CHECK_STEPS.get(states.device.type, DEFAULT_END_CHECK_STEPS)
-        for index in range(max_length + 1):
-            logits = self.step(tokens[:, index], cache)
-            if index < min_length:
-                logits[:, EOS] = -torch.inf
-            best = logits.argmax(-1)
-            tokens[:, index + 1] = torch.where(done, PAD, best)
-            if on_step is not None:
-                on_step(tokens[:, index + 1])
-            done |= best == EOS
-            if index % every == every - 1 and bool(done.all()):
-                break
-        rows = tokens[:, 1 : max_length + 1].tolist()
-        return [row[: next((i for i, unit in enumerate(row) if unit in (EOS, PAD)), len(row))] for row in rows]
+        return rows_of_steps(list(self.greedy_steps(states, state_lengths, max_length, min_length)), max_length)
+
+
+def rows_of_steps(steps: Sequence[Tensor], max_length: int) -> list[list[int]]:
+    """Return the unit ids of each row, without </s>.
+
+    Args:
+        steps: (B,) units of each step, from `ArDecoder.greedy_steps`.
+        max_length: Maximum number of units of a row.
+    """
+    rows = torch.stack([*steps], 1)[:, :max_length].tolist()
+    return [row[: next((i for i, unit in enumerate(row) if unit in (EOS, PAD)), len(row))] for row in rows]

@@ -76,7 +76,7 @@ class PassListener:
         self._stopwatch.lap()
 
     def step(self, tokens: Tensor) -> None:
-        """Report one step of `ArDecoder.generate`, which calls this function.
+        """Report one step of `ArDecoder.greedy_steps`.
 
         Args:
             tokens: (1,), the step's unit. Steps after the row's end are skipped.

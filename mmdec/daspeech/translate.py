@@ -140,8 +140,8 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
         ]
         spoken = translator.translate([segment for _, segment in segments], strategy, chosen.on_pass)
         for index, recording in recordings.items():
-            own = [result for (owner, _), result in zip(segments, spoken, strict=True) if owner == index]
-            translation = _join_segments(own, recording)
+            results = [result for (owner, _), result in zip(segments, spoken, strict=True) if owner == index]
+            translation = _join_segments(results, recording)
             batch.add({index: translation})
             if not translation.units:
                 batch.errors[index] = InputError(

@@ -23,6 +23,7 @@ from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import MatchRule
+from mmdec.daspeech.ar_decoder import rows_of_steps
 from mmdec.daspeech.checkpoint import DASpeechParts, save_parts
 from mmdec.daspeech.checkpoint_files import AUTOREGRESSIVE_STRATEGIES, GRAPH_STRATEGIES, STRATEGIES
 from mmdec.daspeech.dag_decoder import BOS, Lattice
@@ -241,8 +242,11 @@ class SpeechTranslator:
 
     def _decode_autoregressive(self, source: EncodedSpeech, listener: PassListener) -> DecodedUnits:
         listener.limit = source.limits[0]
-        decoder = self.model.autoregressive
-        rows = decoder.generate(source.states, source.lengths, max(source.limits), on_step=listener.step)
+        steps, max_length = list[Tensor](), max(source.limits)
+        for units in self.model.autoregressive.greedy_steps(source.states, source.lengths, max_length):
+            listener.step(units)
+            steps.append(units)
+        rows = rows_of_steps(steps, max_length)
         tokens = _cut_to_limits(rows, source.limits)
         return DecodedUnits(tokens, passes=[len(row) + 1 for row in rows], evidence=[{} for _ in rows])
 

@@ -40,6 +40,9 @@ def test_no_pass_is_reported_after_the_end(
     passes: list[Pass] = []
     listener = PassListener(passes.append, 0, UNITS, torch.device("cpu"))
     listener.limit = 20
-    (row,) = decoder.generate(torch.zeros(1, 3, 8), torch.tensor([3]), 20, on_step=listener.step)
+    inputs = torch.zeros(1, 3, 8), torch.tensor([3]), 20
+    for step_units in decoder.greedy_steps(*inputs):
+        listener.step(step_units)
+    (row,) = decoder.generate(*inputs)
     assert [one.units for one in passes] == heard
     assert len(passes) == len(row) + 1  # as `Translation.passes` has it
