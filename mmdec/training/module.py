@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -20,9 +21,8 @@ from mmdec.hub.publish import write_provenance
 from mmdec.training.optim import Schedule, seed_step, with_schedule
 
 
-class RecipeModule(LightningModule):
-    """Abstract base of training modules whose options are a dataclass. A subclass defines `optimizer`, and calls
-    `use_options` in its `__init__`.
+class RecipeModule(LightningModule, ABC):
+    """Base of training modules whose options are a dataclass. A subclass calls `use_options` in its `__init__`.
 
     All randomness of a step follows from (seed, epoch, step, rank), so that a resumed training draws the same numbers
     as an uninterrupted one.
@@ -42,19 +42,18 @@ class RecipeModule(LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         seed_step(getattr(self.options, "seed", 0), self.current_epoch, batch_idx, self.global_rank)
 
+    @abstractmethod
     def optimizer(self) -> Optimizer:
         """Make the optimizer, with the peak of the learning rate."""
-        raise NotImplementedError
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         return with_schedule(self.optimizer(), lambda step: self.rate(step))
 
 
 class DrafterModule(RecipeModule):
-    """Abstract base of modules that train a drafter of a frozen model, the data module's `base`, and save the best one.
+    """Base of modules that train a drafter of a frozen model, the data module's `base`, and save the best one.
 
-    Validation simulates decoding: a subclass calls `add_validation` in its `validation_step`, and defines `score`,
-    which turns the ranks of all texts into tokens per round, and `save_drafter`, which saves the drafter.
+    Validation simulates decoding: a subclass calls `add_validation` in its `validation_step`.
 
     State: `base_fingerprint`, the name of the model's weights; `best`, tokens per round of the best drafter so far.
     """
@@ -69,6 +68,7 @@ class DrafterModule(RecipeModule):
         self.ranks: list[Tensor] = []
         self.sums = {"loss": 0.0, "rows": 0.0}
 
+    @abstractmethod
     def score(self, texts: list[Tensor]) -> dict[str, float]:
         """Simulate decoding.
 
@@ -78,8 +78,8 @@ class DrafterModule(RecipeModule):
         Returns:
             Name -> score; among them "chain" and "tree", the tokens per round with chains and with trees.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def save_drafter(self, scores: dict[str, float]) -> Path:
         """Save the drafter, replacing an earlier one. All processes call this.
 
@@ -89,7 +89,6 @@ class DrafterModule(RecipeModule):
         Returns:
             The drafter's folder.
         """
-        raise NotImplementedError
 
     def add_validation(self, ranks: Sequence[Tensor], loss: float) -> None:
         """Add texts to this validation.
