@@ -187,7 +187,10 @@ def read_parts(
     try:
         config = read_settings(directory / "config.json")
         if config["system"] != DASPEECH_KIND:
-            raise InputError(f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}.")
+            raise InputError(
+                f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}. Name a "
+                "translator's folder."
+            )
         read = {PHONE_LAYOUT: _read_daspeech, piece_checkpoint.LAYOUT: read_piece_translator}.get(_layout_name(config))
         if read is None:
             raise ValueError(f"its layout is {config['layout']!r:.60}")
@@ -219,7 +222,9 @@ def load_piece_translator(model: str | os.PathLike[str]) -> PieceTranslatorParts
     """
     parts = read_parts(resolve(model), torch.device("cpu"))
     if not isinstance(parts, PieceTranslatorParts):
-        raise InputError(f"`model` must be a translator of word pieces, but '{os.fspath(model)}' is one of phones.")
+        raise InputError(
+            f"`model` must be a translator of word pieces, but '{os.fspath(model)}' is one of phones. Name another."
+        )
     return parts
 
 

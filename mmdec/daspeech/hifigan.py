@@ -164,7 +164,7 @@ def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2Conform
         raise InputError("`source` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
     windows = (described.get("n_fft", WINDOW), described.get("win_size", WINDOW))
     if windows != (WINDOW, WINDOW):
-        raise InputError(f"`source` must use mel windows of {WINDOW} samples, but uses {windows}.")
+        raise InputError(f"`source` must use mel windows of {WINDOW} samples, but uses {windows}. Convert another one.")
     bands, hop = described.get("num_mels", MELS), described.get("hop_size", HOP)
     _check_mels(bands, math.prod(described["upsample_rates"]), hop, "source")
     sizes = ("upsample_rates", "upsample_kernel_sizes", "upsample_initial_channel", "resblock_kernel_sizes")
@@ -211,6 +211,8 @@ def _check_mels(bands: int, factor: int, hop: int, argument: str = "vocoder") ->
         argument: Name of the caller's argument.
     """
     if bands != MELS:
-        raise InputError(f"`{argument}` must take {MELS} mel bands, but takes {bands}.")
+        raise InputError(f"`{argument}` must take {MELS} mel bands, but takes {bands}. Use another vocoder.")
     if factor != hop:
-        raise InputError(f"`{argument}` must give {hop} samples a frame, as its mels have, but gives {factor}.")
+        raise InputError(
+            f"`{argument}` must give {hop} samples a frame, as its mels have, but gives {factor}. Use another vocoder."
+        )

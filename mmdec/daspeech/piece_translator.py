@@ -176,6 +176,6 @@ class PieceTranslator(PiecesToUnits):
             InputError: For a model without a graph decoder.
         """
         if self.decoder is None:
-            raise InputError("`strategy` must be autoregressive for a model without a graph.")
+            raise InputError("`strategy` must be autoregressive for a model without a graph, but is another one.")
         graph: DagDecoder = self.decoder
         return graph(states, state_lengths, sizes)

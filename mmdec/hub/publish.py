@@ -35,7 +35,7 @@ def new_folder(directory: str | os.PathLike[str]) -> Path:
     """
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"`directory` must be new or empty, but '{target}' is not.")
+        raise InputError(f"`directory` must be new or empty, but '{target}' is not. Name another folder.")
     return target
 
 
@@ -50,7 +50,7 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     """
     folder = Path(target)
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"`directory` must be a folder or new, but '{folder}' is a file.")
+        raise InputError(f"`directory` must be a folder or new, but '{folder}' is a file. Name another folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.with_name(f".{folder.name}.old")
     if aside.is_dir() and not folder.exists():

@@ -168,7 +168,7 @@ def _decode(image: Image.Image, what: str, max_pixels: int, content: bytes = b""
         content: Its file; b"" if there is none.
     """
     if 0 in image.size:
-        raise InputError(f"{what} must have pixels, but is {image.size[0]} x {image.size[1]}.")
+        raise InputError(f"{what} must have pixels, but is {image.size[0]} x {image.size[1]}. Give another one.")
     _check_size(*image.size, what, max_pixels)  # before anything is decoded, because a bomb would fill the memory
     order = _deep_colours(image) if content else None
     image.load()  # a file that is cut off fails here

@@ -419,7 +419,7 @@ class AcousticData(LightningDataModule):
             self.train_set.bad.add(f"longer than {self.max_frames} frames", self.train_set.rows[item][0])
         if not self.train_items:
             raise InputError(
-                f"`max_frames` must admit at least one training recording, but {self.max_frames} admits none."
+                f"`max_frames` must admit at least one training recording, but {self.max_frames} admits none. Raise it."
             )
         bad = self.train_set.bad
         rank_zero_info(

@@ -98,7 +98,7 @@ class HeadsConfig(DraftConfig):
                 "heads their own LM heads with `lm_heads`."
             )
         if self.lm_heads == "each" and self.kind == "recurrent":
-            raise InputError("`lm_heads` must be one or target for the recurrent kind, but is each.")
+            raise InputError("`lm_heads` must be one or target for the recurrent kind, but is each. Choose one.")
         if self.previous_head and self.kind != "hydra":
             raise InputError(f"`previous_head` must be false for the kind {self.kind}, but is true. Leave it out.")
 

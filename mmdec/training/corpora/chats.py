@@ -213,4 +213,4 @@ def malformed_row_error(place: str, rule: str, value: object) -> InputError:
         rule: What the row must have.
         value: What the row has instead.
     """
-    return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}.")
+    return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Correct it.")

@@ -136,10 +136,10 @@ def load_speech_encoder(model: str, top: int = 0) -> FrozenEncoder:
     except (OSError, ValueError, AttributeError, KeyError) as error:
         raise InputError(
             f"`encoder` must be a Whisper or an encoder of speech that transformers knows, with its feature extractor, "
-            f"as safetensors, but '{model}' is not ({error!s:.200})."
+            f"as safetensors, but '{model}' is not ({error!s:.200}). Give another folder or Hugging Face id."
         ) from None
     if not isinstance(width, int) or getattr(extractor, "sampling_rate", None) != SAMPLE_RATE:
-        raise InputError(f"`encoder` must read {SAMPLE_RATE} Hz sound, but '{model}' does not.")
+        raise InputError(f"`encoder` must read {SAMPLE_RATE} Hz sound, but '{model}' does not. Give another model.")
     return TransformersSpeechEncoder(network.eval().requires_grad_(False), extractor)
 
 

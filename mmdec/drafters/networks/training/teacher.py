@@ -66,7 +66,10 @@ class Teacher:
         self.model = model.requires_grad_(False).eval()
         target = target_of(self.model)
         if not isinstance(target, DecoderTarget):
-            raise InputError(f"`base` must be a language model, with or without images, but is {type(model).__name__}.")
+            raise InputError(
+                f"`base` must be a decoder-only language model, with or without images, but is {type(model).__name__}. "
+                "Give the folder or Hugging Face id of such a model."
+            )
         self.target = target
         self.config: Any = model.config.get_text_config(decoder=True)
         settings: Any = model.config
