@@ -21,6 +21,7 @@ from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import int_rows, top_indices, trees_from_lists
 from mmdec.core.tree_shape import HeadAccuracy, count_ranks, default_probabilities
 from mmdec.drafters.medusa.network import HeadLayer, KeyValues, MedusaHeads
+from mmdec.drafters.networks.kv_cache import DraftCache
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
@@ -28,12 +29,10 @@ from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, Tree
 
 @dataclass
 class Block:
-    """The cache of Medusa-Block's extra decoder layer. Row r uses the first lengths[r] positions of keys and values."""
+    """What Medusa-Block's extra decoder layer has read."""
 
     memory: KeyValues  # keys and values of the encoder's states, for cross-attention
-    keys: Tensor  # (B, heads, positions, head size), of self-attention; `values` has the same shape
-    values: Tensor
-    lengths: list[int]  # number of each batch row's positions that the layer has processed
+    cache: DraftCache  # those of the positions that the layer has processed, for self-attention
     pending: list[list[Tensor]]  # for each batch row the states (n, H) that the layer has not processed yet
 
 
@@ -134,11 +133,9 @@ class Medusa:
                 "`context` must hold the last layer's features and the encoder's states for Medusa-Block. "
                 "Use a Whisper."
             )
-        rows = len(hidden)
         pending = [[row[row_mask]] for row, row_mask in zip(hidden, context.mask, strict=True)]
         memory = layer.encoder_attn.pair(context.encoder.states)
-        empty = memory[0].new_empty(rows, memory[0].shape[1], 0, memory[0].shape[3])
-        return MedusaState(None, Block(memory, empty, empty, [0] * rows, pending), heads, shape)
+        return MedusaState(None, Block(memory, DraftCache(len(hidden)), pending), heads, shape)
 
     def propose(self, state: MedusaState, roots: Tensor, plan: Plan) -> Draft:
         """Draft the likeliest tree of the planned size in each batch row.
@@ -179,8 +176,7 @@ class Medusa:
         block = state.block
         if block is not None:
             block.memory = block.memory[0][live], block.memory[1][live]
-            block.keys, block.values = block.keys[live], block.values[live]
-            block.lengths = [block.lengths[row] for row in live.tolist()]
+            block.cache.select(live)
             block.pending = [block.pending[row] for row in live.tolist()]
 
     def _logits(self, state: MedusaState, hidden: Tensor, depth: int) -> Tensor:
@@ -205,31 +201,11 @@ class Medusa:
         fresh = [torch.cat(parts) for parts in block.pending]
         counts = [len(part) for part in fresh]
         states = nn.utils.rnn.pad_sequence(fresh, batch_first=True)  # shape (B, M, H)
-        keys, values = layer.pair(states)
-        ends = [length + count for length, count in zip(block.lengths, counts, strict=True)]
-        if max(ends) > block.keys.shape[2]:
-            block.keys, block.values = _wider(block.keys, max(ends)), _wider(block.values, max(ends))
-        for row, (begin, end, count) in enumerate(zip(block.lengths, ends, counts, strict=True)):
-            block.keys[row, :, begin:end] = keys[row, :, :count]
-            block.values[row, :, begin:end] = values[row, :, :count]
-        width, rows = max(ends), torch.arange(len(counts), device=states.device)
-        mask = None
-        if min(ends) < width:
-            bounds = torch.tensor(ends, device=states.device)
-            mask = (torch.arange(width, device=states.device) < bounds[:, None])[:, None, None]  # (B, 1, 1, width)
+        block.cache.write(*layer.pair(states), counts, 0)
+        block.cache.accept(counts)
+        keys, values, mask = block.cache.accepted()
         # only the last position's output is needed; of earlier positions only keys and values are needed
-        last = states[rows, torch.tensor(counts, device=states.device) - 1][:, None]  # shape (B, 1, H)
-        out = layer(last, (block.keys[:, :, :width], block.values[:, :, :width]), block.memory, mask)
-        block.lengths, block.pending = ends, [[] for _ in counts]
-        return out[:, 0]
-
-
-def _wider(cells: Tensor, width: int) -> Tensor:
-    """Copy keys or values (B, heads, C, D) to a tensor with room for at least `width` positions.
-
-    Free positions are 0: uninitialised memory may hold NaN, which a mask does not hide.
-    """
-    batch, heads, old, size = cells.shape
-    room = cells.new_zeros(batch, heads, width + 64, size)
-    room[:, :, :old] = cells
-    return room
+        rows, ends = torch.arange(len(counts), device=states.device), torch.tensor(counts, device=states.device)
+        last = states[rows, ends - 1][:, None]  # shape (B, 1, H)
+        block.pending = [[] for _ in counts]
+        return layer(last, (keys, values), block.memory, mask)[:, 0]

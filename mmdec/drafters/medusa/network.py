@@ -86,7 +86,7 @@ class HeadAttention(nn.Module):
         """Apply attention from x (B, T, H) to keys and values from `pair`.
 
         Args:
-            mask: (B, 1, T, S) bool, True where x attends; None: everywhere.
+            mask: (B, 1, T, S), bool (True where x attends) or additive; None: x attends everywhere.
 
         Returns:
             (B, T, H).
@@ -122,7 +122,7 @@ class HeadLayer(nn.Module):
         Args:
             keys_values: Keys and values of the P positions so far, x included.
             memory: Keys and values of the encoder's states.
-            mask: (B, 1, T, P) bool, True where x attends to a position; None: everywhere.
+            mask: (B, 1, T, P), bool (True where x attends) or additive; None: x attends everywhere.
 
         Returns:
             (B, T, H).
