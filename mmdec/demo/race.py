@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, TypeVar
 
+from mmdec.core.growing_text import GrowingText
 from mmdec.demo.background import Report
 from mmdec.demo.html import status
 from mmdec.tasks.comparison import speedup_words
@@ -37,7 +38,6 @@ ENOUGH_SECONDS = 15.0  # seconds after which no further turn begins once there w
 BARS = 60  # the most passes that a bar chart shows
 BAR, HIGH, LABEL = 20, 36, 14  # pixels of a bar chart: width per pass, height of the highest bar, height of its labels
 LABEL_INTERVAL = 5  # of more than twice as many passes, only every fifth has its number below its bar
-INCOMPLETE_CHARACTER = "\ufffd"  # tokenizers decode half a character to this; such text is hidden until the rest comes
 
 
 @dataclass(frozen=True)
@@ -325,44 +325,18 @@ def steps_svg(steps: Sequence[Step], unit: str) -> str:
     )
 
 
-def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> list[str]:
-    """Return the text that each token adds.
-
-    Tokens that add no text are left out: special tokens, and parts of a character.
-
-    Args:
-        tokens: Token ids.
-        before: Token ids of the text before these tokens.
-    """
-    tokens_so_far = list(before)
-    text: str = tokenizer.decode(tokens_so_far, skip_special_tokens=True).rstrip(INCOMPLETE_CHARACTER)
-    special = set(tokenizer.all_special_ids)
-    added: list[str] = []
-    for token in tokens:
-        tokens_so_far.append(token)
-        if token in special:
-            continue
-        longer: str = tokenizer.decode(tokens_so_far, skip_special_tokens=True)
-        if longer.endswith(INCOMPLETE_CHARACTER) or not longer.startswith(text):
-            continue
-        if len(longer) > len(text):
-            added.append(longer[len(text) :])
-            text = longer
-    return added
-
-
 def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
     """Convert the rounds of a batch of one to steps.
 
+    Each token is a piece of text, except those that add none: special tokens, and parts of a character.
     The time of a step is the sum of the drafter's, the target's and all other seconds of the rounds so far.
     """
-    seconds, before = 0.0, list[int]()
+    seconds, text = 0.0, GrowingText(tokenizer)
     timeline: list[Step] = []
     for round_ in rounds:
         seconds += round_.target + round_.drafter + round_.core
-        new = pieces(tokenizer, round_.tokens[0], before)
-        timeline.append(Step(seconds, new, len(round_.tokens[0]) - len(new)))
-        before += round_.tokens[0]
+        pieces = [piece for token in round_.tokens[0] if (piece := text.add([token]))]
+        timeline.append(Step(seconds, pieces, len(round_.tokens[0]) - len(pieces)))
     return timeline
 
 

@@ -26,6 +26,7 @@ from typing import Any, Generic, TypeVar, final
 
 from torch import Tensor
 
+from mmdec.core.growing_text import REPLACEMENT_CHARACTER
 from mmdec.core.tree import PrefixTree, int_rows, trees_from_lists
 from mmdec.drafters.without_weights import HitRate
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
@@ -36,7 +37,6 @@ MATCH_WORTH = 6  # one more equal item outweighs a place this many items further
 # matches farther away than `NEAR` need this many equal items; two are enough if they occur only once
 FAR_MATCH = 3
 MAX_CANDIDATES = 256  # beyond `NEAR`, at most this many places, the nearest, are compared
-REPLACEMENT_CHARACTER = "\ufffd"  # a tokenizer writes this character for bytes that are not a complete UTF-8 character
 # scripts that write no spaces between words (Thai to Khmer, Japanese, Chinese): each character is followed as a word
 UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"

@@ -24,6 +24,7 @@ from mmdec.checks.arguments import (
 )
 from mmdec.checks.devices import check_same_dtype
 from mmdec.core.budget import DraftSize
+from mmdec.core.growing_text import GrowingText
 from mmdec.core.scheduler import decode_together
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Steps, pass_stop_iteration, run_steps, watch_rounds
@@ -469,7 +470,7 @@ def _errors(model: PreTrainedModel, passed: Collection[str]) -> AbstractContextM
 
 @final
 class RoundText:
-    """Adds to each round of a decoding the text of its tokens. A character of several tokens comes with its last token.
+    """Adds to each round of a decoding the text of its tokens.
 
     Args:
         tokenizer: Decodes the tokens.
@@ -477,18 +478,9 @@ class RoundText:
     """
 
     def __init__(self, tokenizer: Any, rows: int = 1) -> None:
-        self._tokenizer = tokenizer
-        self._tokens: list[list[int]] = [[] for _ in range(rows)]
-        self._texts = [""] * rows
+        self._texts = [GrowingText(tokenizer) for _ in range(rows)]
 
     def __call__(self, round_: Round) -> Round:
         """Return the next round with its text."""
-        pieces = list[str]()
-        for row, new, done in zip(round_.rows, round_.tokens, round_.done, strict=True):
-            self._tokens[row] += new
-            text: str = self._tokenizer.decode(self._tokens[row], skip_special_tokens=True)
-            if text.endswith("\ufffd") and not done:
-                text = self._texts[row]
-            pieces.append(text[len(self._texts[row]) :])
-            self._texts[row] = text
-        return replace(round_, text=pieces)
+        added = zip(round_.rows, round_.tokens, round_.done, strict=True)
+        return replace(round_, text=[self._texts[row].add(tokens, done) for row, tokens, done in added])

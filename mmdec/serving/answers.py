@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from mmdec.core.growing_text import GrowingText
 from mmdec.serving.job import Job
 from mmdec.tasks.usage import Usage
 
-# characters that are not sent while they end the text so far: further tokens may still change them
-WITHHELD_CHARACTERS = " \t\r\n\ufffd"
-INCOMPLETE = "\ufffd"  # stands for a character of which some tokens are still to come
+SPACES = " \t\r\n"
 
 
 @final
@@ -60,16 +59,15 @@ class TextDeltas:
     def next_delta(self, text: str) -> str:
         """Return the part of the text that can be sent now and was not sent before.
 
-        Not yet sent: trailing spaces that may be dropped, an incomplete character, and an end that may be the beginning
-        of a stop string.
+        Not yet sent: trailing spaces that may be dropped, and an end that may be the beginning of a stop string.
 
         Args:
-            text: The whole text so far.
+            text: The whole text so far, up to its last complete character.
         """
         text = self.until_stop(text.lstrip() if self._strips else text)
         ends = [n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
-        withheld = WITHHELD_CHARACTERS if self._strips else INCOMPLETE
-        return self._new(text[: len(text) - max(ends, default=0)].rstrip(withheld))
+        text = text[: len(text) - max(ends, default=0)]
+        return self._new(text.rstrip(SPACES) if self._strips else text)
 
     def end(self, text: str) -> str:
         """Return the part of the final text that was not sent before.
@@ -97,11 +95,11 @@ class AnswerText:
 
     def __init__(self, job: Job, usage: Usage, tokenizer: Any, stops: Sequence[str], strips: bool) -> None:
         self._job, self._usage, self._tokenizer, self._stops, self._strips = job, usage, tokenizer, stops, strips
-        self._deltas, self._sent = TextDeltas(stops, strips), 0
+        self._text, self._deltas, self._sent = GrowingText(tokenizer), TextDeltas(stops, strips), 0
 
     def send(self) -> None:
         """Send what is new and will not change."""
-        if self._job.streams and (new := self._deltas.next_delta(self._decoded())):
+        if self._job.streams and (new := self._deltas.next_delta(self._decoded(done=False))):
             self._put(new)
 
     def finish(self, timings: Mapping[str, float], **fields: Any) -> Answer:
@@ -111,13 +109,13 @@ class AnswerText:
             timings: Seconds of each stage.
             fields: Further fields of `Answer`.
         """
-        usage, text = self._usage, self._decoded()
-        text = self._deltas.until_stop(text.strip() if self._strips else text)
+        usage, decoded = self._usage, self._decoded(done=True)
+        text = self._deltas.until_stop(decoded.strip() if self._strips else decoded)
         text = text.strip() if self._strips else text
         if self._job.streams and (len(usage.tokens) > self._sent or len(text)):
             self._put(self._deltas.end(text))
         # the last token may complete a stop string
-        written = (self._decoded(), self._tokenizer.decode(usage.tokens, skip_special_tokens=False))
+        written = (decoded, self._tokenizer.decode(usage.tokens, skip_special_tokens=False))
         stopped = any(stop in text_form for stop in self._stops for text_form in written)
         reason = "stop" if stopped else usage.finish_reason
         note = "" if stopped else usage.note
@@ -128,5 +126,6 @@ class AnswerText:
         self._sent = len(self._usage.tokens)
         self._job.put_event("text", AnswerPiece(text, self._usage.tokens[new], self._usage.logprobs[new]))
 
-    def _decoded(self) -> str:
-        return self._tokenizer.decode(self._usage.tokens, skip_special_tokens=True)
+    def _decoded(self, done: bool) -> str:
+        self._text.add(self._usage.tokens[len(self._text.tokens) :], done)
+        return self._text.text

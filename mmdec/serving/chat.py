@@ -14,7 +14,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from mmdec.serving.answers import INCOMPLETE, Answer, AnswerPiece
+from mmdec.core.growing_text import REPLACEMENT_CHARACTER
+from mmdec.serving.answers import Answer, AnswerPiece
 from mmdec.serving.completions import AnswerWriter, CompletionRequest
 from mmdec.serving.engines import AnswerEngine, AnsweringEngine, TextEngine
 from mmdec.serving.server import ApiError, server_of
@@ -187,7 +188,7 @@ class ChatAnswer(AnswerWriter):
             {
                 "token": text,
                 "logprob": logprob,
-                "bytes": None if INCOMPLETE in text else list(text.encode()),
+                "bytes": None if REPLACEMENT_CHARACTER in text else list(text.encode()),
                 "top_logprobs": [],
             }
             for text, logprob in self.token_texts(tokens, logprobs)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import mmdec
 from mmdec.checks.arguments import suggesting_options
+from mmdec.core.growing_text import GrowingText
 from mmdec.core.steps import Compute, Steps, watch_rounds
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError
@@ -147,15 +148,14 @@ class TranscriptionEngine:
         extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
         long = windows and len(samples) // extractor.hop_length > extractor.nb_max_frames
         grows = not (long or describe_silence(samples) or hasattr(self.loaded.processor, "parse_output"))
-        tokens, deltas = list[int](), TextDeltas()
+        text, deltas = GrowingText(self.loaded.tokenizer), TextDeltas()
 
         def on_round(round_: Round) -> None:
             if job.is_cancelled:
                 raise DecodingStopped("the client has gone")
             if job.streams and grows:
-                tokens.extend(round_.tokens[0])
-                text = self.loaded.tokenizer.decode(tokens, skip_special_tokens=True)
-                if piece := deltas.next_delta(text):
+                text.add(round_.tokens[0])
+                if piece := deltas.next_delta(text.text):
                     job.put_event("text", piece)
 
         call_options = {**speech.options, "on_round": on_round, "statistics": self._options.statistics}

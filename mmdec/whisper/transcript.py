@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mmdec.checks.arguments import format_value
+from mmdec.core.growing_text import REPLACEMENT_CHARACTER
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.errors import InputError
 
@@ -21,7 +22,6 @@ SUBTITLE_FORMATS = ("srt", "vtt")
 UNSPACED_LANGUAGES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 FIRST_UNSPACED_LETTER = "\u0e00"  # in the order of Unicode, the first letter of the scripts without spaces
 OPENING_MARKS = frozenset("\"'“‘«¿¡([{-")
-REPLACEMENT_CHARACTER = "\ufffd"  # the character that a tokenizer writes for a token that is only a part of a character
 MAX_CHARACTER_TOKENS = 4  # maximum number of tokens of one character, because a character has at most 4 bytes
 
 

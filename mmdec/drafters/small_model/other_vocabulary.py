@@ -16,6 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from mmdec.core.growing_text import REPLACEMENT_CHARACTER
 from mmdec.core.tree import chain_drafts
 from mmdec.drafters.small_model.drafter import keep_columns
 from mmdec.drafters.without_weights import masked_rows
@@ -28,7 +29,6 @@ UNCACHED_TOKENS = 4
 MAX_LENGTH_SHIFT = 3  # the re-encoded end of the text may have at most this many tokens more or fewer than before
 MAX_RESTARTS = 8  # maximum times per `generate` call that the small model re-reads the text after cached tokens changed
 MAX_LENGTH_RATIO = 4.0  # the small model drafts at most this many tokens for each token that the target needs
-REPLACEMENT_CHARACTER = "\ufffd"  # a tokenizer writes this character for bytes that are not a complete UTF-8 character
 
 
 @dataclass

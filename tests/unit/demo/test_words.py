@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mmdec.demo import samples
 from mmdec.demo.html import UNEXPECTED, confidence_html, error_sentence, status
-from mmdec.demo.race import compare_with_plain, pieces, round_listener, steps
+from mmdec.demo.race import compare_with_plain, round_listener, steps
 from mmdec.errors import InputError, MmdecError
 from mmdec.types import Round
 
@@ -87,10 +87,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_pieces_join_to_the_text() -> None:
     reader = tokenizer()
     tokens = [1, 2, 3, 4, 5, 0]  # "é" is two tokens
-    result = pieces(reader, tokens)
-    assert "".join(result) == reader.decode(tokens, skip_special_tokens=True)
-    assert result == [" go", " up", "é", "!"]
-    assert pieces(reader, [4, 5], before=[1, 2, 3]) == ["é", "!"]
+    (step,) = steps(reader, [Round(0, [0], [tokens], [0], [0], [True])])
+    assert "".join(step.pieces) == reader.decode(tokens, skip_special_tokens=True)
+    assert step.pieces == [" go", " up", "é", "!"]
 
 
 def test_rounds_become_steps_on_one_clock() -> None:
