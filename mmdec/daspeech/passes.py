@@ -46,15 +46,27 @@ OnPass = Callable[[Pass], None]
 class PassListener:
     """Reports the decoder passes of one utterance to the callback `on_pass`, with their times.
 
-    Without a callback it does nothing.
+    Args:
+        on_pass: The callback; None: nothing is reported.
+        segment: Index of the utterance among the segments of its recording.
+        units: Names of the units, ordered by id.
+        device: The decoder's device.
+        limit: Maximum number of units to report, because a decoder may run one step more; None: no limit.
     """
 
-    def __init__(self, on_pass: OnPass | None, segment: int, units: Sequence[str], device: torch.device) -> None:
+    def __init__(
+        self,
+        on_pass: OnPass | None,
+        segment: int,
+        units: Sequence[str],
+        device: torch.device,
+        limit: int | None = None,
+    ) -> None:
         self._on_pass = on_pass
         self._segment = segment
         self._units = list(units)
         self._stopwatch, self._seconds = Stopwatch(device), 0.0
-        self.limit: int | None = None  # maximum number of units to report, because a decoder may run one step more
+        self._remaining = limit  # number of units that may still be reported
         # Whether the text has ended. On a GPU the decoder checks this only now and then, so it may report a few more
         # steps after the end; they are ignored.
         self._ended = False
@@ -68,9 +80,9 @@ class PassListener:
         if self._on_pass is None:
             return
         self._seconds += self._stopwatch.lap()
-        if self.limit is not None:
-            tokens = tokens[: self.limit]
-            self.limit -= len(tokens)
+        if self._remaining is not None:
+            tokens = tokens[: self._remaining]
+            self._remaining -= len(tokens)
         units = [self._units[token] for token in tokens if token >= NUM_SPECIAL_UNITS]
         self._on_pass(Pass(self._segment, units, len(tokens), self._seconds, graph))
         self._stopwatch.lap()

@@ -207,15 +207,15 @@ class SpeechTranslator:
             if rows:
                 if len(rows) < len(samples):
                     source = source.select(rows)
-                listener = PassListener(on_pass, segment, self.units, self.device)
+                kind = AUTOREGRESSIVE_KIND if strategy in ("autoregressive", "verified") else GRAPH_KIND
+                limit = source.limits[0] if kind == AUTOREGRESSIVE_KIND else None
+                listener = PassListener(on_pass, segment, self.units, self.device, limit)
                 with clock.stage("linguistic"):
-                    kind = AUTOREGRESSIVE_KIND
                     if strategy == "autoregressive":
                         decoded = self._decode_autoregressive(source, listener)
                     elif strategy == "verified":
                         decoded = self._decode_verified(source, listener)
                     else:
-                        kind = GRAPH_KIND
                         decoded = self._decode_graph(source, strategy, listener)
                 tokens = decoded.tokens
                 with clock.stage("confidence"):
@@ -241,7 +241,6 @@ class SpeechTranslator:
         return [replace(result, timings=dict(timings)) for result in results]
 
     def _decode_autoregressive(self, source: EncodedSpeech, listener: PassListener) -> DecodedUnits:
-        listener.limit = source.limits[0]
         steps, max_length = list[Tensor](), max(source.limits)
         for units in self.model.autoregressive.greedy_steps(source.states, source.lengths, max_length):
             listener.step(units)
@@ -252,7 +251,6 @@ class SpeechTranslator:
 
     def _decode_verified(self, source: EncodedSpeech, listener: PassListener) -> DecodedUnits:
         """Decode the units of `ArDecoder.generate` in fewer passes: the graph drafts, the decoder verifies."""
-        listener.limit = source.limits[0]
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         listener.graph(lattice.emissions[0], lattice.links[0])
         drafter = DagDrafter(lattice.emissions, lattice.links, lattice.lengths, EOS)

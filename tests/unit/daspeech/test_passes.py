@@ -38,8 +38,7 @@ def test_no_pass_is_reported_after_the_end(
 
     monkeypatch.setattr(decoder, "step", step)
     passes: list[Pass] = []
-    listener = PassListener(passes.append, 0, UNITS, torch.device("cpu"))
-    listener.limit = 20
+    listener = PassListener(passes.append, 0, UNITS, torch.device("cpu"), limit=20)
     inputs = torch.zeros(1, 3, 8), torch.tensor([3]), 20
     for step_units in decoder.greedy_steps(*inputs):
         listener.step(step_units)
