@@ -14,7 +14,6 @@ class AmongBest:
     """LOSSY for k above 1: the text is no longer the model's own. k = 1 is greedy decoding."""
 
     k: int = 2
-    name = "among-best"
 
     def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
         """The drafter need not draw its tokens."""

@@ -80,9 +80,6 @@ TokenAndChild = tuple[int, int]
 class Rule(Protocol):
     """Decides which drafted tokens are accepted."""
 
-    @property
-    def name(self) -> str: ...
-
     def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
         """Return the plan for the drafter.
 
@@ -162,7 +159,6 @@ class MatchRule:
     """
 
     choice: Choice = most_probable
-    name: str = "greedy"
 
     def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
         return plan
@@ -262,13 +258,17 @@ class ResidualRule:
 
     If the drafter returned no probabilities, q is one-hot: a child with token x is then accepted with probability p(x).
 
+    Args:
+        tolerance: Added to the probability to accept a child (`Relaxation.tolerance`). LOSSY above 0: the output's
+            distribution differs.
+
     References:
         Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023; trees as in Sequoia, Chen
         et al., 2024.
     """
 
     sampling: SamplingState
-    name: RuleName = "residual"
+    tolerance: float = 0.0
     make_rng: Callable[..., Rng] = keyed_rng
 
     def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
@@ -280,17 +280,19 @@ class ResidualRule:
     def _try_children(self, tree: RowTree, sequences: Sequences, node: int) -> TokenAndChild:
         p = _distribution(sequences, tree.row, tree.logits[node])
         rng = self.make_rng(p.device, self.sampling.seed, "residual", tree.row, len(sequences.tokens[tree.row]))
-        q = tree.draft_distribution(node)
+        q, left = tree.draft_distribution(node), p  # left: of p, after the rejected children
         for child in tree.children[node]:
             token = tree.tokens[child]
             draft_probability = 1.0 if q is None else float(q[token])
             if draft_probability <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
                 continue
-            if rng.happens(float(p[token]) / draft_probability):
+            # a processor has excluded a token of p = 0, and no tolerance may override it
+            tolerance = self.tolerance if self.tolerance and float(p[token]) > 0.0 else 0.0
+            if rng.happens(float(left[token]) / draft_probability + tolerance):
                 return token, child
-            p, _ = residual(p, q, token)
+            left, _ = residual(left, q, token)
             q = sibling_distribution(q, token)
-        return rng.draw(p), -1
+        return rng.draw(left), -1
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,6 @@ class TraversalRule:
     """
 
     sampling: SamplingState
-    name: RuleName = "traversal"
     make_rng: Callable[..., Rng] = keyed_rng
 
     def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
@@ -386,7 +387,6 @@ class TypicalRule:
     choice: Choice = most_probable
     epsilon: float = 0.09
     delta: float = 0.3
-    name: RuleName = "typical"
 
     def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
         return plan
@@ -399,10 +399,9 @@ class TypicalRule:
         p = scores[0].double().softmax(-1)
         entropy = float(cast(Any, torch.special).entr(p).sum())  # cast: `torch.special` is untyped
         threshold = min(self.epsilon, self.delta * math.exp(-entropy))
-        probabilities = [(float(p[tree.tokens[child]]), -child) for child in tree.children[node]]
-        best, child = max(probabilities, default=(0.0, 0))
-        if best > threshold:
-            return tree.tokens[-child], -child
+        child = max(tree.children[node], key=lambda child: float(p[tree.tokens[child]]), default=None)
+        if child is not None and float(p[tree.tokens[child]]) > threshold:
+            return tree.tokens[child], child
         token = self.choice(scores, sequences, tree.row)
         return token, tree.child(node, token)
 
@@ -462,60 +461,64 @@ class Relaxation:
 
 
 @dataclass(frozen=True)
-class RelaxedRule:
-    """Accepts what a `Relaxation` allows. LOSSY: the output's distribution differs.
+class GroupRule:
+    """Accepts a drafted token by the probabilities of its group (`Relaxation.groups`). LOSSY: another distribution."""
 
-    Args:
-        choice: Chooses a token as plain decoding would; for `Relaxation.draws`.
-        sampling: The randomness of the other relaxations.
-    """
-
-    relaxation: Relaxation
-    choice: Choice = most_probable
-    sampling: SamplingState = field(default_factory=lambda: SamplingState(0))
-    name: str = "relaxed"
+    groups: TokenGroups
+    sampling: SamplingState
     make_rng: Callable[..., Rng] = keyed_rng
 
     def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
-        return self.sampling.drafting_plan(plan, sequences) if self.relaxation.draws_drafts else plan
+        return self.sampling.drafting_plan(plan, sequences)
 
     def walk(self, tree: RowTree, sequences: Sequences) -> tuple[list[int], bool]:
-        relaxed = self.relaxation
-        if relaxed.draws is not None:
-            return _descend(tree, sequences, partial(self._follow_draws, tree, sequences, relaxed.draws))
         return _descend(tree, sequences, partial(self._try_children, tree, sequences))
 
     def _try_children(self, tree: RowTree, sequences: Sequences, node: int) -> TokenAndChild:
-        """Do the same as the rule "residual", but with the tolerance, or with the probabilities of groups."""
-        tolerance, groups = self.relaxation.tolerance or 0.0, self.relaxation.groups
+        groups = self.groups
         p = _distribution(sequences, tree.row, tree.logits[node])
         rng = self.make_rng(p.device, self.sampling.seed, "residual", tree.row, len(sequences.tokens[tree.row]))
         q = tree.draft_distribution(node)
-        left = p if groups is None else groups.group_probs(p)
+        left = groups.group_probs(p)  # of the target's group probabilities, after the rejected children
         for child in tree.children[node]:
             token = tree.tokens[child]
-            probability = 1.0 if q is None else float(q[token])
-            if probability <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
+            if q is not None and float(q[token]) <= 0.0:  # an earlier sibling holds the token
                 continue
-            index, drafted = token, q  # with groups: the token's group, and the probabilities of groups in the draft
-            if groups is not None:
-                index = groups.draw(token, rng)
-                drafted = groups.group_probs(_one_hot(p, token) if q is None else q)
-                probability = float(drafted[index])
-            excluded = float(p[token]) <= 0.0  # a processor excluded the token, and no relaxation may override it
-            if rng.happens(float(left[index]) / probability + (0.0 if excluded else tolerance)):
-                if groups is None or not excluded:
+            group = groups.draw(token, rng)
+            drafted = groups.group_probs(_one_hot(p, token) if q is None else q)
+            if rng.happens(float(left[group]) / float(drafted[group])):
+                if float(p[token]) > 0.0:
                     return token, child
-                token = rng.draw(groups.token_probs(_one_hot(p, index), p))
+                # a processor excluded the token, so another one of the group is drawn
+                token = rng.draw(groups.token_probs(_one_hot(p, group), p))
                 return token, tree.child(node, token)
             left, _ = residual(left, drafted, token)
             q = sibling_distribution(q, token)
-        return rng.draw(left if groups is None else groups.token_probs(left, p)), -1
+        return rng.draw(groups.token_probs(left, p)), -1
 
-    def _follow_draws(self, tree: RowTree, sequences: Sequences, draws: int, node: int) -> TokenAndChild:
+
+@dataclass(frozen=True)
+class DrawsRule:
+    """Descends where a child is among several of the target's draws (`Relaxation.draws`). LOSSY: another distribution.
+
+    Args:
+        draws: Number of different tokens that the target draws at a node.
+        choice: Chooses a token as plain decoding would.
+    """
+
+    draws: int
+    choice: Choice = most_probable
+
+    def drafting_plan(self, plan: Plan, sequences: Sequences) -> Plan:
+        return plan
+
+    def walk(self, tree: RowTree, sequences: Sequences) -> tuple[list[int], bool]:
+        return _descend(tree, sequences, partial(self._step, tree, sequences))
+
+    def _step(self, tree: RowTree, sequences: Sequences, node: int) -> TokenAndChild:
         scores = sequences.processed_logits(tree.row, tree.logits[node])
         first: int | None = None
-        for _ in range(draws):
+        for _ in range(self.draws):
             token = self.choice(scores, sequences, tree.row)
             child = tree.child(node, token)
             if child >= 0:

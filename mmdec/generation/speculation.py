@@ -31,9 +31,10 @@ from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import run_steps, watch_rounds
 from mmdec.core.verify import (
     LOSSY_RULES,
+    DrawsRule,
+    GroupRule,
     MatchRule,
     Relaxation,
-    RelaxedRule,
     ResidualRule,
     Rule,
     RuleName,
@@ -350,15 +351,17 @@ class Speculation:
             seed = int(torch.randint(2**62, ()))
         if draws_drafts:
             state = SamplingState(cast(int, seed), warp)
-            if relaxed is not None:
-                return RelaxedRule(relaxed, sampling=state)
-            return ResidualRule(state) if name == "residual" else TraversalRule(state)
+            if relaxed is None:
+                return ResidualRule(state) if name == "residual" else TraversalRule(state)
+            if relaxed.groups is not None:
+                return GroupRule(relaxed.groups, state)
+            return ResidualRule(state, cast(float, relaxed.tolerance))
         choice = most_probable
         if sampled:
             choice = transformers_sample if seed is None else KeyedSample(seed)
         if relaxed is not None:
-            return RelaxedRule(relaxed, choice)
-        return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
+            return DrawsRule(cast(int, relaxed.draws), choice)
+        return TypicalRule(choice) if name == "typical" else MatchRule(choice)
 
 
 def _fallback_faults(

@@ -19,7 +19,7 @@ from torch import Tensor
 from mmdec.core.sampling import KeyedSample, Sequences, Stop, most_probable
 from mmdec.core.token_groups import TokenGroups
 from mmdec.core.tree import trees_from_lists
-from mmdec.core.verify import MatchRule, Relaxation, RelaxedRule, ResidualRule, Rule, SamplingState, verify
+from mmdec.core.verify import DrawsRule, GroupRule, MatchRule, Relaxation, ResidualRule, Rule, SamplingState, verify
 from mmdec.errors import InputError
 from mmdec.types import Draft, Scores
 from tests.exactness.enumeration import EnumeratedChoices, EnumeratedRng
@@ -80,14 +80,23 @@ def first_tokens(
 
 
 def rejecting(relaxation: Relaxation) -> Callable[[EnumeratedChoices], Rule]:
-    return lambda choices: RelaxedRule(relaxation, make_rng=lambda *key: EnumeratedRng(choices))
+    def rule(choices: EnumeratedChoices) -> Rule:
+        def rng(*key: object) -> EnumeratedRng:
+            return EnumeratedRng(choices)
+
+        if relaxation.groups is not None:
+            return GroupRule(relaxation.groups, SamplingState(0), rng)
+        assert relaxation.tolerance is not None
+        return ResidualRule(SamplingState(0), relaxation.tolerance, rng)
+
+    return rule
 
 
 def drawing(draws: int) -> Callable[[EnumeratedChoices], Rule]:
     def choose(choices: EnumeratedChoices) -> Callable[[Tensor, Sequences, int], int]:
         return lambda scores, text, row: choices.draw(scores[0].double().softmax(-1).tolist())
 
-    return lambda choices: RelaxedRule(Relaxation(draws=draws), choose(choices))
+    return lambda choices: DrawsRule(draws, choose(choices))
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 0.15, 0.6, 1.0])
@@ -152,15 +161,14 @@ def test_several_draws_have_the_distribution_of_their_formula(draws: int, holes:
 @pytest.mark.parametrize(
     ("relaxed", "lossless"),
     [
-        (RelaxedRule(Relaxation(tolerance=0.0), sampling=SamplingState(5)), ResidualRule(SamplingState(5))),
         (
-            RelaxedRule(Relaxation(groups=TokenGroups.from_labels(range(6))), sampling=SamplingState(5)),
+            GroupRule(TokenGroups.from_labels(range(6)), SamplingState(5)),
             ResidualRule(SamplingState(5)),
         ),
-        (RelaxedRule(Relaxation(draws=1), KeyedSample(5)), MatchRule(KeyedSample(5), "sampled")),
-        (RelaxedRule(Relaxation(draws=1), most_probable), MatchRule()),
+        (DrawsRule(1, KeyedSample(5)), MatchRule(KeyedSample(5))),
+        (DrawsRule(1, most_probable), MatchRule()),
     ],
-    ids=["tolerance", "groups", "draws, sampled", "draws, greedy"],
+    ids=["groups", "draws, sampled", "draws, greedy"],
 )
 def test_without_relaxation_every_token_is_the_lossless_rules(relaxed: Rule, lossless: Rule) -> None:
     target = Toy(6, seed=8, scale=1.0)
@@ -176,7 +184,7 @@ def test_greedy_draws_are_the_most_probable_tokens() -> None:
     for drafted, draws, expected in ((2, 3, 2), (2, 2, 0), (0, 2, 0), (4, 5, 4)):
         text = Sequences(torch.tensor([[0]]), Stop(2))
         tree = trees_from_lists(torch.tensor([0]), [([drafted], [0])])
-        verify(tree, Scores(logits), RelaxedRule(Relaxation(draws=draws)), text)
+        verify(tree, Scores(logits), DrawsRule(draws), text)
         assert text.tokens == [[expected]]
 
 
@@ -188,7 +196,7 @@ def test_seeded_draws_extend_those_of_fewer() -> None:
         for draws in range(1, VOCAB + 1):
             text = Sequences(torch.tensor([[0]]), Stop(2))
             tree = trees_from_lists(torch.tensor([0]), [([drafted], [0])])
-            verify(tree, Scores(scores.expand(1, 2, -1)), RelaxedRule(Relaxation(draws=draws), KeyedSample(2)), text)
+            verify(tree, Scores(scores.expand(1, 2, -1)), DrawsRule(draws, KeyedSample(2)), text)
             tokens.append(text.tokens[0][0])
         accepted = [token == drafted for token in tokens]
         assert accepted == sorted(accepted)

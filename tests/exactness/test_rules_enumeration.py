@@ -28,7 +28,7 @@ STREAM = SamplingState(0)
 
 
 def sampled(choices: EnumeratedChoices) -> Rule:
-    return MatchRule(lambda scores, text, row: choices.draw(scores[0].double().softmax(-1).tolist()), "sampled")
+    return MatchRule(lambda scores, text, row: choices.draw(scores[0].double().softmax(-1).tolist()))
 
 
 def residual(choices: EnumeratedChoices) -> Rule:

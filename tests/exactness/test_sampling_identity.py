@@ -44,7 +44,7 @@ def test_keyed_sampling_ignores_drafts(batch: int) -> None:
         target = Toy(vocab, seed)
         given = prompts(random, batch, vocab)
         processors = [cooler] if seed % 2 else []
-        rule = MatchRule(KeyedSample(seed), "sampled")
+        rule = MatchRule(KeyedSample(seed))
         expected, rounds = run(target, given, STOP, rule, None, None, processors)
         assert len(rounds) == max(map(len, expected.tokens))
         for make in DRAFTERS:
@@ -57,7 +57,7 @@ def test_keyed_sampling_ignores_drafts(batch: int) -> None:
 
 def test_keyed_sampling_is_plain_decoding_with_noise_of_a_place() -> None:
     """A row's token depends on seed, row, place and the text before it alone: as in a loop over that row."""
-    target, rule = Toy(12), MatchRule(KeyedSample(5), "sampled")
+    target, rule = Toy(12), MatchRule(KeyedSample(5))
     given = prompts(Random(0), 8, 12)
     text, _ = run(target, given, STOP, rule, Scripted(forest(target)))
     ids = padded(given)["input_ids"]
@@ -74,7 +74,7 @@ def test_keyed_sampling_is_plain_decoding_with_noise_of_a_place() -> None:
 @pytest.mark.parametrize("drafted", [False, True])
 def test_equal_prompts_get_different_texts(drafted: bool) -> None:
     target = Toy(40)
-    rule = MatchRule(KeyedSample(3), "sampled")
+    rule = MatchRule(KeyedSample(3))
     text, _ = run(target, [[7, 8]] * 8, Stop(LENGTH), rule, Scripted(forest(target)) if drafted else None)
     assert len(set(map(tuple, text.tokens))) == 8
     again, _ = run(target, [[7, 8]] * 8, Stop(LENGTH), rule)
@@ -82,14 +82,14 @@ def test_equal_prompts_get_different_texts(drafted: bool) -> None:
     assert len({row[0] for row in text.tokens}) > 2  # the first tokens differ already: equal texts, other noise
     fewer, _ = run(target, [[7, 8]] * 3, Stop(LENGTH), rule)
     assert fewer.tokens == text.tokens[:3]
-    other, _ = run(target, [[7, 8]] * 8, Stop(LENGTH), MatchRule(KeyedSample(4), "sampled"))
+    other, _ = run(target, [[7, 8]] * 8, Stop(LENGTH), MatchRule(KeyedSample(4)))
     assert all(one != two for one, two in zip(other.tokens, text.tokens, strict=True))
 
 
 def test_sampling_at_batch_one_equals_stock() -> None:
     """100 sequences and four drafters call `torch.multinomial` once a token on torch's own generator, and no more."""
     random = Random(0)
-    rule = MatchRule(transformers_sample, "sampled")
+    rule = MatchRule(transformers_sample)
     for seed in range(100):
         target = Toy(random.choice([6, 12, 40]), seed % 10)
         given = prompts(random, 1, target.vocab_size)

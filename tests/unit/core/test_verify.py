@@ -14,9 +14,9 @@ from mmdec.core.token_groups import TokenGroups
 from mmdec.core.tree import chain_drafts, root_only, trees_from_lists
 from mmdec.core.verify import (
     LOSSY_RULES,
+    DrawsRule,
+    GroupRule,
     MatchRule,
-    Relaxation,
-    RelaxedRule,
     ResidualRule,
     Rule,
     SamplingState,
@@ -112,7 +112,7 @@ def test_ties_are_broken_as_in_plain_decoding() -> None:
 
 def test_a_verdict_depends_on_its_arguments_alone() -> None:
     draft, target = tree(), Scores(torch.randn(2, 5, VOCAB, generator=torch.Generator().manual_seed(0)))
-    rules = (ResidualRule(SamplingState(3)), TraversalRule(SamplingState(3)), MatchRule(KeyedSample(3), "sampled"))
+    rules = (ResidualRule(SamplingState(3)), TraversalRule(SamplingState(3)), MatchRule(KeyedSample(3)))
     for rule in rules:
         one, two = (verify(draft, target, rule, text(2)) for _ in range(2))
         assert one.tokens.tolist() == two.tokens.tolist()
@@ -152,13 +152,13 @@ class Diary:
 def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset[int]) -> None:
     target = Toy(4, seed=2, scale=1.0)
     rules: dict[str, Rule] = {
-        "sampled": MatchRule(KeyedSample(1), "sampled"),
+        "sampled": MatchRule(KeyedSample(1)),
         "residual": ResidualRule(SamplingState(1)),
         "traversal": TraversalRule(SamplingState(1)),
         "typical": TypicalRule(KeyedSample(1)),
-        "tolerance": RelaxedRule(Relaxation(tolerance=0.2), sampling=SamplingState(1)),
-        "draws": RelaxedRule(Relaxation(draws=2), KeyedSample(1)),
-        "groups": RelaxedRule(Relaxation(groups=TokenGroups.from_labels([0, 1, 1, 2])), sampling=SamplingState(1)),
+        "tolerance": ResidualRule(SamplingState(1), 0.2),
+        "draws": DrawsRule(2, KeyedSample(1)),
+        "groups": GroupRule(TokenGroups.from_labels([0, 1, 1, 2]), SamplingState(1)),
     }
     budget = RandomBudget(Random(0))
     prompts = [[1 + row % 3] * (1 + row) for row in range(6)]
@@ -174,9 +174,9 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
 def test_rules_say_whether_they_are_lossless_and_how_they_draw() -> None:
     assert {"typical", "relaxed"} == LOSSY_RULES
     plan, said = Plan(3, 3), text(1)
-    for rule in (MatchRule(), TypicalRule(), RelaxedRule(Relaxation(draws=2))):
+    for rule in (MatchRule(), TypicalRule(), DrawsRule(2)):
         assert rule.drafting_plan(plan, said) == plan
-    for kind in (ResidualRule, TraversalRule, lambda state: RelaxedRule(Relaxation(tolerance=0.1), sampling=state)):
+    for kind in (ResidualRule, TraversalRule, lambda state: ResidualRule(state, 0.1)):
         rule = kind(SamplingState(5, at_temperature(0.7)))
         drawn = rule.drafting_plan(plan, said)
         assert (drawn.nodes, drawn.depth) == (3, 3)
