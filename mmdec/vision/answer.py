@@ -117,6 +117,16 @@ class DescriptionRequest:
             options["tokenizer"] = self.vlm.tokenizer
         return options
 
+    def confidence(self, evidence: Evidence, usage: Usage) -> float:
+        """Return the probability that an answer is right.
+
+        Args:
+            evidence: The values from which it is computed.
+            usage: The counts of the answer.
+        """
+        confidence = estimate_confidence(evidence, self.calibrations, ANSWER)
+        return usage.limit_confidence(confidence, sets_length(self.options))
+
 
 @final
 class CompressionRecorder(ForwardingDrafter):
@@ -148,8 +158,6 @@ def answer_steps(
     pictures: Sequence[Sequence[np.ndarray]],
     read_seconds: float,
     indices: Sequence[int] = (0,),
-    earlier: Evidence | None = None,
-    earlier_count: int = 0,
     usage: Sequence[Usage] | None = None,
 ) -> Steps[list[Description]]:
     """Answer one question, or several whose prompts are read in one pass, as a generator of passes.
@@ -162,8 +170,6 @@ def answer_steps(
         pictures: The pictures of each question, (H, W, 3) uint8.
         read_seconds: Seconds that it took to make the inputs.
         indices: Index in the call of each question.
-        earlier: For a chat: the evidence from the pictures of earlier turns.
-        earlier_count: Number of these pictures.
         usage: One for each question, which counts its rounds; None: new ones.
 
     Returns:
@@ -201,9 +207,7 @@ def answer_steps(
     rest = rest_seconds(time, usage)
     descriptions = list[Description]()
     for row, entry in enumerate(usage):
-        evidence = token_evidence(entry.logprobs) | picture_evidence(
-            pictures[row], distances[row], earlier, earlier_count
-        )
+        evidence = token_evidence(entry.logprobs) | picture_evidence(pictures[row], distances[row])
         description = _description(request, entry, evidence, read_seconds / len(usage), rest)
         if recorder is not None:
             weights = _as_list(recorder.visual_weights[row])
@@ -250,7 +254,6 @@ def _description(
         rest: Its share of the seconds outside all stages.
     """
     seconds = {"read": read_seconds, **{stage: usage.seconds[stage] for stage in STAGES}}
-    confidence = estimate_confidence(evidence, request.calibrations, ANSWER)
     return Description(
         text=request.vlm.tokenizer.decode(usage.tokens, skip_special_tokens=True).strip(),
         tokens=usage.tokens,
@@ -260,7 +263,7 @@ def _description(
         drafted=usage.drafted,
         accepted=usage.accepted,
         lossless=request.speculation.options.lossless,
-        confidence=usage.limit_confidence(confidence, sets_length(request.options)),
+        confidence=request.confidence(evidence, usage),
         finish_reason=usage.finish_reason,
         note=usage.note,
         evidence=evidence,

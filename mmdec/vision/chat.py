@@ -25,9 +25,11 @@ from mmdec.io.images import to_pil
 from mmdec.tasks.confidence import Evidence, confidence_error
 from mmdec.tasks.options import option_names
 from mmdec.tasks.threads import with_threads
+from mmdec.tasks.usage import Usage
 from mmdec.vision.answer import Description, DescriptionRequest, answer_steps
 from mmdec.vision.describe import as_vlm
 from mmdec.vision.options import DescribeOptions, OnText
+from mmdec.vision.picture_evidence import with_earlier_pictures
 from mmdec.vision.questions import (
     Pictures,
     Prompt,
@@ -120,17 +122,14 @@ class Chat:
             for error in prompt_errors(self._request.vlm, inputs, remedy).values():
                 raise error
             self._cache = None  # no cache while an answer is computed: after an interruption it would be incomplete
-            request, seconds = replace(self._request, on_text=on_text), stopwatch.lap()
-            steps = answer_steps(
-                request,
-                inputs,
-                [question.pictures],
-                seconds,
-                earlier=self._evidence,
-                earlier_count=len(self._pictures),
-            )
+            request, usage = replace(self._request, on_text=on_text), Usage()
+            steps = answer_steps(request, inputs, [question.pictures], stopwatch.lap(), usage=[usage])
             with reading(request.vlm.model, *request.speculation.networks):
                 ((_, (answer,)),) = decode_together([(None, steps, 1)], rows=1)
+            evidence = with_earlier_pictures(
+                answer.evidence, len(question.pictures), self._evidence, len(self._pictures)
+            )
+            answer = replace(answer, evidence=evidence, confidence=request.confidence(evidence, usage))
             refusal = confidence_error(answer.confidence, self._min_confidence, question.argument)
             if refusal is not None:
                 raise refusal

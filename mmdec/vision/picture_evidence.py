@@ -31,16 +31,12 @@ STRUCTURE_OFFSET = 0.003  # added to `structure` before its logarithm is taken
 MIN_DISTANCE = 1e-3  # minimum of the distance before its logarithm is taken
 
 
-def picture_evidence(
-    pictures: Sequence[np.ndarray], distances: Sequence[float] = (), earlier: Evidence | None = None, count: int = 0
-) -> dict[str, float]:
+def picture_evidence(pictures: Sequence[np.ndarray], distances: Sequence[float] = ()) -> dict[str, float]:
     """Compute the evidence from a question's pictures: the mean logarithms of `structure` and of `distance`.
 
     Args:
         pictures: (H, W, 3) uint8 each.
         distances: One for each picture, or empty if unknown.
-        earlier: The evidence from the pictures of earlier turns of a chat; the question may be about these pictures.
-        count: Number of these pictures.
 
     Returns:
         Name of the evidence -> value; {} without pictures.
@@ -50,13 +46,24 @@ def picture_evidence(
     }
     if len(distances) == len(pictures):
         logarithms[DISTANCE] = [math.log(max(distance, MIN_DISTANCE)) for distance in distances]
-    means: dict[str, float] = {}
-    for name, values in logarithms.items():
-        if count and earlier is not None and name in earlier:
-            values = [*values, *[earlier[name]] * count]
-        if values:
-            means[name] = sum(values) / len(values)
-    return means
+    return {name: sum(values) / len(values) for name, values in logarithms.items() if values}
+
+
+def with_earlier_pictures(evidence: Evidence, pictures: int, earlier: Evidence, earlier_pictures: int) -> Evidence:
+    """Return the evidence of an answer in a chat, which may also be about the pictures of earlier turns.
+
+    Args:
+        evidence: The evidence of this turn.
+        pictures: Number of its pictures.
+        earlier: The evidence of the turn before, which covers all earlier pictures.
+        earlier_pictures: Number of these pictures.
+    """
+    means = {
+        name: (pictures * evidence.get(name, 0.0) + earlier_pictures * earlier[name]) / (pictures + earlier_pictures)
+        for name in (STRUCTURE, DISTANCE)
+        if name in earlier and (name in evidence or not pictures)
+    }
+    return {**evidence, **means}
 
 
 def structure(pixels: np.ndarray) -> float:
