@@ -135,7 +135,7 @@ class Workload(ABC, Generic[Input]):
     """A loaded model and the inputs to decode."""
 
     bench: str  # name of the report
-    what: str  # the inputs, in words
+    noun: str  # what an input is, in the plural
     model: PreTrainedModel
     home: Any  # finds drafters in the model's folder; None: there is nothing to find
     directory: Path
@@ -167,7 +167,7 @@ class Workload(ABC, Generic[Input]):
 class PromptWorkload(Workload[TokenPrompt]):
     """Prompts for a language model."""
 
-    bench, what, home = "drafters-text", "prompts", None
+    bench, noun, home = "drafters-text", "prompts", None
 
     def __init__(self, language: LoadedLanguageModel, prompts: Sequence[TokenPrompt]) -> None:
         self.language, self.model, self.directory, self.inputs = language, language.model, language.directory, prompts
@@ -193,7 +193,7 @@ class PromptWorkload(Workload[TokenPrompt]):
 class RecordingWorkload(Workload[NamedRecording]):
     """Recordings for a Whisper or an audio language model."""
 
-    bench, what = "drafters-audio", "recordings"
+    bench, noun = "drafters-audio", "recordings"
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class RecordingWorkload(Workload[NamedRecording]):
 class QuestionWorkload(Workload[ImageQuestion]):
     """Questions about pictures for a vision-language model."""
 
-    bench, what = "drafters-images", "questions"
+    bench, noun = "drafters-images", "questions"
 
     def __init__(
         self, vlm: LoadedVlm, directory: Path, questions: Sequence[ImageQuestion], max_new_tokens: int | None
@@ -275,7 +275,7 @@ def bench_drafters(
     ours += _hypotheses(workload, options.draft_text, recognisers, nodes)
     left_out: dict[str, str] = {}
     count, repeats = len(workload.inputs), options.repeats
-    log(f"{count} {workload.what}, {'once' if repeats == 1 else f'{repeats} times'}; a first call of each method:")
+    log(f"{count} {workload.noun}, {'once' if repeats == 1 else f'{repeats} times'}; a first call of each method:")
     greedy, plain = InputMethod(Method.greedy()), InputMethod(Method.with_drafter(PLAIN, None, nodes))
     runnable = [method for method in (greedy, plain, *ours, *stock) if _is_runnable(workload, method, left_out, log)]
     deadline = None if options.minutes is None else start + 60 * options.minutes
@@ -520,7 +520,7 @@ def measure_in_turn(
         repeat, index = divmod(number, count)
         if number and deadline is not None and time.monotonic() > deadline:
             done = f"{number} of {repeats * count} calls of each method"
-            return measured, equal, f"the time was over after {done}, {min(number, count)} of {count} {workload.what}"
+            return measured, equal, f"the time was over after {done}, {min(number, count)} of {count} {workload.noun}"
         expected: list[list[int]] = []
         calls = dict[str, Measurement]()
         for method in methods:
@@ -577,7 +577,7 @@ def _report(
         wrong = same[method.name].count(False)
         if method.is_ours and wrong:
             differing[method.name] = (
-                f"its tokens differ from greedy decoding on {wrong} of {len(same[method.name])} {workload.what}: no "
+                f"its tokens differ from greedy decoding on {wrong} of {len(same[method.name])} {workload.noun}: no "
                 "figures. Report this as a bug."
             )
         elif wrong == len(same[method.name]):
@@ -594,7 +594,7 @@ def _report(
     count = len(measured[GREEDY])
     report = BenchReport(
         bench=workload.bench,
-        title=f"Drafters for {name}: {count} {workload.what}, {repeats} times, drafts {plan}",
+        title=f"Drafters for {name}: {count} {workload.noun}, {repeats} times, drafts {plan}",
         hardware=describe_measurement(workload.model),
         comparisons=tuple(rows),
         methods=tuple(_row(method, measured[method.name], same[method.name]) for method in shown),

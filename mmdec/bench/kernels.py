@@ -212,14 +212,14 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> O
 
     _same("the graph's log P", marginal(match, links), dense_marginal(match, links))
     operator, group = Operator(), " x ".join(map(str, shape))
-    for what, a, b in (
+    for direction, a, b in (
         ("forward", lambda: marginal(match, links), lambda: dense_marginal(match, links)),
         ("forward and backward", lambda: gradient(marginal), lambda: gradient(dense_marginal)),
     ):
-        operator.rows.append(time_pairs(a, b, repeats, device).row("DAG", "dense torch", group, "shape", what))
+        operator.rows.append(time_pairs(a, b, repeats, device).row("DAG", "dense torch", group, "shape", direction))
         if device.type == "cuda":
             operator.gpu |= {
-                f"{name}, {group}, {what}: peak MiB": _peak(run, device)
+                f"{name}, {group}, {direction}: peak MiB": _peak(run, device)
                 for name, run in (("DAG", a), ("dense torch", b))
             }
     return operator
@@ -244,11 +244,11 @@ def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
     return alpha[:, -1]
 
 
-def _same(what: str, result: Tensor, reference: Tensor) -> None:
+def _same(name: str, result: Tensor, reference: Tensor) -> None:
     near = 3e-2 if result.dtype == torch.bfloat16 else 1e-3
     if not torch.allclose(result.float(), reference.float(), rtol=near, atol=near):
         worst = float((result.float() - reference.float()).abs().max())
-        raise MmdecError(f"{what}: the two sides must agree, but differ by {worst:.3g}. No time was taken.")
+        raise MmdecError(f"{name}: the two sides must agree, but differ by {worst:.3g}. No time was taken.")
 
 
 def _seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
@@ -297,6 +297,7 @@ def describe_kernels() -> dict[str, Any]:
     report = describe_machine()
     reason = unavailable_reason(0 if report["gpus"] else None)
     report["kernels"] = [
-        {"name": name, "what": what, "active": reason is None, "why_not": reason} for name, what in KERNELS.items()
+        {"name": name, "what": purpose, "active": reason is None, "why_not": reason}
+        for name, purpose in KERNELS.items()
     ]
     return report

@@ -102,8 +102,8 @@ def bench_peer(
     check_threads(threads)
     if not recordings:
         raise InputError("`recordings` must be named for a peer, but none are. Name files, or a folder of them.")
-    whole, eighth = (load_whisper(model, "cpu", dtype) for dtype in (torch.float32, torch.int8))
-    harness = TranscriptionHarness(whole, language)
+    whisper, int8_whisper = (load_whisper(model, "cpu", dtype) for dtype in (torch.float32, torch.int8))
+    harness = TranscriptionHarness(whisper, language)
     sounds = [harness.read(path) for path in recordings]
     counts = sorted({1, threads})
     with tempfile.TemporaryDirectory() as folder:
@@ -113,9 +113,9 @@ def bench_peer(
             named |= {
                 (STOCK, count): partial(_transcribe, harness, Method.greedy(), count),
                 (OURS, count): partial(_transcribe, harness, drafted, count),
-                (OURS_INT8, count): partial(_transcribe, TranscriptionHarness(eighth, language), drafted, count),
+                (OURS_INT8, count): partial(_transcribe, TranscriptionHarness(int8_whisper, language), drafted, count),
             }
-        named |= peer_calls(whole, Path(folder) / "model", harness, counts)
+        named |= peer_calls(whisper, Path(folder) / "model", harness, counts)
         sides = {key: TimedEngine(call) for key, call in named.items()}
         time_in_turn(list(sides.values()), sounds, repeats, log)
     return _report(harness, sides, dict(zip(recordings, sounds, strict=True)), peer, threads)
@@ -124,7 +124,7 @@ def bench_peer(
 def _report(
     harness: TranscriptionHarness, sides: Sides, sounds: dict[Path, Tensor], peer: str, threads: int
 ) -> BenchReport:
-    whole, long = harness.whisper, [harness.is_long(sound) for sound in sounds.values()]
+    whisper, long = harness.whisper, [harness.is_long(sound) for sound in sounds.values()]
     groups = {
         "more than 30 s": [index for index, is_long in enumerate(long) if is_long],
         "up to 30 s": [index for index, is_long in enumerate(long) if not is_long],
@@ -132,7 +132,7 @@ def _report(
     rows = [_beside(path) for path in sounds]
     return BenchReport(
         bench="engines",
-        title=f"mmdec and {peer}: {whole.directory.name if whole.directory else 'given'}",
+        title=f"mmdec and {peer}: {whisper.directory.name if whisper.directory else 'given'}",
         hardware=measurement_conditions(device=CPU, dtype=torch.float32, batch=1, threads=threads)
         | {"kernels": torch.backends.cpu.get_cpu_capability()},
         exactness=tuple(
@@ -304,8 +304,8 @@ def _peer_said(engine: Any, model: Any, harness: TranscriptionHarness, samples: 
             prompt += [settings.lang_to_id[named], settings.task_to_id["transcribe"]]
         if not long:
             prompt.append(settings.no_timestamps_token_id)
-        most = whisper.model.config.max_target_positions
-        return list(model.generate(states, [prompt], beam_size=1, max_length=most)[0].sequences_ids[0])
+        max_length = whisper.model.config.max_target_positions
+        return list(model.generate(states, [prompt], beam_size=1, max_length=max_length)[0].sequences_ids[0])
 
     if long:
         tokens = long_form(decode, features, whisper.extractor.nb_max_frames, first_timestamp_token(whisper.model))
@@ -341,16 +341,16 @@ def _words_wrong(sides: Sides, references: Sequence[str], harness: Transcription
     for (name, count), side in sides.items():
         if count == 1:
             edits = [word_edits(text, normalise(side.texts[index])) for index, text in expected.items()]
-            value, low, high = ratio([one.errors for one in edits], [one.length for one in edits])
+            value, low, high = ratio([edit.errors for edit in edits], [edit.length for edit in edits])
             errors.append(Quantity(f"words wrong, {name}", 100 * value, "%", len(expected), 100 * low, 100 * high))
     return errors
 
 
 def _totals(sides: Sides, recordings: int) -> list[Quantity]:
     return [
-        Quantity(f"{name}, {count} threads, {what}", _total(laps), "s", recordings)
+        Quantity(f"{name}, {count} threads, {clock}", _total(laps), "s", recordings)
         for (name, count), side in sides.items()
-        for what, laps in ((WALL_CLOCK, side.seconds), ("CPU time", side.cpu_seconds))
+        for clock, laps in ((WALL_CLOCK, side.seconds), ("CPU time", side.cpu_seconds))
     ]
 
 

@@ -293,7 +293,7 @@ def _report(report: BenchReport, width: int | None) -> Iterator[tuple[str, tuple
             ]
             yield "Milliseconds of an input, by stage", ("", *some), cells
     if report.not_measured:
-        yield "Not measured", (), [(f"{what}: {why}",) for what, why in report.not_measured.items()]
+        yield "Not measured", (), [(f"{name}: {reason}",) for name, reason in report.not_measured.items()]
 
 
 def _methods(report: BenchReport, width: int | None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:

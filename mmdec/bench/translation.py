@@ -91,7 +91,7 @@ def bench_speech(
     against = {name: _against_baseline(recordings, translator, name, repeats) for name in TIMED_STRATEGIES}
     calls = [call for path in recordings for call in _calls(path, translator)]
     rates = [1e3 * rate for rate, _ in calls]
-    whole = _whole_calls(translator, recordings, repeats, judge, log)
+    whole_calls = _whole_calls(translator, recordings, repeats, judge, log)
     count = len(recordings)
     stages = {stage: 1e3 * statistics.median(spent[stage] for _, spent in calls) for stage in calls[0][1]}
     return BenchReport(
@@ -99,7 +99,7 @@ def bench_speech(
         title="Speech translation: the graph against the autoregressive baseline",
         hardware=describe_measurement(translator.model),
         exactness=(Exactness("units of verified and of autoregressive decoding", count, count),),
-        comparisons=(*rows, *(row for row, _ in against.values()), *whole.rows),
+        comparisons=(*rows, *(row for row, _ in against.values()), *whole_calls.rows),
         quantities=(
             Quantity("verified: units in each pass of the baseline", against["verified"][1], "units", count),
             Quantity(
@@ -109,10 +109,10 @@ def bench_speech(
                 len(rates),
                 high=max(rates),
             ),
-            *whole.rates,
+            *whole_calls.rates,
         ),
         stages={translator.decoding.strategy: stages},
-        details={"texts of whole calls": whole.texts},
+        details={"texts of whole calls": whole_calls.texts},
     )
 
 

@@ -162,8 +162,8 @@ def _unwritten(error: OSError) -> int:
     """Print that an output could not be written, and return the exit code."""
     # The reader of a pipe may leave when it has seen enough (`mmdec ... | head`): that is not an error.
     if error.errno != errno.EPIPE:
-        what = "the output" if error.filename is None else f"'{printable(str(error.filename))}'"
-        _say(f"{what} cannot be written: {error_reason(error)}. Free some space, or name another place.")
+        name = "the output" if error.filename is None else f"'{printable(str(error.filename))}'"
+        _say(f"{name} cannot be written: {error_reason(error)}. Free some space, or name another place.")
     return UNWRITTEN
 
 

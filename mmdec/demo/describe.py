@@ -277,11 +277,11 @@ def visual_tokens_svg(weights: Sequence[float]) -> str:
     side = grid_side(len(weights))
     if side is None:
         return ""
-    most = max(*weights, 1e-6)
+    highest = max(*weights, 1e-6)
     cells = "".join(
         f'<rect x="{index % side}" y="{index // side}" width="1" height="1" '
-        f'style="fill-opacity:{0.75 * (1 - value / most):.2f}"><title>visual token {index + 1}: '
-        f"{100 * value / most:.0f} % of the most</title></rect>"
+        f'style="fill-opacity:{0.75 * (1 - value / highest):.2f}"><title>visual token {index + 1}: '
+        f"{100 * value / highest:.0f} % of the most</title></rect>"
         for index, value in enumerate(weights)
     )
     return f'<svg class="mm-visual-tokens" aria-hidden="true" viewBox="0 0 {side} {side}">{cells}</svg>'
@@ -296,12 +296,12 @@ def visual_tokens_sentence(compressor: str | None, weights: Sequence[float] | No
     """
     if weights is None:
         return f"{drafter} reads every visual token."
-    whole = sum(value > 0.0 for value in weights)
+    count = sum(value > 0.0 for value in weights)
     how = f" {COMPRESSED.get(compressor, f'Its gate chose the compressor “{compressor}”.')}" if compressor else ""
     legend = ""
     if grid_side(len(weights)) and min(weights) < max(weights):
-        legend = "Darker squares are those it left out." if whole < len(weights) else "Darker squares count for less."
-    return f"{drafter} reads {whole} of {len(weights)} visual tokens.{how} {legend}".strip()
+        legend = "Darker squares are those it left out." if count < len(weights) else "Darker squares count for less."
+    return f"{drafter} reads {count} of {len(weights)} visual tokens.{how} {legend}".strip()
 
 
 def read_html(drafted: Sequence[tuple[str, str | None, Sequence[float] | None]]) -> str:

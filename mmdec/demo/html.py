@@ -49,17 +49,17 @@ def output_html(text: str) -> str:
     return f'<p class="{kind}" lang="en">{escape(text)}</p>'
 
 
-def confidence_html(value: float | None, what: str, calibrated: bool) -> str:
+def confidence_html(value: float | None, unit: str, calibrated: bool) -> str:
     """Write a confidence, 0 to 1, in words; "" if there is none.
 
     Args:
-        what: The unit that is right or wrong, "words" or "answers".
+        unit: The unit that is right or wrong, "words" or "answers".
         calibrated: Whether the confidence was fitted to data with known answers.
     """
     if value is None:
         return ""
     percent = min(round(100 * value), 99)  # at most 99 %, because nothing is certain
-    share = f"Confidence {percent} %: of 100 {what} that come out like this, about {percent} are right."
+    share = f"Confidence {percent} %: of 100 {unit} that come out like this, about {percent} are right."
     if not calibrated:
         share = f"Confidence {percent} %, as the model itself sees it: nobody has compared that with the truth."
     if value >= UNSURE_CONFIDENCE:

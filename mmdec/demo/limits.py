@@ -92,9 +92,9 @@ class RequestGuard:
             length: Bytes that the request declares for its body; None: not a number.
         """
         upload = path == UPLOAD
-        most = MAX_BYTES + MAX_FORM if upload else MAX_MESSAGE
-        if length is None or length > most:
-            await refuse(scope, send, 413, f"A request must have at most {most} bytes.")
+        max_bytes = MAX_BYTES + MAX_FORM if upload else MAX_MESSAGE
+        if length is None or length > max_bytes:
+            await refuse(scope, send, 413, f"A request must have at most {max_bytes} bytes.")
             return
         if not upload:
             await self._app(scope, receive, send)

@@ -250,9 +250,9 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.1f} ms" if value < 10 else f"{value:.0f} ms"
 
 
-def span(least: float, most: float) -> str:
+def span(shortest: float, longest: float) -> str:
     """Format a range of seconds: 18 to 153 ms, 930 ms to 1.2 s."""
-    low, high = milliseconds(least), milliseconds(most)
+    low, high = milliseconds(shortest), milliseconds(longest)
     unit = high.partition(" ")[2]
     return f"{low.removesuffix(f' {unit}')} to {high}"
 

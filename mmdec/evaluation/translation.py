@@ -309,8 +309,8 @@ def _nearest(pairs: Sequence[tuple[Sequence[str], SourceClip]], lexicon: metrics
 
 
 def _share(correct: Sequence[bool], selected: Sequence[bool]) -> dict[str, Any]:
-    hits = [hit for hit, flag in zip(correct, selected, strict=True) if flag]
-    return metrics.Rate(sum(hits), len(hits)).summary()
+    chosen = [is_correct for is_correct, is_selected in zip(correct, selected, strict=True) if is_selected]
+    return metrics.Rate(sum(chosen), len(chosen)).summary()
 
 
 def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any]:

@@ -31,11 +31,11 @@ class InputBatch(Generic[Input]):
     Args:
         inputs: The inputs.
         single: Whether the caller gave one input instead of a list.
-        what: The inputs' name in errors.
+        noun: The inputs' name in errors.
     """
 
-    def __init__(self, inputs: Sequence[Input], single: bool, what: str = "recordings") -> None:
-        self.inputs, self.single, self.what = inputs, single, what
+    def __init__(self, inputs: Sequence[Input], single: bool, noun: str = "recordings") -> None:
+        self.inputs, self.single, self.noun = inputs, single, noun
         self.errors: dict[int, InputError] = {}  # index of a rejected input -> its error
         self.results: dict[int, Any] = {}  # index of an input -> its result
         self._next = 0  # index of the first input whose result was not passed to `add`'s callback
@@ -54,7 +54,7 @@ class InputBatch(Generic[Input]):
         """
         check_callable(name, function, rule)
         if function is not None and not self.single:
-            raise InputError(f"`{name}` cannot be combined with a list of {self.what}. {remedy}")
+            raise InputError(f"`{name}` cannot be combined with a list of {self.noun}. {remedy}")
 
     @contextmanager
     def collecting_error(self, index: int) -> Iterator[None]:
@@ -109,7 +109,7 @@ class InputBatch(Generic[Input]):
             raise errors[0]
         if errors:
             accepted = [None if index in errors else self.results[index] for index in range(len(self))]
-            raise BatchError(accepted, errors, self.what)
+            raise BatchError(accepted, errors, self.noun)
         return self.results[0] if self.single else [self.results[index] for index in range(len(self))]
 
 

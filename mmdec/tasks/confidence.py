@@ -148,19 +148,19 @@ def estimate_confidence(evidence: Evidence, calibrations: Mapping[str, Calibrati
     return math.exp(min(UNCERTAINTY_OFFSET - math.exp(evidence[name]), 0.0))
 
 
-def confidence_error(value: float | None, min_confidence: float | None, what: str) -> InputError | None:
+def confidence_error(value: float | None, min_confidence: float | None, argument: str) -> InputError | None:
     """Return an error if the confidence is too low, else None.
 
     Args:
         value: The confidence; None for a silent input, whose output is accepted.
         min_confidence: The minimum; None: no minimum.
-        what: Name of the call's argument that holds the input.
+        argument: Name of the call's argument that holds the input.
     """
     if min_confidence is None or value is None or value >= min_confidence:
         return None
     return InputError(
-        f"`{what}` must give an output with a confidence of at least `min_confidence={min_confidence:g}`, but it has "
-        f"{value:.2f}. Check that `{what}` is what the model was made for, or lower `min_confidence`."
+        f"`{argument}` must give an output with a confidence of at least `min_confidence={min_confidence:g}`, but it "
+        f"has {value:.2f}. Check that `{argument}` is what the model was made for, or lower `min_confidence`."
     )
 
 

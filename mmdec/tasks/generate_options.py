@@ -79,14 +79,14 @@ def length_errors(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, 
     Returns:
         Row -> error.
     """
-    most = max_positions(model.config.get_text_config(decoder=True))
+    max_length = max_positions(model.config.get_text_config(decoder=True))
     # fast check: a prompt never needs more positions than it has tokens
-    if most is None or inputs["input_ids"].shape[1] <= most:
+    if max_length is None or inputs["input_ids"].shape[1] <= max_length:
         return {}
     target = target_of(model)
     assert isinstance(target, DecoderTarget)
     return {
-        row: InputError(f"{rule.format(most=most)}, but takes {count}. {remedy}")
+        row: InputError(f"{rule.format(most=max_length)}, but takes {count}. {remedy}")
         for row, count in enumerate(target.prompt_positions(inputs))
-        if count > most
+        if count > max_length
     }

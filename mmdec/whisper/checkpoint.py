@@ -71,7 +71,7 @@ class LoadedWhisper:
         settings: Any = self.model.generation_config
         # two frames for each position, because the encoder's second convolution has stride 2
         frames = 2 * shape.max_source_positions
-        for what, expected, actual in (
+        for part, expected, actual in (
             ("mels", shape.num_mel_bins, extractor.feature_size),
             ("frames in a window", frames, extractor.nb_max_frames),
             ("samples per second", SAMPLE_RATE, extractor.sampling_rate),
@@ -79,7 +79,7 @@ class LoadedWhisper:
         ):
             if expected != actual:
                 raise InputError(
-                    f"`processor` must have {expected} {what} for this model, but has {actual}. Load it from the "
+                    f"`processor` must have {expected} {part} for this model, but has {actual}. Load it from the "
                     "model's folder."
                 )
         if len(tokenizer) > shape.vocab_size:

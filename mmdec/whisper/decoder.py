@@ -252,13 +252,18 @@ def _copy_weights(decoder: Any) -> list[dict[str, Map]] | None:
     """
     copies = list[dict[str, Map]]()
     for layer in decoder.layers:
-        own, cross = layer.self_attn, layer.encoder_attn
-        parts = (own.q_proj, own.k_proj, own.v_proj)
+        attention, cross_attention = layer.self_attn, layer.encoder_attn
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         if all(type(part) is Int8Linear and _has_stock_forward(part) for part in parts):
             copies.append({"self qkv": Int8Weights(*_join(parts), fine=True)})
             continue
-        single = {"self out": own.out_proj, "cross query": cross.q_proj, "cross out": cross.out_proj}
-        single |= {"fc1": layer.fc1, "fc2": layer.fc2}
+        single = {
+            "self out": attention.out_proj,
+            "cross query": cross_attention.q_proj,
+            "cross out": cross_attention.out_proj,
+            "fc1": layer.fc1,
+            "fc2": layer.fc2,
+        }
         if not all(map(plain_linear, (*parts, *single.values()))):
             return None
         halves = {name: HalfWeights(module.weight, module.bias) for name, module in single.items()}
@@ -284,8 +289,8 @@ def _cross_attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | 
         queries: (B, heads, N, D).
         keys, values: (B, heads, S, D).
     """
-    most = MAX_MULTIPLIED_QUERIES if is_intel() else MAX_TRANSPOSED_QUERIES
-    if queries.shape[2] > most or keys.numel() < MIN_ONEDNN_ELEMENTS or queries.device.type != "cpu":
+    max_queries = MAX_MULTIPLIED_QUERIES if is_intel() else MAX_TRANSPOSED_QUERIES
+    if queries.shape[2] > max_queries or keys.numel() < MIN_ONEDNN_ELEMENTS or queries.device.type != "cpu":
         return _attend(queries, keys, values, mask)
     if is_intel():
         scores = torch.matmul(queries, keys.transpose(2, 3))

@@ -189,12 +189,12 @@ def sound_features(
     Returns:
         Features (B, mels, F); numbers of frames (B,); numbers of encoder states (B,) that belong to each recording.
     """
-    most = config.positions * STATE_SAMPLES
+    max_samples = config.positions * STATE_SAMPLES
 
     def size(sound: Tensor, behind: float) -> int:
-        return min(-(-(len(sound) + round(behind * SAMPLE_RATE)) // STATE_SAMPLES) * STATE_SAMPLES, most)
+        return min(-(-(len(sound) + round(behind * SAMPLE_RATE)) // STATE_SAMPLES) * STATE_SAMPLES, max_samples)
 
-    padded = [F.pad(sound[:most], (0, max(size(sound, margin) - len(sound), 0))) for sound in sounds]
+    padded = [F.pad(sound[:max_samples], (0, max(size(sound, margin) - len(sound), 0))) for sound in sounds]
     device = padded[0].device
     frames = torch.tensor([len(sound) // HOP_SAMPLES for sound in padded], device=device)
     counts = torch.tensor(

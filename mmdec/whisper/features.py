@@ -107,15 +107,17 @@ def _is_stock_layer(layer: nn.Module) -> bool:
 
 def _run_stock_layer(layer: Any, x: Tensor) -> Tensor:
     """Run one of transformers' own encoder layers over x (B, S, H)."""
-    own, kind = layer.self_attn, type(layer.fc1)
+    self_attention, kind = layer.self_attn, type(layer.fc1)
     y = layer.self_attn_layer_norm(x)
     if kind is Bfloat16Linear:
         y = y.bfloat16()
-    parts = (_linear(own.q_proj, y) * own.scaling, _linear(own.k_proj, y), _linear(own.v_proj, y))
+    queries = _linear(self_attention.q_proj, y) * self_attention.scaling
+    parts = (queries, _linear(self_attention.k_proj, y), _linear(self_attention.v_proj, y))
     if kind is Int8Linear and has_bfloat16_products():
         parts = (part.bfloat16() for part in parts)
-    heads = (part.unflatten(2, (own.num_heads, -1)).transpose(1, 2) for part in parts)
-    x = _add(x, _linear(own.out_proj, attention(*heads).transpose(1, 2).flatten(2)), own.out_proj)
+    heads = (part.unflatten(2, (self_attention.num_heads, -1)).transpose(1, 2) for part in parts)
+    attended = attention(*heads).transpose(1, 2).flatten(2)
+    x = _add(x, _linear(self_attention.out_proj, attended), self_attention.out_proj)
     if kind is not Int8Linear:
         return _add(x, _feed_forward(layer, x), layer.fc2)
     # a few rows at a time, which stay in the processor's cache

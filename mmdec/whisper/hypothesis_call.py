@@ -173,8 +173,8 @@ def read_subtitles(text: str) -> Script:
     for line in text.splitlines():
         time = CUE_TIME.search(line)
         if time is not None:
-            hours, minutes, whole, fraction = time.groups()
-            seconds = int(hours or 0) * 3600 + int(minutes) * 60 + int(whole) + float(f"0.{fraction}")
+            hours, minutes, second, fraction = time.groups()
+            seconds = int(hours or 0) * 3600 + int(minutes) * 60 + int(second) + float(f"0.{fraction}")
         elif not line.strip():
             seconds = None
         elif seconds is not None:

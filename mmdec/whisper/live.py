@@ -150,7 +150,7 @@ class TranscribeStreamOptions:
         _check_seconds("pause", self.pause, MIN_PAUSE, MAX_PAUSE)
 
 
-STREAM_OPTION_NAMES = tuple(one.name for one in fields(TranscribeStreamOptions))
+STREAM_OPTION_NAMES = tuple(entry.name for entry in fields(TranscribeStreamOptions))
 # options of `transcribe` that a stream refuses
 UNSUPPORTED_OPTIONS = (
     "batch_size",

@@ -368,8 +368,8 @@ def _spans(tokens: Sequence[int], first_time: int, frames: int, stride: int) -> 
     Returns:
         The segments, and by how many frames the next window begins later.
     """
-    times = [token >= first_time for token in tokens]
-    cuts = [place for place, (one, other) in enumerate(pairwise(times), 1) if one and other]
+    is_timestamp = [token >= first_time for token in tokens]
+    cuts = [place for place, are_timestamps in enumerate(pairwise(is_timestamp), 1) if all(are_timestamps)]
     if not cuts:  # the whole text is one segment, up to its last timestamp
         # in single precision, as in transformers, because the result is rounded down
         last = int(torch.tensor(frames) * FRAME_SECONDS / TIMESTAMP_SECONDS)
@@ -377,7 +377,7 @@ def _spans(tokens: Sequence[int], first_time: int, frames: int, stride: int) -> 
         if timestamps and timestamps[-1] != first_time:
             last = timestamps[-1] - first_time
         return [_Span(0, len(tokens), 0, last)], frames
-    ends_alone = times[-2:] == [False, True]  # no speech after the last timestamp
+    ends_alone = is_timestamp[-2:] == [False, True]  # no speech after the last timestamp
     # Otherwise the text after the last pair is dropped: the window cut it off, so the next window begins with it. The
     # pair's second timestamp stays, to show that there was a pair.
     bounds = [0, *cuts, len(tokens)] if ends_alone else [0, *cuts[:-1], cuts[-1] + 1]

@@ -271,14 +271,14 @@ def _languages(settings: Any, language: str | Sequence[str] | None, recordings: 
 
 def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
     """Encode the argument `prompt` as token ids (P,), which begin with the token that introduces previous text."""
-    most = whisper.model.config.max_target_positions // 2 - 1
+    max_tokens = whisper.model.config.max_target_positions // 2 - 1
     plain, text = whisper.plain, " " + prompt.strip()
     if plain.hides(plain.hide([text])):  # transformers refuses special tokens, and reads timestamps as such
         ids = torch.tensor([whisper.tokenizer.convert_tokens_to_ids("<|startofprev|>"), *plain.encode(text)])
     else:
         ids = whisper.tokenizer.get_prompt_ids(prompt, return_tensors="pt")
-    if len(ids) > most:
-        raise InputError(f"`prompt` must have at most {most} tokens, but has {len(ids)}. Keep its end.")
+    if len(ids) > max_tokens:
+        raise InputError(f"`prompt` must have at most {max_tokens} tokens, but has {len(ids)}. Keep its end.")
     return ids.to(whisper.model.device)
 
 

@@ -217,8 +217,9 @@ def format_clock(seconds: float, mark: str = ".") -> str:
     Args:
         mark: The character before the milliseconds.
     """
-    whole, thousandths = divmod(round(max(seconds, 0.0) * 1000), 1000)
-    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}{mark}{thousandths:03d}"
+    minutes, milliseconds = divmod(round(max(seconds, 0.0) * 1000), 60_000)
+    second, thousandths = divmod(milliseconds, 1000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{second:02d}{mark}{thousandths:03d}"
 
 
 def _cue(words: list[Word]) -> Cue:

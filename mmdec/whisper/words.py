@@ -52,13 +52,13 @@ def check_alignment(model: WhisperForConditionalGeneration) -> None:
     settings: Any = model.generation_config
     config, heads = model.config, getattr(settings, "alignment_heads", None)
     if not heads:
-        what = "no `alignment_heads`"
+        fault = "no `alignment_heads`"
     elif any(layer >= config.decoder_layers or head >= config.decoder_attention_heads for layer, head in heads):
-        what = f"`alignment_heads` beyond its {config.decoder_layers} decoder layers"
+        fault = f"`alignment_heads` beyond its {config.decoder_layers} decoder layers"
     else:
         return
     raise InputError(
-        f"`timestamps` must be None or 'segment' for a model whose generation config names {what}, but is 'word'. Set "
+        f"`timestamps` must be None or 'segment' for a model whose generation config names {fault}, but is 'word'. Set "
         "them, or ask for segments."
     )
 
