@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from mmdec.checks.arguments import check_instance, check_path, check_whole
 from mmdec.checks.weights import WEIGHTS_FILE, build_with_weights, read_settings, read_weights, weight_file
 from mmdec.drafters.eagle.checkpoint import SYSTEMS, System
+from mmdec.drafters.fit import check_model_sizes
 from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.weights import MAX_CONFIG_SIZE, DrafterWeights, WeightsConfig
 from mmdec.drafters.registry import (
@@ -257,21 +258,10 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
 def _check_fit(network: DrafterWeights[Any], text_config: Any) -> None:
     """Raise InputError if a draft network belongs to another model than that with this text configuration."""
     config = network.config = network.config.for_depth(text_config.num_hidden_layers)
-    for what, expected, actual in (
-        ("channels", config.target_size, text_config.hidden_size),
-        ("tokens", config.vocab_size, text_config.vocab_size),
-    ):
-        if expected != actual:
-            remedy = ""
-            if what == "tokens" and actual > expected:
-                remedy = (
-                    f" If the model's first {expected} tokens are the drafter's, convert it with `--vocab-size "
-                    f"{actual}`."
-                )
-            raise InputError(
-                f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
-                f"{config.trained_for or 'another model'}; use a drafter trained for this model.{remedy}"
-            )
+    expected, actual = config.vocab_size, text_config.vocab_size
+    sizes = {"channels": (config.target_size, text_config.hidden_size), "tokens": (expected, actual)}
+    hint = f"If the model's first {expected} tokens are the drafter's, convert it with `--vocab-size {actual}`."
+    check_model_sizes(sizes, config.trained_for, {"tokens": hint} if actual > expected else {})
     config.check_depth(text_config.num_hidden_layers)
 
 

@@ -33,6 +33,7 @@ from mmdec.checks.weights import (
 from mmdec.drafters.ctc.drafter import Ctc
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import Merges, TokenPieces
+from mmdec.drafters.fit import check_model_sizes
 from mmdec.errors import InputError
 from mmdec.hub.publish import atomic_folder, new_folder
 from mmdec.nn.int8 import pack_rows, unpack_rows
@@ -105,15 +106,11 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
     """
     head, pieces, tokens, ngram = read_ctc(directory)
     shape: Any = getattr(model, "config", None)
-    for what, expected, actual in (
-        ("channels", head.config.d_states, getattr(shape, "d_model", None)),
-        ("tokens", tokens.vocab_size, getattr(shape, "vocab_size", None)),
-    ):
-        if expected != actual:
-            raise InputError(
-                f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
-                f"{tokens.base or 'another model'}; use a drafter trained for this model."
-            )
+    sizes = {
+        "channels": (head.config.d_states, getattr(shape, "d_model", None)),
+        "tokens": (tokens.vocab_size, getattr(shape, "vocab_size", None)),
+    }
+    check_model_sizes(sizes, tokens.base)
     head = head.to(model.device, model.dtype)
     return Ctc(head, pieces, tokens.first_time, tokens.end, tokens.languages, tokens.refused, ngram)
 

@@ -24,6 +24,7 @@ from mmdec.core.tree import PrefixTree, trees_from_lists
 from mmdec.drafters.ctc.confusion import Bin, ConfusionNetwork
 from mmdec.drafters.ctc.network import CtcHead
 from mmdec.drafters.ctc.tokens import BLANK, FIRST_PIECE, SEGMENT_END, TokenPieces
+from mmdec.drafters.fit import check_device
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
 from mmdec.phonetics.piece_ngram import PieceNGram
@@ -224,7 +225,7 @@ class Ctc:
 
     def check(self, target: Target) -> None:
         """Raise InputError if the head was trained for another model or is on another device."""
-        config, weight = self.head.config, self.head.output.weight
+        config = self.head.config
         if not getattr(target, "reads_encoder", False) or config.d_states != target.hidden_size:
             raise InputError(
                 f"`drafter` must read a speech model's encoder of {config.d_states} channels, but the model has "
@@ -235,8 +236,7 @@ class Ctc:
                 f"`drafter` must write tokens below {target.vocab_size}, the model's, but writes {self.end} and "
                 f"{self.first_time}. Use the head that was trained for this model."
             )
-        if weight.device != target.device:
-            raise InputError(f"`drafter` must be on {target.device}, but is on {weight.device}. Move it there.")
+        check_device(target, self.head.output.weight.device)
 
     def drafts_for(self, prompt: Sequence[int]) -> bool:
         """Return whether the head drafts for a row with this prompt: it knows the language, and refuses no token."""

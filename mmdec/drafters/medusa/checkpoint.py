@@ -32,6 +32,7 @@ from mmdec.checks.weights import (
     weight_file,
     weight_files,
 )
+from mmdec.drafters.fit import check_model_sizes
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.errors import InputError
@@ -101,16 +102,12 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
         )
     config, ranks, state = _read(folder)
     shape = model.config
-    for what, expected, actual in (
-        ("channels", config.hidden_size, shape.hidden_size),
-        ("tokens", config.vocab_size, shape.vocab_size),
-        ("mels", config.mels, shape.num_mel_bins),
-    ):
-        if expected != actual:
-            raise InputError(
-                f"`model` must have {expected} {what} for these heads, but has {actual}. They were trained for "
-                f"{config.base or 'another model'}; use heads trained for this model."
-            )
+    sizes = {
+        "channels": (config.hidden_size, shape.hidden_size),
+        "tokens": (config.vocab_size, shape.vocab_size),
+        "mels": (config.mels, shape.num_mel_bins),
+    }
+    check_model_sizes(sizes, config.base)
     heads = build_with_weights(lambda: MedusaHeads(config), state, "directory", folder)
     return Medusa(heads.to(model.device, model.dtype), cast(nn.Linear, model.proj_out), ranks)
 

@@ -20,6 +20,7 @@ from torch.nn.functional import linear, silu
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import int_rows, top_indices, trees_from_lists
 from mmdec.core.tree_shape import HeadAccuracy, count_ranks, default_probabilities
+from mmdec.drafters.fit import check_placement, check_target_sizes
 from mmdec.drafters.medusa.network import HeadLayer, KeyValues, MedusaHeads
 from mmdec.drafters.networks.kv_cache import DraftCache
 from mmdec.drafters.registry import built_in_drafter
@@ -104,17 +105,8 @@ class Medusa:
     def check(self, target: Target) -> None:
         """Raise InputError if the heads were made for another model, or have another device or dtype."""
         config = self.heads.config
-        if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
-            raise InputError(
-                f"`drafter` must fit a model with {target.hidden_size} channels and {target.vocab_size} tokens, but "
-                f"the heads are for {config.hidden_size} and {config.vocab_size}. Use heads trained for this model."
-            )
-        weight = next(self.heads.parameters())
-        if weight.device != target.device or weight.dtype != self.output.weight.dtype:
-            raise InputError(
-                f"`drafter` must be on {target.device} in {self.output.weight.dtype}, but is on {weight.device} in "
-                f"{weight.dtype}. Call `heads.to(model.device, model.dtype)`."
-            )
+        check_target_sizes(target, config.hidden_size, config.vocab_size)
+        check_placement(target, next(self.heads.parameters()), self.output.weight.dtype)
 
     def start(self, context: Context) -> MedusaState:
         """Return the drafter's state for one `generate` call; nothing is run yet.

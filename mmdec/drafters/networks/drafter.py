@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import root_only
+from mmdec.drafters.fit import check_placement, check_target_sizes
 from mmdec.drafters.networks.draft_network import DraftNetwork, stack_conditions
 from mmdec.drafters.networks.kv_cache import DraftCache, DraftState, PendingPrompt, PendingTokens, PromptInfo, RootState
 from mmdec.drafters.networks.layers import positions_from
@@ -80,17 +81,8 @@ class NetworkDrafter:
     def check(self, target: Target) -> None:
         """Raise InputError if the network was made for another model, or has another device or dtype."""
         config = self.network.config
-        if (config.target_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
-            raise InputError(
-                f"`drafter` must fit a model with {target.hidden_size} channels and {target.vocab_size} tokens, but "
-                f"this one is for {config.target_size} and {config.vocab_size}. Use a drafter trained for this model."
-            )
-        weight = next(self.network.parameters())
-        if weight.device != target.device or weight.dtype != self.output.weight.dtype:
-            raise InputError(
-                f"`drafter` must be on {target.device} in {self.output.weight.dtype}, but is on {weight.device} in "
-                f"{weight.dtype}. Call `drafter.network.to(model.device, model.dtype)`."
-            )
+        check_target_sizes(target, config.target_size, config.vocab_size)
+        check_placement(target, next(self.network.parameters()), self.output.weight.dtype)
 
     def start(self, context: Context) -> DraftState:
         """Return the drafter's state for one `generate` call. The network is not run yet.

@@ -25,6 +25,7 @@ from torch import Tensor
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import int_list, int_rows, top_indices, trees_from_lists
 from mmdec.core.tree_shape import HeadAccuracy, Path, count_ranks, default_probabilities
+from mmdec.drafters.fit import check_device, check_target_sizes
 from mmdec.drafters.prompt_tokens.network import PromptTokens
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
@@ -62,23 +63,14 @@ class PromptTokensDrafter:
 
     def check(self, target: Target) -> None:
         """Raise InputError for a target of other sizes, or one that cannot read soft nodes."""
-        config, weight = self.network.config, self.network.embeddings
-        if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
-            raise InputError(
-                f"`drafter` must fit a model with {target.hidden_size} channels and {target.vocab_size} tokens, but "
-                f"this one is for {config.hidden_size} and {config.vocab_size}. Use prompt tokens trained for this "
-                "model."
-            )
+        config = self.network.config
+        check_target_sizes(target, config.hidden_size, config.vocab_size)
         if not getattr(target, "reads_soft_nodes", False):
             raise InputError(
                 "`drafter` must suit the model, but prompt tokens need a decoder-only model without recurrent layers, "
                 f"and {target.name} is not. Use lookup."
             )
-        if weight.device != target.device:
-            raise InputError(
-                f"`drafter` must be on {target.device}, but is on {weight.device}. Call "
-                "`drafter.network.to(model.device)`."
-            )
+        check_device(target, self.network.embeddings.device)
 
     def start(self, context: Context) -> PromptTokensState:
         """Return the state of one call. The prompt's pass has no soft nodes, so the first round drafts no tokens."""

@@ -120,7 +120,7 @@ def test_a_generation_config_asking_for_an_output_object_is_accepted(loose: Load
 def test_heads_of_another_whisper_are_refused(loose: LoadedWhisper, tmp_path: Path, whisper: LoadedWhisper) -> None:
     assert whisper.directory is not None
     other = network(loose.tokenizer, d_model=16)
-    with pytest.raises(mmdec.InputError, match="must have 32 channels for these heads, but has 16"):
+    with pytest.raises(mmdec.InputError, match="must have 32 channels for this drafter, but has 16"):
         transcribe(model=other, processor=loose.processor, drafter=whisper.directory / "medusa")
     with pytest.raises(mmdec.InputError, match=r"`drafter` must be 'lookup'.*the caller loaded it"):
         transcribe(model=loose, drafter="medusa")
