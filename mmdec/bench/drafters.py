@@ -13,99 +13,35 @@ from __future__ import annotations
 
 import os
 import time
-from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar, final
+from typing import Any, final
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
-
+from mmdec.bench.drafter_search import find_drafters, own_drafters
 from mmdec.bench.options import DrafterBenchOptions
-from mmdec.bench.pairing import Group, MethodTimings, length_groups, quartiles, task_groups
-from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, encode_prompts, read_chat_prompts
+from mmdec.bench.pairing import MethodTimings, quartiles
 from mmdec.bench.report import BenchReport, BenchRun, MethodRow, Spread
-from mmdec.checks.arguments import did_you_mean
+from mmdec.bench.workloads import Workload, kind_of_inputs, load_workload
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import error_line
-from mmdec.checks.weights import WEIGHTS_SUFFIX
 from mmdec.core.budget import DraftSize
 from mmdec.core.timing import Stopwatch
-from mmdec.drafters.registry import (
-    auto_names,
-    drafter_entry,
-    drafter_names,
-    is_dotted,
-    loader_names,
-)
 from mmdec.errors import InputError, MmdecError
-from mmdec.evaluation.description import DescriptionHarness, questions_of
-from mmdec.evaluation.harness import (
-    GREEDY,
-    Harness,
-    Log,
-    Measurement,
-    Method,
-    describe_measurement,
-    no_log,
-    parse_language,
-    parse_plan,
-)
-from mmdec.evaluation.language_model import LanguageHarness, TokenPrompt
-from mmdec.evaluation.transcription import AudioLmHarness, TranscriptionHarness
+from mmdec.evaluation.harness import GREEDY, Log, Measurement, Method, describe_measurement, no_log, parse_plan
 from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
 from mmdec.generation.small_model_source import small_model
-from mmdec.hub.find import SHORT_NAMES, drafter_by_name, drafter_folder, find_model, model_kind, shipped_names
-from mmdec.pretrained.audio_lm import LoadedAudioLm, audio_family, load_audio_lm
-from mmdec.pretrained.drafters import check_drafter_folder
-from mmdec.pretrained.language_model import (
-    LANGUAGE_MODEL_FILES,
-    LoadedLanguageModel,
-    is_language_model,
-    load_language_model,
-)
-from mmdec.pretrained.vlm import VLM_FILES, LoadedVlm, is_vision_language_model, load_vlm
+from mmdec.hub.find import find_model
+from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES
+from mmdec.pretrained.vlm import VLM_FILES
 from mmdec.tasks.threads import keep_threads
-from mmdec.training.corpora.admission import Admission
-from mmdec.training.corpora.image_text import ImageQuestion, by_task
-from mmdec.whisper.checkpoint import WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper
-from mmdec.whisper.hypothesis_call import hypothesis, read_text_file, text_for
+from mmdec.whisper.checkpoint import WHISPER_FILES
+from mmdec.whisper.hypothesis_call import hypothesis, text_for
 
-Input = TypeVar("Input")
 PLAIN = "plain"  # name of mmdec's own loop without a drafter
 LOOKUP = "prompt lookup"  # name of transformers' loop that copies from the text
 LOOKUP_TOKENS = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
 ASSISTED = "assisted by"  # begins the names of transformers' loops with a smaller model
-MAX_NEW_TOKENS = 128
-DEFAULT_PER_KIND = 2  # prompts of each kind of the built-in ones
-WORD_BINS = ((0, 5), (6, 20), (21, 39), (40, 100_000))  # least and most words of each bin of transcripts
-ANSWER_BINS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # least and most new tokens of each bin of answers
-SAMPLE_RECORDINGS = Path("data/samples/english")
-RECORDING_SUFFIXES = (".flac", ".wav", ".mp3", ".ogg")
-TRAINED_FOLDER = "drafter"  # where `mmdec train drafter` puts the drafter, in the folder of its run
-
-
-@final
-@dataclass(frozen=True)
-class NamedRecording:
-    """A recording to decode."""
-
-    path: Path
-    samples: Tensor  # (T,) 16 kHz mono
-
-
-@final
-class RecordingHarness(Harness[NamedRecording]):
-    """Transcribes recordings with one loaded model, and measures the calls."""
-
-    def __init__(self, harness: TranscriptionHarness | AudioLmHarness) -> None:
-        self._harness = harness
-
-    def measure(self, inputs: Sequence[NamedRecording], method: Method) -> Measurement:
-        return self._harness.measure([recording.samples for recording in inputs], method)
 
 
 @final
@@ -131,116 +67,38 @@ class InputMethod:
         return replace(self.method, options={**self.method.options, "drafter": self.drafter_of[index]})
 
 
-class Workload(ABC, Generic[Input]):
-    """A loaded model and the inputs to decode."""
+@final
+@dataclass
+class Turns:
+    """What methods that run in turn measured. With a time limit, some inputs may have fewer repeats than others."""
 
-    bench: str  # name of the report
-    noun: str  # what an input is, in the plural
-    model: PreTrainedModel
-    home: Any  # finds drafters in the model's folder; None: there is nothing to find
-    directory: Path
-    harness: Harness[Input]
-    inputs: Sequence[Input]
+    measured: dict[str, list[list[Measurement]]]  # method's name -> for each input, the measurements of its repeats
+    equal: dict[str, list[list[bool]]]  # the same for whether the tokens are those of greedy decoding
+    stopped: str = ""  # why they stopped before the end; "" if they did not
 
-    @abstractmethod
-    def small_network(self, folder: Path) -> tuple[PreTrainedModel, dict[str, Any]] | None:
-        """Load a smaller model.
+    @classmethod
+    def of(cls, methods: Sequence[InputMethod]) -> Turns:
+        """Begin with no measurements."""
+        return cls({method.name: [] for method in methods}, {method.name: [] for method in methods})
+
+    def add(self, index: int, calls: Mapping[str, Measurement]) -> list[str]:
+        """Add one call of each method on an input.
 
         Returns:
-            The network, and further options of transformers' assisted generation; None: the folder holds a drafter.
+            The methods whose tokens differ from those of the first greedy decoding.
         """
+        for name, call in calls.items():
+            if index == len(self.measured[name]):
+                self.measured[name].append([])
+                self.equal[name].append([])
+            self.measured[name][index].append(call)
+            self.equal[name][index].append(call.tokens == self.measured[GREEDY][index][0].tokens)
+        return [name for name in calls if not self.equal[name][index][-1]]
 
-    @abstractmethod
-    def groups(self, measured: Sequence[Measurement]) -> list[Group]:
-        """Group the inputs that were measured, which are the first.
-
-        Args:
-            measured: One measurement of each.
-        """
-
-    def label(self, index: int) -> str:
-        """Name an input in lines of progress."""
-        return f"{index + 1} of {len(self.inputs)}"
-
-
-@final
-class PromptWorkload(Workload[TokenPrompt]):
-    """Prompts for a language model."""
-
-    bench, noun, home = "drafters-text", "prompts", None
-
-    def __init__(self, language: LoadedLanguageModel, prompts: Sequence[TokenPrompt]) -> None:
-        self.language, self.model, self.directory, self.inputs = language, language.model, language.directory, prompts
-        self.harness = LanguageHarness(language)
-
-    def small_network(self, folder: Path) -> tuple[PreTrainedModel, dict[str, Any]] | None:
-        if not is_language_model(folder):
-            return None
-        small, language = load_language_model(folder, self.model.device), self.language
-        options: dict[str, Any] = {}
-        if small.tokenizer.get_vocab() != language.tokenizer.get_vocab():
-            options = {"tokenizer": language.tokenizer, "assistant_tokenizer": small.tokenizer}
-        return small.model, options
-
-    def groups(self, measured: Sequence[Measurement]) -> list[Group]:
-        return task_groups([prompt.task for prompt in self.inputs[: len(measured)]])
-
-    def label(self, index: int) -> str:
-        return f"{super().label(index)}, {self.inputs[index].task}"
-
-
-@final
-class RecordingWorkload(Workload[NamedRecording]):
-    """Recordings for a Whisper or an audio language model."""
-
-    bench, noun = "drafters-audio", "recordings"
-
-    def __init__(
-        self,
-        loaded: LoadedWhisper | LoadedAudioLm,
-        directory: Path,
-        paths: Sequence[Path],
-        harness: TranscriptionHarness | AudioLmHarness,
-    ) -> None:
-        self.home, self.model, self.directory = loaded, loaded.model, directory
-        self.harness = RecordingHarness(harness)
-        self.inputs = [NamedRecording(path, harness.read(path)) for path in paths]
-
-    def small_network(self, folder: Path) -> tuple[PreTrainedModel, dict[str, Any]] | None:
-        if isinstance(self.home, LoadedWhisper):
-            return (load_whisper(folder, self.model.device).model, {}) if model_kind(folder) == WHISPER_KIND else None
-        return (load_language_model(folder, self.model.device).model, {}) if is_language_model(folder) else None
-
-    def groups(self, measured: Sequence[Measurement]) -> list[Group]:
-        words = [len(measurement.texts[0].split()) for measurement in measured]
-        return [Group("all", "all", range(len(words))), *length_groups(words, WORD_BINS, "words")]
-
-    def label(self, index: int) -> str:
-        return f"{super().label(index)}, {self.inputs[index].path.name}"
-
-
-@final
-class QuestionWorkload(Workload[ImageQuestion]):
-    """Questions about pictures for a vision-language model."""
-
-    bench, noun = "drafters-images", "questions"
-
-    def __init__(
-        self, vlm: LoadedVlm, directory: Path, questions: Sequence[ImageQuestion], max_new_tokens: int | None
-    ) -> None:
-        self.home, self.model, self.directory, self.inputs = vlm, vlm.model, directory, questions
-        self.harness = DescriptionHarness(vlm, max_new_tokens)
-
-    def small_network(self, folder: Path) -> tuple[PreTrainedModel, dict[str, Any]] | None:
-        return (load_vlm(folder, self.model.device).model, {}) if is_vision_language_model(folder) else None
-
-    def groups(self, measured: Sequence[Measurement]) -> list[Group]:
-        tokens = [len(measurement.tokens[0]) for measurement in measured]
-        tasks = task_groups([question.task for question in self.inputs[: len(measured)]])
-        return [*tasks, *length_groups(tokens, ANSWER_BINS, "tokens")]
-
-    def label(self, index: int) -> str:
-        return f"{super().label(index)}, {self.inputs[index].task}"
+    @property
+    def always_equal(self) -> dict[str, list[bool]]:
+        """For each method and input, whether the tokens of all repeats are those of greedy decoding."""
+        return {name: [all(runs) for runs in inputs] for name, inputs in self.equal.items()}
 
 
 def bench_drafters(
@@ -264,8 +122,8 @@ def bench_drafters(
     options = options or DrafterBenchOptions()
     nodes, device = parse_plan(options.plan), check_device(options.device)
     directory = find_model(model, None, (*LANGUAGE_MODEL_FILES, *WHISPER_FILES, *VLM_FILES))
-    kind = _kind(directory, options.audio, options.images)
-    named = find_drafters(options.drafter or _own_drafters(directory, kind), directory, kind)
+    kind = kind_of_inputs(directory, options.audio, options.images)
+    named = find_drafters(options.drafter or own_drafters(directory, kind), directory, kind)
     if kind != "audio" and (options.draft_text or options.draft_model):
         raise InputError("`draft_text` and `draft_model` need recordings, but the model reads none. Leave them out.")
     recognisers = {Path(name).name: hypothesis(Path(name), device=device) for name in options.draft_model}
@@ -279,153 +137,8 @@ def bench_drafters(
     greedy, plain = InputMethod(Method.greedy()), InputMethod(Method.with_drafter(PLAIN, None, nodes))
     runnable = [method for method in (greedy, plain, *ours, *stock) if _is_runnable(workload, method, left_out, log)]
     deadline = None if options.minutes is None else start + 60 * options.minutes
-    measured, equal, stopped = measure_in_turn(workload, runnable, repeats, deadline, log)
-    return _report(workload, runnable, measured, equal, left_out, stopped, options.plan, repeats, directory.name)
-
-
-def _kind(directory: Path, audio: Sequence[Path], images: object) -> str:
-    """Return what the model in a folder decodes here: "audio", "images" or "text".
-
-    Raises:
-        InputError: If the inputs are for another kind of model.
-    """
-    of_model = model_kind(directory)
-    if of_model == WHISPER_KIND or audio_family(directory):
-        kind = "audio"
-    elif is_vision_language_model(directory):
-        kind = "images"
-    elif is_language_model(directory):
-        kind = "text"
-    else:
-        raise InputError(
-            f"`model` must be a language model, or one for sound or pictures, but '{directory}' is "
-            f"{repr(of_model) if of_model else 'none'}."
-        )
-    for name, given, needed in (("audio", audio, "audio"), ("images", images, "images")):
-        if given and kind != needed:
-            raise InputError(
-                f"`{name}` must be for a model that reads it, but '{directory.name}' is {of_model!r}. Leave it out."
-            )
-    return kind
-
-
-def _own_drafters(directory: Path, kind: str) -> list[str]:
-    """Return the drafters without weights, and those in the model's folder."""
-    names = auto_names(speech=kind == "audio")
-    return [*drafter_names(), *(name for name in names if drafter_folder(directory, name) is not None)]
-
-
-def find_drafters(names: Sequence[str], directory: Path, kind: str) -> dict[str, str | Path]:
-    """Find drafters by name, without the model.
-
-    Args:
-        names: Names, folders, Hugging Face ids.
-        directory: The model's folder.
-        kind: What the model decodes.
-
-    Returns:
-        Name in the report -> name, dotted path, index or folder of the drafter.
-
-    Raises:
-        InputError: If there is no such drafter, it is named twice, or its folder does not fit the model.
-    """
-    if len(set(names)) < len(names):
-        raise InputError(f"`drafter` must name each drafter once, but is {', '.join(names):.200}.")
-    found: dict[str, str | Path] = {}
-    for name in names:
-        choice = _find(name, directory)
-        if isinstance(choice, Path):
-            check_drafter_folder(choice, directory, "drafter")
-        label = name
-        if isinstance(choice, Path):
-            label = choice.resolve().parent.name if choice.name == TRAINED_FOLDER else choice.name
-        found[label if label not in found else name] = choice
-    return found
-
-
-def _find(name: str, directory: Path) -> str | Path:
-    entry = None if not name or "/" in name else drafter_entry(name)
-    if entry is not None and entry.has_weights:
-        folder = drafter_folder(directory, name)
-        if folder is None:
-            raise InputError(
-                f"`drafter` must be a folder for {name}, which has weights, where the model's folder '{directory}' has "
-                f"none of that name. Give the folder."
-            )
-        return folder
-    if entry is not None or is_dotted(name) or (name.endswith(WEIGHTS_SUFFIX) and os.path.isfile(name)):
-        return name  # the last is an index of texts
-    if name in shipped_names(None) or any(pattern.fullmatch(name) for pattern in SHORT_NAMES):
-        return find_model(name, None, LANGUAGE_MODEL_FILES)
-    folder = Path(name) if name and os.path.isdir(name) else drafter_by_name(name, "drafter")
-    if folder is None:
-        names = [*drafter_names(), *loader_names()]
-        raise InputError(
-            f"`drafter` must be one of {', '.join(names)}, or the folder or Hugging Face id of a drafter or a smaller "
-            f"model, but is {name!r:.100}.{did_you_mean(name, names)}"
-        )
-    return folder
-
-
-def _recordings(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*") if path.suffix in RECORDING_SUFFIXES)
-
-
-def load_workload(kind: str, directory: Path, device: torch.device, options: DrafterBenchOptions) -> Workload[Any]:
-    """Read the inputs, then load the model.
-
-    Args:
-        kind: "text", "images" or "audio".
-        directory: The model's folder.
-        device: Where the model is loaded.
-        options: What is decoded.
-
-    Raises:
-        InputError: If there is nothing to decode, or the model is damaged.
-    """
-    per_kind = options.per_kind
-    if per_kind is None and options.data is None and options.images is None:
-        per_kind = DEFAULT_PER_KIND
-    if kind == "text":
-        given = None if options.data is None else read_chat_prompts(os.fspath(options.data))
-        language = load_language_model(directory, device)
-        prompts = (INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS) if given is None else given
-        chosen: Any = in_turn(by_task(list[Any](prompts), per_kind))
-        return PromptWorkload(language, encode_prompts(language, chosen, options.max_new_tokens or MAX_NEW_TOKENS))
-    if kind == "images":
-        admission = Admission(options.allow_absolute_paths)
-        questions = questions_of(options.data, options.images, options.prompt, per_kind, admission)
-        return QuestionWorkload(load_vlm(directory, device), directory, in_turn(questions), options.max_new_tokens)
-    if options.data is not None:
-        raise InputError("`data` must be prompts or pictures, but this is a speech model. Give `audio` instead.")
-    recordings = options.audio or _recordings(SAMPLE_RECORDINGS)
-    if not recordings:
-        raise InputError(f"`audio` must name recordings where '{SAMPLE_RECORDINGS}' has none. Name files or a folder.")
-    for path in recordings:
-        if not path.is_file():
-            raise InputError(f"`audio` must be files, but '{path}' is none. Check the path.")
-        for folder in options.draft_text:
-            read_text_file(text_for(path, folder))
-    if audio_family(directory):
-        hearing = load_audio_lm(directory, device)
-        return RecordingWorkload(hearing, directory, recordings, AudioLmHarness(hearing, options.max_new_tokens))
-    whisper = load_whisper(directory, device)
-    harness = TranscriptionHarness(whisper, parse_language(options.language), options.max_new_tokens)
-    return RecordingWorkload(whisper, directory, recordings, harness)
-
-
-def in_turn(inputs: Sequence[Any]) -> list[Any]:
-    """Order inputs so that their kinds take turns: a run that is stopped early has measured some of each.
-
-    Args:
-        inputs: Each has its kind as `task`.
-    """
-    numbers = Counter[str]()
-    turns: list[int] = []
-    for item in inputs:
-        turns.append(numbers[item.task])
-        numbers[item.task] += 1
-    return [inputs[index] for index in sorted(range(len(inputs)), key=turns.__getitem__)]
+    turns = measure_in_turn(workload, runnable, repeats, deadline, log)
+    return _report(workload, runnable, turns, left_out, options)
 
 
 def make_methods(
@@ -502,41 +215,26 @@ def _is_runnable(workload: Workload[Any], method: InputMethod, left_out: dict[st
 
 def measure_in_turn(
     workload: Workload[Any], methods: Sequence[InputMethod], repeats: int, deadline: float | None, log: Log
-) -> tuple[dict[str, list[list[Measurement]]], dict[str, list[list[bool]]], str]:
+) -> Turns:
     """Measure all methods in turn, input by input, until all is done or the time is over.
 
     Args:
         methods: Greedy decoding comes first.
         deadline: Time of `time.monotonic` after which no input is begun; the first always is. None: there is none.
-
-    Returns:
-        method's name -> for each measured input, the measurements of its repeats; the same for whether the tokens are
-        those of greedy decoding; and why it stopped before the end, "" if it did not.
     """
-    measured: dict[str, list[list[Measurement]]] = {method.name: [] for method in methods}
-    equal: dict[str, list[list[bool]]] = {method.name: [] for method in methods}
-    count, begin = len(workload.inputs), time.monotonic()
+    turns, count, begin = Turns.of(methods), len(workload.inputs), time.monotonic()
     for number in range(repeats * count):
         repeat, index = divmod(number, count)
         if number and deadline is not None and time.monotonic() > deadline:
             done = f"{number} of {repeats * count} calls of each method"
-            return measured, equal, f"the time was over after {done}, {min(number, count)} of {count} {workload.noun}"
-        expected: list[list[int]] = []
-        calls = dict[str, Measurement]()
-        for method in methods:
-            call = calls[method.name] = _measure(workload, method, index)
-            if method.name == GREEDY:
-                expected = measured[GREEDY][index][0].tokens if repeat else call.tokens
-            if not repeat:
-                measured[method.name].append([])
-                equal[method.name].append([])
-            measured[method.name][index].append(call)
-            equal[method.name][index].append(call.tokens == expected)
+            turns.stopped = f"the time was over after {done}, {min(number, count)} of {count} {workload.noun}"
+            break
+        calls = {method.name: _measure(workload, method, index) for method in methods}
+        wrong = turns.add(index, calls)
         left = (time.monotonic() - begin) / (number + 1) * (repeats * count - number - 1)
-        wrong = [name for name in calls if not equal[name][index][-1]]
         differing = f"; OTHER TOKENS: {', '.join(wrong)}" if wrong else ""
         log(f"{_progress(workload.label(index), repeat, repeats, calls)}{differing}; {left / 60:.1f} minutes left")
-    return measured, equal, ""
+    return turns
 
 
 def _measure(workload: Workload[Any], method: InputMethod, index: int) -> Measurement:
@@ -560,16 +258,11 @@ def _progress(label: str, repeat: int, repeats: int, calls: Mapping[str, Measure
 def _report(
     workload: Workload[Any],
     methods: Sequence[InputMethod],
-    measured: Mapping[str, Sequence[Sequence[Measurement]]],
-    equal: Mapping[str, Sequence[Sequence[bool]]],
+    turns: Turns,
     left_out: Mapping[str, str],
-    stopped: str,
-    plan: str,
-    repeats: int,
-    name: str,
+    options: DrafterBenchOptions,
 ) -> BenchRun:
-    # with a time limit, some inputs may have fewer repeats than others
-    same = {method: [all(runs) for runs in inputs] for method, inputs in equal.items()}
+    measured, same = turns.measured, turns.always_equal
     timings = MethodTimings(measured, same)
     reasons, differing = dict(left_out), dict[str, str]()
     shown: list[InputMethod] = []
@@ -584,8 +277,8 @@ def _report(
             reasons[method.name] = "its tokens differ from greedy decoding on all inputs: no figures"
         else:
             shown.append(method)
-    if stopped:
-        reasons["the rest"] = stopped
+    if turns.stopped:
+        reasons["the rest"] = turns.stopped
     ours = [method.name for method in shown if method.is_ours]
     stock = [method.name for method in shown if not method.is_ours and method.name != GREEDY]
     baselines = [GREEDY, *(name for name in ours if name == PLAIN), *stock]
@@ -594,7 +287,10 @@ def _report(
     count = len(measured[GREEDY])
     report = BenchReport(
         bench=workload.bench,
-        title=f"Drafters for {name}: {count} {workload.noun}, {repeats} times, drafts {plan}",
+        title=(
+            f"Drafters for {workload.directory.name}: {count} {workload.noun}, {options.repeats} times, drafts "
+            f"{options.plan}"
+        ),
         hardware=describe_measurement(workload.model),
         comparisons=tuple(rows),
         methods=tuple(_row(method, measured[method.name], same[method.name]) for method in shown),

@@ -24,16 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import mmdec
-from mmdec.bench.drafters import (
-    InputMethod,
-    NamedRecording,
-    PromptWorkload,
-    RecordingWorkload,
-    Workload,
-    measure_in_turn,
-)
+from mmdec.bench.drafters import InputMethod, measure_in_turn
 from mmdec.bench.pairing import quartiles
 from mmdec.bench.prompts import ChatPrompt, encode_prompts
+from mmdec.bench.workloads import NamedRecording, PromptWorkload, RecordingWorkload, Workload
 from mmdec.checks.devices import check_device
 from mmdec.errors import exit_on_error
 from mmdec.evaluation.harness import GREEDY, Measurement, Method, parse_plan
@@ -204,15 +198,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     methods = methods_of(job, options.plan)
     for method in methods:  # warms up
         job.workload.harness.measure([job.workload.inputs[0]], method.of(0))
-    measured, equal, _ = measure_in_turn(job.workload, methods, 1, None, lambda line: print(line, flush=True))
+    turns = measure_in_turn(job.workload, methods, 1, None, lambda line: print(line, flush=True))
     columns = ("method", "equal", "tokens per round", "drafter", "CPU ms per token", "against plain, CPU")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    plain = [runs[0] for runs in measured[GREEDY]]
+    plain = [runs[0] for runs in turns.measured[GREEDY]]
     for method in methods:
-        runs, same = [runs[0] for runs in measured[method.name]], [runs[0] for runs in equal[method.name]]
+        runs = [repeats[0] for repeats in turns.measured[method.name]]
+        same = [repeats[0] for repeats in turns.equal[method.name]]
         name = "plain" if method.name == GREEDY else method.name
         print(row(name, runs, plain, same), flush=True)
-    if not all(runs[0] for inputs in equal.values() for runs in inputs):
+    if not all(runs[0] for inputs in turns.equal.values() for runs in inputs):
         raise SystemExit("error: a drafter changed a text")
 
 

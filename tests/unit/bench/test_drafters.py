@@ -13,7 +13,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from mmdec.bench import drafters
+from mmdec.bench import drafters, workloads
 from mmdec.bench.drafters import bench_drafters
 from mmdec.bench.options import DrafterBenchOptions
 from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, ChatPrompt
@@ -232,11 +232,11 @@ def test_bad_arguments_are_refused_before_the_model_is_loaded(
 ) -> None:
     if "inner" not in options:
         for load in ("load_language_model", "load_whisper", "load_vlm"):
-            monkeypatch.setattr(drafters, load, lambda *_: pytest.fail("the model was loaded"))
+            monkeypatch.setattr(workloads, load, lambda *_: pytest.fail("the model was loaded"))
     if options.get("drafter") == ["WIDE"]:
         wide = tiny_text_folder.write(tmp_path / "large", TEXTS, 0, hidden_size=64)
         save_network(draft_network("eagle3", load_language_model(wide, "cpu").model), tmp_path / "WIDE")
-        monkeypatch.setattr(drafters, "load_language_model", lambda *_: pytest.fail("the model was loaded"))
+        monkeypatch.setattr(workloads, "load_language_model", lambda *_: pytest.fail("the model was loaded"))
     (tmp_path / "EMPTY").mkdir()
     monkeypatch.chdir(tmp_path)
     options = dict(options)
@@ -247,7 +247,7 @@ def test_bad_arguments_are_refused_before_the_model_is_loaded(
 
 
 def test_kinds_take_turns() -> None:
-    chosen = drafters.in_turn(
+    chosen = workloads.in_turn(
         [ChatPrompt(task, ({"number": number},)) for task, number in ("a1", "a2", "b3", "b4", "c5")]
     )
     assert [prompt.messages[0]["number"] for prompt in chosen] == ["1", "3", "5", "2", "4"]
