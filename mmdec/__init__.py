@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from mmdec.daspeech.translate import Translation, translate_speech
     from mmdec.drafters.registry import register_drafter
     from mmdec.generation import register_attention
-    from mmdec.generation.canvas import CanvasGeneration, CanvasOptions, diffusion_generate
     from mmdec.generation.corpus_source import corpus
+    from mmdec.generation.diffusion import CanvasGeneration, CanvasOptions, diffusion_generate
     from mmdec.generation.generate import Generation, generate, speculate, stream
     from mmdec.generation.model_lock import model_lock
     from mmdec.generation.small_model_source import small_model
@@ -76,7 +76,7 @@ _LAZY = {
     **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.generate"),
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.whisper.transcript"),
     **dict.fromkeys(("StreamUpdate", "transcribe_stream"), "mmdec.whisper.live"),
-    **dict.fromkeys(("CanvasGeneration", "CanvasOptions", "diffusion_generate"), "mmdec.generation.canvas"),
+    **dict.fromkeys(("CanvasGeneration", "CanvasOptions", "diffusion_generate"), "mmdec.generation.diffusion"),
     "Chat": "mmdec.vision.chat",
     "Relaxation": "mmdec.core.verify",
     "Round": "mmdec.types",
