@@ -14,7 +14,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 import torch
 
-from mmdec.bench.report import WALL_CLOCK, Comparison, InputGroup
+from mmdec.bench.report import WALL_CLOCK, Comparison, GroupKind
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.devices import check_device
 from mmdec.core.timing import Stopwatch
@@ -56,7 +56,7 @@ class PairedTiming:
         a, b = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
         return cls(a_ms=a, b_ms=b, ratio=middle, low=low, high=high, n=len(pairs))
 
-    def row(self, subject: str, baseline: str, group: str, kind: InputGroup, timed: str, **more: Any) -> Comparison:
+    def row(self, subject: str, baseline: str, group: str, kind: GroupKind, timed: str, **more: Any) -> Comparison:
         """Build a row of a report, in which a is the subject and b the baseline.
 
         Args:
@@ -119,7 +119,7 @@ class Group:
     """The inputs that one row of a report covers."""
 
     name: str
-    kind: InputGroup
+    kind: GroupKind
     indices: Sequence[int]  # the inputs' indices
     size: float | None = None  # the inputs' length in `unit`, to plot curves
     unit: str = ""

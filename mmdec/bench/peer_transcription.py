@@ -49,7 +49,7 @@ PEER, PEER_INT8 = "ctranslate2 float32", "ctranslate2 int8"
 PAIRS = ((OURS, STOCK), (OURS, PEER), (OURS_INT8, PEER_INT8), (PEER, STOCK), (OURS, PEER_INT8))
 CPU_TIME = "CPU time, one thread"
 Call = Callable[[Tensor], str]  # samples (T,) of 16 kHz -> text
-WindowDecoder = Callable[[Tensor], list[int]]  # a window's features (1, mels, F) -> its tokens, without prompt
+DecodeWindow = Callable[[Tensor], list[int]]  # a window's features (1, mels, F) -> its tokens, without prompt
 
 
 @final
@@ -228,7 +228,7 @@ def compare_engines(sides: Sides, group: str, indices: Sequence[int]) -> list[Co
     return rows
 
 
-def long_form(decode: WindowDecoder, features: Tensor, size: int, first: int) -> list[int]:
+def long_form(decode: DecodeWindow, features: Tensor, size: int, first: int) -> list[int]:
     """Decode a recording that is longer than a window.
 
     Args:

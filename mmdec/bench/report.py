@@ -27,7 +27,7 @@ VERSION = 3
 MAX_REPORT_BYTES = 64 * 2**20  # maximum bytes of a saved run, which is read whole
 WALL_CLOCK = "wall clock"  # the kind of measured time that most tables show
 
-InputGroup = Literal["all", "length", "task", "batch", "shape"]
+GroupKind = Literal["all", "length", "task", "batch", "shape"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Comparison:
     subject: str  # name of the method whose speed-up this is
     baseline: str
     group: str  # name of a group of inputs: "40+ words"
-    kind: InputGroup  # the property by which inputs are grouped
+    kind: GroupKind  # the property by which inputs are grouped
     timed: str  # which time was measured, such as "wall clock" or "decoder"
     times: float | None  # the baseline's seconds divided by the subject's; None: not measured
     low: float | None  # lower quartile of this ratio, or the minimum if `spread` is "range"
