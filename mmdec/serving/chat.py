@@ -93,7 +93,7 @@ class ChatRequest(CompletionRequest):
 async def completions(request: Request, body: ChatRequest) -> Response:
     """Generate the next message of a dialogue."""
     server = server_of(request)
-    engine: AnsweringEngine = server.engine(body.model or None, AnswerEngine, TextEngine)
+    engine: AnsweringEngine[Any] = server.engine(body.model or None, AnswerEngine, TextEngine)
     messages, pictures = _read(body.messages)
     dialogue: Any = await server.read(partial(engine.read_dialogue, messages, pictures))
     wanted = body.max_completion_tokens or body.max_tokens

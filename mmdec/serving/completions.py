@@ -133,7 +133,7 @@ class AnswerWriter(ABC):
     def __init__(
         self,
         server: Server,
-        engine: AnsweringEngine,
+        engine: AnsweringEngine[Any],
         prompt: int,
         wanted: int | None,
         length_field: str,

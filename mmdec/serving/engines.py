@@ -8,12 +8,12 @@ few passes, none of which another request could share.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast, final
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, final
 
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from mmdec.generation.generate import GenerateCall
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.pretrained.language_model import LoadedLanguageModel
+from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.serving.answers import AnswerText, TextDeltas
 from mmdec.serving.dialogue import Dialogue
 from mmdec.serving.job import Job
@@ -49,6 +50,7 @@ from mmdec.whisper.request import can_translate
 from mmdec.whisper.transcribe import LoadedTranscriber, transcription_request
 
 RATE = 16_000  # sample rate in Hz of the audio that jobs hold
+Updates: TypeAlias = "Callable[[], Generator[StreamUpdate]]"
 
 
 @final
@@ -186,21 +188,21 @@ class LiveEngine:
     def __init__(self, transcriber: TranscriptionEngine) -> None:
         self._device = transcriber.loaded.model.device
 
-    def job(self, work: Any, count: Any) -> Job:
+    def job(self, updates: Updates, count: Callable[[StreamUpdate], None]) -> Job:
         """Make a job that sends each update of a transcriber as an event.
 
         Args:
-            work: Function that returns an iterator of updates.
+            updates: Begins to compute the updates.
             count: Called with each update.
         """
-        steps = partial(self._steps, work=work, count=count)
+        steps = partial(self._steps, updates=updates, count=count)
         return Job(self, steps, priority=Priority.REALTIME)  # a transcriber takes its locks itself
 
-    def _steps(self, job: Job, work: Any, count: Any) -> Steps[Any]:
+    def _steps(self, job: Job, updates: Updates, count: Callable[[StreamUpdate], None]) -> Steps[Any]:
         """Compute the updates one after another; between two of them, other requests are decoded."""
-        with closing(work()) as updates:
+        with closing(updates()) as computed:
             while True:
-                result = yield Compute(self._device, partial(next, updates, None))
+                result = yield Compute(self._device, partial(next, computed, None))
                 update: StreamUpdate | None = None if result is None else result.value
                 if update is None:
                     return
@@ -234,7 +236,19 @@ class TranslationEngine:
         return result.value
 
 
-class AnsweringEngine(Protocol):
+class CheckedPrompt(Protocol):
+    """A prompt that an engine has read and checked."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of its tokens."""
+        ...
+
+
+Prompt = TypeVar("Prompt", bound=CheckedPrompt)
+
+
+class AnsweringEngine(Protocol[Prompt]):
     """Makes the jobs of a model that continues dialogues."""
 
     @property
@@ -245,8 +259,8 @@ class AnsweringEngine(Protocol):
         """Whether its answers have calibrated confidences."""
         ...
 
-    def read_dialogue(self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[bytes]) -> Any:
-        """Read and check a dialogue, with attribute `tokens`, the number of its tokens.
+    def read_dialogue(self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[bytes]) -> Prompt:
+        """Read and check a dialogue.
 
         Args:
             messages: In the format of chat templates, the content of each as a list of parts.
@@ -254,7 +268,7 @@ class AnsweringEngine(Protocol):
         """
         ...
 
-    def job(self, prompt: Any, **options: Any) -> Job:
+    def job(self, prompt: Prompt, **options: Any) -> Job:
         """Make a job that continues a prompt. Its result is an `Answer`.
 
         Args:
@@ -272,7 +286,7 @@ class AnswerEngine:
 
     task = "answer"
 
-    def __init__(self, vlm: Any, options: EngineOptions) -> None:
+    def __init__(self, vlm: LoadedVlm, options: EngineOptions) -> None:
         self.vlm, self._options = vlm, options
         # whether confidences are calibrated for this model
         self.calibrated = ANSWER in read_calibrations(vlm.directory)

@@ -11,14 +11,13 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, final
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from mmdec import InputError
-from mmdec.serving.engines import LiveEngine, TranscriptionEngine
+from mmdec.serving.engines import LiveEngine, TranscriptionEngine, Updates
 from mmdec.serving.server import ApiError, Server, server_of
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 
@@ -163,18 +162,18 @@ class LiveSession:
                 self._live, self._commits = None, False
                 self._changed.notify_all()
 
-    async def _run(self, work: Callable[[], Iterator[StreamUpdate]]) -> None:
-        """Have `work` done, and send each update to the client at once.
+    async def _run(self, updates: Updates) -> None:
+        """Have updates computed, and send each of them to the client at once.
 
         Args:
-            work: A function that returns an iterator of updates.
+            updates: Begins to compute them.
         """
         model, feeding = self._server.name_of(self._engine), LiveEngine(self._engine)
 
         def count(update: StreamUpdate) -> None:
             self._server.metrics.count_result(feeding.task, update.transcript, update.transcript.seconds, model)
 
-        job = feeding.job(work, count)
+        job = feeding.job(updates, count)
         self._server.submit(job, model)
         try:
             while True:

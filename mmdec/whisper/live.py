@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, BinaryIO, final
 
@@ -221,7 +221,7 @@ class LiveTranscriber:
         """The seconds of audio that were passed to `feed` so far."""
         return self._windows.sample_count / SAMPLE_RATE
 
-    def feed(self, chunk: Chunk) -> Iterator[StreamUpdate]:
+    def feed(self, chunk: Chunk) -> Generator[StreamUpdate]:
         """Add a chunk of samples or bytes to the stream.
 
         Yields:
@@ -236,7 +236,7 @@ class LiveTranscriber:
         if provisional is not None:
             yield provisional
 
-    def end(self, note: str = "") -> Iterator[StreamUpdate]:
+    def end(self, note: str = "") -> Generator[StreamUpdate]:
         """End the stream.
 
         Args:
