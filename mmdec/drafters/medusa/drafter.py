@@ -122,8 +122,8 @@ class Medusa:
         hidden = context.features.get(-1)
         if context.encoder is None or hidden is None:
             raise InputError(
-                "`context` must hold the last layer's features and the encoder's states for Medusa-Block. "
-                "Use a Whisper."
+                "`drafter` must fit the model, but Medusa-Block reads an encoder's states, which the model does not "
+                "give. Use it with a Whisper."
             )
         pending = [[row[row_mask]] for row, row_mask in zip(hidden, context.mask, strict=True)]
         memory = layer.encoder_attn.pair(context.encoder.states)
