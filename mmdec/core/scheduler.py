@@ -53,11 +53,11 @@ class SchedulerLimits:
             tokens: Number of tokens that its cache may come to hold, over all rows.
         """
         if rows > self.rows:
-            raise InputError(f"a request must have at most {self.rows} rows, but has {rows}. Send fewer at a time.")
+            raise InputError(f"`rows` must be at most {self.rows}, but is {rows}. Add fewer at a time.")
         if self.tokens is not None and tokens > self.tokens:
             raise InputError(
-                f"a request must take up at most {self.tokens} tokens, prompt and answer together, but would take up "
-                f"{tokens}. Shorten the prompt or lower the maximum length."
+                f"`tokens` must be at most {self.tokens}, for prompt and answer together, but is {tokens}. Shorten the "
+                "prompt or lower the maximum length."
             )
 
 

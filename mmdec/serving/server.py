@@ -147,8 +147,15 @@ class Server:
             model: The model's name, for the metrics.
 
         Raises:
-            InputError: If it could never fit into the limits.
+            ApiError: If it could never fit into the limits.
         """
+        limit = self.limits.cache
+        if job.tokens > limit:
+            raise ApiError(
+                400,
+                f"A request must take up at most {limit} tokens, prompt and answer together, but would take up "
+                f"{job.tokens}. Shorten the prompt or lower the maximum length.",
+            )
 
         def end(future: Future[Any]) -> None:
             error, task = future.exception(), job.engine.task

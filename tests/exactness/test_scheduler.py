@@ -254,9 +254,9 @@ def test_what_does_not_fit_waits_and_what_never_fits_is_refused() -> None:
     model = model_of("LlamaForCausalLM")
     scheduler = Scheduler(SchedulerLimits(rows=2, tokens=100))
     runs = [request.prepare() for request in requests(model, random.Random(5), 4)]
-    with pytest.raises(InputError, match=r"must take up at most 100 tokens, .* but would take up 101"):
+    with pytest.raises(InputError, match=r"`tokens` must be at most 100, .* but is 101"):
         scheduler.add(runs[0].steps, tokens=101)
-    with pytest.raises(InputError, match="must have at most 2 rows, but has 3"):
+    with pytest.raises(InputError, match="`rows` must be at most 2, but is 3"):
         scheduler.add(runs[0].steps, rows=3)
     order = list[int]()
     priorities = (1, 1, 0, 1)

@@ -164,9 +164,9 @@ def test_a_callback_or_decoding_that_raises_ends_alone() -> None:
 
 def test_what_can_never_fit_is_refused_at_once_with_both_numbers() -> None:
     with running(SchedulerLimits(rows=2, tokens=100)) as thread:
-        with pytest.raises(mmdec.InputError, match=r"must take up at most 100 tokens, .* but would take up 101"):
+        with pytest.raises(mmdec.InputError, match=r"`tokens` must be at most 100, .* but is 101"):
             thread.submit(steps_of(prompt(1)), tokens=101)
-        with pytest.raises(mmdec.InputError, match="must have at most 2 rows, but has 3"):
+        with pytest.raises(mmdec.InputError, match="`rows` must be at most 2, but is 3"):
             thread.submit(steps_of(prompt(1)), rows=3)
         assert thread._thread is None
 
