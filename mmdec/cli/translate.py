@@ -60,9 +60,8 @@ def translate(
     """
     with show_loading(model, quiet=as_json):
         import mmdec
-        from mmdec.daspeech.translate import load_translator, resolve_strategy
+        from mmdec.daspeech.translate import load_translator
 
-        resolve_strategy(options.strategy, options.verify)
         keywords = replace(options, vocoder=None).changed()  # the vocoder is loaded with the model
         if job.has_many_inputs(inputs):
             work = Work(

@@ -14,14 +14,12 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from mmdec.checks.weights import build_with_weights, check_layer_counts, lies_inside, read_weights, weight_file
+from mmdec.daspeech.options import STRATEGIES
 from mmdec.daspeech.vocoder import OUR_MELS, HifiGanVocoder, MelKind, Vocoder, VocoderConfig
 from mmdec.errors import InputError, MmdecError
 from mmdec.nn.int8 import unpack_rows
 
 VOCODER = "vocoder.safetensors"
-GRAPH_STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "beam")
-AUTOREGRESSIVE_STRATEGIES = ("reranked", "autoregressive", "verified")  # those that need the autoregressive decoder
-STRATEGIES = (*GRAPH_STRATEGIES, *AUTOREGRESSIVE_STRATEGIES)
 
 
 @final

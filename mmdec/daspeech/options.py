@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from mmdec.checks.arguments import check_switch
+from mmdec.checks.arguments import check_choice, check_switch
 from mmdec.tasks.options import STRICT_HELP, TaskOptions, option
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 DASPEECH_KIND = "daspeech"  # "system" in config.json, see `model_kind`
 DEFAULT_MODEL = "daspeech-everyday"
+GRAPH_STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "beam")
+AUTOREGRESSIVE_STRATEGIES = ("reranked", "autoregressive", "verified")  # those that need the autoregressive decoder
+STRATEGIES = (*GRAPH_STRATEGIES, *AUTOREGRESSIVE_STRATEGIES)
 
 
 @final
@@ -35,7 +38,6 @@ class TranslateOptions(TaskOptions):
         str | None,
         short="-s",
     )
-    verify: bool = option(False, "The same as --strategy verified.", bool)
     vocoder: str | os.PathLike[str] | None = option(
         None, "HiFi-GAN weights: a folder or a Hugging Face id. Default: the model's own.", str | None
     )
@@ -44,4 +46,6 @@ class TranslateOptions(TaskOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.strategy is not None:
+            check_choice("strategy", self.strategy, STRATEGIES)
         self._set(strict=check_switch("strict", self.strict))

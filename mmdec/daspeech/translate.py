@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import check_switch, format_value
+from mmdec.checks.arguments import format_value
 from mmdec.checks.devices import check_device, check_dtype
 from mmdec.core.summary import format_result
 from mmdec.daspeech.checkpoint import VOCODER_RULE, read_parts, resolve
 from mmdec.daspeech.options import DEFAULT_MODEL, TranslateOptions
 from mmdec.daspeech.passes import OnPass
-from mmdec.daspeech.translator import STAGES, SpeechTranslator, SpokenTranslation, check_strategy
+from mmdec.daspeech.translator import STAGES, SpeechTranslator, SpokenTranslation
 from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import path_text
@@ -79,7 +79,6 @@ def translate_speech(
     sample_rate: int | None = None,
     model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_MODEL,
     strategy: str | None = None,
-    verify: bool = False,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
     threads: int | None = None,
@@ -103,10 +102,9 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
             A list holds several recordings; on a CPU its results equal single calls exactly.
         sample_rate: Hz of samples; None for files, whose header has it.
         model: A shipped name, a folder, a Hugging Face id, or a translator from `load`.
-        strategy: Lookahead, greedy, viterbi, joint-viterbi, beam, reranked, autoregressive or verified. Default None:
-            the model's own.
-        verify: True chooses the strategy "verified": exactly the autoregressive decoder's units, in few passes, because
-            the graph drafts them.
+        strategy: Lookahead, greedy, viterbi, joint-viterbi, beam, reranked, autoregressive or verified (exactly the
+            autoregressive decoder's units, in few passes, because the graph drafts them). Default None: the model's
+            own.
         device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.
         dtype: Dtype of matrix products; the vocoder always uses float32. Default None: float32.
         threads: torch's CPU threads for this call. Default None: the number from OMP_NUM_THREADS or
@@ -126,7 +124,6 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
         BatchError: If some recordings of a list are rejected; it holds the results of the others.
     """
     chosen = TranslateOptions.of(options)
-    strategy = resolve_strategy(chosen.strategy, chosen.verify)
     batch = as_batch(audio, chosen.sample_rate)
     batch.check_listener("on_pass", chosen.on_pass, "a function of a pass", "Translate them one by one.")
     translator = as_translator(chosen)
@@ -138,7 +135,7 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
         segments = [
             (index, segment) for index, recording in recordings.items() for segment in _segments(recording.samples)
         ]
-        spoken = translator.translate([segment for _, segment in segments], strategy, chosen.on_pass)
+        spoken = translator.translate([segment for _, segment in segments], chosen.strategy, chosen.on_pass)
         for index, recording in recordings.items():
             results = [result for (owner, _), result in zip(segments, spoken, strict=True) if owner == index]
             translation = _join_segments(results, recording)
@@ -211,21 +208,6 @@ def _products(dtype: torch.dtype | str | None) -> torch.dtype:
     if product_dtype == torch.float64:
         raise InputError(f"`dtype` must be float32, bfloat16 or float16 for a translator, but is {product_dtype}.")
     return product_dtype
-
-
-def resolve_strategy(strategy: str | None, verify: bool) -> str | None:
-    """Check the arguments `strategy` and `verify`, and combine them to one strategy; None: the model's own.
-
-    Raises:
-        InputError: For an unknown strategy, or if `verify` contradicts `strategy`.
-    """
-    if check_switch("verify", verify) and strategy not in (None, "verified"):
-        raise InputError(
-            f"`strategy` must be left out with `verify`, but is {format_value(strategy)}. Pass only one of the two."
-        )
-    if strategy is not None:
-        check_strategy(strategy)
-    return "verified" if verify else strategy
 
 
 def _segments(samples: Tensor) -> list[Tensor]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmdec.checks.arguments import format_value
+from mmdec.checks.arguments import check_choice, format_value
 from mmdec.core.budget import FixedBudget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
@@ -25,7 +25,6 @@ from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import MatchRule
 from mmdec.daspeech.ar_decoder import rows_of_steps
 from mmdec.daspeech.checkpoint import DASpeechParts, save_parts
-from mmdec.daspeech.checkpoint_files import AUTOREGRESSIVE_STRATEGIES, GRAPH_STRATEGIES, STRATEGIES
 from mmdec.daspeech.dag_decoder import BOS, Lattice
 from mmdec.daspeech.dag_drafter import DagDrafter
 from mmdec.daspeech.evidence import (
@@ -39,6 +38,7 @@ from mmdec.daspeech.evidence import (
 )
 from mmdec.daspeech.layouts import Layout, layout_of, pad
 from mmdec.daspeech.model import EncodedSpeech
+from mmdec.daspeech.options import AUTOREGRESSIVE_STRATEGIES, GRAPH_STRATEGIES, STRATEGIES
 from mmdec.daspeech.passes import OnPass, PassListener
 from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts
 from mmdec.daspeech.target import EOS, NUM_SPECIAL_UNITS, PAD, UnitTarget
@@ -47,8 +47,6 @@ from mmdec.generation.model_lock import reading
 from mmdec.hub.publish import push_folder
 from mmdec.kernels.dag_decode import LatticePath
 from mmdec.tasks.confidence import Calibration, estimate_confidence
-
-__all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation", "check_strategy"]
 
 STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
 GPU_ROWS = 16  # maximum rows of a padded batch on a GPU
@@ -169,7 +167,7 @@ class SpeechTranslator:
         """
         if strategy is None:
             return self.decoding.strategy
-        check_strategy(strategy)
+        check_choice("strategy", strategy, STRATEGIES)
         if strategy != "autoregressive" and self.model.decoder is None:
             raise InputError(
                 f"`strategy` must be autoregressive for '{self.name}', which has no graph, but is "
@@ -369,9 +367,3 @@ def _cut_to_limits(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
     return [
         [token for token in row[:limit] if token >= NUM_SPECIAL_UNITS] for row, limit in zip(rows, limits, strict=True)
     ]
-
-
-def check_strategy(strategy: str) -> None:
-    """Raise InputError for an unknown strategy."""
-    if not isinstance(strategy, str) or strategy not in STRATEGIES:
-        raise InputError(f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {format_value(strategy)}.")

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmdec.daspeech.checkpoint import load_encoder, load_piece_translator
-from mmdec.daspeech.checkpoint_files import STRATEGIES, DecodingSettings, check_decoding
+from mmdec.daspeech.checkpoint_files import DecodingSettings, check_decoding
+from mmdec.daspeech.options import STRATEGIES
 from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts, save_piece_translator
 from mmdec.daspeech.piece_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
 from mmdec.daspeech.training.reader.module import load_module

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import mmdec
-from mmdec.daspeech.checkpoint_files import STRATEGIES
+from mmdec.daspeech.options import STRATEGIES
 from mmdec.demo.translate import STRATEGY_LABELS
 
 ROOT = Path(__file__).parents[2]

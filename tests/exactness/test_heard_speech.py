@@ -10,7 +10,8 @@ import torch
 
 from mmdec.daspeech.dag_decoder import BOS, EOS
 from mmdec.daspeech.evidence import autoregressive_evidence, score_texts
-from mmdec.daspeech.translator import RERANKED_TEXTS, STRATEGIES, SpeechTranslator
+from mmdec.daspeech.options import STRATEGIES
+from mmdec.daspeech.translator import RERANKED_TEXTS, SpeechTranslator
 from tests.conftest import buzz
 from tests.support.grid import slow_but
 from tests.support.tiny_piece_translator import parts

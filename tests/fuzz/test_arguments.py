@@ -101,7 +101,7 @@ def entry_points(folder: Path) -> dict[str, Door]:
         "translate_speech": Door(
             mmdec.translate_speech,
             lambda: {**speech, "model": translator},
-            ("strategy", "verify", "device", "threads", "vocoder", "nonsense"),
+            ("strategy", "device", "threads", "vocoder", "nonsense"),
             {**sounds, "strategy": ("verified", "viterbi"), "device": ("cpu",), "vocoder": ("no/where",)},
         ),
         "transcribe": Door(

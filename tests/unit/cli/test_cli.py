@@ -24,7 +24,7 @@ from mmdec import cli
 from mmdec.cli.inputs import AUDIO_FILES, IMAGE_FILES, combine_files, input_files, output_paths
 from mmdec.cli.options import MmdecCommand
 from mmdec.cli.translate import AUDIO_SUFFIXES
-from mmdec.daspeech.translator import STRATEGIES
+from mmdec.daspeech.options import STRATEGIES
 from mmdec.errors import InputError
 from mmdec.evaluation.translation import DEFAULT_STRATEGIES
 from mmdec.hub.cache import LoadedModels
@@ -152,10 +152,10 @@ def test_outputs_go_beside_their_inputs_or_into_the_folder(tmp_path: Path) -> No
         paths([a], tmp_path / "file")
 
 
-def test_a_strategy_beside_verify_is_refused() -> None:
-    result = run("translate", "x.wav", "--strategy", "nonsense", "--verify")
+def test_an_unknown_strategy_is_refused_before_files_are_read() -> None:
+    result = run("translate", "x.wav", "--strategy", "nonsense")
     assert isinstance(result.exception, InputError)
-    assert str(result.exception).startswith("`--strategy` must be left out with `--verify`")
+    assert str(result.exception).startswith("`--strategy` must be one of lookahead, ")
 
 
 def test_every_strategy_is_named() -> None:

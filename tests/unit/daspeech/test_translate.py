@@ -18,9 +18,9 @@ import mmdec
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import PICKLE_SUFFIXES
 from mmdec.daspeech import checkpoint
-from mmdec.daspeech.options import DASPEECH_KIND
+from mmdec.daspeech.options import DASPEECH_KIND, STRATEGIES
 from mmdec.daspeech.passes import Pass
-from mmdec.daspeech.translator import STAGES, STRATEGIES
+from mmdec.daspeech.translator import STAGES
 from mmdec.hub.find import HUB_FILES, shipped_names
 from tests.conftest import RATE, buzz
 from tests.support.grid import slow_but

@@ -209,7 +209,7 @@ def test_every_call_reads_its_model_and_its_drafters(entry_point: str, tiny_mode
         translator = mmdec.load(tiny_model, "cpu")
         models = [translator.model, translator.vocoder]
         handle = translator.model.encoder.register_forward_hook(Watching())
-        mmdec.translate_speech(buzz(0.5), sample_rate=RATE, model=translator, verify=True)
+        mmdec.translate_speech(buzz(0.5), sample_rate=RATE, model=translator, strategy="verified")
     else:
         model, small = llama(), llama(1)
         models = [model, small]
