@@ -59,6 +59,17 @@ MAX_CONDITION_TEMPERATURE = 0.5  # the next window is not conditioned on text th
 
 
 @dataclass(frozen=True)
+class Piece:
+    """What is decoded by itself: a recording of a call, or a piece of one."""
+
+    index: int  # the recording's, in the call
+    samples: Tensor  # (T,) at 16 kHz
+    start: int = 0  # number of the recording's samples before it
+    total: int = 0  # number of the recording's samples; 0: unknown
+    progress: PartProgress | None = None  # gets the seconds before each window
+
+
+@dataclass(frozen=True)
 class DecodedRecording:
     """The text and the cost of one recording, or of one piece of it."""
 
@@ -94,40 +105,27 @@ class LongFormResult:
         return [token for segment in self.segments for token in segment.tokens]
 
 
-def prepare_recording(
-    request: TranscriptionRequest,
-    index: int,
-    samples: Tensor,
-    progress: PartProgress | None = None,
-    start: float = 0.0,
-    total: float = 0.0,
-) -> PreparedRecording:
+def prepare_recording(request: TranscriptionRequest, piece: Piece) -> PreparedRecording:
     """Compute the features of a recording, or of a piece of one, and choose what decodes it.
-
-    Args:
-        request: The options of the call.
-        index: The recording's index in the call.
-        samples: (T,) at 16 kHz.
-        progress: Gets the seconds before each window.
-        start: For a piece of a recording: seconds before it.
-        total: For a piece of a recording: seconds of the whole recording.
 
     Raises:
         InputError: For options that contradict each other or the model.
     """
     whisper, model = request.whisper, request.whisper.model
-    stopwatch, seconds = Stopwatch(model.device), dict[str, float]()
-    speculation = request.speculation.for_inputs([DraftInput(index, samples, start, total)])
+    stopwatch = Stopwatch(model.device)
+    seconds = dict[str, float]()  # stage -> seconds
+    start, total = piece.start / SAMPLE_RATE, piece.total / SAMPLE_RATE
+    speculation = request.speculation.for_inputs([DraftInput(piece.index, piece.samples, start, total)])
     if speculation is not request.speculation:  # a text of this recording was made to draft from
         seconds["drafter"] = stopwatch.lap()
-    inputs = request.features([samples])
+    inputs = request.features([piece.samples])
     seconds["features"] = stopwatch.lap()
     time_tokens = None
     if request.timestamps == "word":
         decode = partial(whisper.tokenizer.decode, skip_special_tokens=True)
         time_tokens = align_tokens(model, partial(word_beginnings, decode=decode))
-    is_long = request.is_long(len(samples))
-    call_options = request.generate_options(index, is_long)
+    is_long = request.is_long(len(piece.samples))
+    call_options = request.generate_options(piece.index, is_long)
     options = WindowOptions.of(model, call_options, is_long, time_tokens is not None, request.caller_options)
     seconds["rest"] = stopwatch.lap()
     return PreparedRecording(
@@ -139,8 +137,8 @@ def prepare_recording(
         margin=request.margin,
         attention_mask=inputs["attention_mask"],
         time_tokens=time_tokens,
-        index=index,
-        progress=progress,
+        index=piece.index,
+        progress=piece.progress,
         seconds=seconds,
     )
 
@@ -161,19 +159,22 @@ def transcribe_windows(recording: PreparedRecording) -> Steps[LongFormResult]:
     model, options = recording.model, recording.options
     encoder = WindowEncoder(model, recording.margin, recording.frames_per_second)
     meter = UsageMeter(recording)
-    frames, stride = recording.features.shape[-1], _input_stride(model)
+    frames = recording.features.shape[-1]
+    stride = _input_stride(model)
     width = stride * model.config.max_source_positions
-    decoder, initial = None, list[int]()
-    texts, continues = _prompt_texts(options), options.condition  # earlier texts; whether the next one continues them
+    result = LongFormResult(meter.usage)
+    texts = _prompt_texts(options)  # earlier texts, which a window may continue
+    continues = options.condition  # whether the next one does
+    initial = list[int]()  # the tokens that each text begins with
+    decoder = None
 
-    # A window begins where the last complete segment ended.
-    result, seek = LongFormResult(meter.usage), 0
+    seek = 0  # a window begins where the last complete segment ended
     while seek < frames:
         features = recording.features[..., seek : seek + width]
         features = pad(features, (0, width - features.shape[-1]))
         encoded = yield from encode_window(encoder, features, meter)
-        if decoder is None:  # the language is detected in the first window; all texts begin with the same tokens
-            initial = yield from _initial_tokens(model, options, encoded, meter)
+        if decoder is None:
+            initial = yield from _initial_tokens(model, options, encoded, meter)  # the first window tells the language
             decoder = WindowDecoder(recording, initial, encoder, meter)
         has_context = continues and bool(texts)
         ids = torch.tensor([[*_previous_tokens(model, options, texts if has_context else ()), *initial]])

@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -27,18 +26,18 @@ from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import can_use_eager_copy
 from mmdec.whisper.long_form import (
     DecodedRecording,
-    LongFormResult,
+    Piece,
     decoded_recording,
     prepare_recording,
     transcribe_windows,
 )
 from mmdec.whisper.options import Progress
-from mmdec.whisper.progress import PartProgress, ProgressReport
+from mmdec.whisper.progress import ProgressReport
 from mmdec.whisper.repetition import compression_ratio
 from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.special_tokens import first_timestamp_token
 from mmdec.whisper.target import hide_generate_warnings, restore_attention
-from mmdec.whisper.transcript import Transcript, shift_segment
+from mmdec.whisper.transcript import Segment, Transcript, shift_segment
 
 STAGES = ("features", "encoder", "decoder", "drafter")
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
@@ -68,67 +67,35 @@ def transcribe_recordings(
         Index -> transcript of some recordings, as they end.
     """
     transcripts = silent_transcripts(request.languages, samples)
+    report = ProgressReport(progress, sum(map(len, samples.values())) / SAMPLE_RATE)
     pieces = {
-        index: _pieces(request, recording, at_pauses)
+        index: _pieces(request, index, recording, at_pauses, report)
         for index, recording in samples.items()
         if index not in transcripts
     }
     transcripts |= {
         index: _empty_transcript(request.languages, index, samples[index], NO_SPEECH_NOTE)
-        for index, windows in pieces.items()
-        if not windows
+        for index, parts in pieces.items()
+        if not parts
     }
     yield transcripts
-    report = ProgressReport(progress, sum(map(len, samples.values())) / SAMPLE_RATE)
-    # a piece is prepared when there is room for it, not before
-    decodings = (
-        _begin_piece(request, index, sound, len(samples[index]), report)
-        for index, sounds in pieces.items()
-        for sound in sounds
+    decodings = (  # a piece is prepared when there is room for it, not before
+        (piece, transcribe_windows(prepare_recording(request, piece)), 1)
+        for parts in pieces.values()
+        for piece in parts
     )
     width = 1 if keeps_state(request.options) else batch_size
-    unfinished = {index: list[tuple[int, DecodedRecording]]() for index in pieces}  # recording -> its finished pieces
+    finished = {index: list[tuple[Piece, DecodedRecording]]() for index in pieces}
     with _decoding_context(request):
         for piece, result in decode_together(decodings, width):
-            decoded = decoded_recording(request, result, piece.samples)
-            piece.progress.end()
-            finished = unfinished[piece.index]
-            finished.append((piece.start, decoded))
-            if len(finished) == len(pieces[piece.index]):
-                parts = sorted(unfinished.pop(piece.index), key=lambda part: part[0])
-                yield {piece.index: _transcript(request, _join_pieces(parts, len(samples[piece.index])))}
+            parts = finished[piece.index]
+            parts.append((piece, decoded_recording(request, result, len(piece.samples))))
+            if piece.progress is not None:
+                piece.progress.end()
+            if len(parts) == len(pieces[piece.index]):
+                decoded = _join_pieces(finished.pop(piece.index), len(samples[piece.index]))
+                yield {piece.index: _transcript(request, decoded)}
     report.end()
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """What is decoded by itself: a recording, or a piece of one."""
-
-    index: int  # the recording's
-    start: int  # in samples of the recording
-    samples: int  # number of its samples
-    progress: PartProgress
-
-
-def _begin_piece(
-    request: TranscriptionRequest, index: int, sound: SpeechWindow, total: int, report: ProgressReport
-) -> tuple[_Piece, Steps[LongFormResult], int]:
-    """Prepare to decode a recording, or a piece of one.
-
-    Args:
-        index: The recording's index in the call.
-        sound: The piece.
-        total: Number of samples of the recording.
-        report: The progress of the call.
-
-    Returns:
-        The piece, the steps of its decoding, and its number of rows.
-    """
-    piece = _Piece(index, sound.start, len(sound.samples), report.part(len(sound.samples) / SAMPLE_RATE))
-    recording = prepare_recording(
-        request, index, sound.samples, piece.progress, start=sound.start / SAMPLE_RATE, total=total / SAMPLE_RATE
-    )
-    return piece, transcribe_windows(recording), 1
 
 
 def transcription_steps(request: TranscriptionRequest, samples: Tensor) -> Steps[Transcript]:
@@ -143,31 +110,38 @@ def transcription_steps(request: TranscriptionRequest, samples: Tensor) -> Steps
     if level:
         return _empty_transcript(request.languages, 0, samples, level)
     with hide_generate_warnings():
-        result = yield from transcribe_windows(prepare_recording(request, 0, samples))
+        result = yield from transcribe_windows(prepare_recording(request, Piece(0, samples)))
     return _transcript(request, decoded_recording(request, result, len(samples)))
 
 
-def _pieces(request: TranscriptionRequest, recording: Tensor, at_pauses: bool) -> list[SpeechWindow]:
-    """Return what of a recording (T,) is decoded by itself: all of it, or pieces between pauses."""
-    if at_pauses and request.is_long(len(recording)):
-        return cut_at_pauses(recording, request.whisper.extractor.n_samples)
-    return [SpeechWindow(0, recording)]
+def _pieces(
+    request: TranscriptionRequest, index: int, samples: Tensor, at_pauses: bool, report: ProgressReport
+) -> list[Piece]:
+    """Return what of a recording (T,) is decoded by itself: all of it, or pieces between pauses; [] without a voice."""
+    windows = [SpeechWindow(0, samples)]
+    if at_pauses and request.is_long(len(samples)):
+        windows = cut_at_pauses(samples, request.whisper.extractor.n_samples)
+    return [
+        Piece(index, window.samples, window.start, len(samples), report.part(len(window.samples) / SAMPLE_RATE))
+        for window in windows
+    ]
 
 
-def _join_pieces(parts: Sequence[tuple[int, DecodedRecording]], samples: int) -> DecodedRecording:
+def _join_pieces(parts: Sequence[tuple[Piece, DecodedRecording]], samples: int) -> DecodedRecording:
     """Join the decoded pieces of one recording.
 
     Args:
-        parts: (index of the first sample in the recording, decoded piece) for each.
+        parts: In any order.
         samples: The recording's number of samples.
     """
     if len(parts) == 1 and parts[0][1].samples == samples:
         return parts[0][1]
-    usage = Usage()
-    for _, part in parts:
-        usage.add(part.usage)
-    segments = [shift_segment(segment, start / SAMPLE_RATE) for start, part in parts for segment in part.segments]
-    longest = max((part for _, part in parts), key=lambda part: part.samples)
+    parts = sorted(parts, key=lambda part: part[0].start)
+    usage, segments = Usage(), list[Segment]()
+    for piece, decoded in parts:
+        usage.add(decoded.usage)
+        segments += [shift_segment(segment, piece.start / SAMPLE_RATE) for segment in decoded.segments]
+    longest = max((decoded for _, decoded in parts), key=lambda decoded: decoded.samples)
     return DecodedRecording(segments, longest.language, usage, samples)
 
 

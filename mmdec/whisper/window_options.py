@@ -88,38 +88,20 @@ class WindowOptions:
             value = options.get(name)
             return value if value is not None else getattr(settings, name, None)
 
-        condition, timestamps = bool(value_of("condition_on_prev_tokens")), bool(value_of("return_timestamps"))
-        if is_long and options.get("return_timestamps") is None:
-            timestamps = True
-        language, task = options.get("language"), options.get("task")
+        condition = bool(value_of("condition_on_prev_tokens"))
         prompt_kind = options.get("prompt_condition_type") or CONDITION_TYPES[0]
+        timestamps = bool(value_of("return_timestamps")) or (is_long and options.get("return_timestamps") is None)
         no_timestamps: int | None = getattr(settings, "no_timestamps_token_id", None)
         check_no_speech(value_of("no_speech_threshold"), value_of("logprob_threshold"))
         check_condition(prompt_kind, condition)
-        if (language is not None or task is not None) and not getattr(settings, "is_multilingual", True):
-            raise InputError(
-                "`language` and `task` must be None for an English-only model, but are "
-                f"{format_value(language)} and {format_value(task)}. Leave them out."
-            )
-        if is_long and not timestamps:
-            raise InputError(
-                "`return_timestamps` must be True for a recording longer than one window, but is False: the next "
-                "window begins at a timestamp. Leave it out."
-            )
-        if timestamps and no_timestamps is None:
-            raise InputError(
-                "`return_timestamps` must be False for a model whose generation config has no "
-                "`no_timestamps_token_id`, but is True. Set this id, or leave timestamps out."
-            )
+        _check_task(settings, options.get("language"), options.get("task"))
+        _check_timestamps(timestamps, is_long, no_timestamps)
 
         scores = value_of("logprob_threshold") is not None
         settings.return_timestamps = timestamps
         settings.return_token_timestamps = settings.output_attentions = times_tokens
         settings.output_scores = scores
         settings.return_dict_in_generate = times_tokens or scores
-        suppressed, previous_start = settings.suppress_tokens, getattr(settings, "prev_sot_token_id", None)
-        if previous_start is None and suppressed is not None and len(suppressed) >= 2:
-            previous_start = int(suppressed[-2])  # as in the checkpoints of OpenAI
         temperature = options.get("temperature")
         return cls(
             settings=settings,
@@ -134,7 +116,7 @@ class WindowOptions:
             language=value_of("language"),
             task=value_of("task"),
             logits_processor=options.get("logits_processor") or (),
-            previous_start=[] if previous_start is None else [previous_start],
+            previous_start=_previous_start(settings),
             first_timestamp=model.config.vocab_size + 1 if no_timestamps is None else no_timestamps + 1,
             caller_options=caller_options,
         )
@@ -147,6 +129,44 @@ class WindowOptions:
         """Return whether a text repeats itself too much or is too improbable; None: it was not measured."""
         repeats = compression_ratio is not None and compression_ratio > cast(float, self.compression_ratio_threshold)
         return repeats or (avg_logprob is not None and avg_logprob < cast(float, self.logprob_threshold))
+
+
+def _previous_start(settings: Any) -> list[int]:
+    """Return the token that introduces previous text; [] if the model has none."""
+    token: int | None = getattr(settings, "prev_sot_token_id", None)
+    suppressed = settings.suppress_tokens
+    if token is None and suppressed is not None and len(suppressed) >= 2:
+        token = int(suppressed[-2])  # as in the checkpoints of OpenAI
+    return [] if token is None else [token]
+
+
+def _check_task(settings: Any, language: object, task: object) -> None:
+    """Raise InputError for a language or a task of an English-only model."""
+    if (language is not None or task is not None) and not getattr(settings, "is_multilingual", True):
+        raise InputError(
+            "`language` and `task` must be None for an English-only model, but are "
+            f"{format_value(language)} and {format_value(task)}. Leave them out."
+        )
+
+
+def _check_timestamps(timestamps: bool, is_long: bool, no_timestamps: int | None) -> None:
+    """Raise InputError if timestamps are needed and missing, or asked for and not possible.
+
+    Args:
+        timestamps: Whether the text has timestamps.
+        is_long: Whether the recording is longer than one window.
+        no_timestamps: Id of the token of texts without them; None: the model has none.
+    """
+    if is_long and not timestamps:
+        raise InputError(
+            "`return_timestamps` must be True for a recording longer than one window, but is False: the next "
+            "window begins at a timestamp. Leave it out."
+        )
+    if timestamps and no_timestamps is None:
+        raise InputError(
+            "`return_timestamps` must be False for a model whose generation config has no "
+            "`no_timestamps_token_id`, but is True. Set this id, or leave timestamps out."
+        )
 
 
 def check_no_speech(no_speech: float | None, logprob: float | None) -> None:
