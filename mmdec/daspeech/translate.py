@@ -49,10 +49,14 @@ class Translation:
     confidence: float = 0.0  # in [0, 1]: expected share of right words, see `mmdec.tasks.confidence`
     note: str = ""  # what of the French recording's file could not be read
 
+    @property
+    def units_per_pass(self) -> float:
+        """The mean number of units for each pass of the decoder."""
+        return len(self.units) / max(self.passes, 1)
+
     def __str__(self) -> str:
         """Write three lines: the text, the number of passes, the time."""
-        each = len(self.units) / max(self.passes, 1)
-        passes = f"{self.passes} pass{'' if self.passes == 1 else 'es'}, {each:.2f} units a pass"
+        passes = f"{self.passes} pass{'' if self.passes == 1 else 'es'}, {self.units_per_pass:.2f} units a pass"
         return format_result(self.text, passes, self.timings)
 
     def save(self, path: str | os.PathLike[str]) -> Path:

@@ -75,6 +75,7 @@ def test_passes_are_reported(any_model: Path, strategy: str) -> None:
     assert len(graphs) == (strategy != "autoregressive")
     beside = (strategy == "verified") - (strategy == "reranked")  # the graph's own; the judge's, which makes no units
     assert len(passes) == out.passes + beside
+    assert out.units_per_pass == len(out.units) / out.passes
     for graph in graphs:
         size = len(graph.links)
         assert graph.links.shape == (size, size)
