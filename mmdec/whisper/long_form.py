@@ -43,7 +43,6 @@ from mmdec.whisper.transcript import UNSPACED_LANGUAGES, Segment, reconcile_time
 from mmdec.whisper.window import (
     DecodedWindow,
     PreparedRecording,
-    TimeTokens,
     UsageMeter,
     Window,
     WindowDecoder,
@@ -51,7 +50,7 @@ from mmdec.whisper.window import (
     known_logits,
 )
 from mmdec.whisper.window_options import WindowOptions
-from mmdec.whisper.words import TokenAligner, WordBeginnings
+from mmdec.whisper.words import align_window
 
 TIMESTAMP_SECONDS = 0.02  # from one timestamp token to the next
 FRAME_SECONDS = 0.01  # from one feature frame to the next
@@ -123,7 +122,13 @@ def prepare_recording(request: TranscriptionRequest, piece: Piece) -> PreparedRe
     time_tokens = None
     if request.timestamps == "word":
         decode = partial(whisper.tokenizer.decode, skip_special_tokens=True)
-        time_tokens = align_tokens(model, partial(word_beginnings, decode=decode))
+        settings: Any = model.generation_config
+        time_tokens = partial(
+            align_window,
+            heads=settings.alignment_heads,
+            begins=partial(word_beginnings, decode=decode),
+            first_time=first_timestamp_token(model),
+        )
     is_long = request.is_long(len(piece.samples))
     call_options = request.generate_options(piece.index, is_long)
     options = WindowOptions.of(model, call_options, is_long, time_tokens is not None, request.caller_options)
@@ -390,23 +395,6 @@ def _spans(tokens: Sequence[int], first_time: int, frames: int, stride: int) -> 
     last = tokens[bounds[-1] - 2] - first_time
     spans[-1] = _Span(spans[-1].begin, spans[-1].end, spans[-1].first, last)
     return spans, last * stride
-
-
-def align_tokens(model: WhisperForConditionalGeneration, begins: WordBeginnings) -> TimeTokens:
-    """Return a `time_tokens` that aligns tokens to attention and loudness.
-
-    Args:
-        begins: Called with token ids; returns for each whether it begins a word, None for a token without sound.
-    """
-    settings: Any = model.generation_config
-    layers, first_time = model.config.decoder_layers, settings.no_timestamps_token_id + 1
-
-    def times(output: Any, features: Tensor, prompt: int, frames: int | None) -> tuple[Tensor, Tensor]:
-        aligner = TokenAligner(layers, begins, lambda: features, first_time)
-        starts = aligner(output, settings.alignment_heads, num_frames=frames, num_input_ids=prompt)
-        return starts[0], output["token_seconds"][0]
-
-    return times
 
 
 def _language(request: TranscriptionRequest, prompt: Sequence[int]) -> str | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -183,84 +183,68 @@ def align_text(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool], end
     return align(tokens[:, :before], loud[:before], begins) if len(tokens) < before else (starts, ends)
 
 
-@final
-class TokenAligner:
-    """Computes token times: replaces the model's method `_extract_token_timestamps` during one `generate` call.
+def align_window(
+    output: Any,
+    features: Tensor,
+    prompt: int,
+    frames: int | None,
+    *,
+    heads: Sequence[Sequence[int]],
+    begins: WordBeginnings,
+    first_time: int,
+) -> tuple[Tensor, Tensor]:
+    """Align the tokens of one window to attention and loudness.
 
-    Calling it returns each token's start in seconds, and stores each token's duration as `token_seconds` in the output.
     Tokens without sound (punctuation, timestamps) begin and end where the token before them ends.
 
     Args:
-        layers: Number of the decoder's layers.
+        output: `generate`'s output for the window, with `sequences` (1, L) and `cross_attentions`.
+        features: (1, mels, T), the window's log-mel features.
+        prompt: Number of prompt tokens.
+        frames: Number of mel frames with sound; None: all.
+        heads: (layer, head) pairs, whose attention is read.
         begins: Called with token ids; returns for each whether it begins a word, None for a token without sound.
-        sound: Returns the features (B, mels, T) of the rows decoded last.
+        first_time: Id of the timestamp token of 0 seconds.
+
+    Returns:
+        Start and duration (L,) of each token in seconds; 0 for the prompt.
+    """
+    layers = {layer: torch.cat([step[layer] for step in output.cross_attentions], 2)[0] for layer, _ in heads}
+    maps = torch.stack([layers[layer][head] for layer, head in heads])  # shape (H, L - 1, S)
+    row: list[int] = output.sequences[0].tolist()
+    tokens = row[prompt:]
+    marks = begins(tokens)
+    times = np.zeros((2, len(row)))
+    spoken = [prompt + at for at, mark in enumerate(marks) if mark is not None]
+    if spoken:
+        end = _end_state(tokens, marks, first_time)
+        sounding = maps.shape[-1] if frames is None else frames // MELS_A_STATE
+        # no word may begin later than 0.5 s after the text's end
+        states = max(1, min(sounding, maps.shape[-1], min(end, sys.maxsize - MAX_LATE_STATES) + MAX_LATE_STATES))
+        attention = mean_attention(maps[:, [at - 1 for at in spoken], :states])
+        loud = loudness(features[0, :, : states * MELS_A_STATE].float().cpu().numpy())
+        new = [bool(marks[at - prompt]) for at in spoken]
+        starts, ends = align_text(shift_to_sound(attention, loud), loud, new, end)
+        times[0, spoken], times[1, spoken] = starts, ends - starts
+        last = float(starts[0])
+        for at in range(prompt, len(row)):
+            if marks[at - prompt] is None:
+                times[0, at] = last
+            last = float(times[:, at].sum())
+    starts_seconds, durations = torch.from_numpy(times * STATE_SECONDS)
+    return starts_seconds, durations
+
+
+def _end_state(tokens: Sequence[int], begins: Sequence[bool | None], first_time: int) -> int:
+    """Return the encoder state of the timestamp that ends the text; `sys.maxsize` if there is none.
+
+    Args:
+        tokens: The text's tokens, without the prompt.
+        begins: For each token, whether it begins a word; None: without sound.
         first_time: Id of the timestamp token of 0 seconds.
     """
-
-    def __init__(self, layers: int, begins: WordBeginnings, sound: Callable[[], Tensor], first_time: int) -> None:
-        self._layers, self._begins, self._sound, self._first_time = layers, begins, sound, first_time
-
-    def __call__(
-        self,
-        output: Any,
-        alignment_heads: Sequence[Sequence[int]],
-        time_precision: float = STATE_SECONDS,
-        num_frames: Any = None,
-        num_input_ids: int = 1,
-    ) -> Tensor:
-        """Return the start times (B, L) of all tokens in seconds; 0 for the prompt.
-
-        Args:
-            output: `generate`'s output for one window, with `cross_attentions`.
-            alignment_heads: (layer, head) pairs, whose attention is read.
-            time_precision: Seconds of an encoder state.
-            num_frames: Number of mel frames with sound, one number for all rows, or one for each.
-            num_input_ids: Number of prompt tokens.
-        """
-        layers = [torch.cat([step[layer] for step in output.cross_attentions], 2) for layer in range(self._layers)]
-        maps = torch.stack([layers[layer][:, head] for layer, head in alignment_heads], 1)  # shape (B, H, L - 1, S)
-        rows: list[list[int]] = output.sequences.tolist()
-        times = np.zeros((2, len(rows), len(rows[0])))
-        counts = np.broadcast_to(
-            np.asarray(maps.shape[-1] * MELS_A_STATE if num_frames is None else num_frames), len(rows)
-        )
-        sound = self._sound().float().cpu().numpy()
-        for index, row in enumerate(rows):
-            begins = self._begins(row[num_input_ids:])
-            limit = self._cut(row[num_input_ids:], begins)
-            states = max(1, min(int(counts[index]) // MELS_A_STATE, maps.shape[-1], limit))
-            spoken = [num_input_ids + at for at, begin in enumerate(begins) if begin is not None]
-            if not spoken:
-                continue
-            attention = mean_attention(maps[index, :, [at - 1 for at in spoken], :states])
-            loud = loudness(sound[index, :, : states * MELS_A_STATE])
-            new = [bool(begins[at - num_input_ids]) for at in spoken]
-            starts, ends = align_text(
-                shift_to_sound(attention, loud), loud, new, self._end(row[num_input_ids:], begins)
-            )
-            times[0, index, spoken], times[1, index, spoken] = starts, ends - starts
-            end = float(starts[0])
-            for at in range(num_input_ids, len(row)):
-                if begins[at - num_input_ids] is None:
-                    times[0, index, at] = end
-                end = float(times[:, index, at].sum())
-        starts, seconds = torch.from_numpy(times * time_precision)
-        output["token_seconds"] = seconds
-        return starts
-
-    def _cut(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
-        """Return how many encoder states to align at most: those up to 0.5 s after the text's end."""
-        return min(self._end(tokens, begins), sys.maxsize - MAX_LATE_STATES) + MAX_LATE_STATES
-
-    def _end(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
-        """Return the encoder state of the timestamp that ends the text; `sys.maxsize` if there is none.
-
-        Args:
-            tokens: The text's tokens, without the prompt.
-            begins: For each token, whether it begins a word; None: without sound.
-        """
-        last = len(tokens)
-        while last and begins[last - 1] is None and tokens[last - 1] < self._first_time:
-            last -= 1
-        ended = last > 0 and tokens[last - 1] >= self._first_time
-        return tokens[last - 1] - self._first_time if ended else sys.maxsize
+    last = len(tokens)
+    while last and begins[last - 1] is None and tokens[last - 1] < first_time:
+        last -= 1
+    ended = last > 0 and tokens[last - 1] >= first_time
+    return tokens[last - 1] - first_time if ended else sys.maxsize

@@ -6,7 +6,7 @@ import os
 import random
 import re
 from collections.abc import Generator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -17,10 +17,10 @@ from transformers import WhisperForConditionalGeneration
 from mmdec.core.steps import Compute, time_pass
 from mmdec.errors import InputError
 from mmdec.generation.speculation import DecodingOptions, Speculation, default_statistics
-from mmdec.whisper.long_form import LongFormResult, align_tokens, transcribe_windows
+from mmdec.whisper.long_form import LongFormResult, transcribe_windows
 from mmdec.whisper.window import PreparedRecording, TimeTokens
 from mmdec.whisper.window_options import WindowOptions
-from mmdec.whisper.words import TokenAligner
+from mmdec.whisper.words import align_window
 from tests.support.grid import slow_but
 from tests.support.tiny_whisper import (
     NO_TIMESTAMPS,
@@ -248,13 +248,19 @@ def test_words_are_timed_as_in_generate(monkeypatch: pytest.MonkeyPatch) -> None
     speculation = Speculation(DecodingOptions("lookup"))
     settings: Any = model.generation_config
     windows = list[Tensor]()
-    aligner = TokenAligner(
-        model.config.decoder_layers, begins, lambda: windows[-1], settings.no_timestamps_token_id + 1
-    )
+    first_time = settings.no_timestamps_token_id + 1
+    time_tokens = partial(align_window, heads=settings.alignment_heads, begins=begins, first_time=first_time)
+
+    def extract(output: Any, heads: object, num_frames: Any = None, num_input_ids: int = 1) -> Tensor:
+        frames = None if num_frames is None else int(torch.as_tensor(num_frames).flatten()[0])
+        starts, seconds = time_tokens(output, windows[-1], num_input_ids, frames)
+        output["token_seconds"] = seconds[None]
+        return starts[None]
+
     hook = model.get_encoder().register_forward_pre_hook(
         lambda _, args, named: windows.append(named["input_features"] if named else args[0]), with_kwargs=True
     )
-    monkeypatch.setattr(model, "_extract_token_timestamps", aligner)
+    monkeypatch.setattr(model, "_extract_token_timestamps", extract)
     try:
         reference: Any = model.generate(
             **inputs, **options, return_token_timestamps=True, return_segments=True, custom_generate=speculation
@@ -268,7 +274,7 @@ def test_words_are_timed_as_in_generate(monkeypatch: pytest.MonkeyPatch) -> None
         options=window_options(model, inputs, options, True),
         features=inputs["input_features"],
         attention_mask=inputs["attention_mask"],
-        time_tokens=align_tokens(model, begins),
+        time_tokens=time_tokens,
     )
     result = run(transcribe_windows(recording))
     assert_same(result, reference)

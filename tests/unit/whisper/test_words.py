@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mmdec.whisper.words import (
     ATTENTION_LEADS,
-    TokenAligner,
     align,
     align_text,
+    align_window,
     loudness,
     mean_attention,
     shift_to_sound,
@@ -81,50 +81,51 @@ def test_more_tokens_than_frames_are_aligned(count: int) -> None:
     assert (ends[:-1] <= starts[1:]).all()
 
 
-def test_each_row_has_its_own_times_and_marks_last_no_time() -> None:
-    """Two prompt columns, then a word, a comma, a word, and what follows the end; the second row is shorter."""
-    rows = [[(20, 50), (50, 60), (120, 160)], [(30, 60), (60, 70), (90, 100)]]
-    maps = torch.stack([torch.cat([torch.full((1, STATES), 1 / STATES), looks(*row)]) for row in rows])  # (2, 4, S)
-    output: Any = SimpleOutput(cross_attentions=[(maps[:, None, :2],), (maps[:, None, 2:],)])
-    output.sequences = torch.tensor([[1, 2, 10, 11, 12], [1, 2, 10, 11, 3]])
-    sound = torch.stack([features((20, 50), (120, 160)), features((30, 60))])
+def times_of(tokens: list[int], steps: list[Any], sound: Any, frames: int | None = None) -> tuple[Any, Any]:
+    """Time tokens after a prompt of two; tokens 10 and 12 are words, and 50 is the first timestamp."""
+    output = SimpleNamespace(cross_attentions=[(step[None, None],) for step in steps], sequences=torch.tensor([tokens]))
+    starts, seconds = align_window(
+        output,
+        sound[None],
+        2,
+        frames,
+        heads=[[0, 0]],
+        begins=lambda row: [True if token in (10, 12) else None for token in row],
+        first_time=50,
+    )
+    assert starts.shape == seconds.shape == (len(tokens),)
+    assert not starts[:2].any()
+    assert not seconds[:2].any()
+    return starts[2:].tolist(), seconds[2:].tolist()
 
-    def begins(tokens: Any) -> list[bool | None]:
-        return [{10: True, 12: True}.get(token) for token in tokens]
 
-    timed = TokenAligner(1, begins, lambda: sound, 50)
-    starts = timed(output, [[0, 0]], num_frames=torch.tensor([400, 200]), num_input_ids=2)
-    seconds = output["token_seconds"]
-    assert starts.shape == seconds.shape == (2, 5)
-    assert starts[0, 2:].tolist() == pytest.approx([0.4, 1.0, 2.4], abs=0.05)
-    assert seconds[0, 2:].tolist() == pytest.approx([0.6, 0.0, 0.8], abs=0.05)
-    assert starts[1, 2:].tolist() == pytest.approx([0.6, 1.2, 1.2], abs=0.05)
-    assert seconds[1, 3:].tolist() == [0.0, 0.0]
-    assert not starts[:, :2].any()
+def test_tokens_without_sound_have_no_time() -> None:
+    """Two prompt columns, then a word, a comma, and another word or what follows the end."""
+    nowhere = torch.full((1, STATES), 1 / STATES)
+    maps = torch.cat([nowhere, looks((20, 50), (50, 60), (120, 160))])
+    starts, seconds = times_of([1, 2, 10, 11, 12], [maps[:2], maps[2:]], features((20, 50), (120, 160)), 400)
+    assert starts == pytest.approx([0.4, 1.0, 2.4], abs=0.05)
+    assert seconds == pytest.approx([0.6, 0.0, 0.8], abs=0.05)
+    maps = torch.cat([nowhere, looks((30, 60), (60, 70), (90, 100))])
+    starts, seconds = times_of([1, 2, 10, 11, 3], [maps[:2], maps[2:]], features((30, 60)), 200)
+    assert starts == pytest.approx([0.6, 1.2, 1.2], abs=0.05)
+    assert seconds[1:] == [0.0, 0.0]
+
+
+def test_a_window_without_words_has_no_times() -> None:
+    assert times_of([1, 2, 11, 3], [looks((0, 9), (9, 12), (12, 15))], features()) == ([0.0, 0.0], [0.0, 0.0])
 
 
 def test_speech_long_after_the_last_timestamp_is_not_aligned() -> None:
     """A word from state 20 to 50, and speech without text from 60 to 140."""
     nowhere = torch.full((1, STATES), 1 / STATES)
     maps = torch.cat([nowhere, looks((20, 50)), nowhere, nowhere])  # of each step
-    sound, ends = features((20, 50), (60, 140))[None], list[float]()
+    ends = list[float]()
     for tokens in ([1, 2, 10, 105, 3], [1, 2, 10, 11, 3]):  # with the timestamp 55, and without one
-        output: Any = SimpleOutput(cross_attentions=[(maps[None, None],)], sequences=torch.tensor([tokens]))
-        timed = TokenAligner(1, lambda row: [True if token == 10 else None for token in row], lambda: sound, 50)
-        starts = timed(output, [[0, 0]], num_input_ids=2)
-        ends.append(float((starts + output["token_seconds"])[0, 2]))
+        starts, seconds = times_of(tokens, [maps], features((20, 50), (60, 140)))
+        ends.append(starts[0] + seconds[0])
     assert 1.0 <= ends[0] <= 1.6
     assert ends[1] > 2.0
-
-
-class SimpleOutput(SimpleNamespace):
-    """An output object that takes new entries, as transformers' does."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self, name, value)
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
 
 
 def test_room_noise_beside_digital_silence_counts_as_silence() -> None:
