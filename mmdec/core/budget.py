@@ -29,10 +29,10 @@ Planning takes a few tens of microseconds a round. Measurements are stored in `D
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, Protocol, final
 
 from mmdec.core.statistics import MAX_CHAIN_NODES, CostCurve, DecodingStatistics, MeasurementKey
 from mmdec.errors import InputError
@@ -82,6 +82,34 @@ class RatedPlan(NamedTuple):
     draft: CostCurve  # the drafter's seconds
 
 
+@dataclass(frozen=True)
+class RoundCosts:
+    """What a round cost, and how much of its draft was accepted."""
+
+    batch: int  # number of rows
+    draft_sizes: Sequence[int]  # each row's number of nodes, root included
+    depth: int  # depth of the deepest node
+    accepted: Sequence[int]  # each row's number of accepted nodes, root excluded
+    # Seconds of the target's pass, and of the drafter (0: it was not called). Wall time; CPU time if `waited_for_cpu`.
+    target_seconds: float
+    draft_seconds: float
+    waited_for_cpu: bool = False  # whether the thread waited for a free CPU
+    # number of nodes that the pass computed for each row, on average; 0: those of the largest draft
+    nodes_per_row: int = 0
+
+
+class DraftBudget(Protocol):
+    """Chooses the size of each draft from what earlier rounds cost and gained."""
+
+    def plan(self, batch: int) -> Plan:
+        """Return the maximum size of the next draft for `batch` rows. If it has 0 nodes, the drafter is not called."""
+        ...
+
+    def observe(self, costs: RoundCosts) -> None:
+        """Record the round that `plan` planned last."""
+        ...
+
+
 @final
 class FixedBudget:
     """Plans the same draft in every round.
@@ -101,7 +129,7 @@ class FixedBudget:
     def plan(self, batch: int) -> Plan:
         return self._plan
 
-    def observe(self, *_: Any, **_costs: Any) -> None:
+    def observe(self, costs: RoundCosts) -> None:
         """Measure nothing."""
 
 
@@ -141,7 +169,7 @@ class Budget:
             self.acceptance = self._measured.acceptance.at_start_of_call()
 
     def plan(self, batch: int) -> Plan:
-        """Return the draft size of the next round for `batch` rows. If it has 0 nodes, the drafter is not called."""
+        """Return the draft size of the next round for `batch` rows."""
         with self._lock:
             self._plan, self._is_trial = self._choose(batch)
             if self._may_stop_early and self._plan.is_chain and self._plan.nodes:
@@ -152,50 +180,28 @@ class Budget:
                 )
         return self._plan
 
-    def observe(
-        self,
-        batch: int,
-        draft_sizes: Sequence[int],
-        depth: int,
-        accepted: Sequence[int],
-        target_seconds: float,
-        draft_seconds: float,
-        waited_for_cpu: bool = False,
-        nodes_per_row: int = 0,
-    ) -> None:
-        """Record the times and the accepted tokens of the round that `plan` planned last.
-
-        Args:
-            batch: Number of rows.
-            draft_sizes: Each row's number of nodes, root included.
-            depth: Depth of the deepest node.
-            accepted: Each row's number of accepted nodes, root excluded.
-            target_seconds: Seconds of the target's pass.
-            draft_seconds: Seconds of the drafter; 0 if it was not called.
-            waited_for_cpu: Whether the thread waited for a free CPU. The seconds are then CPU time, else wall time.
-            nodes_per_row: Number of nodes that the pass computed for each row, on average; 0: those of the largest
-                draft.
-        """
+    def observe(self, costs: RoundCosts) -> None:
+        """Record the times and the accepted tokens of the round that `plan` planned last."""
         with self._lock:
-            self._measured.waited_for_cpu = waited_for_cpu
-            target, chain, tree = self._curves(batch)
-            size, plan, acceptance = max(draft_sizes), self._plan, self.acceptance
-            nodes = nodes_per_row or size
-            target.add(nodes, target_seconds)
+            self._measured.waited_for_cpu = costs.waited_for_cpu
+            target, chain, tree = self._curves(costs.batch)
+            size, plan, acceptance = max(costs.draft_sizes), self._plan, self.acceptance
+            nodes = costs.nodes_per_row or size
+            target.add(nodes, costs.target_seconds)
             self._rounds_since_plain = 0 if nodes == 1 else self._rounds_since_plain + 1
-            tokens = 1 + sum(accepted) / len(accepted)
+            tokens = 1 + sum(costs.accepted) / len(costs.accepted)
             self.allowance = min(self.allowance + ALLOWANCE_PER_TOKEN * tokens, MAX_ALLOWANCE)
             self._measured.allow_trials(TRIALS_PER_TOKEN * tokens)
             if not plan.nodes:
                 return
             for counts in (acceptance, self._measured.acceptance):
-                counts.learn(plan, draft_sizes, depth, accepted, self._may_stop_early)
+                counts.learn(plan, costs.draft_sizes, costs.depth, costs.accepted, self._may_stop_early)
             draft = chain if plan.is_chain else tree
             ending = self._may_stop_early and plan.is_chain
             levels = max(size - 1, 1) if ending else plan.depth
             if size > 1 or not ending:
-                draft.add(levels, draft_seconds)  # not for a chain that ended before its first node: it has no depth
-            plain = self.plain_seconds(batch)
+                draft.add(levels, costs.draft_seconds)  # a chain that ended before its first node has no depth
+            plain = self.plain_seconds(costs.batch)
             if plain:
                 gain = tokens - 1 - _extra_passes(target, draft, nodes, levels, plain)
                 self.allowance = min(self.allowance + gain, MAX_ALLOWANCE)

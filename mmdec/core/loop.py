@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from mmdec.core.budget import DraftBudget
 from mmdec.core.drafter_runner import DrafterRunner
-from mmdec.core.round_recorder import DraftBudget, RoundRecorder
+from mmdec.core.round_recorder import RoundRecorder
 from mmdec.core.sampling import Sequences
 from mmdec.core.steps import Prefill, Score, Steps, run_steps
 from mmdec.core.tree import int_list

@@ -3,49 +3,17 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
 
+from mmdec.core.budget import DraftBudget, RoundCosts
 from mmdec.core.sampling import Sequences
 from mmdec.core.steps import PassResult
 from mmdec.core.timing import RoundTimer
 from mmdec.core.tree import bool_list, height, int_list, int_rows
 from mmdec.types import Draft, Plan, Round, Scores, Verdict
-
-
-class DraftBudget(Protocol):
-    """Chooses the size of each draft from what earlier rounds cost and gained."""
-
-    def plan(self, batch: int) -> Plan:
-        """Return the maximum size of the next draft for `batch` rows."""
-        ...
-
-    def observe(
-        self,
-        batch: int,
-        draft_sizes: list[int],
-        depth: int,
-        accepted: list[int],
-        target_seconds: float,
-        draft_seconds: float,
-        waited_for_cpu: bool,
-        nodes_per_row: int,
-    ) -> None:
-        """Record a round.
-
-        Args:
-            batch: Number of rows.
-            draft_sizes: Number of each row's nodes, root included.
-            depth: Depth of the deepest tree.
-            accepted: Number of each row's accepted nodes, root excluded.
-            target_seconds: Seconds of the target's pass.
-            draft_seconds: Seconds of the drafter.
-            waited_for_cpu: Whether the thread waited for a free CPU; the seconds are then CPU time.
-            nodes_per_row: Number of nodes that the pass computed for each row, on average.
-        """
-        ...
 
 
 @final
@@ -95,14 +63,16 @@ class RoundRecorder:
             # The budget compares drafting with the whole pass. The decodings that share a pass draft one after another,
             # so together they take about 1 / share_of_pass times as long as this one.
             self._budget.observe(
-                batch=batch,
-                draft_sizes=[1 + nodes for nodes in drafted],
-                depth=height(draft),
-                accepted=accepted,
-                target_seconds=target_seconds,
-                draft_seconds=draft_seconds / share_of_pass,
-                waited_for_cpu=waited_for_cpu,
-                nodes_per_row=scores.nodes_per_row or max(sizes),
+                RoundCosts(
+                    batch=batch,
+                    draft_sizes=[1 + nodes for nodes in drafted],
+                    depth=height(draft),
+                    accepted=accepted,
+                    target_seconds=target_seconds,
+                    draft_seconds=draft_seconds / share_of_pass,
+                    waited_for_cpu=waited_for_cpu,
+                    nodes_per_row=scores.nodes_per_row or max(sizes),
+                )
             )
         seconds = self.timer.seconds
         return Round(

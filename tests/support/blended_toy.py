@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmdec.core.budget import RoundCosts
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import root_only
@@ -130,4 +131,4 @@ class CyclingBudget:
         self.round += 1
         return self.plans[self.round % len(self.plans)]
 
-    def observe(self, **_: Any) -> None: ...
+    def observe(self, costs: RoundCosts) -> None: ...

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.core.budget import FixedBudget
+from mmdec.core.budget import DraftBudget, FixedBudget, RoundCosts
 from mmdec.core.loop import decode
-from mmdec.core.round_recorder import DraftBudget
 from mmdec.core.sampling import Criterion, Processor, Sequences, Stop
 from mmdec.core.tree import trees_from_lists
 from mmdec.core.verify import MatchRule, RowTree, Rule
@@ -206,20 +205,10 @@ class RandomBudget:
         threshold = self.random.choice((0.0, 0.0, 0.1, 0.9))  # it matters for chains alone
         return Plan(nodes, self.random.randint(1, nodes) if nodes else 0, threshold=threshold)
 
-    def observe(
-        self,
-        batch: int,
-        draft_sizes: list[int],
-        depth: int,
-        accepted: list[int],
-        target_seconds: float,
-        draft_seconds: float,
-        waited_for_cpu: bool,
-        nodes_per_row: int,
-    ) -> None:
-        assert batch == len(draft_sizes) == len(accepted)
-        assert all(0 <= took < size for took, size in zip(accepted, draft_sizes, strict=True))
-        self.seen.append(accepted)
+    def observe(self, costs: RoundCosts) -> None:
+        assert costs.batch == len(costs.draft_sizes) == len(costs.accepted)
+        assert all(0 <= count < size for count, size in zip(costs.accepted, costs.draft_sizes, strict=True))
+        self.seen.append(list(costs.accepted))
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mmdec.core.budget import Budget
+from mmdec.core.budget import Budget, RoundCosts
 from mmdec.core.statistics import DecodingStatistics, MeasurementKey
 from mmdec.types import Plan
 
@@ -76,7 +76,7 @@ class Run:
             clocks = [seconds * (1 + abs(rng.gauss(0, self.noise))) for seconds in (target, draft)]
             if self.noise and rng.random() < 0.05:
                 clocks[0] *= 4
-            budget.observe(batch, sizes, depth, accepted, *clocks)
+            budget.observe(RoundCosts(batch, sizes, depth, accepted, *clocks))
         return done * self.target(1) / self.seconds
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mmdec.core.budget import ALLOWANCE_PER_TOKEN, Budget, FixedBudget
+from mmdec.core.budget import ALLOWANCE_PER_TOKEN, Budget, FixedBudget, RoundCosts
 from mmdec.core.statistics import MeasurementKey
 from mmdec.errors import InputError
 from mmdec.types import Plan
@@ -97,7 +97,7 @@ def test_chains_that_began_badly_are_tried_again() -> None:
         plans.append(plan)
         chain = plan.nodes == plan.depth
         accepted = plan.depth if chain else min(plan.depth, 4)  # chains are right now, trees no better than before
-        budget.observe(1, [plan.nodes + 1], plan.depth, [accepted], tiny(plan.nodes + 1), 0.05 * plan.depth)
+        budget.observe(RoundCosts(1, [plan.nodes + 1], plan.depth, [accepted], tiny(plan.nodes + 1), 0.05 * plan.depth))
     trees = [plan.nodes > plan.depth for plan in plans]
     assert any(trees[:50])
     assert not any(trees[-100:])
@@ -133,7 +133,7 @@ def test_one_slow_pass_does_not_stop_drafting(first: int) -> None:
         asked += plan.nodes > 0
         slow = 20.0 if asked == 1 and plan.nodes else 1.0  # the first pass over a new shape
         accepted = [plan.depth if asked > 1 or first else 0]
-        budget.observe(1, [1 + plan.depth], plan.depth, accepted, slow * tiny(1 + plan.depth), 0.001)
+        budget.observe(RoundCosts(1, [1 + plan.depth], plan.depth, accepted, slow * tiny(1 + plan.depth), 0.001))
         assert asked or step < 5
     assert asked > 12  # a drafter that does not know how sure it is waits until the loss is made up
 
@@ -162,7 +162,7 @@ def call(tokens: int, accepts: bool, seconds: Seconds = cliff, price: float = 0.
         target, draft = seconds(plan.nodes + 1), price * plan.depth
         if plan.nodes:
             target, draft, first_draft = target + first_draft, draft + first_draft, 0.0
-        budget.observe(1, [plan.nodes + 1], plan.depth, [accepted], target, draft)
+        budget.observe(RoundCosts(1, [plan.nodes + 1], plan.depth, [accepted], target, draft))
         run.seconds += target + draft
         done += 1 + accepted
     return run
@@ -211,7 +211,7 @@ def test_drafting_resumes_when_the_text_becomes_predictable() -> None:
         good = step >= 100
         asked.append(plan.nodes > 0)
         count = plan.depth if good else 0
-        budget.observe(1, [1 + plan.depth], plan.depth, [count], cliff(1 + plan.depth), 0.001)
+        budget.observe(RoundCosts(1, [1 + plan.depth], plan.depth, [count], cliff(1 + plan.depth), 0.001))
     assert sum(asked[50:100]) <= 3
     assert sum(asked[-100:]) > 80
 
@@ -220,7 +220,7 @@ def test_drafting_resumes_when_the_text_becomes_predictable() -> None:
 def test_a_fixed_budget_always_plans_the_same(nodes: int, depth: int | None, plan: Plan) -> None:
     budget = FixedBudget(nodes, depth)
     assert budget.plan(1) == plan
-    budget.observe(1, [4], 3, [0], 9.0, 9.0)
+    budget.observe(RoundCosts(1, [4], 3, [0], 9.0, 9.0))
     assert budget.plan(8) == plan
     assert FixedBudget(0).plan(1) == Plan(0, 0)
 
@@ -244,7 +244,7 @@ def test_a_round_is_a_thousand_calls_at_most_however_long_the_run() -> None:
         try:
             plan = budget.plan(1)
             taken = [plan.depth - (step % 2 and plan.depth > 0)]
-            budget.observe(1, [1 + plan.depth], plan.depth, taken, tiny(1 + plan.depth), 0.001)
+            budget.observe(RoundCosts(1, [1 + plan.depth], plan.depth, taken, tiny(1 + plan.depth), 0.001))
         finally:
             sys.setprofile(None)
     assert 0 < max(calls) < 1000
@@ -285,7 +285,9 @@ class Batch:
             plans.append(plan)
             columns, taken = 1 + plan.nodes, min(plan.depth, self.accepted)
             seconds = rows**0.5 * self.target(columns)
-            self.budget.observe(rows, [columns] * rows, plan.depth, [taken] * rows, seconds, self.price * plan.depth)
+            self.budget.observe(
+                RoundCosts(rows, [columns] * rows, plan.depth, [taken] * rows, seconds, self.price * plan.depth)
+            )
         return plans
 
 
@@ -329,7 +331,7 @@ def test_a_starved_rounds_seconds_are_not_learned(waited_for_cpu: bool, timed: i
     budget = planner()
     for spent, waited in [*((1.0, False) for _ in range(3)), *((9.0, waited_for_cpu) for _ in range(8))]:
         budget.plan(1)
-        budget.observe(1, [1], 0, [0], spent, 0.0, waited)
+        budget.observe(RoundCosts(1, [1], 0, [0], spent, 0.0, waited))
     assert STATISTICS.pair(MeasurementKey("model", "cpu", "drafter")).costs(0)[0].timed == timed
 
 
@@ -337,7 +339,9 @@ def test_acceptance_of_a_starved_round_is_learned() -> None:
     budget = planner()
     for _ in range(40):
         plan = budget.plan(1)
-        budget.observe(1, [plan.nodes + 1], plan.depth, [plan.depth], tiny(plan.nodes + 1), 0.01 * plan.depth, True)
+        budget.observe(
+            RoundCosts(1, [plan.nodes + 1], plan.depth, [plan.depth], tiny(plan.nodes + 1), 0.01 * plan.depth, True)
+        )
     assert STATISTICS.pair(MeasurementKey("model", "cpu", "drafter")).acceptance.chain()[0] > 0.9
 
 
@@ -347,7 +351,7 @@ def test_a_machine_that_is_always_busy_drafts_too() -> None:
     for _ in range(40):
         plans.append(plan := budget.plan(1))
         columns = plan.nodes + 1
-        budget.observe(1, [columns], plan.depth, [plan.depth], tiny(columns), 0.01 * plan.depth, True)
+        budget.observe(RoundCosts(1, [columns], plan.depth, [plan.depth], tiny(columns), 0.01 * plan.depth, True))
     assert STATISTICS.pair(MeasurementKey("model", "cpu", "drafter")).costs(0)[0].timed < 20
     assert sum(plan.nodes > 4 for plan in plans[20:]) > 15
 
@@ -361,7 +365,7 @@ def waiting_call(slowdown: Seconds, tokens: int = 60, waited_for_cpu: bool = Tru
         accepted = next((node for node in range(plan.depth) if rng.random() > 0.8), plan.depth)
         slow = slowdown(len(plans))
         seconds = slow * tiny(plan.nodes + 1), slow * 0.01 * plan.depth
-        budget.observe(1, [plan.nodes + 1], plan.depth, [accepted], *seconds, waited_for_cpu)
+        budget.observe(RoundCosts(1, [plan.nodes + 1], plan.depth, [accepted], *seconds, waited_for_cpu))
         done += 1 + accepted
     return plans
 
@@ -373,7 +377,9 @@ def test_a_busy_start_does_not_affect_later_calls(lucky: int) -> None:
     for step in range(lucky + 12):
         plan = budget.plan(1)
         slow = 1.0 if step < lucky else 2.2
-        budget.observe(1, [plan.nodes + 1], plan.depth, [0], slow * tiny(plan.nodes + 1), 0.01 * plan.depth, True)
+        budget.observe(
+            RoundCosts(1, [plan.nodes + 1], plan.depth, [0], slow * tiny(plan.nodes + 1), 0.01 * plan.depth, True)
+        )
     calls = [60 / len(waiting_call(lambda _: 2.2)) for _ in range(3)]
     assert min(calls[1:]) > 2
 
@@ -385,7 +391,7 @@ def test_a_machine_that_becomes_busy_or_idle_is_compared_with_itself(first: bool
     budget = planner()
     for _ in range(20):  # a call in which only passes without a draft were timed
         budget.plan(1)
-        budget.observe(1, [1], 0, [0], slow if first else 1.0, 0.0, first)
+        budget.observe(RoundCosts(1, [1], 0, [0], slow if first else 1.0, 0.0, first))
     for _ in range(2):
         assert 60 / len(waiting_call(lambda _: slow if second else 1.0, waited_for_cpu=second)) > 2
 
@@ -398,5 +404,5 @@ def test_losses_on_a_busy_machine_are_counted_in_passes(waited_for_cpu: bool) ->
         plan, waits = budget.plan(1), waited_for_cpu is (step >= 30)
         slow = 10.0 if waits else 1.0
         taken = plan.depth if step >= 30 else 0
-        budget.observe(1, [plan.nodes + 1], plan.depth, [taken], slow * cliff(plan.nodes + 1), 0.0, waits)
+        budget.observe(RoundCosts(1, [plan.nodes + 1], plan.depth, [taken], slow * cliff(plan.nodes + 1), 0.0, waits))
     assert budget.plan(1).nodes > 3

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mmdec.core.budget import Budget
+from mmdec.core.budget import Budget, RoundCosts
 from mmdec.core.statistics import DecodingStatistics, MeasurementKey
 from tests.unit.core.simulated_run import cliff, median, tiny
 
@@ -32,7 +32,7 @@ def speed_of_chains(may_stop_early: bool, seed: int, honest: bool = True, batch:
         target, draft = tiny(drafted + 1) + 0.05 * drafted, 0.06 * min(drafted, plan.depth)
         seconds, tokens = seconds + target + draft, tokens + 1 + sum(accepted) / batch
         clocks = [value * (1 + abs(rng.gauss(0, 0.2))) for value in (target, draft)]
-        budget.observe(batch, [drafted + 1] * batch, min(drafted, plan.depth), accepted, *clocks)
+        budget.observe(RoundCosts(batch, [drafted + 1] * batch, min(drafted, plan.depth), accepted, *clocks))
     return tokens * tiny(1) / seconds
 
 
@@ -53,7 +53,7 @@ def test_a_drafter_that_ends_its_chains_drafts_more_from_its_second_draft_on() -
     for _ in range(4):
         plans.append(budget.plan(1))
         columns = 1 + plans[-1].nodes
-        budget.observe(1, [columns], plans[-1].depth, [plans[-1].depth], tiny(columns), 0.01)
+        budget.observe(RoundCosts(1, [columns], plans[-1].depth, [plans[-1].depth], tiny(columns), 0.01))
     assert [plan.nodes for plan in plans] == [0, 0, 1, 7]
 
 
@@ -64,7 +64,7 @@ def test_a_drafter_that_takes_no_time_is_asked_while_its_drafts_do_not_pay(price
     for _ in range(60):
         plans.append(plan := budget.plan(1))
         drafted = plan.nodes if plan.min_expected_accepted < 0.6 else 0  # it expects 0.6 tokens, and is always wrong
-        budget.observe(1, [drafted + 1], drafted, [0], cliff(drafted + 1), price * bool(plan.nodes))
+        budget.observe(RoundCosts(1, [drafted + 1], drafted, [0], cliff(drafted + 1), price * bool(plan.nodes)))
     assert least <= sum(plan.nodes > 0 for plan in plans) <= most
     assert {round(plan.min_expected_accepted, 1) for plan in plans[20:]} <= {
         0.0,
@@ -91,7 +91,7 @@ def rates(seed: int, rounds: int) -> list[tuple[float, float]]:
         cost = WHISPER_BASE[drafted], (1.0 + 0.1 * drafted) * bool(plan.nodes)
         run.append((1.0 + accepted, sum(cost)))
         clocks = [value * (1 + abs(rng.gauss(0, 0.2))) / 1000 for value in cost]
-        budget.observe(1, [drafted + 1], drafted, [accepted], *clocks)
+        budget.observe(RoundCosts(1, [drafted + 1], drafted, [accepted], *clocks))
     return run
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmdec.core.budget import FixedBudget
+from mmdec.core.budget import FixedBudget, RoundCosts
 from mmdec.core.loop import decode
 from mmdec.core.round_recorder import chosen_logprobs
 from mmdec.core.sampling import Sequences, Stop
@@ -69,9 +69,8 @@ class Noted:
         self.asked.append(batch)
         return Plan(2, 2)
 
-    def observe(self, batch: int, draft_sizes: list[int], depth: int, accepted: list[int], **costs: float) -> None:
-        assert sorted(costs) == ["draft_seconds", "nodes_per_row", "target_seconds", "waited_for_cpu"]
-        self.told.append((draft_sizes, depth, accepted))
+    def observe(self, costs: RoundCosts) -> None:
+        self.told.append((list(costs.draft_sizes), costs.depth, list(costs.accepted)))
 
 
 def test_the_budget_is_told_of_every_round_but_the_prompts() -> None:

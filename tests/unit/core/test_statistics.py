@@ -23,7 +23,7 @@ import mmdec
 import mmdec.core
 import mmdec.drafters
 from mmdec.core import statistics
-from mmdec.core.budget import Budget
+from mmdec.core.budget import Budget, RoundCosts
 from mmdec.core.statistics import DecodingStatistics, MeasurementKey
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
@@ -59,7 +59,7 @@ def rounds(budget: Budget, count: int, seed: int = 0, batch: int = 1) -> list[Pl
         plans.append(plan)
         accepted = [next((n for n in range(plan.depth) if rng.random() > 0.7), plan.depth) for _ in range(batch)]
         seconds = (1 + 0.02 * plan.nodes) * (1 + rng.random())
-        budget.observe(batch, [1 + plan.nodes] * batch, plan.depth, accepted, seconds, 0.01 * plan.depth)
+        budget.observe(RoundCosts(batch, [1 + plan.nodes] * batch, plan.depth, accepted, seconds, 0.01 * plan.depth))
     return plans
 
 
