@@ -9,7 +9,7 @@ from mmdec.errors import BatchError, InputError, MmdecError
 
 if TYPE_CHECKING:
     from mmdec.core.token_groups import TokenGroups
-    from mmdec.core.verify import Relaxation
+    from mmdec.core.verify import Relaxation, register_rule
     from mmdec.daspeech.translate import Translation, translate_speech
     from mmdec.drafters.registry import register_drafter
     from mmdec.generation import register_attention
@@ -63,6 +63,7 @@ __all__ = [
     "model_lock",
     "register_attention",
     "register_drafter",
+    "register_rule",
     "small_model",
     "speculate",
     "stream",
@@ -78,7 +79,7 @@ _LAZY = {
     **dict.fromkeys(("StreamUpdate", "transcribe_stream"), "mmdec.whisper.live"),
     **dict.fromkeys(("CanvasGeneration", "CanvasOptions", "diffusion_generate"), "mmdec.generation.diffusion"),
     "Chat": "mmdec.vision.chat",
-    "Relaxation": "mmdec.core.verify",
+    **dict.fromkeys(("Relaxation", "register_rule"), "mmdec.core.verify"),
     "Round": "mmdec.types",
     "TokenGroups": "mmdec.core.token_groups",
     "Description": "mmdec.vision.answer",

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -43,8 +43,7 @@ from mmdec.core.tree import int_list, int_rows
 from mmdec.errors import InputError
 from mmdec.types import Draft, Plan, Scores, Verdict
 
-RuleName = Literal["greedy", "sampled", "residual", "traversal", "typical"]  # rules by name
-LOSSY_RULES = frozenset({"typical", "relaxed"})
+RuleName = Literal["greedy", "sampled", "residual", "traversal", "typical"]  # the built-in rules
 MAX_DRAWS = 64  # maximum of a `Relaxation`'s `draws`, each of which covers the whole vocabulary
 
 
@@ -99,6 +98,53 @@ class Rule(Protocol):
         ...
 
 
+MakeRule = TypeVar("MakeRule", bound=Callable[..., Rule])
+
+
+@dataclass(frozen=True)
+class RuleEntry:
+    """How to make the rule of a name for one call, and in which calls it may be used."""
+
+    make: Callable[..., Rule]  # called with the call's `SamplingState` if `draws_drafts`, else with its `Choice`
+    lossless: bool  # False: the output has another distribution than the target's
+    samples: bool | None = None  # True: only when sampling; False: only in greedy decoding; None: in both
+    draws_drafts: bool = False  # whether drafters draw their tokens, which needs sampling
+    reads_ahead: bool = False  # whether it calls copies of logits processors after tokens that are not yet accepted
+
+
+RULES: dict[str, RuleEntry] = {}
+
+
+def register_rule(
+    name: str, *, lossless: bool, samples: bool | None = None, draws_drafts: bool = False, reads_ahead: bool = False
+) -> Callable[[MakeRule], MakeRule]:
+    """Register the decorated class or function under a name that `generate`, `stream` and the other calls accept.
+
+    It is called once for each call: with a `SamplingState` if it `draws_drafts`, else with a function that chooses a
+    token as plain decoding would (`mmdec.core.sampling.Choice`). A second rule of the same name replaces the first.
+
+    Args:
+        name: The value of `rule`; not that of a built-in rule.
+        lossless: Whether the output has the target's own distribution.
+        samples: True: the rule is for sampling; False: for greedy decoding. Default None: for both.
+        draws_drafts: Whether drafters draw their tokens; True needs `samples=True`.
+        reads_ahead: Whether it calls copies of logits processors after tokens that are not yet accepted.
+
+    Raises:
+        InputError: If the name is that of a built-in rule, or drafts are drawn without sampling.
+    """
+    if name in RULES and name in get_args(RuleName):
+        raise InputError(f"`name` must not be that of a built-in rule, but is {name!r}. Choose another one.")
+    if draws_drafts and not samples:
+        raise InputError(f"`samples` must be True for a rule that draws drafts, but is {samples}. Set it to True.")
+
+    def register(make: MakeRule) -> MakeRule:
+        RULES[name] = RuleEntry(make, lossless, samples, draws_drafts, reads_ahead)
+        return make
+
+    return register
+
+
 def verify(draft: Draft, scores: Scores, rule: Rule, sequences: Sequences) -> Verdict:
     """Accept drafted tokens by the target's logits, and append the tokens of this round to `sequences`.
 
@@ -150,6 +196,8 @@ def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]]
     )
 
 
+@register_rule("sampled", lossless=True, samples=True)
+@register_rule("greedy", lossless=True, samples=False)
 @dataclass(frozen=True)
 class MatchRule:
     """The rules "greedy" and "sampled": choose a token as plain decoding would, and descend to the child that holds it.
@@ -252,6 +300,7 @@ def _normalise(q: Tensor) -> Tensor:
     return q / q.sum().clamp(min=1e-300)
 
 
+@register_rule("residual", lossless=True, samples=True, draws_drafts=True)
 @dataclass(frozen=True)
 class ResidualRule:
     """Rejection sampling without replacement.
@@ -295,6 +344,7 @@ class ResidualRule:
         return rng.draw(left), -1
 
 
+@register_rule("traversal", lossless=True, samples=True, draws_drafts=True, reads_ahead=True)
 @dataclass(frozen=True)
 class TraversalRule:
     """Traversal verification: judges whole paths, from the leaves up.
@@ -373,6 +423,7 @@ class _Traversal:
         return ([node], rest) if self.rng.happens(weight) else None
 
 
+@register_rule("typical", lossless=False)
 @dataclass(frozen=True)
 class TypicalRule:
     """Typical acceptance. LOSSY: the output's distribution differs.
@@ -455,9 +506,14 @@ class Relaxation:
         return self if self.groups is None else replace(self, groups=self.groups.to(device))
 
     @property
-    def draws_drafts(self) -> bool:
-        """Whether drafters draw their tokens, as under the rule "residual"; it then needs sampling."""
-        return self.draws is None
+    def entry(self) -> RuleEntry:
+        """How to make the rule that accepts this."""
+        if self.draws is not None:
+            return RuleEntry(partial(DrawsRule, self.draws), lossless=False)
+        make: Callable[..., Rule] = partial(ResidualRule, tolerance=cast(float, self.tolerance))
+        if self.groups is not None:
+            make = partial(GroupRule, self.groups)
+        return RuleEntry(make, lossless=False, samples=True, draws_drafts=True)
 
 
 @dataclass(frozen=True)

@@ -30,17 +30,12 @@ from mmdec.core.sampling import DraftWarp, KeyedSample, Sequences, most_probable
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import run_steps, watch_rounds
 from mmdec.core.verify import (
-    LOSSY_RULES,
-    DrawsRule,
-    GroupRule,
-    MatchRule,
+    RULES,
     Relaxation,
-    ResidualRule,
     Rule,
+    RuleEntry,
     RuleName,
     SamplingState,
-    TraversalRule,
-    TypicalRule,
 )
 from mmdec.drafters.built_in import AUTO
 from mmdec.errors import InputError
@@ -65,12 +60,10 @@ from mmdec.targets.quantization_check import siblings_change_logits
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, Round
 
-RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "traversal", "typical")
 RULE_REMEDIES = {
     "block": 'Use "traversal".',  # an earlier rule, which traversal contains
     "relaxed": "Give a `mmdec.Relaxation`, which says how far.",
 }
-SAMPLED_DRAFT_RULES = frozenset({"residual", "traversal"})  # rules under which drafters draw their tokens
 _statistics = DecodingStatistics()
 
 
@@ -98,7 +91,8 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         """Raise InputError if an option is wrong. The drafter is not checked here, but by `Speculation`."""
         if self.rule is not None and self.relaxation is None:
-            check_choice("rule", self.rule, RULES, RULE_REMEDIES.get(str(self.rule), "None follows `do_sample`."))
+            remedy = RULE_REMEDIES.get(str(self.rule), "None follows `do_sample`.")
+            check_choice("rule", self.rule, tuple(RULES), remedy)
         nodes = check_nodes(self.num_speculative_tokens)
         check_callable("on_round", self.on_round, "a function of a round")
         if self.streamer is not None:
@@ -115,21 +109,21 @@ class DecodingOptions:
         return self.rule if isinstance(self.rule, Relaxation) else None
 
     @property
-    def rule_name(self) -> str | None:
-        """The rule's name, "relaxed" for a `Relaxation`; None: it follows `do_sample`."""
-        return "relaxed" if isinstance(self.rule, Relaxation) else self.rule
+    def rule_entry(self) -> RuleEntry | None:
+        """How to make the rule; None: it follows `do_sample`."""
+        if self.relaxation is not None:
+            return self.relaxation.entry
+        return None if self.rule is None else RULES[cast(str, self.rule)]
 
     @property
     def lossless(self) -> bool:
         """Whether the acceptance rule keeps the model's output or its distribution: all do but the lossy ones."""
-        return self.rule_name not in LOSSY_RULES
+        return self.rule_entry is None or self.rule_entry.lossless
 
     @property
     def samples(self) -> bool | None:
         """Whether the rule demands sampling (True) or greedy decoding (False); None: it serves both."""
-        if self.relaxation is not None:
-            return self.relaxation.draws_drafts or None
-        return None if self.rule in (None, "typical") else self.rule != "greedy"
+        return None if self.rule_entry is None else self.rule_entry.samples
 
 
 @final
@@ -267,12 +261,12 @@ class Speculation:
         if self.options.streamer is not None and batch > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {batch}. Use `mmdec.stream`.")
         self.check_inputs(batch // (setting(generation_config, "num_return_sequences") or 1))
-        drafter, rule_name = self.check_call(target, model, generation_config, synced_gpus)
+        drafter, rule_entry = self.check_call(target, model, generation_config, synced_gpus)
         if self.options.num_speculative_tokens == 0:
             drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
 
         needs_single_tokens = (drafter is not None or batch > 1) and siblings_change_logits(model, target)
-        copies_processors = drafter is not None and rule_name == "traversal"
+        copies_processors = drafter is not None and rule_entry.reads_ahead
         all_inputs = {"input_ids": input_ids, **inputs}
         faults = _fallback_faults(
             target, generation_config, logits_processor, stopping_criteria, all_inputs, copies_processors
@@ -289,7 +283,7 @@ class Speculation:
         results = OutputRecorder(target, input_ids, logits_processor, generation_config)
         criteria = stop_conditions(stopping_criteria, generation_config, batch)
         sequences = Sequences(input_ids, criteria, results.processors, results.steps)
-        rule = self._rule(rule_name, generation_config, batch, draft_warp(logits_processor), input_ids.device)
+        rule = self._rule(rule_entry, generation_config, batch, draft_warp(logits_processor), input_ids.device)
         statistics = default_statistics() if self.options.statistics is None else self.options.statistics
         budget, shape = make_budget(statistics, target, drafter, self.options.num_speculative_tokens)
         pad, fill_cache = pad_token(generation_config), None
@@ -303,7 +297,7 @@ class Speculation:
 
     def check_call(
         self, target: HfTarget, model: PreTrainedModel, config: GenerationConfig, synced_gpus: bool | None = None
-    ) -> tuple[Drafter | None, str]:
+    ) -> tuple[Drafter | None, RuleEntry]:
         """Check what holds for all prompts of a call.
 
         Args:
@@ -312,7 +306,7 @@ class Speculation:
             synced_gpus: The argument of `generate`.
 
         Returns:
-            The drafter, and the name of the rule.
+            The drafter, and how to make the rule.
 
         Raises:
             InputError: If the drafter, the rule or an option is not supported.
@@ -325,12 +319,13 @@ class Speculation:
                 "for this model."
             )
         sampled = bool(setting(config, "do_sample"))
-        name: str = self.options.rule_name or ("sampled" if sampled else "greedy")
         if self.options.samples not in (None, sampled):
+            name = "relaxed" if self.options.relaxation is not None else self.options.rule
             raise InputError(
                 f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."
             )
-        return self.checked_drafter(target, model), name
+        entry = self.options.rule_entry or RULES["sampled" if sampled else "greedy"]
+        return self.checked_drafter(target, model), entry
 
     def _warn(self, faults: list[str]) -> None:
         """Warn about each of `faults`, the reasons why decoding is without drafts, once for this object."""
@@ -342,26 +337,20 @@ class Speculation:
                     RuntimeWarning,
                 )
 
-    def _rule(self, name: str, config: GenerationConfig, batch: int, warp: DraftWarp, device: torch.device) -> Rule:
+    def _rule(
+        self, entry: RuleEntry, config: GenerationConfig, batch: int, warp: DraftWarp, device: torch.device
+    ) -> Rule:
+        if self.options.relaxation is not None:
+            entry = self.options.relaxation.to(device).entry
         sampled, seed = bool(setting(config, "do_sample")), self.options.seed
-        relaxed = None if self.options.relaxation is None else self.options.relaxation.to(device)
-        draws_drafts = name in SAMPLED_DRAFT_RULES or (relaxed is not None and relaxed.draws_drafts)
-        if sampled and seed is None and (batch > 1 or draws_drafts):
+        if sampled and seed is None and (batch > 1 or entry.draws_drafts):
             # The seed is drawn from torch's global generator. So `torch.manual_seed` makes the output repeatable.
             seed = int(torch.randint(2**62, ()))
-        if draws_drafts:
-            state = SamplingState(cast(int, seed), warp)
-            if relaxed is None:
-                return ResidualRule(state) if name == "residual" else TraversalRule(state)
-            if relaxed.groups is not None:
-                return GroupRule(relaxed.groups, state)
-            return ResidualRule(state, cast(float, relaxed.tolerance))
-        choice = most_probable
-        if sampled:
-            choice = transformers_sample if seed is None else KeyedSample(seed)
-        if relaxed is not None:
-            return DrawsRule(cast(int, relaxed.draws), choice)
-        return TypicalRule(choice) if name == "typical" else MatchRule(choice)
+        if entry.draws_drafts:
+            return entry.make(SamplingState(cast(int, seed), warp))
+        if not sampled:
+            return entry.make(most_probable)
+        return entry.make(transformers_sample if seed is None else KeyedSample(seed))
 
 
 def _fallback_faults(

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import mmdec
 from docs.examples.toy_drafter import ToyDrafter
 from docs.examples.toy_rule import AmongBest
 from docs.examples.toy_target import PairTarget
 from mmdec.core.budget import Budget, FixedBudget
 from mmdec.core.loop import decode
-from mmdec.core.sampling import Sequences, Stop
-from mmdec.core.verify import MatchRule, Rule
+from mmdec.core.sampling import Choice, Sequences, Stop, most_probable
+from mmdec.core.verify import RULES, MatchRule, Rule
+from mmdec.errors import InputError
+from mmdec.pretrained.vlm import load_vlm
 from mmdec.types import Drafter, Round, Target
+from tests.support.tiny_text import language_model
+from tests.support.tiny_vlm_folder import write
 from tests.support.toy_target import Scripted, Toy, forest
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +89,29 @@ def test_the_rule_takes_drafts_among_the_best_and_no_others(prompt: Tensor) -> N
     for row, own in zip(prompt.tolist(), tokens, strict=True):
         for index, token in enumerate(own):
             assert token in target.logits([*row, *own[:index]]).topk(2).indices.tolist()
+
+
+def test_a_registered_rule_has_a_name_in_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, "among-best", RULES["greedy"])  # so that other tests do not see the rule
+    made = list[Choice]()
+
+    @mmdec.register_rule("among-best", lossless=False, samples=False)
+    def among_best(choice: Choice) -> Rule:
+        made.append(choice)
+        return AmongBest(1)
+
+    rule: Any = "among-best"
+    model, ids = language_model(eos_token_id=None), torch.tensor([[5, 6, 7, 8, 5, 6]])
+    options: dict[str, Any] = {"num_speculative_tokens": 4, "max_length": LENGTH}
+    found = mmdec.generate(model, ids, rule=rule, **options)
+    assert not found.lossless
+    assert torch.equal(found.sequences, mmdec.generate(model, ids, rule="greedy", **options).sequences)
+    with pytest.raises(InputError, match="`rule` must fit `do_sample`, but is 'among-best' with do_sample=True"):
+        mmdec.generate(model, ids, rule=rule, do_sample=True, **options)
+    vlm = load_vlm(write(tmp_path / "tiny"), "cpu")
+    picture = torch.zeros(24, 40, 3, dtype=torch.uint8).numpy()
+    assert not mmdec.describe(picture, model=vlm, rule=rule, max_new_tokens=3).lossless
+    assert made == [most_probable, most_probable]  # once for each call
 
 
 @pytest.mark.parametrize("name", ["toy_target", "toy_rule"])

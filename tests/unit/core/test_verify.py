@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import get_args
 
 import pytest
 import torch
@@ -12,18 +13,22 @@ from torch import Tensor
 from mmdec.core.sampling import KeyedSample, Sequences, Stop
 from mmdec.core.token_groups import TokenGroups
 from mmdec.core.tree import chain_drafts, root_only, trees_from_lists
+from mmdec.core.verify import RULES as RULES_BY_NAME
 from mmdec.core.verify import (
-    LOSSY_RULES,
     DrawsRule,
     GroupRule,
     MatchRule,
+    Relaxation,
     ResidualRule,
     Rule,
+    RuleName,
     SamplingState,
     TraversalRule,
     TypicalRule,
+    register_rule,
     verify,
 )
+from mmdec.errors import InputError
 from mmdec.types import Draft, Plan, Scores
 from tests.support.draft_warps import at_temperature
 from tests.support.toy_target import AlwaysAccept, RandomBudget, Scripted, Toy, forest, run
@@ -172,7 +177,8 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
 
 
 def test_rules_say_whether_they_are_lossless_and_how_they_draw() -> None:
-    assert {"typical", "relaxed"} == LOSSY_RULES
+    assert {name for name in get_args(RuleName) if not RULES_BY_NAME[name].lossless} == {"typical"}
+    assert not any(relaxation.entry.lossless for relaxation in (Relaxation(draws=2), Relaxation(tolerance=0.1)))
     plan, said = Plan(3, 3), text(1)
     for rule in (MatchRule(), TypicalRule(), DrawsRule(2)):
         assert rule.drafting_plan(plan, said) == plan
@@ -203,3 +209,13 @@ def test_verify_asks_the_rule_whatever_its_kind() -> None:
     verdict = verify(draft, scores([[5, 5, 5]]), AlwaysAccept(), text(1))
     assert verdict.path.tolist() == [[0, 1, 2]]
     assert verify(draft, scores([[5, 5, 5]]), MatchRule(), text(1)).path.tolist() == [[0]]
+
+
+def test_names_of_built_in_rules_are_not_given_away() -> None:
+    with pytest.raises(InputError, match="`name` must not be that of a built-in rule, but is 'greedy'"):
+        register_rule("greedy", lossless=True)
+
+
+def test_a_rule_that_draws_drafts_needs_sampling() -> None:
+    with pytest.raises(InputError, match="`samples` must be True for a rule that draws drafts, but is None"):
+        register_rule("mine", lossless=True, draws_drafts=True)
