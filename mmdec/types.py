@@ -333,7 +333,10 @@ class Target(Protocol):
 class SharedPassTarget(Protocol):
     """What a target offers besides `Target` if several decodings may share its passes."""
 
-    model: Any  # decodings with the same model share passes
+    @property
+    def model(self) -> object:
+        """The model; decodings with the same one share passes."""
+        ...
 
     def prompt_tokens(self, inputs: Mapping[str, Any]) -> int | None:
         """Return how many tokens `prefill` reads, over all rows; None if other work outweighs them, such as a tower's.

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from mmdec.core.timing import RoundTimer
 from mmdec.core.tree import depths, int_list, int_rows, root_only
 from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
 
+P = ParamSpec("P")
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
@@ -74,11 +75,11 @@ class DrafterRunner:
         if self.drafter is not None:
             self._try(self.drafter.select, self.state, live)
 
-    def _try(self, call: Callable[..., R], *arguments: Any) -> R | None:
+    def _try(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
         assert self.drafter is not None
         try:
             with self._timer.stage("drafter"):
-                return call(*arguments)
+                return call(*args, **kwargs)
         except Exception as error:  # a drafter may be the caller's code: any error only ends the drafting
             name = self.drafter.name
             warn_user(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class RoundRecorder:
         self.timer.lap("core")
         return plan
 
-    def add_pass(self, result: PassResult) -> None:
+    def add_pass(self, result: PassResult[Any]) -> None:
         """Record what the target's pass of this round has cost."""
         self.timer.add_pass(result.seconds, result.cpu_seconds)
         self._rows_of_others = max(result.rows - len(self._sequences.live), 0)

@@ -22,14 +22,14 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 import torch
 
 from mmdec.core.steps import Compute, PassRequest, PassResult, Prefill, Score, Steps, time_pass
 from mmdec.errors import InputError
 from mmdec.kernels.threads import own_threads, set_own_threads
-from mmdec.types import Round, SharedPassTarget
+from mmdec.types import PrefillOutput, Round, SharedPassTarget
 
 Key = TypeVar("Key")  # type of the names of decodings
 SIDE_JOB_WAIT_SECONDS = 0.005  # seconds that a step waits for the side thread if there is nothing else to do
@@ -76,7 +76,8 @@ class Task:
     result: Any = None  # what the generator returned
     done: bool = False
     pending: PassRequest | None = field(default=None, repr=False)  # the pass that it waits for
-    pieces: Iterator[Any] | None = field(default=None, repr=False)  # the pass over the prompt, while it is under way
+    # the pass over the prompt, while it is under way
+    pieces: Iterator[PrefillOutput[Any] | None] | None = field(default=None, repr=False)
     prefill_seconds: tuple[float, float] = (0.0, 0.0)  # wall-clock and CPU seconds of the prompt's pieces so far
 
 
@@ -91,7 +92,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits = SchedulerLimits()) -> None:
         self.limits = limits
         self._side_thread = ThreadPoolExecutor(1, "mmdec-side")  # starts its thread when it is needed
-        self._side_job: tuple[Task, Future[PassResult]] | None = None  # what the side thread computes now
+        self._side_job: tuple[Task, Future[PassResult[Any]]] | None = None  # what the side thread computes now
         self.waiting: list[Task] = []
         self.running: list[Task] = []
         self._numbers = count()
@@ -194,7 +195,7 @@ class Scheduler:
         threads = torch.get_num_threads()
         can_start = self._side_job is None and not torch.is_autocast_enabled("cpu")  # which holds for one thread alone
         if can_start and threads > 1 and len(side_jobs) + busy > 1 and side_jobs:
-            request: Any = side_jobs[0].pending
+            request = cast(Compute[Any], side_jobs[0].pending)
             self._side_job = side_jobs[0], self._side_thread.submit(_run_side_job, request, threads // 2)
         offloaded = None if self._side_job is None else self._side_job[0]
         return [task for task in side_jobs if task is not offloaded]
@@ -257,18 +258,20 @@ class Scheduler:
 
     def _run(self, tasks: Sequence[Task]) -> None:
         """Run the pass that decodings share, or that one asks for (of its prompt one piece), and continue them."""
-        requests: list[Any] = [task.pending for task in tasks]
-        first = requests[0]
+        request = cast(PassRequest, tasks[0].pending)
+        results: Sequence[PassResult[Any] | None]
         try:
             if len(tasks) > 1:
-                parts = [(request.session, request.draft) for request in requests]
-                shared = time_pass(first.device, partial(first.target.score_together, parts))
+                requests = [cast(Score, task.pending) for task in tasks]
+                parts = [(each.session, each.draft) for each in requests]
+                target = cast(SharedPassTarget, requests[0].target)
+                shared = time_pass(request.device, partial(target.score_together, parts))
                 rows = sum(len(draft.tokens) for _, draft in parts)
                 results = [PassResult(scores, shared.seconds, shared.cpu_seconds, rows) for scores in shared.value]
-            elif isinstance(first, Prefill) and isinstance(first.target, SharedPassTarget):
-                results = [self._read_piece(tasks[0], first, first.target)]
+            elif isinstance(request, Prefill) and isinstance(request.target, SharedPassTarget):
+                results = [self._read_piece(tasks[0], request, request.target)]
             else:
-                results = [time_pass(first.device, first.compute)]
+                results = [time_pass(request.device, request.compute)]
         except Exception as error:
             if len(tasks) == 1:
                 self._end(tasks[0], error)
@@ -281,7 +284,9 @@ class Scheduler:
             if result is not None and not task.done:
                 self._advance(task, result)
 
-    def _read_piece(self, task: Task, request: Prefill, target: SharedPassTarget) -> PassResult | None:
+    def _read_piece(
+        self, task: Task, request: Prefill, target: SharedPassTarget
+    ) -> PassResult[PrefillOutput[Any]] | None:
         """Read the next piece of a prompt.
 
         Returns:
@@ -298,7 +303,7 @@ class Scheduler:
         task.pieces = None
         return PassResult(piece.value, *task.prefill_seconds)
 
-    def _advance(self, task: Task, result: PassResult | None) -> None:
+    def _advance(self, task: Task, result: PassResult[Any] | None) -> None:
         """Continue a decoding until it asks for a pass or ends."""
         try:
             while True:
@@ -387,7 +392,7 @@ def _is_side_job(task: Task) -> bool:
     return isinstance(request, Compute) and request.runs_on_side_thread and request.device.type == "cpu"
 
 
-def _run_side_job(request: Compute, threads: int) -> PassResult:
+def _run_side_job(request: Compute[Any], threads: int) -> PassResult[Any]:
     set_own_threads(threads)
     return time_pass(request.device, request.compute)
 
@@ -398,10 +403,11 @@ def _precedence(task: Task) -> tuple[int, int]:
 
 def _shared_passes(tasks: Sequence[Task]) -> list[list[Task]]:
     """Group the decodings whose drafts can be scored in one pass: those of the same model, if its target can."""
-    groups = defaultdict[Any, list[Task]](list)
+    groups = defaultdict[object, list[Task]](list)
     for task in tasks:
-        request: Any = task.pending
-        target = request.target
-        shares = isinstance(target, SharedPassTarget) and target.shares_passes(request.session)
-        groups[request.target.model if shares else id(task)].append(task)
+        request = cast(Score, task.pending)
+        target, key = request.target, cast(object, id(task))
+        if isinstance(target, SharedPassTarget) and target.shares_passes(request.session):
+            key = target.model
+        groups[key].append(task)
     return list(groups.values())

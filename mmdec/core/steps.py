@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, final
+from typing import Any, Generic, TypeAlias, TypeVar, final
 
 import torch
 
 from mmdec.core.timing import Stopwatch
-from mmdec.types import Draft, Needs, Round, Target
+from mmdec.types import Draft, Needs, PrefillOutput, Round, Scores, Target
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +29,7 @@ class Prefill:
     needs: Needs
     prompt_tokens: int | None = None  # `SharedPassTarget.prompt_tokens`; None: not known
 
-    def compute(self) -> Any:
+    def compute(self) -> PrefillOutput[Any]:
         return self.target.prefill(self.inputs, self.needs)
 
 
@@ -40,36 +42,35 @@ class Score:
     session: Any
     draft: Draft
 
-    def compute(self) -> Any:
+    def compute(self) -> Scores:
         return self.target.score(self.session, self.draft)
 
 
 @dataclass(frozen=True, eq=False)
-class Compute:
+class Compute(Generic[T]):
     """Asks for any other computation of a model, which no other decoding can share: `function()`."""
 
     device: torch.device
-    function: Callable[[], Any]
+    function: Callable[[], T]
     runs_on_side_thread: bool = False  # whether the side thread may compute it, beside the passes of other decodings
 
-    def compute(self) -> Any:
+    def compute(self) -> T:
         return self.function()
 
 
 @dataclass(frozen=True, eq=False)
-class PassResult:
-    """The answer to a `Prefill` or `Score`: what the target returned, and what the pass cost."""
+class PassResult(Generic[T]):
+    """The answer to a request: what its `compute` returned, and what the pass cost."""
 
-    value: Any
+    value: T
     seconds: float  # wall-clock seconds of the pass
     cpu_seconds: float
     rows: int = 0  # number of rows that shared the pass; 0: only those that asked
 
 
-PassRequest = Prefill | Score | Compute
-T = TypeVar("T")
+PassRequest: TypeAlias = Prefill | Score | Compute[Any]
 # A decoding: asks for passes, which are answered by `send`, yields rounds, which are not, and returns its result.
-Steps: TypeAlias = Generator[PassRequest | Round, PassResult | None, T]
+Steps: TypeAlias = Generator[PassRequest | Round, PassResult[Any] | None, T]
 
 
 def run_steps(steps: Steps[Any]) -> Iterator[Round]:
@@ -78,7 +79,7 @@ def run_steps(steps: Steps[Any]) -> Iterator[Round]:
     Yields:
         Its rounds.
     """
-    result: PassResult | None = None
+    result: PassResult[Any] | None = None
     with closing(steps):
         while True:
             try:
@@ -166,7 +167,7 @@ class pass_stop_iteration(AbstractContextManager[None]):  # used as a function
             raise error.__cause__
 
 
-def time_pass(device: torch.device, compute: Callable[[], Any]) -> PassResult:
+def time_pass(device: torch.device, compute: Callable[[], T]) -> PassResult[T]:
     """Compute a pass in inference mode, and time it."""
     stopwatch = Stopwatch(device)
     cpu = stopwatch.cpu_time()
