@@ -25,7 +25,6 @@ from mmdec.targets.encoded import SOURCE, EncodedPrompt, EncodedSession, Encoded
 from mmdec.targets.families import ENCODER_DECODER_CLASSES
 from mmdec.targets.hf_target import record_states, shallow_copy
 from mmdec.targets.kv_cache import RowLayout
-from mmdec.targets.registry import built_in_target
 from mmdec.types import Scores
 
 # position embeddings are computed and stored for multiples of this number of positions, to save calls
@@ -158,7 +157,6 @@ class PositionedCopy:
         return table[behind].permute(0, 3, 1, 2)
 
 
-@built_in_target("encoder_decoder")
 @final
 class EncoderDecoderTarget(EncodedTarget):
     """Scores token trees with the decoder of an encoder-decoder model. The model is not changed.

@@ -33,7 +33,6 @@ from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.targets.decoder import DECODER_INPUTS, ROPE_ATTRIBUTE, DecoderTarget, Mask, Prompt, RopeOffsets, TextPrompt
 from mmdec.targets.families import MEDIA_CLASSES, check_decoder, check_proof
-from mmdec.targets.registry import built_in_target
 from mmdec.targets.text import text_scorer
 from mmdec.types import MediaContext
 
@@ -376,7 +375,6 @@ def _stored_offsets(text: TextPrompt) -> Tensor:
     return stored.offsets
 
 
-@built_in_target("media")
 @final
 class MediaTarget(DecoderTarget):
     """Scores token trees with a model that reads images, video or sound among its tokens.

@@ -1,18 +1,14 @@
-"""The registry of targets, and the choice of one for a model of transformers.
-
-A target's class registers itself by the decorator `built_in_target`. `BUILT_IN` lists names and modules: a module is
-imported only when its target is asked whether it supports a model.
-"""
+"""The choice of a target for a model of transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from transformers import PreTrainedModel
 
 from mmdec.errors import InputError
+from mmdec.targets.encoder_decoder import EncoderDecoderTarget
 from mmdec.targets.families import (
     ENCODER_DECODER_FAMILIES,
     UNSUPPORTED_CLASSES,
@@ -22,33 +18,19 @@ from mmdec.targets.families import (
     list_media_families,
 )
 from mmdec.targets.hf_target import HfTarget
-
-Class = TypeVar("Class", bound=HfTarget)
-BUILT_IN = {  # name -> module of the class; the first that supports a model scores its drafts
-    "whisper": "mmdec.whisper.target",
-    "encoder_decoder": "mmdec.targets.encoder_decoder",
-    "media": "mmdec.targets.media",
-    "text": "mmdec.targets.text",
-}
-_decorated: dict[str, type[HfTarget]] = {}  # classes of the modules imported so far
+from mmdec.targets.media import MediaTarget
+from mmdec.targets.text import TextTarget
 
 
-def built_in_target(name: str) -> Callable[[type[Class]], type[Class]]:
-    """Register the decorated class as a built-in target.
-
-    Args:
-        name: The name in `BUILT_IN`.
-    """
-
-    def register(kind: type[Class]) -> type[Class]:
-        _decorated[name] = kind
-        return kind
-
-    return register
+def target_classes() -> tuple[type[HfTarget], ...]:
+    """Return the classes of targets. The first that supports a model scores its drafts."""
+    # Whisper's target lies with the rest of Whisper, in a layer above this one, which may not be imported from here.
+    whisper: type[HfTarget] = import_module("mmdec.whisper.target").WhisperTarget
+    return whisper, EncoderDecoderTarget, MediaTarget, TextTarget
 
 
 def target_of(model: PreTrainedModel) -> HfTarget:
-    """Make the target for a model: of the first class in `BUILT_IN` that supports it.
+    """Make the target for a model: of the first of `target_classes` that supports it.
 
     Raises:
         InputError: If no target supports the model.
@@ -60,9 +42,7 @@ def target_of(model: PreTrainedModel) -> HfTarget:
         )
     if why := UNSUPPORTED_CLASSES.get(type(model).__name__):
         raise InputError(f"`model` must be of a supported class, but is {type(model).__name__}: {why}.")
-    for name, module in BUILT_IN.items():
-        import_module(module)
-        target = _decorated[name]
+    for target in target_classes():
         if target.supports(model):
             return cast(Any, target)(model)
     if model.config.is_encoder_decoder:

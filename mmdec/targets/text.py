@@ -14,7 +14,6 @@ from mmdec.errors import InputError
 from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt
 from mmdec.targets.families import check_text_model, is_decoder_only, list_media_families
 from mmdec.targets.recurrent_cache import cache_arguments, cached_length
-from mmdec.targets.registry import built_in_target
 from mmdec.targets.ropes import growing_ropes
 
 # beginnings of argument names that only models of images, video or sound have
@@ -22,7 +21,6 @@ MEDIA_INPUTS = re.compile("pixel_|image|video|mm_|audio|input_features")
 OUTPUT_KINDS = ("hidden_states", "attentions")
 
 
-@built_in_target("text")
 @final
 class TextTarget(DecoderTarget):
     """Scores token trees with a causal language model.

@@ -35,7 +35,6 @@ from mmdec.nn.int8 import has_int8_layers
 from mmdec.targets.attention import tree_masks
 from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
 from mmdec.targets.hf_target import has_hooks, model_name
-from mmdec.targets.registry import built_in_target
 from mmdec.targets.tokenwise import is_half_on_cpu
 from mmdec.types import Draft, Needs, PrefillOutput, Scores
 from mmdec.whisper.decoder import FastDecoder, PassShare, can_use_eager_copy, eager_copy
@@ -45,7 +44,6 @@ GENERATE_WARNINGS = ("Passing `generation_config` together with", "Both `max_new
 LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
 
 
-@built_in_target("whisper")
 @final
 class WhisperTarget(EncodedTarget):
     """Scores token trees with a Whisper model, which is not changed.
