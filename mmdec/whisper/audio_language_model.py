@@ -88,38 +88,17 @@ class AudioLmRequest:
         Raises:
             InputError: For an option that this model does not support.
         """
-        name, generate = type(loaded.model).__name__, options.generate
-        whisper = "Leave it out, or use a Whisper."
-        if options.cut_at_pauses:
-            raise InputError(f"`cut_at_pauses` must be False for {name}, but is True. {whisper}")
-        for argument, value, plain in (
-            ("timestamps", options.timestamps, None),
-            *((option, generate.get(option), None) for option in WINDOW_OPTIONS),
-        ):
-            if value is not plain:
-                raise InputError(f"`{argument}` must be None for {name}, but is {format_value(value)}. {whisper}")
-        if options.task not in (None, "transcribe"):
-            raise InputError(
-                f"`task` must be 'transcribe' for {name}, but is {format_value(options.task)}. Ask for it in `prompt`."
-            )
-        temperature = generate.get("temperature")
-        if isinstance(temperature, (list, tuple)):
-            raise InputError(
-                f"`temperature` must be one number for {name}, but is {format_value(temperature)}. Leave it out for "
-                "greedy decoding."
-            )
-        if options.prompt is not None and loaded.requests and not loaded.written:
-            raise InputError(f"`prompt` must be None for {name}, but is {format_value(options.prompt)}. Leave it out.")
-        prompt = options.prompt
-        if prompt is not None and not isinstance(prompt, str):
-            raise InputError(f"`prompt` must be text, but is {format_value(prompt)}. Leave it out for none.")
+        _check_options(loaded, options)
+        generate, prompt = options.generate, options.prompt
         chosen = {key: value for key, value in generate.items() if value is not None}
         check_generate_options(chosen, loaded.model, RESERVED_HERE, "mmdec.generate")
-        speculation = load_speculation(options, options.drafter, loaded, recordings, True, loaded.checked)
-        languages = _languages(loaded, options.language, recordings)
-        calibrations = read_calibrations(loaded.directory)
         return cls(
-            loaded, speculation, generate, prompt if prompt and prompt.strip() else None, languages, calibrations
+            loaded=loaded,
+            speculation=load_speculation(options, options.drafter, loaded, recordings, True, loaded.checked),
+            options=generate,
+            prompt=prompt if prompt and prompt.strip() else None,
+            languages=_languages(loaded, options.language, recordings),
+            calibrations=read_calibrations(loaded.directory),
         )
 
     def check(self, samples: Tensor) -> Tensor:
@@ -234,22 +213,21 @@ def _group_steps(
     Returns:
         Index -> transcript.
     """
-    loaded, speculation, indices = request.loaded, request.speculation, [*samples]
+    loaded = request.loaded
     stopwatch = Stopwatch(loaded.model.device)
-    inputs = request.inputs(samples) if inputs is None else inputs
-    rule = "`audio` and `prompt` must take at most the model's {most} positions, the chat template included"
-    if long := length_errors(loaded.model, inputs, rule, "Cut the recording."):
-        errors |= {indices[row]: error for row, error in long.items()}
-        short = {index: sound for index, sound in samples.items() if index not in errors}
-        return (yield from _group_steps(request, short, errors)) if short else {}
+    samples, inputs = _short_recordings(request, samples, errors, inputs)
+    if not samples:
+        return {}
+    indices = [*samples]
     features_seconds = stopwatch.lap()
-    speculation = speculation.for_inputs([DraftInput(index, sound) for index, sound in samples.items()])
+    speculation = request.speculation.for_inputs([DraftInput(index, sound) for index, sound in samples.items()])
     hypothesis_seconds = stopwatch.lap() if speculation is not request.speculation else 0.0
     drafts = speculation.drafter_for(loaded.model) is not None
+    on_round = speculation.options.on_round
+    usage = [Usage() for _ in indices]
     options = with_length(request.options, loaded.model)
     if "stop_strings" in options:
         options["tokenizer"] = loaded.tokenizer
-    usage, on_round = [Usage() for _ in indices], speculation.options.on_round
 
     time = ActiveTime(loaded.model.device)
     run = GenerateCall.from_options(loaded.model, speculation, options).prepare(inputs)
@@ -260,7 +238,8 @@ def _group_steps(
                 on_round(renumber_rows(round_, indices))
             yield from time.wait(round_)
 
-    rest, all_samples = rest_seconds(time, usage), sum(map(len, samples.values()))
+    rest = rest_seconds(time, usage)
+    all_samples = sum(map(len, samples.values()))
     transcripts = dict[int, Transcript]()
     for index, entry in zip(indices, usage, strict=True):
         entry.seconds["features"] = features_seconds * len(samples[index]) / all_samples
@@ -269,6 +248,32 @@ def _group_steps(
         entry.seconds["rest"] = rest
         transcripts[index] = _transcript(request, entry, samples[index], index)
     return transcripts
+
+
+def _short_recordings(
+    request: AudioLmRequest,
+    samples: Mapping[int, Tensor],
+    errors: dict[int, InputError],
+    inputs: Mapping[str, Any] | None,
+) -> tuple[Mapping[int, Tensor], Mapping[str, Any]]:
+    """Return those recordings that do not exceed the model's maximum length, and their inputs.
+
+    Args:
+        samples: Index -> 16 kHz samples (T,).
+        errors: Index -> error; the other recordings are added.
+        inputs: What `request.inputs` has made of all recordings, or None to make it here.
+    """
+    rule = "`audio` and `prompt` must take at most the model's {most} positions, the chat template included"
+    while samples:
+        inputs = request.inputs(samples) if inputs is None else inputs
+        refused = length_errors(request.loaded.model, inputs, rule, "Cut the recording.")
+        if not refused:
+            return samples, inputs
+        indices = [*samples]
+        errors |= {indices[row]: error for row, error in refused.items()}
+        samples = {index: sound for index, sound in samples.items() if index not in errors}
+        inputs = None
+    return {}, {}
 
 
 def _transcript(request: AudioLmRequest, usage: Usage, samples: Tensor, index: int) -> Transcript:
@@ -296,6 +301,32 @@ def _transcript(request: AudioLmRequest, usage: Usage, samples: Tensor, index: i
         calibrated=TRANSCRIPT in request.calibrations,
         evidence=evidence,
     )
+
+
+def _check_options(loaded: LoadedAudioLm, options: TranscribeOptions) -> None:
+    """Raise InputError for an option of Whisper, and for a `prompt` that this model does not read."""
+    name, prompt = type(loaded.model).__name__, options.prompt
+    remedy = "Leave it out, or use a Whisper."
+    if options.cut_at_pauses:
+        raise InputError(f"`cut_at_pauses` must be False for {name}, but is True. {remedy}")
+    windows = {"timestamps": options.timestamps} | {option: options.generate.get(option) for option in WINDOW_OPTIONS}
+    for argument, value in windows.items():
+        if value is not None:
+            raise InputError(f"`{argument}` must be None for {name}, but is {format_value(value)}. {remedy}")
+    if options.task not in (None, "transcribe"):
+        raise InputError(
+            f"`task` must be 'transcribe' for {name}, but is {format_value(options.task)}. Ask for it in `prompt`."
+        )
+    temperature = options.generate.get("temperature")
+    if isinstance(temperature, (list, tuple)):
+        raise InputError(
+            f"`temperature` must be one number for {name}, but is {format_value(temperature)}. Leave it out for "
+            "greedy decoding."
+        )
+    if prompt is not None and loaded.requests and not loaded.written:
+        raise InputError(f"`prompt` must be None for {name}, but is {format_value(prompt)}. Leave it out.")
+    if prompt is not None and not isinstance(prompt, str):
+        raise InputError(f"`prompt` must be text, but is {format_value(prompt)}. Leave it out for none.")
 
 
 def _languages(
