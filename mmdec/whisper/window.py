@@ -110,7 +110,7 @@ class UsageMeter:
         self.usage.seconds.update(recording.seconds)
         self.first_timestamp = recording.options.first_timestamp  # the confidence ignores timestamp tokens
         self._device = recording.model.device
-        self._time = ActiveTime(self._device)
+        self.time = ActiveTime(self._device)
         self._loop_seconds = 0.0  # seconds in the loop of `mmdec.core` and in the drafter
         self._drafts = recording.speculation.drafter_for(recording.model) is not None
         self._room = 0  # tokens that the model can write after the prompt of this window
@@ -124,20 +124,13 @@ class UsageMeter:
         Returns:
             Its result.
         """
-        result = yield from self._time.wait(Compute(self._device, function, runs_on_side_thread))
+        result = yield from self.time.wait(Compute(self._device, function, runs_on_side_thread))
         self.usage.seconds[stage] += result.seconds
         return result.value
 
-    def next_round(self, steps: Steps[Any]) -> Steps[Round | None]:
-        """Relay the passes of a decoding until its next round, which is counted; None: it has ended."""
-        round_ = yield from self._time.next_round(steps)
-        if round_ is not None:
-            self._count(round_)
-        return round_
-
     def end(self) -> None:
         """Add the seconds outside all stages."""
-        self.usage.seconds["rest"] += max(self._time.seconds - self._loop_seconds, 0.0)
+        self.usage.seconds["rest"] += max(self.time.seconds - self._loop_seconds, 0.0)
 
     def begin_window(self, room: int, again: bool) -> None:
         """Begin to decode a window.
@@ -158,7 +151,8 @@ class UsageMeter:
         self.usage.cut, self.usage.raisable = self._cut_before
         self._tokens = 0
 
-    def _count(self, round_: Round) -> None:
+    def count(self, round_: Round) -> None:
+        """Add a round of the recording."""
         tokens, usage = round_.tokens[0], self.usage
         usage.add_round(round_, 0, self._drafts)
         self._tokens += len(tokens)
@@ -205,15 +199,16 @@ class WindowDecoder:
         Raises:
             InputError: For an option that the model rejects.
         """
-        prompt, temperatures, attempt = window.ids.shape[1], self._options.temperatures, 0
+        prompt = window.ids.shape[1]
+        speculation, temperatures = self._recording.speculation, self._options.temperatures
+        attempts = 0  # number of temperatures tried
         self._make_room(prompt)
         while True:
-            temperature = temperatures[attempt]
+            temperature = temperatures[attempts]
             ids, config, inputs = self._prepare(window, temperature)
-            self._meter.begin_window(self._model.config.max_target_positions - prompt, again=attempt > 0)
-            attempt += 1
-            run = self._recording.speculation.begin(self._target, self._model, ids, config, **inputs)
-            if not (yield from self._finish(run.steps, config, self._encoder.encoded_seconds(window.encoded[0]))):
+            self._meter.begin_window(self._model.config.max_target_positions - prompt, again=attempts > 0)
+            run = speculation.begin(self._target, self._model, ids, config, **inputs)
+            if not (yield from self._run_rounds(run.steps, config, self._encoder.encoded_seconds(window.encoded[0]))):
                 # Only a part of the window was encoded, and its text does not end. The other temperatures reuse the
                 # states of the whole window.
                 window.encoded = yield from encode_window(self._encoder, window.features, self._meter, to_end=True)
@@ -222,12 +217,13 @@ class WindowDecoder:
                     "encoder_outputs": window.encoded,
                     CACHE_ARGUMENT: EncoderDecoderCache(DynamicCache(), DynamicCache()),
                 }
-                run = self._recording.speculation.begin(self._target, self._model, ids, config, **inputs)
-                yield from self._finish(run.steps, config)
+                run = speculation.begin(self._target, self._model, ids, config, **inputs)
+                yield from self._run_rounds(run.steps, config)
             output = run.output(config)
-            decoded = yield from self._judge(window, temperature, attempt, output)
+            attempts += 1
+            decoded = yield from self._judge(window, temperature, attempts, output)
             refused = self._options.refuses(decoded.compression_ratio, decoded.avg_logprob)
-            if decoded.skipped or not refused or attempt == len(temperatures):
+            if decoded.skipped or not refused or attempts == len(temperatures):
                 return decoded, output
 
     def _make_room(self, prompt: int) -> None:
@@ -249,7 +245,7 @@ class WindowDecoder:
             if hasattr(processor, "set_begin_index"):
                 processor.set_begin_index(prompt)
 
-    def _finish(self, steps: Steps[Any], config: GenerationConfig, seconds: float | None = None) -> Steps[bool]:
+    def _run_rounds(self, steps: Steps[Any], config: GenerationConfig, seconds: float | None = None) -> Steps[bool]:
         """Run a decoding to its end, or until its text runs away.
 
         Args:
@@ -260,9 +256,12 @@ class WindowDecoder:
         Returns:
             Whether the text ends.
         """
-        tokens, checked, on_round = list[int](), 0, self._recording.speculation.options.on_round
+        on_round = self._recording.speculation.options.on_round
+        tokens = list[int]()
+        checked = 0  # number of tokens at the last check
         with closing(steps):
-            while (round_ := (yield from self._meter.next_round(steps))) is not None:
+            while (round_ := (yield from self._meter.time.next_round(steps))) is not None:
+                self._meter.count(round_)
                 if on_round is not None:
                     on_round(replace(round_, rows=[self._recording.index]))
                 tokens += [token for token in round_.tokens[0] if token < self._meter.first_timestamp]
