@@ -232,6 +232,7 @@ class _RoundReporter:
         self._has_text = False  # whether `on_text` was called
 
     def report(self, round_: Round) -> None:
+        """Add the text to a round, and report it."""
         if self._on_text is None and self._on_round is None:
             return
         round_ = self._add_text(round_)
