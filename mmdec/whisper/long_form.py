@@ -4,7 +4,7 @@ A Whisper reads windows of 30 s. `transcribe_windows` decides what happens aroun
 begins with, where the next window starts, and which segments the timestamps delimit. `window.WindowDecoder` decodes
 each. Both yield the passes of the model and continue with their results, so the scheduler drives any number of
 recordings in one thread, and their decoder passes are computed together. `prepare_recording` comes before,
-`decoded_recording` after.
+`finish_recording` after.
 
 The result equals that of transformers' `generate` for one recording, which encodes a window again for each temperature
 and each question; here each window is encoded once, and the probability of silence costs a pass only if the text is
@@ -210,7 +210,7 @@ def transcribe_windows(recording: PreparedRecording) -> Steps[LongFormResult]:
     return result
 
 
-def decoded_recording(request: TranscriptionRequest, result: LongFormResult, samples: int) -> DecodedRecording:
+def finish_recording(request: TranscriptionRequest, result: LongFormResult, samples: int) -> DecodedRecording:
     """Write the segments of a recording as text, with words if they were requested.
 
     Args:

@@ -27,7 +27,7 @@ from mmdec.whisper.decoder import can_use_eager_copy
 from mmdec.whisper.long_form import (
     DecodedRecording,
     Piece,
-    decoded_recording,
+    finish_recording,
     prepare_recording,
     transcribe_windows,
 )
@@ -89,7 +89,7 @@ def transcribe_recordings(
     with _decoding_context(request):
         for piece, result in decode_together(decodings, width):
             parts = finished[piece.index]
-            parts.append((piece, decoded_recording(request, result, len(piece.samples))))
+            parts.append((piece, finish_recording(request, result, len(piece.samples))))
             if piece.progress is not None:
                 piece.progress.end()
             if len(parts) == len(pieces[piece.index]):
@@ -111,7 +111,7 @@ def transcription_steps(request: TranscriptionRequest, samples: Tensor) -> Steps
         return _empty_transcript(request.languages, 0, samples, level)
     with hide_generate_warnings():
         result = yield from transcribe_windows(prepare_recording(request, Piece(0, samples)))
-    return _transcript(request, decoded_recording(request, result, len(samples)))
+    return _transcript(request, finish_recording(request, result, len(samples)))
 
 
 def _pieces(
