@@ -29,17 +29,13 @@ from mmdec.drafters.dflash.heads import MARKOV_HEADS
 from mmdec.drafters.dflash.network import DFlash
 from mmdec.drafters.eagle.checkpoint import EAGLE3_TENSORS
 from mmdec.drafters.networks.checkpoint import (
-    COMPUTED_TENSORS,
-    PLAIN_ROPE,
-    SCALED_ROPE,
-    attention_sizes,
     build_network,
     check_layer,
     check_no_system,
-    count_layers,
+    layered_fields,
     mmdec_fields,
     published_settings,
-    read_rope,
+    rename_tensors,
     with_vocabulary_tables,
 )
 from mmdec.drafters.networks.draft_network import DraftNetwork
@@ -70,9 +66,16 @@ def recognises(described: Mapping[str, Any], names: frozenset[str]) -> bool:
     kind = described.get("speculators_model_type") or ""
     if kind or any(EAGLE3_TENSORS.fullmatch(name) for name in names):
         return kind in ("dflash", "dspark")
-    architectures = " ".join(map(str, described.get("architectures") or ())).lower()
-    named = "dflash" in architectures or "dflash_config" in described or described.get("model_type") == MUSE_MODEL_TYPE
+    named = "dflash_config" in described or "dflash" in _architectures(described) or _is_muse(described)
     return named or names >= DFLASH_TENSORS
+
+
+def _architectures(described: Mapping[str, Any]) -> str:
+    return " ".join(map(str, described.get("architectures") or ())).lower()
+
+
+def _is_muse(described: Mapping[str, Any]) -> bool:
+    return described.get("model_type") == MUSE_MODEL_TYPE
 
 
 def read_published(
@@ -81,9 +84,7 @@ def read_published(
     """Make the network of a folder; see `mmdec.pretrained.published.PublishedFormat`."""
     check_no_system(system, "DFlash")
     names = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
-    state = {name.removeprefix("model."): value for name, value in checkpoint.state.items()}
-    state = {names.get(name, name): value for name, value in state.items() if not COMPUTED_TENSORS.fullmatch(name)}
-    checkpoint = replace(checkpoint, state=state)
+    checkpoint = rename_tensors(checkpoint, lambda name: names.get(name, name))
     described = checkpoint.config if "vocab_size" in checkpoint.config else {"vocab_size": target_tokens}
     sizes = _sizes(replace(checkpoint, config={**checkpoint.config, **described}), vocab_size)
     return build_network("dflash", sizes, with_vocabulary_tables(checkpoint, sizes), checkpoint)
@@ -95,10 +96,10 @@ def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
     Args:
         vocab_size: The target's vocabulary size; None: the size in the folder.
     """
-    state, described, settings = checkpoint.state, checkpoint.config, published_settings(checkpoint)
+    described, settings = checkpoint.config, published_settings(checkpoint)
     size, width = checkpoint.shape("fc.weight")
     # the default of transformers' class for Muse Glimmer
-    windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE_MODEL_TYPE else {}
+    windows = {"layer_types": ["sliding_attention"]} if _is_muse(described) else {}
     check_layer(checkpoint, {**windows, **settings}, (MUSE_MODEL_TYPE,))
     dflash_settings = described.get("dflash_config")
     options = {**settings, **(dflash_settings if isinstance(dflash_settings, dict) else {})}
@@ -116,33 +117,23 @@ def _sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
             f"has one of {width}",
             "Use config.json and weights of the same training run.",
         )
-    theta, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
-    if described.get("model_type") == MUSE_MODEL_TYPE and not settings.get("rope_parameters"):
-        theta = 5e5  # the default RoPE base of transformers' class for Muse Glimmer
-    vocabulary_sizes = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
-    vocabulary = vocab_size or (vocabulary_sizes[0] if vocabulary_sizes else settings.get("vocab_size"))
-    if type(vocabulary) is not int:
+    fields = layered_fields(checkpoint, settings, vocab_size)
+    if _is_muse(described) and not settings.get("rope_parameters"):
+        fields["rope_theta"] = 5e5  # the default RoPE base of transformers' class for Muse Glimmer
+    if type(fields["vocab_size"]) is not int:
         raise checkpoint.error(
             "say how many tokens its target has", "has no `vocab_size`", "Convert it with `--vocab-size`."
         )
-    verifier = (described.get("speculators_config") or {}).get("verifier") or {}
-    head = "lm_head.weight" in state
+    head = "lm_head.weight" in checkpoint.state
     return {
-        **attention_sizes(checkpoint, settings),
-        "hidden_size": size,
-        "vocab_size": vocabulary,
-        "draft_vocab_size": checkpoint.shape("lm_head.weight")[0] if head else vocabulary,
-        "num_hidden_layers": count_layers(state),
+        **fields,
+        "draft_vocab_size": checkpoint.shape("lm_head.weight")[0] if head else fields["vocab_size"],
         "layers": layers,
         "block_size": options["block_size"],
         "mask_token": options["mask_token_id"],
-        "rope_theta": theta,
-        "rope_scaling": rope if rope["rope_type"] in SCALED_ROPE else None,
         "positions": "temporal",
         "own_head": head,
-        "own_embedding": "embed_tokens.weight" in state,
-        "plain_embedding": described.get("model_type") == MUSE_MODEL_TYPE,
-        "target": str(verifier.get("name_or_path") or ""),
+        "plain_embedding": _is_muse(described),
         **_head(checkpoint, options),
         **mmdec_fields(described, ("positions", "base", "target")),
     }
@@ -164,7 +155,7 @@ def _head(checkpoint: Checkpoint, options: Mapping[str, Any]) -> dict[str, Any]:
     def holds(prefix: str) -> bool:
         return any(name.startswith(prefix) for name in state)
 
-    architectures = " ".join(map(str, checkpoint.config.get("architectures") or ())).lower()
+    architectures = _architectures(checkpoint.config)
     dspark = options.get("speculators_model_type") == "dspark" or "dspark" in architectures or holds("markov_head.")
     fields = {"from_anchor": bool(options.get("sample_from_anchor", dspark))}
     if dspark:
@@ -204,15 +195,15 @@ def _layers(checkpoint: Checkpoint, options: Mapping[str, Any]) -> tuple[int, ..
         options: The settings, including those of `dflash_config`.
     """
     name = "aux_hidden_state_layer_ids" if "speculators_model_type" in checkpoint.config else "target_layer_ids"
-    least, ids = int(name.startswith("aux")), options.get(name)
-    if ids is None and not least:
+    minimum, ids = int(name.startswith("aux")), options.get(name)
+    if ids is None and not minimum:
         return ()
-    if not isinstance(ids, list) or any(type(number) is not int or number < least for number in ids):
+    if not isinstance(ids, list) or any(type(number) is not int or number < minimum for number in ids):
         raise checkpoint.error(
-            f"have whole numbers of at least {least} in `{name}`", f"has {ids!r:.60}", "Set them as in training."
+            f"have whole numbers of at least {minimum} in `{name}`", f"has {ids!r:.60}", "Set them as in training."
         )
-    last = None if least else options.get("num_target_layers")
-    return tuple(-1 if last == number + 1 else number - least for number in ids)
+    last = None if minimum else options.get("num_target_layers")
+    return tuple(-1 if last == number + 1 else number - minimum for number in ids)
 
 
 def dflash_exporter(network: DFlash) -> Exporter:

@@ -24,11 +24,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from mmdec.drafters.networks.checkpoint import (
-    COMPUTED_TENSORS,
     FIRST_LAYER,
     PLAIN_ROPE,
     SCALED_ROPE,
@@ -36,10 +34,11 @@ from mmdec.drafters.networks.checkpoint import (
     build_network,
     check_layer,
     check_no_system,
-    count_layers,
+    layered_fields,
     mmdec_fields,
     published_settings,
     read_rope,
+    rename_tensors,
     with_vocabulary_tables,
 )
 from mmdec.drafters.networks.draft_network import DraftNetwork
@@ -144,12 +143,7 @@ def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
     Args:
         vocab_size: The target's vocabulary size; None: the size in the folder.
     """
-    state = {
-        re.sub(r"^midlayer\.", FIRST_LAYER, name.removeprefix("model.")): value
-        for name, value in checkpoint.state.items()
-    }
-    state = {name: value for name, value in state.items() if not COMPUTED_TENSORS.fullmatch(name)}
-    checkpoint = replace(checkpoint, state=state)
+    checkpoint = rename_tensors(checkpoint, lambda name: re.sub(r"^midlayer\.", FIRST_LAYER, name))
     sizes = _eagle3_sizes(checkpoint, vocab_size)
     return build_network("eagle3", sizes, with_vocabulary_tables(checkpoint, sizes), checkpoint)
 
@@ -174,9 +168,8 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
             f"have a first layer that reads 2 x {size} channels", "does not", "Name EAGLE-3's folder."
         )
     check_layer(checkpoint, settings)
-    theta, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
+    _, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
     sections = rope.get("mrope_section") or ()
-    vocabulary_sizes = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
     options = described.get("eagle_config")
     options = {**(options if isinstance(options, dict) else {}), **described}
     mask = options.get("mask_token_id")
@@ -187,19 +180,13 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
             "Set `mask_token_id` in config.json as in training.",
         )
     flags = {name: bool(options.get(name)) for name in ("norm_before_residual", "norm_output")}
-    verifier = (described.get("speculators_config") or {}).get("verifier") or {}
     return {
-        **attention_sizes(checkpoint, settings),
+        **layered_fields(checkpoint, settings, vocab_size),
         **flags,
-        "hidden_size": size,
         "target_hidden_size": target,
-        "vocab_size": vocab_size or (vocabulary_sizes[0] if vocabulary_sizes else settings.get("vocab_size")),
         "draft_vocab_size": checkpoint.shape("lm_head.weight")[0],
-        "num_hidden_layers": count_layers(state),
         "features": width // target,
         "layers": _layers_read(checkpoint),
-        "rope_theta": theta,
-        "rope_scaling": rope if rope["rope_type"] in SCALED_ROPE else None,
         "positions": "axes" if sections else "temporal",
         "mrope_section": tuple(sections),
         "mrope_interleaved": bool(rope.get("mrope_interleaved")),
@@ -207,9 +194,7 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         "fc_norm": _by_tensor(checkpoint, options, "fc_norm", "fc_norm.0.weight"),
         "qk_norm": f"{FIRST_LAYER}self_attn.q_norm.weight" in state,
         "output_bias": f"{FIRST_LAYER}self_attn.o_proj.bias" in state,
-        "own_embedding": "embed_tokens.weight" in state,
         "mask_token": mask if "mask_hidden" in state else None,
-        "target": str(verifier.get("name_or_path") or ""),
         **mmdec_fields(described, ("positions", "pictures", "base", "target")),
     }
 

@@ -16,7 +16,7 @@ from mmdec.drafters.heads.checkpoint import (
     published_name,
 )
 from mmdec.drafters.heads.network import Heads, HeadsConfig, HeadsKind
-from mmdec.drafters.networks.export import Exported, Exporter, ExportTarget, Layout
+from mmdec.drafters.networks.export import Exported, Exporter, ExportTarget, Layout, export_state
 from mmdec.errors import InputError
 
 LAYOUT_OF: dict[HeadsKind, HeadsLayout] = {
@@ -43,7 +43,7 @@ def _convert(network: Heads, to: Layout, served: ExportTarget, count: int) -> Ex
         raise InputError(f"`to` must be flat for heads, their authors' layout, but is {to}. speculators has no heads.")
     config, layout = network.config, LAYOUT_OF[network.config.kind]
     _check_layout(network, layout)
-    state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+    state = export_state(network)
     if layout == "hydra" and not config.lm_head_bias:  # its code would keep a random bias
         weight = state["lm_heads.0.weight"]
         state |= {f"lm_heads.{level}.bias": weight.new_zeros(len(weight)) for level in range(config.heads)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -104,6 +105,41 @@ def read_rope(
         )
     theta = rope.get("rope_theta") or settings.get("rope_theta") or 1e4
     return theta, {**{name: value for name, value in rope.items() if name != "rope_theta"}, "rope_type": kind}
+
+
+def rename_tensors(checkpoint: Checkpoint, rename: Callable[[str], str] = str) -> Checkpoint:
+    """Return a checkpoint with mmdec's names of the tensors, without those that mmdec computes itself.
+
+    Args:
+        rename: Called with a published name without "model." in front; returns mmdec's.
+    """
+    state = {rename(name.removeprefix("model.")): value for name, value in checkpoint.state.items()}
+    return replace(
+        checkpoint, state={name: value for name, value in state.items() if not COMPUTED_TENSORS.fullmatch(name)}
+    )
+
+
+def layered_fields(checkpoint: Checkpoint, settings: Mapping[str, Any], vocab_size: int | None) -> dict[str, Any]:
+    """Return the fields that the configurations of EAGLE-3 and DFlash share.
+
+    Args:
+        settings: The result of `published_settings`.
+        vocab_size: The target's vocabulary size; None: the size in the folder.
+    """
+    state = checkpoint.state
+    theta, rope = read_rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
+    sizes = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
+    verifier = (checkpoint.config.get("speculators_config") or {}).get("verifier") or {}
+    return {
+        **attention_sizes(checkpoint, settings),
+        "hidden_size": checkpoint.shape("fc.weight")[0],
+        "vocab_size": vocab_size or (sizes[0] if sizes else settings.get("vocab_size")),
+        "num_hidden_layers": count_layers(state),
+        "rope_theta": theta,
+        "rope_scaling": rope if rope["rope_type"] in SCALED_ROPE else None,
+        "own_embedding": "embed_tokens.weight" in state,
+        "target": str(verifier.get("name_or_path") or ""),
+    }
 
 
 def mmdec_fields(described: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

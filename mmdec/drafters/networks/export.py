@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.layered_network import LayeredNetwork
 from mmdec.errors import InputError
 
@@ -68,7 +69,7 @@ def refuse_features(to: str, faults: Mapping[str, bool]) -> None:
             )
 
 
-def export_state(network: LayeredNetwork) -> dict[str, Tensor]:
+def export_state(network: DraftNetwork) -> dict[str, Tensor]:
     """Return the network's tensors by name, on the CPU."""
     return {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
 
