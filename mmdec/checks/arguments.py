@@ -168,9 +168,9 @@ def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: st
     """
     lacking = [method for method in methods if not callable(getattr(value, method, None))]
     if lacking or isinstance(value, type):
-        what = f"which lacks `{lacking[0]}`" if lacking else "which is a class, not an object of it"
+        fault = f"which lacks `{lacking[0]}`" if lacking else "which is a class, not an object of it"
         raise InputError(
-            f"`{name}` must be an object with {', '.join(methods)}, but is {format_value(value)}, {what}. {remedy}",
+            f"`{name}` must be an object with {', '.join(methods)}, but is {format_value(value)}, {fault}. {remedy}",
             argument=name,
         )
 

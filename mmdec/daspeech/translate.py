@@ -220,8 +220,8 @@ def _segments(samples: Tensor) -> list[Tensor]:
     Silent segments are left out, because the model would invent words for them.
     """
     parts = [sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples)]
-    least = SILENCE if peak(samples) >= SILENCE else INAUDIBLE
-    return [part for part in parts if peak(part) >= least]
+    threshold = SILENCE if peak(samples) >= SILENCE else INAUDIBLE
+    return [part for part in parts if peak(part) >= threshold]
 
 
 def _join_segments(segments: Sequence[SpokenTranslation], recording: sound.Recording) -> Translation:

@@ -127,14 +127,14 @@ class SampledTrees:
         offset = sum(level.shape[1] for level in self._probs)
         self._probs.append(probs)
         noise = torch.empty_like(probs).exponential_(generator=self._generator)
-        most = min(max(self._shape[path] for _, _, paths in rows for path in paths), self._vocab_size)
-        tokens = (probs / noise).topk(most, dim=-1).indices  # shape (B, L, most)
+        max_children = min(max(self._shape[path] for _, _, paths in rows for path in paths), self._vocab_size)
+        tokens = (probs / noise).topk(max_children, dim=-1).indices  # shape (B, L, max_children)
         probabilities, ids = probs.gather(-1, tokens).tolist(), tokens.tolist()
         for row, (tree, nodes, paths) in enumerate(rows):
             self.frontier[row], self._ranks[row] = [], []
             for index, (node, path) in enumerate(zip(nodes, paths, strict=True)):
                 self._columns[row][node] = offset + index
-                for rank in range(min(self._shape[path], most)):
+                for rank in range(min(self._shape[path], max_children)):
                     if probabilities[row][index][rank] <= 0:  # the distribution has no further tokens
                         break
                     child = tree.add(node, ids[row][index][rank], 0.0)

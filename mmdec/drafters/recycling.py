@@ -141,11 +141,11 @@ class Recycling:
         """Raise InputError if the initial successors are for another vocabulary size."""
         if self._initial is None:
             return
-        rows, most = len(self._initial), int(self._initial.max()) if len(self._initial) else -1
-        if rows != target.vocab_size or most >= target.vocab_size:
+        rows, max_token = len(self._initial), int(self._initial.max()) if len(self._initial) else -1
+        if rows != target.vocab_size or max_token >= target.vocab_size:
             raise InputError(
                 f"`initial` must have a row for each of the target's {target.vocab_size} tokens and only such tokens, "
-                f"but has {rows} rows and tokens up to {most}. Use a matrix of the same tokenizer, or none."
+                f"but has {rows} rows and tokens up to {max_token}. Use a matrix of the same tokenizer, or none."
             )
 
     def start(self, context: Context) -> Successors:

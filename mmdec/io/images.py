@@ -75,15 +75,15 @@ def read_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
 def to_pil(pixels: np.ndarray) -> Image.Image:
     """Convert an array from `read_image` to a PIL image, which transformers' processors accept."""
-    return Image.fromarray(_array(pixels, "pixels", MAX_PIXELS))
+    return Image.fromarray(_array(pixels, "`pixels`", MAX_PIXELS))
 
 
-def _array(pixels: np.ndarray, name: str, max_pixels: int) -> np.ndarray:
+def _array(pixels: np.ndarray, subject: str, max_pixels: int) -> np.ndarray:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
         raise InputError(
-            f"`{name}` must be a uint8 array (H, W, 3), but is {pixels.dtype} {pixels.shape}. Convert it to RGB first."
+            f"{subject} must be a uint8 array (H, W, 3), but is {pixels.dtype} {pixels.shape}. Convert it to RGB first."
         )
-    _check_size(pixels.shape[1], pixels.shape[0], name, max_pixels)
+    _check_size(pixels.shape[1], pixels.shape[0], subject, max_pixels)
     return np.ascontiguousarray(pixels)
 
 
@@ -98,27 +98,27 @@ def _read(path: str | os.PathLike[str]) -> bytes:
             ) from None
 
 
-def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
+def _open(content: bytes, subject: str, max_pixels: int) -> np.ndarray:
     if not content:
-        raise InputError(f"{what} must hold a picture, but is empty. Give a PNG, JPEG, WebP, GIF, BMP or TIFF.")
+        raise InputError(f"{subject} must hold a picture, but is empty. Give a PNG, JPEG, WebP, GIF, BMP or TIFF.")
     if len(content) > MAX_BYTES:
-        raise InputError(f"{what} must have at most {MAX_BYTES} bytes, but has more. Make it smaller.")
+        raise InputError(f"{subject} must have at most {MAX_BYTES} bytes, but has more. Make it smaller.")
 
     def decode() -> np.ndarray:
         Image.init()  # loads PIL's format plugins, so that `formats` below can name some of them
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             _shrink(image, max_pixels)
-            return _decode(image, what, max_pixels, content)
+            return _decode(image, subject, max_pixels, content)
 
-    return _call_decoder(decode, what, len(content))
+    return _call_decoder(decode, subject, len(content))
 
 
-def _call_decoder(decode: Callable[[], np.ndarray], what: str, size: int | None = None) -> np.ndarray:
+def _call_decoder(decode: Callable[[], np.ndarray], subject: str, size: int | None = None) -> np.ndarray:
     """Call `decode`, which uses PIL, and convert any exception to an InputError.
 
     Args:
         decode: Decodes the image and returns its pixels, (H, W, 3) uint8.
-        what: The image's name in errors.
+        subject: The image's name in errors.
         size: The file's size in bytes; None if the image is not from a file.
     """
     with warnings.catch_warnings():
@@ -129,22 +129,24 @@ def _call_decoder(decode: Callable[[], np.ndarray], what: str, size: int | None 
         except (InputError, MemoryError):
             raise
         except Image.DecompressionBombError:
-            raise InputError(f"{what} must have at most {MAX_PIXELS} pixels, but has more. Make it smaller.") from None
+            raise InputError(
+                f"{subject} must have at most {MAX_PIXELS} pixels, but has more. Make it smaller."
+            ) from None
         except Image.UnidentifiedImageError:
             raise InputError(
-                f"{what} must be a picture, but its {size} bytes are in no known format. "
+                f"{subject} must be a picture, but its {size} bytes are in no known format. "
                 "Give a PNG, JPEG, WebP, GIF, BMP or TIFF."
             ) from None
         except Exception as error:  # PIL's decoders raise many kinds of errors for a damaged file
             raise InputError(
-                f"{what} must be a whole picture, but cannot be read: {printable(str(error))[:200]}. Is it cut off?"
+                f"{subject} must be a whole picture, but cannot be read: {printable(str(error))[:200]}. Is it cut off?"
             ) from None
 
 
-def _check_size(width: int, height: int, what: str, max_pixels: int) -> None:
+def _check_size(width: int, height: int, subject: str, max_pixels: int) -> None:
     if width * height > max_pixels or max(width, height) > MAX_RATIO * min(width, height):
         raise InputError(
-            f"{what} must have at most {max_pixels} pixels and sides of at most 1 to {MAX_RATIO}, but is {width} x "
+            f"{subject} must have at most {max_pixels} pixels and sides of at most 1 to {MAX_RATIO}, but is {width} x "
             f"{height}. Make it smaller."
         )
 
@@ -161,15 +163,15 @@ def _shrink(image: Image.Image, max_pixels: int) -> None:
         image.draft(None, (max(width // part, 1), max(height // part, 1)))
 
 
-def _decode(image: Image.Image, what: str, max_pixels: int, content: bytes = b"") -> np.ndarray:
+def _decode(image: Image.Image, subject: str, max_pixels: int, content: bytes = b"") -> np.ndarray:
     """Decode an image to RGB, (H, W, 3) uint8.
 
     Args:
         content: Its file; b"" if there is none.
     """
     if 0 in image.size:
-        raise InputError(f"{what} must have pixels, but is {image.size[0]} x {image.size[1]}. Give another one.")
-    _check_size(*image.size, what, max_pixels)  # before anything is decoded, because a bomb would fill the memory
+        raise InputError(f"{subject} must have pixels, but is {image.size[0]} x {image.size[1]}. Give another one.")
+    _check_size(*image.size, subject, max_pixels)  # before anything is decoded, because a bomb would fill the memory
     order = _deep_colours(image) if content else None
     image.load()  # a file that is cut off fails here
     upright = _upright(image)

@@ -92,11 +92,11 @@ class LoadedAudioLm(LoadedMediaModel):
         Raises:
             InputError: If they are longer than `max_seconds`.
         """
-        most, seconds = self.max_seconds, len(samples) / SAMPLE_RATE
-        if most is not None and seconds > most:
+        seconds = len(samples) / SAMPLE_RATE
+        if self.max_seconds is not None and seconds > self.max_seconds:
             raise InputError(
-                f"`audio` must last at most {most:g} seconds for {type(self.model).__name__}, but lasts {seconds:.1f}. "
-                "Cut it."
+                f"`audio` must last at most {self.max_seconds:g} seconds for {type(self.model).__name__}, but lasts "
+                f"{seconds:.1f}. Cut it."
             )
         return samples
 

@@ -144,14 +144,14 @@ class EarlyExit:
     def _checked(self, layers: Any) -> Layers:
         """Return the argument `layers` as indices."""
         given = range(layers) if type(layers) is int else layers
-        kept = tuple(given) if isinstance(given, (range, list, tuple)) else ()
-        is_number = all(type(one) is int and 0 <= one < self._count for one in kept)
-        if not kept or not is_number or list(kept) != sorted({*kept}) or len(kept) == self._count:
+        indices = tuple(given) if isinstance(given, (range, list, tuple)) else ()
+        is_number = all(type(index) is int and 0 <= index < self._count for index in indices)
+        if not indices or not is_number or list(indices) != sorted({*indices}) or len(indices) == self._count:
             raise InputError(
                 f"`layers` must be a number from 1 to {self._count - 1}, or ascending indices below {self._count}, but "
                 f"is {format_value(layers)}. Leave it out to let mmdec find them."
             )
-        return kept
+        return indices
 
     def _target(self, layers: Layers) -> TextTarget:
         model = self._model()

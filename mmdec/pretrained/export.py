@@ -84,13 +84,13 @@ def export_drafter(
         )
     served = _find_target(network, model)
     network.config = network.config.for_depth(served.depth)
-    most = network.max_depth
-    if most is not None and (num_speculative_tokens or 0) > most:
+    max_depth = network.max_depth
+    if max_depth is not None and (num_speculative_tokens or 0) > max_depth:
         raise InputError(
-            f"`num_speculative_tokens` must be at most {most}, what a block drafts, but is {num_speculative_tokens}. "
-            "Leave it out."
+            f"`num_speculative_tokens` must be at most {max_depth}, what a block drafts, but is "
+            f"{num_speculative_tokens}. Leave it out."
         )
-    count = num_speculative_tokens or most or DEFAULT_DRAFT_TOKENS
+    count = num_speculative_tokens or max_depth or DEFAULT_DRAFT_TOKENS
     exported = exporter.convert(to, served, count)
     fields = {name: getattr(network.config, name) for name in MMDEC_FIELDS if hasattr(network.config, name)}
     with atomic_folder(target) as fresh:
@@ -132,10 +132,10 @@ def _find_target(network: DraftNetwork, model: str | os.PathLike[str] | None) ->
         "tokens": config.vocab_size,
         "layers": max((*config.layers, 0)) + 1,
     }
-    for what, size in sizes.items():
-        if expected_sizes[what] > size or (expected_sizes[what] < size and what != "layers"):
+    for noun, size in sizes.items():
+        if expected_sizes[noun] > size or (expected_sizes[noun] < size and noun != "layers"):
             raise InputError(
-                f"`model` must have {expected_sizes[what]} {what} for this drafter, but '{named}' has {size}. "
+                f"`model` must have {expected_sizes[noun]} {noun} for this drafter, but '{named}' has {size}. "
                 "Name the model that it was trained for."
             )
     return ExportTarget(named, list(model_config.architectures or []), text)

@@ -179,21 +179,21 @@ def read_language_model(directory: Path, argument: str = "model") -> PreTrainedM
 
 
 def read_pretrained(
-    directory: Path, config_type: Any, network: Any, what: str, argument: str = "model", converted: bool = True
+    directory: Path, config_type: Any, network: Any, noun: str, argument: str = "model", converted: bool = True
 ) -> PreTrainedModel:
     """Load the model in a folder, in float32 on the CPU, in evaluation mode.
 
     Args:
         config_type: Class of the configuration in transformers.
         network: Class of the model in transformers.
-        what: The kind of model in words, for errors.
+        noun: The kind of model in words, for errors.
         converted: Whether transformers converts weights of this kind of model when it loads them.
 
     Raises:
         InputError: If a file is damaged.
     """
     settings = read_settings(directory / "config.json", argument)
-    with report_damage(f"`{argument}` must be a whole {what}, but '{directory}' is damaged or of another version"):
+    with report_damage(f"`{argument}` must be a whole {noun}, but '{directory}' is damaged or of another version"):
         config = config_type.from_dict(
             {name: value for name, value in settings.items() if name not in REJECTED_SETTINGS}
         )

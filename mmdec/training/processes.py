@@ -60,14 +60,14 @@ def _watch(parent: int) -> None:
 
 
 @contextmanager
-def lock_folder(folder: Path, what: str) -> Iterator[None]:
+def lock_folder(folder: Path, task: str) -> Iterator[None]:
     """Lock `folder` for this process, until the `with` block or the process ends.
 
     The operating system locks the empty file `folder`/.lock. The file .owner next to it names the holder. Both files
     remain.
 
     Args:
-        what: The work that locks the folder, for messages.
+        task: The work that locks the folder, for messages.
 
     Raises:
         InputError: If another process, or another call in this process, holds the lock.
@@ -79,10 +79,10 @@ def lock_folder(folder: Path, what: str) -> Iterator[None]:
     except Timeout as error:
         owner_name = owner.read_text(encoding="utf-8") if owner.is_file() else "another process"
         raise InputError(
-            f"`{what}` must be the only process in '{folder}', but {owner_name} uses it. Wait for it, or stop it."
+            f"`{task}` must be the only process in '{folder}', but {owner_name} uses it. Wait for it, or stop it."
         ) from error
     try:
-        write_atomically(owner, f"{what} (process {os.getpid()})".encode())
+        write_atomically(owner, f"{task} (process {os.getpid()})".encode())
         yield
     finally:
         lock.release()

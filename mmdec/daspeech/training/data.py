@@ -349,13 +349,13 @@ class SpeechTranslationData(LightningDataModule):
         rows, bad_rows = read_pairs(self.common_voice, self.cvss, split, admission=self.admission)
         table, unread = f"rows of '{quote_path(self.cvss / f'{split}.tsv')}'", BadRows()
         self.admission.check(bad_rows, len(rows) + bad_rows.count, table)
-        most = self.limit if split == "train" else None
-        rows = rows[:most]
+        max_rows = self.limit if split == "train" else None
+        rows = rows[:max_rows]
         store = FilterbankStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.jobs)
         indices = {row.name: number for number, row in enumerate(rows)}
         if self.rendering == "canonical":
             rows = unify_targets(rows)
-        english = EnglishSpeech(self.cvss, split, most, self.admission) if self.acoustic else None
+        english = EnglishSpeech(self.cvss, split, max_rows, self.admission) if self.acoustic else None
         english_clips = english.by_key() if english is not None else None
         usable = []
         for row in rows:

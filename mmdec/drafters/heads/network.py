@@ -337,8 +337,8 @@ class Heads(DraftNetwork):
 
     def lm_head(self, level: int) -> nn.Linear | None:
         """Return the LM head for the children of a level's nodes, or None if they use the target's."""
-        own = self.lm_heads
-        return cast(nn.Linear, own[min(level, len(own) - 1)]) if len(own) else None
+        heads = self.lm_heads
+        return cast(nn.Linear, heads[min(level, len(heads) - 1)]) if len(heads) else None
 
     def level_logits(self, state: Tensor, level: int, output: nn.Linear) -> Tensor:
         """Compute the logits (..., V) of the children of nodes.

@@ -249,7 +249,7 @@ class NetworkDrafter:
             state.positions = [start + end for start, end in zip(state.positions, ends, strict=True)]
         else:
             axes = [
-                pad([own[mask][:-1] for own, mask in zip(axis, part.mask, strict=True)], batch_first=True)
+                pad([ids[mask][:-1] for ids, mask in zip(axis, part.mask, strict=True)], batch_first=True)
                 for axis in part.positions
             ]
             positions = axes[0] if len(axes) == 1 else torch.stack(axes)

@@ -292,9 +292,9 @@ def _libsndfile_blocks(
         if declared is not None and declared * MIN_BYTES_PER_SECOND <= _size(content):
             _check_seconds(declared, max_seconds, f"{name}, by its header,")
         # if a block of FLAC is damaged, all samples that were asked for at once are lost
-        most = 4096 if file.format == "FLAC" else max(1, MAX_BLOCK_SAMPLES // file.channels)
+        block_size = 4096 if file.format == "FLAC" else max(1, MAX_BLOCK_SAMPLES // file.channels)
         frames = 0
-        while len(block := file.read(most, dtype="float32", always_2d=True)):
+        while len(block := file.read(block_size, dtype="float32", always_2d=True)):
             frames += len(block)
             yield file.samplerate, block
         end = frames / file.samplerate

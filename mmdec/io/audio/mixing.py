@@ -119,12 +119,13 @@ class Mixer:
             for left, right in combinations_with_replacement(range(len(lines)), 2):
                 shared[:, left, right] = shared[:, right, left] = np.einsum("nt,nt->n", lines[left], lines[right])
             energies = np.diagonal(shared, axis1=1, axis2=2)
-            most = np.sqrt(energies).sum(axis=1) ** 2  # the energy if all channels were equal but for signs and levels
+            # the energies if all channels were equal but for signs and levels
+            max_energies = np.sqrt(energies).sum(axis=1) ** 2
             chosen = np.empty((len(blocks), len(signs)), blocks.dtype)
             start = 0
             while start < len(blocks):
                 chosen[start:] = signs
-                lost = np.flatnonzero(_energy(shared[start:], signs) < LOST_ENERGY_SHARE * most[start:])
+                lost = np.flatnonzero(_energy(shared[start:], signs) < LOST_ENERGY_SHARE * max_energies[start:])
                 if not len(lost):
                     break
                 start += int(lost[0])

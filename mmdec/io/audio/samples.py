@@ -298,5 +298,5 @@ def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
     level = padded.reshape(-1, STEP_SAMPLES).square().mean(dim=1).sqrt().cpu().numpy()
     level = np.convolve(level, np.full(5, 0.2), mode="same")[: len(level)]
     loud = float(np.quantile(level, 0.95))
-    least = 1e-4 if float(samples.abs().max()) >= SILENCE else 0.1 * loud
-    return level, level < max(loud * 10 ** (-35 / 20), least)
+    floor = 1e-4 if float(samples.abs().max()) >= SILENCE else 0.1 * loud
+    return level, level < max(loud * 10 ** (-35 / 20), floor)

@@ -159,19 +159,19 @@ def _encodable(name: str) -> bool:
     return True
 
 
-def check_apart(splits: Iterable[Iterable[str]], what: str, remedy: str) -> None:
+def check_apart(splits: Iterable[Iterable[str]], noun: str, remedy: str) -> None:
     """Raise InputError if the training split and the development split share an item.
 
     Args:
         splits: The items' names in the training split, and in the development split.
-        what: What the items are, for the message.
+        noun: What the items are, for the message.
         remedy: The message's last sentence.
     """
     train, dev = map(set, splits)
     both = sorted(train & dev)
     if both:
         raise InputError(
-            f"`corpus` must have other {what} for development than for training, but {len(both)} are in both, "
+            f"`corpus` must have other {noun} for development than for training, but {len(both)} are in both, "
             f"{_quote(both[0])} for one. {remedy}"
         )
 
@@ -207,11 +207,11 @@ def _pixels(path: Path, side: int | None) -> float:
     return float(height * width)
 
 
-def _inspect(paths: Sequence[Path], cache: Path | None, what: str, measure: Measure) -> list[float | str]:
+def _inspect(paths: Sequence[Path], cache: Path | None, noun: str, measure: Measure) -> list[float | str]:
     if cache is None:
         return list(_measure(paths, measure))
     digest = hashlib.blake2b("\n".join(map(str, paths)).encode(errors="surrogateescape"), digest_size=8).hexdigest()
-    file = cache / f".{what}-{digest}.json"
+    file = cache / f".{noun}-{digest}.json"
     measurements = _read(file, len(paths))
     stamps = [_stamp(path) for path in paths]
     old = [index for index, stamp in enumerate(stamps) if measurements[index][:2] != stamp]

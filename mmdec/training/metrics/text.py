@@ -362,8 +362,10 @@ def _columns(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> 
     _check_aligned(hypotheses, references)
     if any(not accepted for accepted in references) or not references:
         raise InputError("`references` must hold at least one text for each sentence, but lack some. Leave them out.")
-    most = max(len(accepted) for accepted in references)
-    return [[accepted[rank] if rank < len(accepted) else None for accepted in references] for rank in range(most)]
+    max_references = max(len(accepted) for accepted in references)
+    return [
+        [accepted[rank] if rank < len(accepted) else None for accepted in references] for rank in range(max_references)
+    ]
 
 
 def _check_aligned(hypotheses: Sequence[Any], references: Sequence[Any]) -> None:

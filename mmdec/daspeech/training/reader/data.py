@@ -189,12 +189,12 @@ class PairData(LightningDataModule):
         weights = np.concatenate(
             [np.full(len(rows), share / len(rows)) for (rows, _), share in zip(self.folders, self.shares, strict=True)]
         )
-        rank, most = self.trainer.global_rank, self.batch_pieces * self.trainer.world_size
-        sample_count = self.steps_per_epoch * most // 12
+        rank, max_pieces = self.trainer.global_rank, self.batch_pieces * self.trainer.world_size
+        sample_count = self.steps_per_epoch * max_pieces // 12
         rows = draw.choice(len(pieces), min(sample_count, len(pieces)), replace=False, p=weights / weights.sum())
         chosen = [(int(row), int(draw.integers(len(units[row])))) for row in rows]
         sizes = [len(pieces[row]) + len(units[row][turn]) + 2 for row, turn in chosen]
-        grouped = batches_by_size(sorted(range(len(chosen)), key=sizes.__getitem__), sizes, most)
+        grouped = batches_by_size(sorted(range(len(chosen)), key=sizes.__getitem__), sizes, max_pieces)
         batches = rows_of([[chosen[at] for at in batch] for batch in grouped], rank, self.trainer.world_size)
         mine = [batches[at] for at in draw.permutation(len(batches))[: self.steps_per_epoch]]
         seed = [self.seed, self.trainer.current_epoch, 1 + rank]

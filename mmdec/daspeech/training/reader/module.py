@@ -114,8 +114,8 @@ class ReaderModule(RecipeModule):
             return None
         links = {"link_heads": 4, "link_dim": sizes["d_model"] // 4, "link_prior": True}
         form = {"positions": "sinusoidal", "copy_encoder": True}
-        least = {"upsample": self.options.vertices, "min_vertices": self.options.min_vertices}
-        return DagConfig(**sizes, layers=self.options.graph_layers, **links, **form, **least)
+        vertices = {"upsample": self.options.vertices, "min_vertices": self.options.min_vertices}
+        return DagConfig(**sizes, layers=self.options.graph_layers, **links, **form, **vertices)
 
     def losses(self, batch: PairBatch) -> dict[str, Tensor]:
         """Compute the losses of a batch by name: "ar" (autoregressive), "dag" (graph), and "loss", their weighted sum.

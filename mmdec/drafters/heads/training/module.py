@@ -175,10 +175,10 @@ def start_from_target(network: Heads, head: Tensor, bias: Tensor | None, embeddi
         part.weight[:, size:] = 0
         part.weight[:, :size] = torch.eye(len(part.weight), size)
         part.bias.zero_()
-    for own in cast(list[nn.Linear], list(network.lm_heads)):
-        own.weight.zero_()[:, :size] = head[:, : own.in_features].to(own.weight)
-        if own.bias is not None:
-            own.bias.copy_(own.bias.new_zeros(len(own.bias)) if bias is None else bias)
+    for lm_head in cast(list[nn.Linear], list(network.lm_heads)):
+        lm_head.weight.zero_()[:, :size] = head[:, : lm_head.in_features].to(lm_head.weight)
+        if lm_head.bias is not None:
+            lm_head.bias.copy_(lm_head.bias.new_zeros(len(lm_head.bias)) if bias is None else bias)
     for name, table in network.heads.named_parameters():
         if name.startswith("emb.") and table.shape == embedding.shape:
             table.copy_(embedding / embedding.std() / size**0.5)

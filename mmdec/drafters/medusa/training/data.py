@@ -269,8 +269,8 @@ class HeadWindows(Dataset[HeadBatch]):
             utterance = self.utterances[row]
             digest.update(f"{utterance.path.name} {utterance.path.stat().st_size} {utterance.text}\n".encode())
             digest.update(repr(utterance.part).encode() if utterance.part else b"")
-        what = (LABEL_FORMAT, window.seed, window.seconds, astuple(self.composition), self.spelling.head)
-        digest.update(repr(what).encode())
+        settings = (LABEL_FORMAT, window.seed, window.seconds, astuple(self.composition), self.spelling.head)
+        digest.update(repr(settings).encode())
         return digest.hexdigest()
 
 

@@ -141,16 +141,18 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
                 continue
             value = row[name]
             if _of_text(name, row):
-                lacking = width - value.shape[1]
+                missing_tokens = width - value.shape[1]
                 fill = pad if name == "input_ids" else 0
-                value = torch.nn.functional.pad(value, (lacking, 0) if left else (0, lacking), value=fill)
+                value = torch.nn.functional.pad(value, (missing_tokens, 0) if left else (0, missing_tokens), value=fill)
             parts.append(value)
         shapes = {part.shape[1:] for part in parts}
         if len(shapes) > 1:
             longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-            lacks = [[most - size for most, size in zip(longest, part.shape[1:], strict=True)] for part in parts]
-            ends = [[number for lack in reversed(each) for number in (0, lack)] for each in lacks]
-            parts = [torch.nn.functional.pad(part, end) for part, end in zip(parts, ends, strict=True)]
+            for index, part in enumerate(parts):
+                missing = [largest - size for largest, size in zip(longest, part.shape[1:], strict=True)]
+                # `pad` takes (before, after) of each dimension, the last one first
+                ends = [number for count in reversed(missing) for number in (0, count)]
+                parts[index] = torch.nn.functional.pad(part, ends)
         batch[name] = torch.cat(parts)
     return batch
 
