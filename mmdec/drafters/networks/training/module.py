@@ -348,6 +348,8 @@ class DraftModule(DrafterModule):
     heads: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     decides = "chain"
     weights: ClassVar[LossWeights] = LossWeights()
+    # score -> its name in the lines that `StageBar` prints
+    words: ClassVar[Mapping[str, str]] = {"chain": "tokens per round in chains", "tree": "in trees"}
 
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
         super().__init__()
