@@ -49,7 +49,7 @@ from mmdec.daspeech.vocoder import OUR_MELS, HifiGanVocoder, MelKind, Vocoder
 from mmdec.errors import InputError
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find_model, model_kind, path_text
 from mmdec.hub.provenance import CARD, command_record, portable
-from mmdec.hub.publish import PROVENANCE, atomic_folder, check_replaceable, copy_texts, same_weights, write_card
+from mmdec.hub.publish import PROVENANCE, atomic_folder, check_replaceable, copy_texts, keep_card, same_weights
 from mmdec.tasks.confidence import CONFIDENCE_FILE
 from mmdec.whisper.checkpoint import WHISPER_KIND as WHISPER_KIND
 from mmdec.whisper.checkpoint import load_whisper_encoder
@@ -102,12 +102,11 @@ def save_model(
     units: Sequence[str],
     *,
     decoding: DecodingSettings = DecodingSettings(),
-    card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a translator's folder, with weights in half precision.
 
-    If writing fails, an existing folder is not changed.
+    If writing fails, an existing folder is not changed. Its model card is kept.
 
     Args:
         directory: The folder to write.
@@ -115,10 +114,11 @@ def save_model(
         vocoder: The model's own vocoder.
         units: Names of the phones, ordered by id.
         decoding: Decoding options, which become the model's defaults.
-        card: Text of README.md. None keeps the existing card; if the new weights differ from the existing ones, this
-            raises InputError, because the figures in the card would be wrong.
         provenance: Entries of provenance.json in addition to command, versions, commit and date, which are always
             written.
+
+    Raises:
+        InputError: If an existing folder has a model card and other weights, for which its figures would be wrong.
     """
     target = Path(directory)
     with atomic_folder(target) as fresh:
@@ -139,7 +139,7 @@ def save_model(
         save_file(encoder, fresh / "encoder.safetensors")
         save_file(state, fresh / "model.safetensors")
         save_file(to_half_precision(vocoder.state_dict()), fresh / VOCODER)
-        write_card(target, fresh, card)
+        keep_card(target, fresh)
     return target
 
 

@@ -35,7 +35,7 @@ from mmdec.daspeech.piece_translator import PhoneVoice, PieceTranslator, PieceTr
 from mmdec.daspeech.vocoder import OUR_MELS, MelKind
 from mmdec.errors import InputError
 from mmdec.hub.provenance import command_record, portable
-from mmdec.hub.publish import PROVENANCE, atomic_folder, write_card
+from mmdec.hub.publish import PROVENANCE, atomic_folder, keep_card
 from mmdec.nn.int8 import pack_rows, unpack_rows
 from mmdec.phonetics.piece_ngram import PieceNGram
 from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer, normalise_for_speech
@@ -95,20 +95,19 @@ class PieceTranslatorParts:
 
 
 def save_piece_translator(
-    directory: Path,
-    parts: PieceTranslatorParts,
-    *,
-    card: str | None = None,
-    provenance: Mapping[str, Any] | None = None,
+    directory: Path, parts: PieceTranslatorParts, *, provenance: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write a translator's folder, with matrices in 8 bits. If writing fails, an existing folder is not changed.
+    """Write a translator's folder, with matrices in 8 bits.
+
+    If writing fails, an existing folder is not changed. Its model card is kept.
 
     Args:
         directory: The folder to write.
         parts: The translator.
-        card: Text of README.md; None keeps the existing card, and raises InputError if the new weights differ from the
-            existing ones.
         provenance: Entries of provenance.json in addition to command, versions, commit and date.
+
+    Raises:
+        InputError: If an existing folder has a model card and other weights, for which its figures would be wrong.
     """
     vocoder = check_model_vocoder(parts.vocoder)
     with atomic_folder(directory) as fresh:
@@ -138,7 +137,7 @@ def save_piece_translator(
                 save_file(ngram.arrays, fresh / file)
         save_file(pack_weights(parts.voice.state_dict()), fresh / "voice.safetensors")
         save_file(pack_weights(vocoder.state_dict()), fresh / VOCODER)
-        write_card(directory, fresh, card)
+        keep_card(directory, fresh)
     return directory
 
 

@@ -78,15 +78,12 @@ def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.de
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 
 
-def write_card(old: Path, fresh: Path, card: str | None) -> None:
-    """Write the model card into the folder `fresh`, which will replace `old`: this card, or if it is None, `old`'s.
+def keep_card(old: Path, fresh: Path) -> None:
+    """Copy the model card of the folder `old`, if it has one, to `fresh`, which will replace it.
 
     Raises:
         InputError: If the weights of the two folders differ, because the card's figures would then be wrong.
     """
-    if card is not None:
-        (fresh / CARD).write_text(card, encoding="utf-8")
-        return
     if not (old / CARD).is_file():
         return
     if weight_hashes(old) != weight_hashes(fresh):
@@ -139,9 +136,7 @@ def push_folder(
     repo_id: str,
     *,
     private: bool | None = None,
-    token: str | bool | None = None,
-    revision: str | None = None,
-    commit_message: str = "Upload a model of mmdec",
+    token: str | None = None,
 ) -> str:
     """Upload a folder to the hub in one commit; creates the repository if needed.
 
@@ -150,8 +145,6 @@ def push_folder(
         repo_id: "owner/name".
         private: Whether a new repository is private.
         token: Access token.
-        revision: The branch; None: the main one.
-        commit_message: The commit's title.
 
     Returns:
         The commit's address.
@@ -165,7 +158,7 @@ def push_folder(
     try:
         repository = create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
         commit = upload_folder(
-            repo_id=repository, folder_path=folder, token=token, revision=revision, commit_message=commit_message
+            repo_id=repository, folder_path=folder, token=token, commit_message="Upload a model of mmdec"
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise InputError(

@@ -116,7 +116,6 @@ def load_language_model(
     model: str | os.PathLike[str],
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
-    fetching: Mapping[str, Any] | None = None,
 ) -> LoadedLanguageModel:
     """Load a language model and its tokenizer.
 
@@ -124,12 +123,11 @@ def load_language_model(
         model: A folder or Hugging Face id.
         device: None: a GPU if there is one, else the CPU.
         dtype: Dtype of the weights.
-        fetching: Options of huggingface_hub's `snapshot_download`.
 
     Raises:
         InputError: If there is no such model, its files are damaged or not safetensors, or it has no tokenizer.
     """
-    directory = find_model(model, None, LANGUAGE_MODEL_FILES, fetching)
+    directory = find_model(model, None, LANGUAGE_MODEL_FILES)
     torch_device = check_device(device)
     tokenizer = folder_tokenizer(directory)
     if tokenizer is None:

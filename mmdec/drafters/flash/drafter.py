@@ -39,24 +39,18 @@ class Flash:
         embedding: The target's embedding (`model.get_input_embeddings()`).
         output: The target's LM head (`model.get_output_embeddings()`).
         width: Maximum nodes of a tree level that get children.
-        tree: Whether to draft trees (True) or chains; None: the network's configuration decides.
 
     Raises:
         InputError: If `output` does not fit the network, or `width` is below 1.
     """
 
     def __init__(
-        self,
-        network: FlashNetwork,
-        embedding: nn.Module,
-        output: nn.Linear,
-        width: int = DEFAULT_TREE_WIDTH,
-        tree: bool | None = None,
+        self, network: FlashNetwork, embedding: nn.Module, output: nn.Linear, width: int = DEFAULT_TREE_WIDTH
     ) -> None:
         self._columns = NetworkDrafter(network, embedding, output, width)
         self.network: FlashNetwork = network
         self.embedding, self.width, self.needs = embedding, width, self._columns.needs
-        self.tree = cast(FlashConfig, network.config).tree if tree is None else tree
+        self.tree = cast(FlashConfig, network.config).tree  # whether to draft trees, else chains
 
     @property
     def name(self) -> str:

@@ -71,9 +71,7 @@ class Recording:
     note: str = ""  # the place and the length of what is missing, and channels that cancel
 
 
-def load_audio(
-    source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS, strict: bool = False
-) -> Tensor:
+def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Tensor:
     """Read one sound file, mix it down to mono and resample it.
 
     It reads wav, flac, ogg, mp3, aiff, au, caf and NIST Sphere, with integers of 8 to 32 bits or floats; and with PyAV
@@ -86,7 +84,6 @@ def load_audio(
         source: A path, or a binary file object.
         sample_rate: Hz of the result. Default 16 kHz.
         max_seconds: Longer audio raises an error; if the header shows that it is longer, nothing is decoded.
-        strict: Reject a file that cannot be read completely. Default False: read the rest.
 
     Returns:
         Samples (T,) float32 in [-1, 1].
@@ -94,13 +91,17 @@ def load_audio(
     Raises:
         InputError: For any other file, and for audio with samples that are not finite, too large or missing.
     """
-    return load_recording(source, sample_rate, max_seconds=max_seconds, strict=strict).samples
+    return load_recording(source, sample_rate, max_seconds=max_seconds).samples
 
 
 def load_recording(
     source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS, strict: bool = False
 ) -> Recording:
-    """Read one sound file as `load_audio` does, with a note about what of it could not be read."""
+    """Read one sound file as `load_audio` does, with a note about what of it could not be read.
+
+    Args:
+        strict: Reject a file that cannot be read completely. Default False: read the rest.
+    """
     check_rate(sample_rate)
     blocks: list[np.ndarray] = []
     rates, peak = [sample_rate], 0.0

@@ -190,20 +190,17 @@ def seconds_of(paths: Sequence[Path], cache: Path | None) -> list[float | str]:
     return _inspect(paths, cache, "recordings", sound_seconds)
 
 
-def sizes_of(paths: Sequence[Path], cache: Path | None, side: int | None = None) -> list[float | str]:
+def sizes_of(paths: Sequence[Path], cache: Path | None) -> list[float | str]:
     """Return the number of pixels of each picture; for a bad picture, a text that says what is wrong.
 
     Args:
         cache: Folder that caches the results; None: no cache.
-        side: Width and height that each picture must have; None: any.
     """
-    return _inspect(paths, cache, f"pictures-{side or 'any'}", partial(_pixels, side=side))
+    return _inspect(paths, cache, "pictures", _pixels)
 
 
-def _pixels(path: Path, side: int | None) -> float:
+def _pixels(path: Path) -> float:
     height, width, _ = read_image(path).shape
-    if side not in (None, height) or side not in (None, width):
-        raise InputError(f"`image` must be {side} x {side} pixels, but '{path}' is {width} x {height}. Scale it.")
     return float(height * width)
 
 

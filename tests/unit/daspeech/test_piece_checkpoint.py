@@ -66,7 +66,8 @@ def test_int8_matrices_stay_near_the_original(tiny_heard_model: Path, tmp_path: 
 
 def test_a_card_belongs_to_its_weights(tiny_heard_model: Path, tmp_path: Path) -> None:
     own = loaded(tiny_heard_model)
-    target = save_piece_translator(tmp_path / "model", own, card="# card\n", provenance={"training": {"step": 3}})
+    target = save_piece_translator(tmp_path / "model", own, provenance={"training": {"step": 3}})
+    (target / "README.md").write_text("# card\n")
     assert json.loads((target / "provenance.json").read_text())["training"] == {"step": 3}
     save_piece_translator(target, own)
     assert (target / "README.md").read_text() == "# card\n"

@@ -52,8 +52,8 @@ def test_flash_drafts_beyond_its_slots_in_chains_alone() -> None:
     ids = torch.tensor([[5, 6, 7, 5, 6]])
     for tree, plan, depth in ((False, (7, 7), 7), (False, (12, 4), 4), (True, (12, 7), 3)):
         drafted: list[int] = []
-        network: Any = draft_network("flash", model, slots=3)
-        drafter = Flash(network, model.get_input_embeddings(), model.get_output_embeddings(), tree=tree)
+        network: Any = draft_network("flash", model, slots=3, tree=tree)
+        drafter = Flash(network, model.get_input_embeddings(), model.get_output_embeddings())
         plug = mmdec.speculate(drafter, num_speculative_tokens=plan, on_round=_note(drafted))
         out = model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=plug)
         assert torch.equal(out, model.generate(ids, max_new_tokens=20, do_sample=False))
