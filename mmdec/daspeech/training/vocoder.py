@@ -253,8 +253,8 @@ class VocoderData(LightningDataModule):
 class _Pieces(torch.utils.data.Dataset[Crops]):
     """A dataset of crops of recordings, each `frames` frames long; None: of whole recordings.
 
-    An index is (recording, place, choice). place: where the crop lies, from 0 (start) to 1 (end). choice: below 0.5,
-    the crop has the predicted mel, if there is one.
+    An index is (recording, place, choice). The place, from 0 (start) to 1 (end), says where the crop lies. If the
+    choice is below 0.5, the crop has the predicted mel, if there is one.
     """
 
     def __init__(self, recordings: list[VocoderRecording], frames: int | None) -> None:

@@ -140,7 +140,7 @@ class SlotStep(CpuStep):
         """Compute the layer's input (n, H), as `FlashNetwork.fuse` does.
 
         Args:
-            tokens: N ids.
+            tokens: n token ids.
             features: (n, H), of the tokens before them.
         """
         size = self.config.hidden_size
@@ -167,8 +167,11 @@ class SlotStep(CpuStep):
         return normed
 
     def _rotate(self, vector: Vector, position: int) -> Vector:
-        """Apply rotary positions to queries or keys (n, heads, channels of a head) of n consecutive tokens. position:
-        position id of the first token."""
+        """Apply rotary positions to queries or keys (n, heads, channels of a head) of n consecutive tokens.
+
+        Args:
+            position: Position id of the first token.
+        """
         count, heads, dim = vector.shape
         end = position + count
         if end > len(self.cosines):

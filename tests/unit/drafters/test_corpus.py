@@ -89,12 +89,17 @@ def test_likelier_continuations_come_first() -> None:
     assert paths(drafter.propose(state, root, Plan(3, 2))) == [[3], [3, 7], [4]]
 
 
-def test_the_text_itself_is_drafted_from_and_the_end_of_a_text_is_not() -> None:
+def test_the_rows_own_text_is_drafted_from() -> None:
     drafter = CorpusDrafter(TokenIndex.from_texts([[9, 9]]))
     state = drafter.start(context([[1, 2, 3, 4, 1, 2], [7, 8, 9, 9, 9, 9]]))
     draft = drafter.propose(state, torch.tensor([2, 9]), Plan(3, 3))
     assert paths(draft) == [[3], [3, 4], [3, 4, 1]]
-    assert all(token == 9 for path in paths(draft, 1) for token in path)
+    assert all(token == 9 for path in paths(draft, 1) for token in path)  # never the end of a text
+
+
+def test_rows_can_be_dropped() -> None:
+    drafter = CorpusDrafter(TokenIndex.from_texts([[9, 9]]))
+    state = drafter.start(context([[1, 2, 3], [7, 8, 9]]))
     drafter.select(state, torch.tensor([1]))
     assert len(state.rows) == 1
     assert state.rows[0].text[0] == 7

@@ -72,7 +72,7 @@ def test_predictions_that_were_confirmed_behind_a_mismatch_are_stored() -> None:
     assert state[0].stored_ngrams(6) == []
 
 
-def test_the_comb_gains_a_level_each_round_and_stores_its_columns() -> None:
+def test_the_comb_stores_the_columns_that_it_has_grown() -> None:
     """A target whose next token is always one more: each tooth is right once it was predicted."""
     drafter, root = Jacobi(), 5
     state = drafter.start(context([[5]]))

@@ -117,7 +117,7 @@ def test_padding_is_never_matched() -> None:
     assert draft.size.tolist() == [1, 1]
 
 
-def test_rows_are_independent_and_can_be_dropped() -> None:
+def test_dropped_rows_leave_the_others_unchanged() -> None:
     drafter = Lookup()
     state = drafter.start(context([[1, 2, 1], [3, 4], [5, 6, 7, 5]]))
     drafter.select(state, torch.tensor([2, 0]))

@@ -69,7 +69,7 @@ def test_template_has_the_papers_levels() -> None:
 
 
 @given(st.integers(0, 100), st.integers(0, 8))
-def test_template_is_a_tree_and_its_beginning_too(nodes: int, depth: int) -> None:
+def test_each_beginning_of_a_template_is_a_tree(nodes: int, depth: int) -> None:
     template = tree_template(nodes, depth)
     seen = {()}
     for path in template:
@@ -129,7 +129,7 @@ def test_prompt_teaches_neighbours_but_padding_does_not() -> None:
     assert draft.parents[0, 1:4].tolist() == [0, 0, 2]
 
 
-def test_rejected_nodes_teach_and_accepted_ones_prevail() -> None:
+def test_accepted_nodes_prevail_over_rejected_ones() -> None:
     drafter = Recycling()
     state = drafter.start(context([[5]]))
     # root 5 with children 6 (rejected) and 7 (accepted), 7's child is again 6 (accepted)
@@ -140,9 +140,13 @@ def test_rejected_nodes_teach_and_accepted_ones_prevail() -> None:
     chain = drafter.propose(state, torch.tensor([5]), Plan(3, 3))
     assert is_chain(chain)
     assert chain.tokens.tolist() == [[5, 7, 6, 3]]
-    # a rejected node's scores are used where no other speaks of its token
-    other = trees_from_lists(torch.tensor([3]), [([8], [0])])
-    drafter.update(state, other, Scores(ranked([2], [11, 12])), verdict([0], [2]))
+
+
+def test_successors_are_learned_at_rejected_nodes() -> None:
+    drafter = Recycling()
+    state = drafter.start(context([[5]]))
+    draft = trees_from_lists(torch.tensor([3]), [([8], [0])])
+    drafter.update(state, draft, Scores(ranked([2], [11, 12])), verdict([0], [2]))
     assert drafter.propose(state, torch.tensor([8]), Plan(1, 1)).tokens.tolist() == [[8, 11]]
 
 
@@ -164,18 +168,22 @@ def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, vocab: int, ro
         roots = torch.randint(vocab, (rows,), generator=generator)
 
 
-def test_warm_matrix_is_copied_and_checked() -> None:
+def test_each_run_begins_with_a_copy_of_the_initial_successors() -> None:
     warm = torch.full((20, 8), -1)
     warm[3, :2] = torch.tensor([4, 5])
     drafter = Recycling(warm)
     warm[3, 0] = 9
-    drafter.check(Size(20))  # type: ignore[arg-type]
     memory, other = drafter.start(context([[1]])), drafter.start(context([[1]]))
     roots = torch.tensor([3])
     assert drafter.propose(memory, roots, Plan(2, 1)).tokens.tolist() == [[3, 4, 5]]
     drafter.update(memory, root_only(roots), Scores(ranked([6, 7])), verdict([0], [6]))
     assert drafter.propose(memory, roots, Plan(2, 1)).tokens.tolist() == [[3, 6, 7]]
     assert drafter.propose(other, roots, Plan(2, 1)).tokens.tolist() == [[3, 4, 5]]  # another run's is its own
+
+
+def test_initial_successors_must_fit_the_target() -> None:
+    drafter = Recycling(torch.full((20, 8), -1))
+    drafter.check(Size(20))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="each of the target's 21 tokens"):
         drafter.check(Size(21))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="matrix of token ids"):

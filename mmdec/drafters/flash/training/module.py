@@ -118,7 +118,7 @@ def text_embeds(columns: UnrollInputs, slots: int) -> Tensor:
     beyond the answer's end.
 
     Args:
-        slots: K.
+        slots: k.
     """
     padded = pad(columns.embeds, (0, 0, 0, slots))
     length, device = columns.embeds.shape[1], padded.device

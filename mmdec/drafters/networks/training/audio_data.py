@@ -37,10 +37,11 @@ class AudioData(DraftData):
 
     These replace the corpus's own transcripts.
 
-    base: folder or Hugging Face id of the target, an audio language model. corpus: a folder of audio files and
-    transcripts as
-        in LibriSpeech, or a manifest file, as `read_utterances` reads it. options: fields of `DraftDataOptions`;
-        `frames`, `history`, `images` and `ramp` have no effect here.
+    Args:
+        base: Folder or Hugging Face id of the target, an audio language model.
+        corpus: A folder of audio files and transcripts as in LibriSpeech, or a manifest file, as `read_utterances`
+            reads it.
+        options: Fields of `DraftDataOptions`; `frames`, `history`, `images` and `ramp` have no effect here.
     """
 
     @cached_property
@@ -55,7 +56,7 @@ class AudioData(DraftData):
     def prompting(self) -> Any:
         return AudioPromptBuilder(self.audio_lm)
 
-    def _read(self, split: str, count: int | None) -> list[Sample]:
+    def read_split(self, split: str, count: int | None) -> list[Sample]:
         rows = read_utterances(self.corpus, split, self.admission)
         order = np.random.default_rng([SUBSET_SEED, self.seed]).permutation(len(rows)).tolist()
         chosen = rows if count is None else [rows[number] for number in order[:count]]

@@ -232,11 +232,11 @@ class DraftData(LightningDataModule):
         """
         many, few, options = self.options.samples, self.options.dev_samples, self.options
         if options.dev_split is not None:
-            both = {"train": self._read(options.train_split, many), "dev": self._read(options.dev_split, few)}
+            both = {"train": self.read_split(options.train_split, many), "dev": self.read_split(options.dev_split, few)}
             named = ([f"{one.question[:60]} ({one.name})" for one in both[split]] for split in ("train", "dev"))
             check_apart(named, "questions", "Name splits that do not overlap.")
             return both
-        chosen = self._read(options.train_split, None if many is None else many + few)
+        chosen = self.read_split(options.train_split, None if many is None else many + few)
         if len(chosen) <= few:
             raise InputError(
                 f"`dev_samples` must leave questions to train on, but takes {few} of {len(chosen)}. Give fewer, "
@@ -249,7 +249,13 @@ class DraftData(LightningDataModule):
             "dev": chosen[-few:],
         }
 
-    def _read(self, split: str, count: int | None) -> list[Sample]:
+    def read_split(self, split: str, count: int | None) -> list[Sample]:
+        """Read the samples of a split.
+
+        Args:
+            split: Its name.
+            count: Number of samples, chosen at random; None: all.
+        """
         choice = Choice(count, self.options.long_share, self.seed)
         images = None if self.options.images is None else Path(self.options.images)
         reading = Questions(self.options.frames, self.options.history, images)

@@ -48,7 +48,7 @@ def test_drawn_children_have_the_marginals_they_were_drawn_from(form: str) -> No
         torch.testing.assert_close(draft.probs[0, node].double(), expected[depth_of[node]], rtol=1e-5, atol=1e-7)
 
 
-def test_a_tree_holds_the_chain_and_goes_no_deeper_than_the_block() -> None:
+def test_a_tree_is_as_deep_as_the_chain_that_it_holds() -> None:
     drafter = tree_growing("dflash", MODEL, **BASE)
     chain, tree = (
         drafter.propose(start_drafter(MODEL, drafter, PROMPTS[:2], [7, 9]), torch.tensor([7, 9]), plan)

@@ -231,7 +231,7 @@ def test_a_smaller_published_vocabulary_needs_an_option(tmp_path: Path) -> None:
         convert(source, tmp_path / "none", vocab_size=0)
 
 
-def test_precision_is_kept_and_parts_of_the_target_are_left_behind(tmp_path: Path) -> None:
+def test_a_converted_file_holds_the_networks_own_weights_in_their_precision(tmp_path: Path) -> None:
     state = {name: value.half() for name, value in layer().items()}
     state |= {"lm_head.weight": torch.zeros(TOKENS, SIZE), "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     out = convert(published(tmp_path / "in", state, LLAVA), tmp_path / "out", system="eagle")

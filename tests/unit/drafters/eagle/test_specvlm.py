@@ -107,7 +107,7 @@ def test_one_compressor_equals_a_naive_prompt(name: str, fc_norm: bool) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"variant": "weighted"}, {"variant": "concat"}, {"grid": (8, 8)}])
 @pytest.mark.parametrize("images", [((0, 64),), IMAGES, ((3, 5),), ((5, 90),), ((4, 5), (6, 7))])
-def test_text_keeps_its_columns_and_images_their_places(
+def test_a_compressed_image_leaves_the_texts_columns_unchanged(
     changes: dict[str, Any], images: tuple[tuple[int, int], ...]
 ) -> None:
     model = network(**changes)

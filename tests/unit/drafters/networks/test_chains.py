@@ -38,7 +38,9 @@ def proposed(drafter: Any, model: Any, rows: list[int], plan: Plan) -> Draft:
 
 @pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "eagle3", "flash", "flash-unrefined"])
 @pytest.mark.parametrize("threshold", [0.0, 0.2])
-def test_a_token_at_a_time_or_level_by_level(system: str, threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_drafted_token_by_token_equals_one_by_levels(
+    system: str, threshold: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, steps = language_model(), []
     kind: Any = SlotStep if "flash" in system else Eagle3Step if system == "eagle3" else EagleStep
     changes: dict[str, Any] = {"slots": 4, "refine": system == "flash"} if "flash" in system else {}
@@ -203,7 +205,7 @@ def test_a_step_is_built_once_for_each_run(system: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("system", ["eagle", "flash"])
-def test_autocast_and_gradients_use_torch(system: str) -> None:
+def test_the_fast_path_is_not_used_with_gradients_or_autocast(system: str) -> None:
     model = language_model()
     drafter, roots = tree_growing(system, model), torch.tensor(ROOTS[:1])
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():

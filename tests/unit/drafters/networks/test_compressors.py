@@ -59,7 +59,7 @@ def test_grid_pooling_is_adaptive_pooling_in_two_dimensions(grid: tuple[int, int
     assert result.positions.tolist() == sorted(result.positions.tolist())
 
 
-def test_pruning_keeps_the_same_tokens_in_use_and_draws_in_training() -> None:
+def test_pruning_keeps_the_same_tokens_in_each_call() -> None:
     prune, image = Prune(4).eval(), states(40)
     before = torch.random.get_rng_state()
     result = prune(image)
@@ -68,18 +68,28 @@ def test_pruning_keeps_the_same_tokens_in_use_and_draws_in_training() -> None:
     assert len(result.positions) == 10
     assert torch.equal(result.states, image[result.positions])
     assert result.visual_weights.tolist() == [float(place in result.positions.tolist()) for place in range(40)]
-    prune.train()
+
+
+def test_pruning_draws_other_tokens_in_training() -> None:
+    prune = Prune(4).train()
     assert len({tuple(prune.indices(40).tolist()) for _ in range(10)}) > 1
+
+
+def test_strided_pruning_keeps_each_nth_token() -> None:
     assert Prune(4, "strided")(states(10)).positions.tolist() == [0, 4, 8]
 
 
-def test_convolution_equals_a_hand_computation_and_starts_as_an_average() -> None:
-    conv = Convolution(2, 3)
+def test_a_new_convolution_averages_each_window() -> None:
     image = states(7, 2)
-    result = conv(image)
+    result = Convolution(2, 3)(image)
     filled = torch.cat([image, image[-1:], image[-1:]]).view(3, 3, 2)
     torch.testing.assert_close(result.states, filled.mean(1))
     assert result.positions.tolist() == [1, 4, 6]
+
+
+def test_convolution_equals_a_hand_computation() -> None:
+    conv, image = Convolution(2, 3), states(7, 2)
+    filled = torch.cat([image, image[-1:], image[-1:]]).view(3, 3, 2)
     nn.init.normal_(conv.conv.weight)
     weight = conv.conv.weight  # (out, in, 3)
     plain = [sum(weight[:, :, k] @ window[k] for k in range(3)) for window in filled]

@@ -13,7 +13,7 @@ import mmdec
 from mmdec.core.tree import ancestors, root_only, sort_depth_first
 from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.errors import InputError
-from mmdec.types import Context, Plan, Scores, Verdict
+from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from tests.support.draft_networks import (
     PROMPTS,
     Checked,
@@ -113,27 +113,33 @@ def test_a_draft_is_rolled_back_exactly() -> None:
         assert torch.equal(drafts[0].parents, drafts[1].parents)
 
 
-def test_pruning_keeps_ancestors_and_breaks_ties_by_age() -> None:
-    """A head of equal rows makes every token as likely as any other: all scores of a level are ties."""
+def drafted_by_bias(bias: dict[int, float], plan: Plan) -> Draft:
+    """Draft with a head whose logits are its bias, 0 at other tokens, whatever the network's states are."""
     model = language_model()
-    drafter, roots = tree_growing("eagle", model, width=3), torch.tensor([6])
+    drafter = tree_growing("eagle", model, width=3)
     drafter.output = torch.nn.Linear(32, VOCABULARY)
     with torch.inference_mode():
         drafter.output.weight.zero_()
         drafter.output.bias.zero_()
-        draft = drafter.propose(start_drafter(model, drafter, PROMPTS[:1], [6]), roots, Plan(5, 3))
-        result = paths(draft, 0)
-        assert len(result) == 5
-        for path in result:
-            assert len(path) == 1 or path[:-1] in result
-        assert sum(len(path) == 1 for path in result) == 3  # the whole first level, then the eldest of the second
-        drafter.output.bias[:3] = 1000.0  # certain: children are as likely as their parents but for rounding
-        drafter.output.bias[0] = 2000.0
-        draft = drafter.propose(start_drafter(model, drafter, PROMPTS[:1], [6]), roots, Plan(7, 4))
-        result = paths(draft, 0)
-        assert (0, 0, 0, 0) in result
-        seen = ancestors(draft.parents)[0]
-        assert bool((seen.sum(1) == torch.tensor([1, *(len(path) + 1 for path in result)])).all())
+        for token, value in bias.items():
+            drafter.output.bias[token] = value
+        return drafter.propose(start_drafter(model, drafter, PROMPTS[:1], [6]), torch.tensor([6]), plan)
+
+
+def test_of_equally_likely_nodes_the_eldest_are_drafted() -> None:
+    result = paths(drafted_by_bias({}, Plan(5, 3)), 0)
+    assert len(result) == 5
+    for path in result:
+        assert len(path) == 1 or path[:-1] in result
+    assert sum(len(path) == 1 for path in result) == 3  # the whole first level, then the eldest of the second
+
+
+def test_a_certain_childs_ancestors_are_drafted_in_spite_of_rounding() -> None:
+    draft = drafted_by_bias({0: 2000.0, 1: 1000.0, 2: 1000.0}, Plan(7, 4))
+    result = paths(draft, 0)
+    assert (0, 0, 0, 0) in result
+    seen = ancestors(draft.parents)[0]
+    assert bool((seen.sum(1) == torch.tensor([1, *(len(path) + 1 for path in result)])).all())
 
 
 def test_without_pruning_the_best_paths_of_all_are_kept() -> None:

@@ -30,7 +30,7 @@ def network(**options: Any) -> PromptTokens:
     return PromptTokens(PromptTokensConfig.like(MODEL.config, **options))
 
 
-def test_without_guesses_all_nodes_are_soft_and_below_the_root() -> None:
+def test_without_guesses_all_nodes_are_soft_ones_of_the_root() -> None:
     assert divide_nodes(PROBABILITIES, 0, Plan(7, 4)) == {(): 2}
 
 
@@ -90,7 +90,7 @@ class _Context:
     tokens = torch.zeros(1, 3)
 
 
-def test_a_run_accepts_guesses_and_keeps_the_text() -> None:
+def test_guesses_are_drafted_without_changing_the_text() -> None:
     inputs = prompts(1)
     drafter = PromptTokensDrafter(network(copies=2))
     plain = mmdec.generate(MODEL, inputs, None, max_new_tokens=60, do_sample=False)
@@ -137,7 +137,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], match: str, tmp_pa
         mmdec.load_drafter(folder, MODEL)
 
 
-def test_missing_and_unknown_tensors_are_refused(tmp_path: Path) -> None:
+def test_a_tensor_of_another_name_is_refused(tmp_path: Path) -> None:
     folder = save_network(network(), tmp_path / "tokens")
     weights = load_file(folder / "model.safetensors")
     save_file({"prompts": weights["embeddings"]}, folder / "model.safetensors")

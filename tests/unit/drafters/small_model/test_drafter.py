@@ -53,7 +53,7 @@ def test_the_targets_own_greedy_chain_is_always_accepted(nodes: int, rows: int) 
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_the_cache_follows_rejections_and_plain_rounds(rows: int) -> None:
+def test_the_cache_follows_every_round(rows: int) -> None:
     small = Toy(7, seed=1)
     target, drafter = Toy(8, seed=2, blend=small, share=0.4), SmallModel(small, width=3)
     rounds = run(target, drafter, CyclingBudget(), PROMPTS[:rows], 40)
@@ -190,7 +190,7 @@ def test_the_shape_of_a_sampled_tree_does_not_depend_on_its_tokens(nodes: int, d
     assert draft.size.tolist() == [nodes + 1] * 50
 
 
-def test_a_node_with_few_tokens_gets_few_children_and_changes_no_other_node() -> None:
+def test_a_narrow_distribution_gives_fewer_children_to_its_node_alone() -> None:
     """After token 0 the distribution has a single token."""
     drafter = SmallModel(Toy(4, seed=10))
 

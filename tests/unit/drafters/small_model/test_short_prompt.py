@@ -21,7 +21,7 @@ from tests.support.draft_networks import texts
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=400), st.integers(16, 300))
-def test_the_shortened_prompt_is_in_order_and_keeps_both_ends(ids: list[int], size: int) -> None:
+def test_the_shortened_prompt_is_a_subsequence_with_both_ends(ids: list[int], size: int) -> None:
     part = most_alike(ids, size)
     assert len(part) == len(ids) if len(ids) <= size else size - CHUNK_TOKENS < len(part) <= size
     rest = iter(ids)
@@ -43,7 +43,7 @@ def test_the_chunks_like_the_end_are_read() -> None:
         assert 3000 not in [*text[:MAX_FIRST_TOKENS], *text[-224:]]
 
 
-def test_the_small_model_reads_that_part_and_writes_on() -> None:
+def test_the_small_model_drafts_from_the_shortened_prompt() -> None:
     seen: list[list[int]] = []
     prompts = [[random.Random(row).randrange(7) for _ in range(60 - 25 * row)] for row in range(3)]
 

@@ -88,7 +88,7 @@ def test_a_ramp_needs_pictures() -> None:
 def test_a_corpus_too_small_for_what_is_held_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a split for development."""
     made = DraftData("base", "corpus", dev_split=None, dev_samples=10)
-    monkeypatch.setattr(made, "_read", lambda split, count: [Sample(f"v{n}", "?") for n in range(10)])
+    monkeypatch.setattr(made, "read_split", lambda split, count: [Sample(f"v{n}", "?") for n in range(10)])
     with pytest.raises(InputError, match="`dev_samples` must leave questions to train on, but takes 10 of 10"):
         _ = made.samples
 
