@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mmdec.io import audio
     from mmdec.loading import load
     from mmdec.pretrained.drafters import load_drafter
+    from mmdec.targets.registry import register_target
     from mmdec.types import Round
     from mmdec.vision.answer import Description
     from mmdec.vision.chat import Chat
@@ -64,6 +65,7 @@ __all__ = [
     "register_attention",
     "register_drafter",
     "register_rule",
+    "register_target",
     "small_model",
     "speculate",
     "stream",
@@ -92,6 +94,7 @@ _LAZY = {
     "model_lock": "mmdec.generation.model_lock",
     "register_attention": "mmdec.generation",
     "register_drafter": "mmdec.drafters.registry",
+    "register_target": "mmdec.targets.registry",
     "small_model": "mmdec.generation.small_model_source",
     "transcribe": "mmdec.whisper.transcribe",
 }

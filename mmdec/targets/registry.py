@@ -1,12 +1,17 @@
-"""The choice of a target for a model of transformers."""
+"""The choice of a target for a model of transformers.
+
+`register_target` adds targets from outside the package.
+"""
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 from typing import Any, cast
 
 from transformers import PreTrainedModel
 
+from mmdec.checks.arguments import format_value
 from mmdec.errors import InputError
 from mmdec.targets.encoder_decoder import EncoderDecoderTarget
 from mmdec.targets.families import (
@@ -21,6 +26,8 @@ from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget
 
+_registered: list[type[HfTarget]] = []  # by `register_target`, the latest first
+
 
 def target_classes() -> tuple[type[HfTarget], ...]:
     """Return the classes of targets. The first that supports a model scores its drafts."""
@@ -29,8 +36,30 @@ def target_classes() -> tuple[type[HfTarget], ...]:
     return whisper, EncoderDecoderTarget, MediaTarget, TextTarget
 
 
+def register_target(target: type[HfTarget]) -> None:
+    """Register a class of targets, which `generate`, `stream` and `speculate` use for the models that it supports.
+
+    It is asked before mmdec's own targets and those registered earlier.
+
+    Args:
+        target: A class derived from `mmdec.targets.hf_target.HfTarget`, whose constructor takes the model.
+
+    Raises:
+        InputError: If it is another class, or lacks methods.
+    """
+    if not (inspect.isclass(target) and issubclass(target, HfTarget)):
+        raise InputError(
+            f"`target` must be a class derived from `HfTarget`, but is {format_value(target)}. Derive it from "
+            "`mmdec.targets.hf_target.HfTarget`."
+        )
+    if inspect.isabstract(target):
+        missing = ", ".join(sorted(target.__abstractmethods__))
+        raise InputError(f"`target` must define all abstract methods, but {target.__name__} lacks {missing}. Add them.")
+    _registered.insert(0, target)
+
+
 def target_of(model: PreTrainedModel) -> HfTarget:
-    """Make the target for a model: of the first of `target_classes` that supports it.
+    """Make the target for a model: of the first registered or built-in class that supports it.
 
     Raises:
         InputError: If no target supports the model.
@@ -40,6 +69,9 @@ def target_of(model: PreTrainedModel) -> HfTarget:
             "`model` must keep a cache, but gradient checkpointing, which is on in training, allows none. Call "
             "`model.eval()` before, and `model.train()` afterwards."
         )
+    for registered in _registered:
+        if registered.supports(model):
+            return cast(Any, registered)(model)
     if why := UNSUPPORTED_CLASSES.get(type(model).__name__):
         raise InputError(f"`model` must be of a supported class, but is {type(model).__name__}: {why}.")
     for target in target_classes():
