@@ -21,7 +21,7 @@ Shorten = Callable[[list[int]], Sequence[int]]  # the prompt's token ids -> thos
 MIN_PROMPT_TOKENS = 16
 MAX_PROMPT_TOKENS = 2**31
 MAX_FIRST_TOKENS = 64  # tokens of the beginning that stay, where chat templates have their instructions
-CHUNK_TOKENS = 32
+CHUNK_TOKENS = 32  # the longest chunks; shorter ones fill a small room
 QUERY_TOKENS = 64  # the last tokens of the prompt, to which chunks are compared: a question stands there
 MAX_NGRAM = 3
 
@@ -65,27 +65,29 @@ def shorten_prompt(ids: list[int], prompt: int | Shorten, vocab_size: int) -> li
 
 
 def most_alike(ids: list[int], size: int) -> list[int]:
-    """Return at most `size` tokens of a text, in their order: the first, the chunks most like the end, and the last.
+    """Return `size` tokens of a text, in their order: the first, the chunks most like the end, and the last.
 
-    A chunk is the likelier, the more n-grams it shares with the last `QUERY_TOKENS` tokens, the rarer these are.
+    A chunk is the likelier, the more n-grams it shares with the last tokens, at most `QUERY_TOKENS` of them, and the
+    rarer these are. The last chunk that is chosen is cut to the room that is left. Texts of up to `size` tokens are
+    returned whole.
     """
     if len(ids) <= size:
         return ids
     first = min(MAX_FIRST_TOKENS, size // 4)
     last = (size - first) // 2
-    starts = range(first, len(ids) - last, CHUNK_TOKENS)
-    chunks = [ids[start : min(start + CHUNK_TOKENS, len(ids) - last)] for start in starts]
-    query = _ngrams(ids[-QUERY_TOKENS:])
+    room, end = size - first - last, len(ids) - last
+    length = math.ceil(room / math.ceil(room / CHUNK_TOKENS))
+    chunks = [ids[start : min(start + length, end)] for start in range(first, end, length)]
+    query = _ngrams(ids[max(end, len(ids) - QUERY_TOKENS) :])
     shared = [_ngrams(chunk) & query for chunk in chunks]
     counts = Counter(ngram for ngrams in shared for ngram in ngrams)
     scores = [sum(math.log(1 + len(chunks) / counts[ngram]) for ngram in sorted(ngrams)) for ngrams in shared]
-    room, chosen = size - first - last, list[int]()
+    chosen = dict[int, list[int]]()
     for index in sorted(range(len(chunks)), key=lambda index: (-scores[index], -index)):
-        if len(chunks[index]) <= room:
-            chosen.append(index)
-            room -= len(chunks[index])
-    middle = [token for index in sorted(chosen) for token in chunks[index]]
-    return [*ids[:first], *middle, *ids[len(ids) - last :]]
+        chosen[index] = chunks[index][:room]
+        room -= len(chosen[index])
+    middle = [token for index in sorted(chosen) for token in chosen[index]]
+    return [*ids[:first], *middle, *ids[end:]]
 
 
 def _ngrams(tokens: list[int]) -> set[tuple[int, ...]]:
