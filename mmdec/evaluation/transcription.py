@@ -40,6 +40,7 @@ from mmdec.evaluation.harness import (
     transformers_errors_only,
 )
 from mmdec.evaluation.options import AsrEvalOptions
+from mmdec.generation.drafter_choice import resolve_drafter
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
@@ -344,7 +345,7 @@ def _methods(
     has_heads = whisper.directory is not None and (whisper.directory / MEDUSA / HEADS_FILE).is_file()
     if heads is None and not has_heads:
         return [Method.greedy()]
-    drafted = Method.with_drafter("medusa", whisper.heads(heads), plan)
+    drafted = Method.with_drafter("medusa", resolve_drafter(heads or MEDUSA, whisper), plan)
     return [drafted, Method.greedy()] if plain else [drafted]
 
 

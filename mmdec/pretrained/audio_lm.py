@@ -38,7 +38,7 @@ VOXTRAL = "Voxtral"  # beginning of the names of classes whose tokenizer needs t
 
 
 @final
-@dataclass
+@dataclass(frozen=True)
 class LoadedAudioLm(LoadedMediaModel):
     """An audio language model with its processor. All callers share one object, and none changes the weights."""
 

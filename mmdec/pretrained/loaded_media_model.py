@@ -1,4 +1,4 @@
-"""What a loaded vision-language model and a loaded audio language model have in common: processor and drafters."""
+"""What loaded models of speech and pictures have in common: processor and drafters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, ProcessorMixin
 
+from mmdec.checks.weights import lies_inside
 from mmdec.drafters.registry import drafter_names
 from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
@@ -18,7 +19,7 @@ from mmdec.pretrained.plain_text import PlainText
 from mmdec.types import Drafter
 
 
-@dataclass
+@dataclass(frozen=True)
 class LoadedMediaModel:
     """A model with its processor. All callers share one object, and none changes the weights."""
 
@@ -60,16 +61,24 @@ class LoadedMediaModel:
             name: The drafter's name, such as "eagle".
 
         Raises:
-            InputError: If there is none, or its weights are damaged or another model's.
+            InputError: If there is none, it leads outside the model's folder, or its weights are damaged or another
+                model's.
         """
-        home = self.directory
-        folder = None if home is None else drafter_folder(home, name)
-        if folder is not None:
-            return self.read_drafter(folder)
-        where = "the caller loaded it"
-        if home is not None:
-            where = f"neither '{home / name}' nor '{home.with_name(f'{home.name}-{name}')}' is there"
-        raise InputError(
-            f"`drafter` must have weights for this model, but {name!r} has none: {where}. Train it with "
-            f"recipes/vlm_drafters, give its folder, or use one without weights: {', '.join(drafter_names())}."
-        )
+        parent = self.directory
+        folder = None if parent is None else drafter_folder(parent, name)
+        if parent is None or folder is None:
+            where = "the caller loaded it"
+            if parent is not None:
+                where = f"neither '{parent / name}' nor '{parent.with_name(f'{parent.name}-{name}')}' is there"
+            raise InputError(
+                f"`drafter` must have weights for this model, but {name!r} has none: {where}. Train it, convert a "
+                "published one with `mmdec convert`, give its folder, or use one without weights: "
+                f"{', '.join(drafter_names())}."
+            )
+        parent = parent.resolve()
+        if folder.parent == parent and not lies_inside(folder, parent):
+            raise InputError(
+                f"`model` must hold its drafters in its own folder, but '{folder}' leads outside. Give the drafter's "
+                "own folder as `drafter`."
+            )
+        return self.read_drafter(folder)

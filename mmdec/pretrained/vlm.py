@@ -56,7 +56,7 @@ VLM_FILES = (
 
 
 @final
-@dataclass
+@dataclass(frozen=True)
 class LoadedVlm(LoadedMediaModel):
     """A vision-language model with its processor. All callers share one object, and none changes the weights."""
 

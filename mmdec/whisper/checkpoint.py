@@ -9,7 +9,7 @@ rejected.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast, final
@@ -17,29 +17,26 @@ from typing import Any, cast, final
 import torch
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration, WhisperProcessor
 
-from mmdec.checks.arguments import did_you_mean, format_value
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import (
     build_with_weights,
     check_extractor,
     check_generation,
     check_layer_counts,
-    lies_inside,
     read_settings,
     read_weights,
     report_damage,
     weight_files,
 )
-from mmdec.drafters.registry import auto_names, drafter_names
+from mmdec.drafters.registry import auto_names
 from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
-from mmdec.hub.find import drafter_folder, find_model, model_kind, path_text
+from mmdec.hub.find import find_model, model_kind
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.nn.int8 import quantise_linears
-from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.language_model import GENERATION_FILE, read_pretrained
+from mmdec.pretrained.loaded_media_model import LoadedMediaModel
 from mmdec.pretrained.plain_text import PlainText
-from mmdec.types import Drafter
 from mmdec.whisper.encoder import WhisperEncoder, WhisperEncoderConfig
 from mmdec.whisper.options import DEFAULT_MODEL
 
@@ -50,16 +47,12 @@ WHISPER_FILES += tuple(f"{name}/*.safetensors" for name in auto_names(speech=Tru
 
 
 @final
-@dataclass
-class LoadedWhisper:
+@dataclass(frozen=True)
+class LoadedWhisper(LoadedMediaModel):
     """A Whisper with its processor. All callers share one object, and none changes the weights."""
 
     model: WhisperForConditionalGeneration
     processor: WhisperProcessor
-    # the model's folder, where drafters are looked for; None: the model was not loaded from a folder
-    directory: Path | None = None
-    # cache of drafters that were loaded from folders
-    _drafters: LoadedModels[Drafter] = field(default_factory=LoadedModels, repr=False)
 
     def __post_init__(self) -> None:
         """Check model and processor.
@@ -90,11 +83,6 @@ class LoadedWhisper:
         if self.model.training:
             raise InputError("`model` must be in evaluation mode, but is being trained. Call `model.eval()`.")
 
-    @property
-    def tokenizer(self) -> Any:
-        """The processor's tokenizer."""
-        return self.processor.tokenizer  # type: ignore[attr-defined] # set by name
-
     @cached_property
     def plain(self) -> PlainText:
         """The tokenizer for callers' prompts, which reads special tokens in them as text."""
@@ -104,68 +92,6 @@ class LoadedWhisper:
     def extractor(self) -> Any:
         """The processor's feature extractor."""
         return self.processor.feature_extractor
-
-    def read_drafter(self, folder: Path) -> Drafter:
-        """Load the drafter in a folder, on the model's device and in its precision.
-
-        It is loaded once, and again if its files have changed.
-
-        Raises:
-            InputError: If the folder holds no drafter that fits the model.
-        """
-        return self._drafters.get(path_version(folder), lambda: load_drafter(folder, self.model, "drafter"))
-
-    def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
-        """Load Medusa heads as a drafter.
-
-        Args:
-            directory: The heads' folder; None: the subfolder `medusa` of the model's folder.
-
-        Raises:
-            InputError: If there are none.
-        """
-        return self.own_drafter(MEDUSA) if directory is None else self.drafter_from(directory)
-
-    def own_drafter(self, name: str) -> Drafter:
-        """Load a drafter with weights that belongs to the model.
-
-        Args:
-            name: Such as "ctc".
-
-        Raises:
-            InputError: If there is none, or it is damaged or outside the model's folder.
-        """
-        folder = None if self.directory is None else drafter_folder(self.directory, name)
-        if folder is None or self.directory is None:
-            where = f"'{self.directory / name}' has none" if self.directory is not None else "the caller loaded it"
-            raise InputError(
-                f"`drafter` must be {', '.join(map(repr, drafter_names()))}, a folder, an object or None for a "
-                f"`model` without the drafter '{name}', and {where}. Train one, or convert a published one with "
-                "`mmdec convert`, and give its folder."
-            )
-        home = self.directory.resolve()
-        if folder.parent == home and not lies_inside(folder, home):
-            raise InputError(
-                f"`model` must hold its drafters in its own folder, but '{folder}' leads outside. Give the drafter's "
-                "own folder as `drafter`."
-            )
-        return self.read_drafter(folder)
-
-    def drafter_from(self, directory: str | os.PathLike[str]) -> Drafter:
-        """Load a drafter with weights from a folder that the caller names.
-
-        Raises:
-            InputError: If there is no such folder, or it holds no drafter that fits the model.
-        """
-        names = [*auto_names(speech=True), *drafter_names()]
-        rule = f"{', '.join(map(repr, names))}, a folder"
-        folder = Path(path_text(directory, "drafter", rule))
-        if not folder.is_dir():
-            raise InputError(
-                f"`drafter` must be {rule} with weights, an object or None, but is {format_value(str(directory))}, "
-                f"and no such folder exists.{did_you_mean(str(directory), names)}"
-            )
-        return self.read_drafter(folder)
 
     def _marks(self, settings: Any) -> tuple[int | None, int | None]:
         mark: int | None = getattr(settings, "no_timestamps_token_id", None)

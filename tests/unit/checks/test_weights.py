@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,8 @@ def test_heads_must_not_link_out_of_the_models_folder(whisper: Path, tmp_path: P
     shutil.move(whisper / "medusa", tmp_path / "heads")
     (whisper / "medusa").symlink_to(tmp_path / "heads")
     result = load_whisper(whisper, "cpu")
-    assert_refused(result.heads, "leads outside")
-    assert result.heads(tmp_path / "heads").needs.layers == (-1,)  # named by the caller, they may lie anywhere
+    assert_refused(partial(result.own_drafter, "medusa"), "leads outside")
+    assert result.read_drafter(tmp_path / "heads").needs.layers == (-1,)  # named by the caller, they may lie anywhere
 
 
 def test_a_snapshot_of_the_hub_links_into_its_own_blobs(pristine: Path, tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_a_snapshot_of_the_hub_links_into_its_own_blobs(pristine: Path, tmp_path
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(repository / "blobs" / f"{number:040x}", link.parent))
     whisper = load_whisper(snapshot, "cpu")
-    assert whisper.heads().heads.config.heads == 3
+    assert whisper.own_drafter("medusa").heads.config.heads == 3
     shutil.copy(pristine / WHOLE, tmp_path / "outside.safetensors")
     (snapshot / WHOLE).unlink()
     (snapshot / WHOLE).symlink_to(tmp_path / "outside.safetensors")
@@ -312,7 +313,7 @@ def test_enormous_feature_extractors_are_refused(whisper: Path, name: str, value
 def test_damaged_heads_are_refused(whisper: Path, values: dict[str, Any], message: str) -> None:
     change(whisper / "medusa" / "config.json", **values)
     loaded = load_whisper(whisper, "cpu")
-    assert_refused(loaded.heads, message)
+    assert_refused(partial(loaded.own_drafter, "medusa"), message)
     assert_refused(lambda: load_heads(whisper / "medusa", loaded.model), message)
 
 
@@ -320,7 +321,9 @@ def test_heads_of_unknown_systems_are_refused(whisper: Path) -> None:
     """A model's drafter may be of any system, and is told so; `load_heads` reads Medusa's alone."""
     change(whisper / "medusa" / "config.json", system=7)
     loaded = load_whisper(whisper, "cpu")
-    assert_refused(loaded.heads, "`drafter` must hold a drafter of medusa, .* but '.*medusa' holds '7'")
+    assert_refused(
+        partial(loaded.own_drafter, "medusa"), "`drafter` must hold a drafter of medusa, .* but '.*medusa' holds '7'"
+    )
     assert_refused(
         lambda: load_heads(whisper / "medusa", loaded.model), "must hold Medusa heads, but '.*medusa' holds 7"
     )
@@ -330,7 +333,7 @@ def test_heads_cut_short_are_one_error_of_the_call(whisper: Path) -> None:
     file = whisper / "medusa" / "heads.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     own = processor()
-    assert_refused(load_whisper(whisper, "cpu").heads, "is damaged")
+    assert_refused(partial(load_whisper(whisper, "cpu").own_drafter, "medusa"), "is damaged")
     assert_refused(lambda: load_heads(whisper / "medusa", network(own.tokenizer)), "is damaged")  # type: ignore[attr-defined]
     assert_refused(lambda: load_heads(3, network(own.tokenizer)), "must be a path")  # type: ignore[arg-type, attr-defined]
 

@@ -52,10 +52,10 @@ def test_a_rewritten_drafter_folder_replaces_its_cached_network(tmp_path: Path) 
 def test_retrained_heads_in_the_same_folder_are_read(tmp_path: Path) -> None:
     whisper = load_whisper(write(tmp_path / "whisper", with_heads=False), "cpu")
     folder = save_heads(tmp_path / "heads", heads(whisper.model, seed=1))
-    first = whisper.heads(folder)
-    assert whisper.heads(folder) is first
+    first = whisper.read_drafter(folder)
+    assert whisper.read_drafter(folder) is first
     shutil.rmtree(folder)
     save_heads(folder, heads(whisper.model, seed=2))
-    second = whisper.heads(folder)
+    second = whisper.read_drafter(folder)
     assert second.name != first.name
-    assert whisper.heads(folder) is second
+    assert whisper.read_drafter(folder) is second
