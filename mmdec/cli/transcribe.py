@@ -453,8 +453,9 @@ def _live(whisper: LoadedTranscriber, kind: str, as_json: bool, live: LiveOption
         options: `strict`: a sound file that is damaged or cut off is an error; after its text, if it is a wav stream.
     """
     from mmdec import transcribe
+    from mmdec.io.audio.pipe import read_pipe
     from mmdec.io.audio.structure import AudioLoss
-    from mmdec.whisper.live import LiveTranscriber, read_pipe
+    from mmdec.whisper.live import LiveTranscriber
 
     loss, remarks = AudioLoss(), list[str]()
     sound = read_pipe(sys.stdin.buffer, live.rate, live.encoding, loss, remarks)

@@ -8,36 +8,24 @@ decoder.
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, BinaryIO, final
+from typing import Any, final
 
 import numpy as np
 from torch import Tensor
 
 from mmdec.checks.arguments import check_choice, format_value, suggesting_options
-from mmdec.core.tree import merge_chains, trees_from_lists
-from mmdec.drafters.earlier_text import EarlierText
+from mmdec.drafters.previous_text import PreviousText
 from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE, Mixer, check_rate
-from mmdec.io.audio.pipe import (
-    SAMPLE_BYTES,
-    PipedSound,
-    decode_samples,
-    is_wav,
-    looks_like_a_file,
-    stream_pieces,
-    wav_stream,
-)
-from mmdec.io.audio.structure import AudioLoss
+from mmdec.io.audio.pipe import SAMPLE_BYTES, decode_samples
 from mmdec.io.audio.voice_activity import SpeechWindow, SpeechWindows, StreamResampler
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.audio import integer_rate, split_channels, with_note
 from mmdec.tasks.options import option_names
 from mmdec.tasks.threads import with_threads
-from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import transcribe_recordings
 from mmdec.whisper.request import TranscriptionRequest
@@ -45,11 +33,8 @@ from mmdec.whisper.special_tokens import first_timestamp_token
 from mmdec.whisper.transcribe import as_whisper
 from mmdec.whisper.transcript import Segment, Transcript, shift_segment
 
-# number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
-HEADER_BYTES = 12
 # for provisional text: seconds of silence that the encoder reads after the audio, see docs/log/whisper.md
 PROVISIONAL_MARGIN = 5.0
-MAX_OLDER_TOKENS = 4  # maximum tokens of a branch that is copied from an older text
 MAX_DRAFT_CHAIN = 31  # maximum number of drafted tokens in a round, from the window's previous text
 MAX_PREVIOUS_TEXTS = 3  # number of the window's previous texts that are kept for drafts
 TIMESTAMPS_PER_SECOND = 50  # number of timestamp tokens per second of audio
@@ -336,7 +321,7 @@ class LiveTranscriber:
         """
         if self._texts and self._texts[0] and self._drafts:
             last, *older = self._texts
-            drafter = LastHypothesis(last, older, self._ending(window, request, last[-1]))
+            drafter = PreviousText(last, older, self._ending(window, request, last[-1]))
             request = replace(request, speculation=request.speculation.with_drafter(drafter, MAX_DRAFT_CHAIN))
         with with_threads(self._threads, request.whisper.model):
             transcripts = dict[int, Transcript]()
@@ -366,85 +351,6 @@ class LiveTranscriber:
             first + TIMESTAMPS_PER_SECOND * math.ceil(len(window.samples) / SAMPLE_RATE) if short else last,
             *ends[:1],
         ]
-
-
-@final
-class LastHypothesis:
-    """A drafter that copies from earlier texts of the same audio window. It has no weights and takes microseconds.
-
-    The previous text is drafted as one long chain, which one pass of the target can confirm. If the new text differs,
-    the drafter searches the previous text for the newest tokens, and continues from there. Short branches are added for
-    older texts, to which the new text often returns, and for the expected end. Make one object for each window.
-
-    Args:
-        tokens: Token ids of the window's previous text, without prompt and end token.
-        older: Earlier texts of the window.
-        ending: Tokens expected at the end of the text; they are drafted in every round as a branch.
-    """
-
-    needs = Needs()
-    name = "last-hypothesis"
-
-    def __init__(self, tokens: Sequence[int], older: Sequence[Sequence[int]] = (), ending: Sequence[int] = ()) -> None:
-        self._texts = [list(text) for text in (tokens, *older)]
-        self._ending = list(ending)
-
-    def check(self, target: Target) -> None:  # it fits every target
-        pass
-
-    def start(self, context: Context) -> list[list[EarlierText]]:
-        return [[EarlierText(text) for text in self._texts] for _ in context.tokens]
-
-    def propose(self, state: list[list[EarlierText]], roots: Tensor, plan: Plan) -> Draft:
-        """Draft the rest of the previous text, and short branches of the older texts and of the expected end."""
-        trees = list[tuple[list[int], list[int]]]()
-        for last, *older in state:
-            branches = [text.rest(min(MAX_OLDER_TOKENS, plan.depth)) for text in older if text.is_match]
-            trees.append(merge_chains([last.rest(plan.depth), *branches, self._ending[: plan.depth]], plan.nodes))
-        return trees_from_lists(roots, trees)
-
-    def update(self, state: list[list[EarlierText]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        for row, tokens in zip(state, verdict.new_tokens, strict=True):
-            for token in tokens:
-                for text in row:
-                    text.add(token)
-
-    def select(self, state: list[list[EarlierText]], live: Tensor) -> None:
-        state[:] = [state[index] for index in live.tolist()]
-
-
-def read_pipe(
-    stream: BinaryIO,
-    rate: int | None = None,
-    encoding: str | None = None,
-    loss: AudioLoss | None = None,
-    remarks: list[str] | None = None,
-) -> tuple[int, Iterator[np.ndarray]] | BinaryIO:
-    """Read audio from a pipe: samples without a header, a wav stream, or another sound file.
-
-    Args:
-        rate, encoding: Sample rate in Hz and sample format (such as "s16") of samples without a header. Both None:
-            16000 and "s16", unless the first bytes are those of a sound file.
-        loss: Filled in at the end of a wav stream that is cut off.
-        remarks: A list to which remarks about a wav stream's channels are added at its end.
-
-    Returns:
-        (rate in Hz, iterator of samples (T,) as they arrive); for a sound file other than wav, its whole content as a
-        file object.
-
-    Raises:
-        InputError: For an unknown encoding, or a wav stream that cannot be read.
-    """
-    if encoding is not None:
-        check_choice("encoding", encoding, tuple(SAMPLE_BYTES), "s16 is the usual one.")
-    head = stream.read(HEADER_BYTES) if rate is None and encoding is None else b""
-    if is_wav(head):
-        sound = wav_stream(head, stream)
-    elif looks_like_a_file(head):
-        return io.BytesIO(head + stream.read())
-    else:
-        sound = PipedSound(rate or SAMPLE_RATE, 1, encoding or "s16", None, head)
-    return sound.rate, stream_pieces(sound, stream, loss, remarks)
 
 
 def _update(window: SpeechWindow, transcript: Transcript, final: bool) -> StreamUpdate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import threading
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from typing import BinaryIO
 
 import numpy as np
 
+from mmdec.checks.arguments import check_choice
 from mmdec.errors import InputError
 from mmdec.io.audio.headers import RIFF_TAIL
 from mmdec.io.audio.mixing import Mixer
-from mmdec.io.audio.samples import check_rate
+from mmdec.io.audio.samples import SAMPLE_RATE, check_rate
 from mmdec.io.audio.structure import AudioLoss, is_unknown_size
 
 # name of a sample encoding -> the NumPy dtype with which its bytes are read
@@ -24,6 +26,8 @@ READ_BYTES = 1 << 14  # maximum bytes that are read from a pipe at a time
 MAX_BUFFERED_SECONDS = 30.0
 # maximum bytes of the chunks before the samples in a wav stream; more is taken for a damaged file
 MAX_HEADER_BYTES = 1 << 20
+# number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
+SIGNATURE_BYTES = 12
 # the first bytes of sound files in formats other than wav
 FILE_SIGNATURES = (
     b"fLaC",
@@ -52,6 +56,40 @@ class PipedSound:
     head: bytes  # first bytes of samples, which were read together with the header
     # whether it is the content of a wav file, which may have padding and chunks after the samples
     in_file: bool = False
+
+
+def read_pipe(
+    stream: BinaryIO,
+    rate: int | None = None,
+    encoding: str | None = None,
+    loss: AudioLoss | None = None,
+    remarks: list[str] | None = None,
+) -> tuple[int, Iterator[np.ndarray]] | BinaryIO:
+    """Read audio from a pipe: samples without a header, a wav stream, or another sound file.
+
+    Args:
+        rate, encoding: Sample rate in Hz and sample format (such as "s16") of samples without a header. Both None:
+            16000 and "s16", unless the first bytes are those of a sound file.
+        loss: Filled in at the end of a wav stream that is cut off.
+        remarks: A list to which remarks about a wav stream's channels are added at its end.
+
+    Returns:
+        (rate in Hz, iterator of samples (T,) as they arrive); for a sound file other than wav, its whole content as a
+        file object.
+
+    Raises:
+        InputError: For an unknown encoding, or a wav stream that cannot be read.
+    """
+    if encoding is not None:
+        check_choice("encoding", encoding, tuple(SAMPLE_BYTES), "s16 is the usual one.")
+    head = stream.read(SIGNATURE_BYTES) if rate is None and encoding is None else b""
+    if is_wav(head):
+        sound = wav_stream(head, stream)
+    elif looks_like_a_file(head):
+        return io.BytesIO(head + stream.read())
+    else:
+        sound = PipedSound(rate or SAMPLE_RATE, 1, encoding or "s16", None, head)
+    return sound.rate, stream_pieces(sound, stream, loss, remarks)
 
 
 def looks_like_a_file(head: bytes) -> bool:

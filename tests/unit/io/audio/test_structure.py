@@ -16,8 +16,7 @@ import torch
 from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.io.audio import structure as damage
-from mmdec.io.audio.pipe import stream_pieces, wav_stream
-from mmdec.whisper.live import read_pipe
+from mmdec.io.audio.pipe import read_pipe, stream_pieces, wav_stream
 from tests.support.tiny_containers import CODECS, contained, film
 
 RATE, HIGH_RATE = 16_000, 48_000

@@ -1,4 +1,4 @@
-"""Tests drafts from the last hypothesis of live text: they begin at the right place in it, and change no text."""
+"""Tests drafts from the previous texts of a live window: they begin at the right place in it, and change no text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import mmdec
 from mmdec.core.tree import chain_drafts
 from mmdec.drafters.earlier_text import MAX_GUESSED_TOKENS
+from mmdec.drafters.previous_text import MAX_OLDER_TOKENS, PreviousText
 from mmdec.types import Context, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from mmdec.whisper.live import MAX_OLDER_TOKENS, LastHypothesis
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 
@@ -26,7 +26,7 @@ class Run:
     """A run of one row, fed by hand."""
 
     def __init__(self, tokens: list[int], *others: Any) -> None:
-        self.drafter, one = LastHypothesis(tokens, *others), torch.ones(1, 1, dtype=torch.long)
+        self.drafter, one = PreviousText(tokens, *others), torch.ones(1, 1, dtype=torch.long)
         self.state = self.drafter.start(Context(one, one.bool(), one[None], one[0]))
 
     def told(self, *tokens: int) -> Run:
@@ -43,7 +43,7 @@ class Run:
         return draft.tokens[0, 1:size].tolist()
 
 
-def test_the_rest_of_the_last_hypothesis_is_drafted() -> None:
+def test_the_rest_of_the_previous_text_is_drafted() -> None:
     run = Run(OLD)
     assert run.draft() == OLD[:8]
     assert run.told(5).draft() == OLD[1:9]
@@ -84,7 +84,7 @@ def test_a_branch_that_begins_as_another_shares_its_nodes() -> None:
 
 
 def test_finished_rows_do_not_move_the_others() -> None:
-    drafter = LastHypothesis(OLD)
+    drafter = PreviousText(OLD)
     ones = torch.ones(2, 1, dtype=torch.long)
     state = drafter.start(Context(ones, ones.bool(), ones[None], ones[:, 0]))
     tokens = torch.tensor([[5, 6, -1], [5, 6, 7]])
@@ -97,7 +97,7 @@ def test_finished_rows_do_not_move_the_others() -> None:
     assert draft.tokens[0, 1 : int(draft.size[0])].tolist() == OLD[3:]
 
 
-def test_no_hypothesis_drafts_nothing() -> None:
+def test_an_empty_text_drafts_nothing() -> None:
     assert Run([]).draft() == []
     assert Run([]).told(3, 4).draft() == []
 
@@ -110,7 +110,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.data(), st.sampled_from([{}, {"temperature": 0.8, "do_sample": True, "seed": 1}, {"timestamps": "segment"}]))
-def test_hypotheses_do_not_change_the_text(
+def test_previous_texts_do_not_change_the_text(
     whisper: LoadedWhisper, data: st.DataObject, options: dict[str, Any]
 ) -> None:
     """Right, changed, cut, made up: alone and in a batch."""
@@ -120,7 +120,7 @@ def test_hypotheses_do_not_change_the_text(
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, len(tokens)))
         tokens[at : at + data.draw(st.integers(0, 2))] = data.draw(st.lists(st.integers(0, 300), max_size=2))
-    drafter = LastHypothesis(tokens, wanted, wanted[0][-1:])
+    drafter = PreviousText(tokens, wanted, wanted[0][-1:])
     found = transcribe(whisper, sounds, drafter, num_speculative_tokens=31, **options)
     assert [one.tokens for one in found] == wanted
 
@@ -131,6 +131,6 @@ def transcribe(whisper: LoadedWhisper, sounds: Any, drafter: Any, **options: Any
 
 def test_an_unchanged_text_costs_a_pass_or_two(whisper: LoadedWhisper) -> None:
     (cold,) = transcribe(whisper, [buzz(0.7)], None)
-    (again,) = transcribe(whisper, [buzz(0.7)], LastHypothesis(cold.tokens), num_speculative_tokens=31)
+    (again,) = transcribe(whisper, [buzz(0.7)], PreviousText(cold.tokens), num_speculative_tokens=31)
     assert again.tokens == cold.tokens
     assert again.rounds <= 2 < cold.rounds
