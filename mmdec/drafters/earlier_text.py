@@ -1,4 +1,10 @@
-"""Copies from an earlier text that is nearly the new one: after each difference it finds where the text continues."""
+"""Copies from an earlier text that is nearly the new one: after each difference it finds where the text continues.
+
+`mmdec.drafters.hypothesis.Follower` does the same for texts of other origin. They are words, may leave out or add whole
+passages, and may be long: so it prefers the expected place, mistrusts single matches far away, and says where it has
+found none. Here any match is better than none, and the whole text is searched. Each is worse at the other's task, as
+docs/log/drafters.md shows.
+"""
 
 from __future__ import annotations
 

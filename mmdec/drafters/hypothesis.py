@@ -66,10 +66,12 @@ Item = TypeVar("Item", bound=Hashable)
 
 @final
 class Follower(Generic[Item]):
-    """The place in an earlier text at which a new text goes on, found by the new text's items (words, or tokens).
+    """The place in another text at which a new text goes on, found by the new text's items (words, or tokens).
+
+    `EarlierText` does the same for an earlier version of the new text itself.
 
     Args:
-        items: The earlier text.
+        items: The other text.
         places: Item -> its indices in `items`, ascending, or None to collect them.
         position: Index of the item that is expected next.
     """
