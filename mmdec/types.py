@@ -123,7 +123,7 @@ class Needs:
     # indices of the target layers whose output hidden states are read; -1: the last layer, after the final norm
     layers: tuple[int, ...] = ()
     embeds: bool = False  # whether the drafter reads the input embeddings of the prompt
-    memory: bool = False  # whether it reads the encoder's hidden states and the encoder's input features
+    encoder: bool = False  # whether it reads the encoder's hidden states and the encoder's input features
     # initial acceptance rates, for tree shapes and draft sizes; None: the drafter chooses its tree shapes itself
     prior: Prior | None = None
     # whether a chat keeps the drafter's state for the next turn (`Context.previous_state`)
@@ -178,7 +178,7 @@ class MediaContext:
 
 @dataclass(frozen=True)
 class EncoderContext:
-    """What the encoder of an encoder-decoder model computed, for drafters with `Needs.memory`."""
+    """What the encoder of an encoder-decoder model computed, for drafters with `Needs.encoder`."""
 
     states: Tensor  # (B, S, H), the encoder's hidden states
     sound: Tensor | None = None  # (B, mels, T), the speech encoder's input features; None: not known
@@ -200,7 +200,7 @@ class Context:
     embeds: Tensor | None = None  # (B, F, H), the first layer's inputs: at visual tokens the projected visual embedding
     past: int = 0  # number of tokens that were in the caller's key-value cache before this call
     media: MediaContext | None = None  # None: the model reads only text
-    encoder: EncoderContext | None = None  # None without `Needs.memory`
+    encoder: EncoderContext | None = None  # None without `Needs.encoder`
     source: Sequence[Sequence[int]] | None = None  # each row's encoder input ids, if the decoder has the same tokens
 
     # What the target can score.

@@ -57,7 +57,7 @@ class UnitTarget:
         draft = root_only(tokens[:, 0])
         scores = self.score(session, draft)
         where = torch.zeros_like(tokens)
-        encoder = EncoderContext(states) if needs.memory else None
+        encoder = EncoderContext(states) if needs.encoder else None
         context = Context(tokens, tokens == BOS, where[None], where[:, 0], encoder=encoder)
         return PrefillOutput(session, context, draft, scores)
 

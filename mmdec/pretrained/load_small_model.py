@@ -103,7 +103,7 @@ def small_drafter(
             )
     return SmallModel(
         small,
-        memory=small.reads_encoder,
+        reads_encoder=small.reads_encoder,
         positions=small.positions,
         images=small.reads_images,
         nodes_take_positions=small.nodes_take_positions,

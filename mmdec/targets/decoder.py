@@ -369,7 +369,7 @@ class DecoderTarget(HfTarget):
             None after each piece but the last, then what `prefill` returns.
         """
         check_layers(needs, self.layers)
-        if needs.memory:
+        if needs.encoder:
             raise InputError(
                 f"`drafter` must fit {type(self.model).__name__}, but reads an encoder's states, which this model does "
                 "not have. Use a drafter for decoder-only models."

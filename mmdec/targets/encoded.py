@@ -214,7 +214,7 @@ class EncodedTarget(HfTarget):
             next_position=last + 1,
             features=scores.features,
             embeds=self.model.get_input_embeddings()(ids) if needs.embeds else None,
-            encoder=EncoderContext(encoded[0], getattr(prompt.encoded, SOUND, None)) if needs.memory else None,
+            encoder=EncoderContext(encoded[0], getattr(prompt.encoded, SOUND, None)) if needs.encoder else None,
             source=_source(inputs.get(SOURCE), len(ids)),
             room=None if self.positions is None else self.positions - 1 - last,
         )

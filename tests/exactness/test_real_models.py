@@ -86,8 +86,8 @@ class Joined:
     def __init__(self, first: Drafter, second: Drafter) -> None:
         self.both = first, second
         layers = tuple(sorted({*first.needs.layers, *second.needs.layers}))
-        memory = first.needs.memory or second.needs.memory
-        self.needs = Needs(layers, memory=memory, prior=first.needs.prior or second.needs.prior)
+        encoder = first.needs.encoder or second.needs.encoder
+        self.needs = Needs(layers, encoder=encoder, prior=first.needs.prior or second.needs.prior)
 
     def check(self, target: Target) -> None:
         for drafter in self.both:

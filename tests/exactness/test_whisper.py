@@ -285,4 +285,4 @@ def test_a_smaller_whisper_drafts_over_the_large_ones_encoder(mode: str, batch: 
     assert silent
     assert not any(sum(one.drafted) for one in silent)
     with pytest.raises(InputError, match="channels"):  # a decoder alone has no encoder to hear with
-        SmallModel(target_of(wide), memory=True).check(target_of(MODELS[80]))
+        SmallModel(target_of(wide), reads_encoder=True).check(target_of(MODELS[80]))

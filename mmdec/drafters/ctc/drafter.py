@@ -194,7 +194,7 @@ class Ctc:
         ngram: A language model of the pieces, or None to score only what is heard.
     """
 
-    needs = Needs(memory=True, may_stop_early=True, may_find_nothing=True)
+    needs = Needs(encoder=True, may_stop_early=True, may_find_nothing=True)
 
     def __init__(
         self,

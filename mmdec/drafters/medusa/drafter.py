@@ -94,7 +94,7 @@ class Medusa:
                 f"for {config.vocab_size}. Use another drafter."
             )
         self._prior = Prior(tuple(map(tuple, probabilities)), is_measured=ranks is not None)
-        self.needs = Needs(layers=(-1,), memory=config.kind == "block", prior=self._prior)
+        self.needs = Needs(layers=(-1,), encoder=config.kind == "block", prior=self._prior)
 
     @property
     def name(self) -> str:

@@ -58,7 +58,7 @@ class SmallModel:
     Args:
         model: The small model, as a `Target`.
         width: Maximum nodes of a tree level that get children.
-        memory: Whether the small model reads hidden states of an encoder: the target's encoder, or its own.
+        reads_encoder: Whether the small model reads hidden states of an encoder: the target's encoder, or its own.
         positions: The model's maximum number of positions, or None if unlimited.
         images: Whether it reads the images of the target's prompt.
         nodes_take_positions: Whether it needs a separate position id for each node of a tree; it then drafts chains
@@ -79,7 +79,7 @@ class SmallModel:
         self,
         model: Target,
         width: int = 10,
-        memory: bool = False,
+        reads_encoder: bool = False,
         positions: int | None = None,
         images: bool = False,
         nodes_take_positions: bool = False,
@@ -97,7 +97,7 @@ class SmallModel:
         self._encode = encode
         self._inner = None if inner is None else inner_drafter(inner)
         self._prompt = check_prompt(prompt)
-        self.needs = Needs(memory=memory, may_stop_early=True)
+        self.needs = Needs(encoder=reads_encoder, may_stop_early=True)
 
     @property
     def name(self) -> str:
@@ -115,12 +115,12 @@ class SmallModel:
                 f"{self._model.vocab_size}. Choose a small model with the target's tokenizer."
             )
         # a speech model with another vocabulary size has other token ids for the same words
-        if self.needs.memory and self._model.vocab_size != target.vocab_size:
+        if self.needs.encoder and self._model.vocab_size != target.vocab_size:
             raise InputError(
                 f"`drafter` must have the target's {target.vocab_size} tokens, but {self._model.name} has "
                 f"{self._model.vocab_size}. Choose a smaller model with the target's tokenizer."
             )
-        if self.needs.memory and self._model.hidden_size != target.hidden_size and self._encode is None:
+        if self.needs.encoder and self._model.hidden_size != target.hidden_size and self._encode is None:
             raise InputError(
                 f"`drafter` must read the target's states of {target.hidden_size} channels, or have an encoder, but "
                 f"{self._model.name} reads {self._model.hidden_size}. Choose one with the target's encoder, or a "

@@ -92,7 +92,7 @@ def test_models_that_cannot_work_are_refused(made: Any, message: str) -> None:
     [
         ({"inputs_embeds": torch.zeros(1, 3, 32)}, Needs(), "inputs_embeds"),
         ({}, Needs(layers=(3,)), r"from 0 to 2, or -1"),
-        ({}, Needs(memory=True), "`drafter` must fit"),
+        ({}, Needs(encoder=True), "`drafter` must fit"),
         ({"attention_mask": torch.tensor([[1, 1, 0]])}, Needs(), "Pad on the left"),
     ],
 )

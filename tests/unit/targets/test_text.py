@@ -129,7 +129,7 @@ def test_a_cache_that_cannot_roll_back_is_refused(model: LlamaForCausalLM) -> No
         ({"position_ids": torch.arange(2)[None]}, Needs(), "position_ids"),
         ({}, Needs(layers=(3,)), r"from 0 to 2, or -1"),
         ({}, Needs(layers=(-2,)), "-2"),
-        ({}, Needs(memory=True), "`drafter` must fit"),
+        ({}, Needs(encoder=True), "`drafter` must fit"),
     ],
 )
 def test_inputs_that_cannot_work_are_refused(
