@@ -93,13 +93,13 @@ def is_speech_model(model: PreTrainedModel) -> bool:
 def _adjacent_folders(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
     """Yield the folders of drafters inside the model's folder or next to it, the preferred drafter first."""
     if folder is not None:
-        home = folder.resolve()
+        parent = folder.resolve()
         names = auto_names(is_speech_model(model))
-        if (home / SHIPPED_FILE).is_file():  # lists the folder's drafters, the preferred one first
-            names = tuple(name for name in read_settings(home / SHIPPED_FILE).get("drafters", ()) if name in names)
+        if (parent / SHIPPED_FILE).is_file():  # lists the folder's drafters, the preferred one first
+            names = tuple(name for name in read_settings(parent / SHIPPED_FILE).get("drafters", ()) if name in names)
         for name in names:
             path = drafter_folder(folder, name)
-            if path is not None and (path.parent != home or lies_inside(path, home)):
+            if path is not None and (path.parent != parent or lies_inside(path, parent)):
                 yield path
 
 
@@ -111,7 +111,7 @@ def shipped_folder(model: PreTrainedModel) -> Path | None:
 def _matches_of(model: PreTrainedModel) -> list[Path]:
     """Find each `drafters.json` that was shipped for this model's weights."""
     files = {
-        file.parent.name: file for home in reversed(model_folders()) for file in home.glob(f"[!.]*/{SHIPPED_FILE}")
+        file.parent.name: file for folder in reversed(model_folders()) for file in folder.glob(f"[!.]*/{SHIPPED_FILE}")
     }
     return [file for file in files.values() if is_shipped_for(model, file)]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from threading import Lock
 from typing import Any, TypeAlias, cast, final
-from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
@@ -17,10 +15,11 @@ from mmdec.checks.weights import WEIGHTS_SUFFIX, read_settings
 from mmdec.drafters.corpus import MAX_INDEX_TOKENS, CorpusDrafter, TokenIndex, tokenizer_fingerprint
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import is_speech_model
-from mmdec.generation.drafter_source import DrafterHome, DrafterSource
+from mmdec.generation.drafter_source import DrafterCache, DrafterSource, LoadedTarget
 from mmdec.hub.find import TOKENIZER_FILES, find_model
 from mmdec.pretrained.language_model import folder_tokenizer
 from mmdec.pretrained.load_small_model import required_tokenizer
+from mmdec.types import Drafter
 
 MAX_TEXT_BYTES = 16 * MAX_INDEX_TOKENS  # maximum size of a text file: more bytes than an index's tokens ever have
 MAX_PART = 2**18  # maximum characters that are tokenized at once: a tokenizer needs many bytes for each
@@ -77,34 +76,35 @@ class Corpus(DrafterSource):
         texts: Its texts; () if there is an index.
         tokenizer: The target's; None: the one in its folder.
         path: The index's file, for errors.
+        drafters: The drafters so far, for a copy; None: there are none.
     """
 
-    def __init__(self, index: TokenIndex | None, texts: Sequence[str], tokenizer: Any = None, path: str = "") -> None:
+    def __init__(
+        self,
+        index: TokenIndex | None,
+        texts: Sequence[str],
+        tokenizer: Any = None,
+        path: str = "",
+        drafters: DrafterCache | None = None,
+    ) -> None:
         self._index, self._texts, self._tokenizer, self._path = index, texts, tokenizer, path
-        self._drafters = WeakKeyDictionary[PreTrainedModel, CorpusDrafter]()
-        self._home_tokenizers = WeakKeyDictionary[PreTrainedModel, Any]()
-        self._lock = Lock()
+        self._drafters = DrafterCache() if drafters is None else drafters
 
     def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
         if self._path:
             return _reopen, (self._path, self._tokenizer)
         return Corpus, (self._index, self._texts, self._tokenizer)
 
-    def of_home(self, home: DrafterHome) -> Corpus:
-        with self._lock:
-            self._home_tokenizers.setdefault(home.model, home.tokenizer)
-        return self
+    def for_target(self, target: LoadedTarget) -> Corpus:
+        if self._tokenizer is not None:
+            return self
+        return Corpus(self._index, self._texts, target.tokenizer, self._path, self._drafters)
 
-    def drafter_for(self, model: PreTrainedModel) -> CorpusDrafter:
-        with self._lock:
-            drafter = self._drafters.get(model)
-            if drafter is None:
-                drafter = self._drafters[model] = CorpusDrafter(self._index_for(model))
-            return drafter
+    def drafter_for(self, model: PreTrainedModel) -> Drafter:
+        return self._drafters.get(model, self._tokenizer, lambda: CorpusDrafter(self._index_for(model)))
 
     def _index_for(self, model: PreTrainedModel) -> TokenIndex:
-        chosen = self._home_tokenizers.get(model) if self._tokenizer is None else self._tokenizer
-        tokenizer = required_tokenizer(model, chosen, "mmdec.corpus")
+        tokenizer = required_tokenizer(model, self._tokenizer, "mmdec.corpus")
         if self._index is None:
             return index_texts(self._texts, tokenizer, is_speech_model(model))
         if self._index.tokenizer != tokenizer_fingerprint(tokenizer):

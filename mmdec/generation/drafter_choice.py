@@ -26,7 +26,7 @@ from mmdec.drafters.registry import (
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter, is_speech_model
 from mmdec.generation.corpus_source import corpus
-from mmdec.generation.drafter_source import DrafterHome, DrafterOfModel, DrafterSource, FixedDrafter, folder_by_name
+from mmdec.generation.drafter_source import DrafterOfModel, DrafterSource, FixedDrafter, LoadedTarget, folder_by_name
 from mmdec.hub.find import drafter_folder
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.load_small_model import check_small_model, small_drafter
@@ -35,14 +35,14 @@ from mmdec.types import Drafter
 DrafterChoice = Drafter | DrafterSource | PreTrainedModel | str | os.PathLike[str] | None
 
 
-def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> DrafterSource:
+def resolve_drafter(choice: DrafterChoice, target: LoadedTarget | None = None) -> DrafterSource:
     """Resolve the argument `drafter` of a call.
 
     Args:
         choice: "auto", the name of a drafter, a folder with weights, a Hugging Face id, "<model>/<drafter>", a file
             that `mmdec index` wrote, a dotted path "package.module:Class", a smaller model, a drafter, a source, or
             None for plain decoding.
-        home: The loaded target model, if the call has one. Drafters with weights are then loaded at once, and names
+        target: The loaded target model, if the call has one. Drafters with weights are then loaded at once, and names
             stand for the drafters in the model's folder. Default None: they are loaded when a model is known.
 
     Returns:
@@ -53,15 +53,15 @@ def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> D
             drafter.
     """
     if isinstance(choice, DrafterSource):
-        return choice if home is None else choice.of_home(home)
+        return choice if target is None else choice.for_target(target)
     if choice is None:
         return FixedDrafter(None)
     if isinstance(choice, PreTrainedModel):
         check_small_model(choice)
-        tokenizer = None if home is None else home.tokenizer
+        tokenizer = None if target is None else target.tokenizer
         return DrafterOfModel(lambda model: small_drafter(choice, model, None, tokenizer), (choice,))
     if isinstance(choice, str):
-        named = _named_drafter(choice, home)
+        named = _named_drafter(choice, target)
         if named is not None:
             return named
     if not isinstance(choice, (str, os.PathLike)):
@@ -69,7 +69,7 @@ def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> D
         return FixedDrafter(choice)
     if os.fsdecode(choice).endswith(WEIGHTS_SUFFIX):
         index = corpus(choice)
-        return index if home is None else index.of_home(home)
+        return index if target is None else index.for_target(target)
     folder = folder_by_name(choice, "drafter")
     if folder is None:
         raise InputError(
@@ -78,33 +78,33 @@ def resolve_drafter(choice: DrafterChoice, home: DrafterHome | None = None) -> D
             f"{did_you_mean(choice, [*drafter_names(), *loader_names()])} Names of drafters with weights: "
             f"{', '.join(loader_names())}."
         )
-    if home is not None:
-        return FixedDrafter(home.read_drafter(folder))
+    if target is not None:
+        return FixedDrafter(target.read_drafter(folder))
     return DrafterOfModel(partial(load_drafter, folder, argument="drafter"))
 
 
-def _named_drafter(name: str, home: DrafterHome | None) -> DrafterSource | None:
+def _named_drafter(name: str, target: LoadedTarget | None) -> DrafterSource | None:
     """Return the drafter of a name, which takes precedence over a folder of the same name.
 
     Returns:
         None if the name must be that of a folder or a repository of the hub.
     """
     if name == AUTO:
-        if home is None:
+        if target is None:
             return DrafterOfModel(auto_drafter)
-        return FixedDrafter(auto_drafter(home.model, home.directory, home.read_drafter))
+        return FixedDrafter(auto_drafter(target.model, target.directory, target.read_drafter))
     entry = drafter_entry(name)
     if entry is None:
         if is_dotted(name):
             return FixedDrafter(_make(name))
-        if home is None or home.directory is None or not DRAFTER_NAME.fullmatch(name):
+        if target is None or target.directory is None or not DRAFTER_NAME.fullmatch(name):
             return None
-        folder = drafter_folder(home.directory, name)
-        return None if folder is None else FixedDrafter(home.read_drafter(folder))
+        folder = drafter_folder(target.directory, name)
+        return None if folder is None else FixedDrafter(target.read_drafter(folder))
     if entry.from_model is not None:
         return DrafterOfModel(entry.from_model)
-    if home is not None and entry.has_weights and (entry.speech or not is_speech_model(home.model)):
-        return FixedDrafter(home.own_drafter(name))
+    if target is not None and entry.has_weights and (entry.speech or not is_speech_model(target.model)):
+        return FixedDrafter(target.own_drafter(name))
     return FixedDrafter(_make(name))
 
 

@@ -19,7 +19,7 @@ from mmdec.hub.find import drafter_by_name
 from mmdec.types import Drafter
 
 
-class DrafterHome(Protocol):
+class LoadedTarget(Protocol):
     """A loaded model that finds its drafters in its own folder and loads each of them once."""
 
     @property
@@ -57,8 +57,8 @@ class DrafterSource(ABC):
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
         """Return the drafter for a target model, on its device and in its dtype; None for plain decoding."""
 
-    def of_home(self, home: DrafterHome) -> DrafterSource:
-        """Return the source for the target model of `home`."""
+    def for_target(self, target: LoadedTarget) -> DrafterSource:
+        """Return the source for a loaded target model, whose tokenizer is known."""
         return self
 
     def check_inputs(self, count: int, sound: bool = False) -> None:  # noqa: B027 # most sources accept all calls
@@ -71,6 +71,31 @@ class DrafterSource(ABC):
     def for_inputs(self, inputs: Sequence[DraftInput]) -> DrafterSource:
         """Return the source for these inputs of a call, one for each row of a batch, which are decoded together."""
         return self
+
+
+@final
+class DrafterCache:
+    """Drafters that were made for target models, the last one for each. Copies of a source share it."""
+
+    def __init__(self) -> None:
+        self._drafters: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Any, Drafter]]
+        self._drafters = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def get(self, model: PreTrainedModel, tokenizer: Any, make: Callable[[], Drafter]) -> Drafter:
+        """Return the drafter for a target model on its device, in its dtype and with this tokenizer.
+
+        Args:
+            model: The target model.
+            tokenizer: Its tokenizer; None: the one in its folder.
+            make: Makes the drafter.
+        """
+        with self._lock:
+            device, dtype, made_with, drafter = self._drafters.get(model, (None, None, None, None))
+            if drafter is None or (device, dtype) != (model.device, model.dtype) or made_with is not tokenizer:
+                drafter = make()
+                self._drafters[model] = model.device, model.dtype, tokenizer, drafter
+            return drafter
 
 
 @final
@@ -100,17 +125,10 @@ class DrafterOfModel(DrafterSource):
     def __init__(self, make: Callable[[PreTrainedModel], Drafter], networks: tuple[PreTrainedModel, ...] = ()) -> None:
         self.networks = networks
         self._make = make
-        self._drafters: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
-        self._drafters = WeakKeyDictionary()
-        self._lock = threading.Lock()
+        self._drafters = DrafterCache()
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter:
-        with self._lock:
-            device, dtype, drafter = self._drafters.get(model, (None, None, None))
-            if drafter is None or (device, dtype) != (model.device, model.dtype):
-                drafter = self._make(model)
-                self._drafters[model] = model.device, model.dtype, drafter
-            return drafter
+        return self._drafters.get(model, None, lambda: self._make(model))
 
 
 def folder_by_name(name: str | os.PathLike[str], argument: str) -> Path | None:

@@ -14,7 +14,7 @@ from mmdec.checks.caller import warn_user
 from mmdec.checks.devices import PASSED_ON
 from mmdec.drafters.hypothesis import HypothesisDrafter, Script, TokenText, clean_text
 from mmdec.errors import InputError
-from mmdec.generation.drafter_source import DrafterHome, DrafterSource, DraftInput
+from mmdec.generation.drafter_source import DrafterSource, DraftInput, LoadedTarget
 from mmdec.pretrained.load_small_model import required_tokenizer
 
 Listen = Callable[[Tensor], str]  # writes the text of 16 kHz samples (T,)
@@ -37,8 +37,8 @@ class Hypothesis(DrafterSource):
     def __reduce__(self) -> tuple[type[Hypothesis], tuple[object, ...]]:
         return Hypothesis, (self.scripts, self.is_list, self.listen, self.source, self.tokenizer)
 
-    def of_home(self, home: DrafterHome) -> Hypothesis:
-        return self if self.tokenizer is not None else replace(self, tokenizer=home.tokenizer)
+    def for_target(self, target: LoadedTarget) -> Hypothesis:
+        return self if self.tokenizer is not None else replace(self, tokenizer=target.tokenizer)
 
     def check_inputs(self, count: int, sound: bool = False) -> None:
         if self.listen is not None and not sound:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from typing import Any, final
-from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
@@ -12,7 +11,7 @@ from mmdec.checks.arguments import format_value
 from mmdec.drafters.small_model.short_prompt import Shorten, check_prompt
 from mmdec.drafters.small_model.staged import InnerDrafter, inner_drafter
 from mmdec.errors import InputError
-from mmdec.generation.drafter_source import DrafterHome, DrafterOfModel, DrafterSource, folder_by_name
+from mmdec.generation.drafter_source import DrafterCache, DrafterSource, LoadedTarget, folder_by_name
 from mmdec.pretrained.load_small_model import check_small_model, load_small_model, small_drafter
 from mmdec.types import Drafter
 
@@ -56,13 +55,21 @@ def small_model(
 
 @final
 class SmallModelSource(DrafterSource):
-    """What `mmdec.small_model` returns."""
+    """What `mmdec.small_model` returns.
+
+    Args:
+        model, inner, prompt: As for `small_model`.
+        tokenizer: The target's; None: the one in its folder.
+        drafters: The drafters so far, for a copy; None: there are none.
+    """
 
     def __init__(
         self,
         model: PreTrainedModel | str | os.PathLike[str],
         inner: str | InnerDrafter | None,
         prompt: int | Shorten | None,
+        tokenizer: Any = None,
+        drafters: DrafterCache | None = None,
     ) -> None:
         self._inner = None if inner is None else inner_drafter(inner)
         self._prompt = check_prompt(prompt)
@@ -77,21 +84,20 @@ class SmallModelSource(DrafterSource):
         if isinstance(self._model, PreTrainedModel):
             check_small_model(self._model)
             self.networks = (self._model,)
-        self._drafters = DrafterOfModel(self._make)
-        self._tokenizers = WeakKeyDictionary[PreTrainedModel, Any]()  # target -> its tokenizer, where it is known
+        self._tokenizer = tokenizer
+        self._drafters = DrafterCache() if drafters is None else drafters
 
     def __reduce__(self) -> tuple[type[SmallModelSource], tuple[object, ...]]:
         return SmallModelSource, self._arguments
 
-    def of_home(self, home: DrafterHome) -> SmallModelSource:
-        self._tokenizers.setdefault(home.model, home.tokenizer)
-        return self
+    def for_target(self, target: LoadedTarget) -> SmallModelSource:
+        return SmallModelSource(self._model, self._inner, self._prompt, target.tokenizer, self._drafters)
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter:
-        return self._drafters.drafter_for(model)
+        return self._drafters.get(model, self._tokenizer, lambda: self._make(model))
 
     def _make(self, target: PreTrainedModel) -> Drafter:
-        tokenizer = self._tokenizers.get(target)
+        inner, prompt, tokenizer = self._inner, self._prompt, self._tokenizer
         if isinstance(self._model, PreTrainedModel):
-            return small_drafter(self._model, target, None, tokenizer, inner=self._inner, prompt=self._prompt)
-        return load_small_model(self._model, target, tokenizer, inner=self._inner, prompt=self._prompt)
+            return small_drafter(self._model, target, None, tokenizer, inner=inner, prompt=prompt)
+        return load_small_model(self._model, target, tokenizer, inner=inner, prompt=prompt)

@@ -145,10 +145,10 @@ def drafter_path(
     )
     if Path(text).is_dir():
         return Path(text)
-    home, _, name = text.partition("/")
+    model, _, name = text.partition("/")
     if re.fullmatch(r"[\w-]+", name):
         for folder in MODEL_FOLDERS:
-            path = drafter_folder(folder / home, name) if re.fullmatch(r"[\w-][\w.-]*", home) else None
+            path = drafter_folder(folder / model, name) if re.fullmatch(r"[\w-][\w.-]*", model) else None
             if path is not None:
                 return path
     if HUB_ID.fullmatch(text):
@@ -166,8 +166,8 @@ def drafter_path(
 def drafter_folder(model: Path, name: str) -> Path | None:
     """Return the folder of a model's drafter: `name` inside the model's folder, or <model>-<name> next to the model's
     folder; None if neither exists."""
-    home = model.resolve()
-    folders = (home / name, home.with_name(f"{home.name}-{name}"))
+    parent = model.resolve()
+    folders = (parent / name, parent.with_name(f"{parent.name}-{name}"))
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 

@@ -14,7 +14,7 @@ from mmdec.checks.arguments import format_value
 from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
 from mmdec.errors import InputError
 from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
-from mmdec.generation.drafter_source import DrafterHome
+from mmdec.generation.drafter_source import LoadedTarget
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
@@ -109,7 +109,7 @@ def check_placement(model: Any, device: str | torch.device | None, dtype: Any, r
 def load_speculation(
     options: GenerateOptions,
     drafter: DrafterChoice,
-    loaded: DrafterHome,
+    loaded: LoadedTarget,
     inputs: int = 1,
     sound: bool = False,
     checked: set[str] | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,6 +119,21 @@ def test_the_corpus_drafter_is_made_once_a_model_and_survives_pickling(
         assert drafter is source.drafter_for(loaded.model)
         copy = pickle.loads(pickle.dumps(Speculation(DecodingOptions(source)))).drafter_for(loaded.model)
         assert copy.name == drafter.name
+
+
+def test_a_loaded_target_does_not_change_the_callers_source(loaded: LoadedLanguageModel) -> None:
+    from tests.support.tiny_text import language_model
+
+    model = language_model("llama")
+    target: Any = SimpleNamespace(model=model, directory=None, tokenizer=loaded.tokenizer)
+    for source in (mmdec.corpus([TEXT]), mmdec.small_model(loaded.model)):
+        drafter = source.for_target(target).drafter_for(model)
+        assert drafter is source.for_target(target).drafter_for(model)  # made once
+        assert source.for_target(target) is not source
+    source = mmdec.corpus([TEXT])
+    source.for_target(target).drafter_for(model)
+    with pytest.raises(InputError, match="`tokenizer` must be given"):
+        source.drafter_for(model)
 
 
 @pytest.mark.parametrize("source", ["a text", "", [], None, 3, b"x", [3], ["a", None], {"a": 1}, Path("text.txt")])
