@@ -282,7 +282,7 @@ class SpeechTranslator:
         ]
         evidence = path_evidence(path.scores, path.lengths)
         if scores:
-            evidence = [row | autoregressive_evidence(one) for row, one in zip(evidence, scores, strict=True)]
+            evidence = [row | autoregressive_evidence(score) for row, score in zip(evidence, scores, strict=True)]
         # there is no autoregressive decoder to score the text, so the graph's probabilities are used
         if self.model.ar is None:
             vertices = vertex_evidence(lattice.emissions, path.vertices, path.tokens)
@@ -296,7 +296,7 @@ class SpeechTranslator:
             evidence = self._graph_evidence(self.model.lattice(source.states, source.lengths, source.sizes))
         if self.model.ar is not None and strategy != "reranked":
             scores = score_texts(self.model.ar, decoded.tokens, source)
-            evidence = [row | autoregressive_evidence(one) for row, one in zip(evidence, scores, strict=True)]
+            evidence = [row | autoregressive_evidence(score) for row, score in zip(evidence, scores, strict=True)]
         return [row | new for row, new in zip(evidence, head_evidence(source), strict=True)]
 
     def _graph_evidence(self, lattice: Lattice) -> EvidenceRows:

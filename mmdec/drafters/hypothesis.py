@@ -57,8 +57,9 @@ WORD_HITS, WORD_TRIALS, WORD_DECAY = 7.6, 8.0, 0.98  # prior: 7.6 of 8 words mat
 SAME_CASE = 0.96  # probability that a word has the capital letter, or none, that is expected
 SHIFTS = ((0, 0.6), (-1, 0.25), (1, 0.1))  # after a changed word, where the text may continue: (words, probability)
 NEXT_TOKEN = 0.99  # probability of each further token of a word
-SEEN = 0.9  # probability of the continuation with which the target went on at the same place in a rejected branch
-SEEN_OTHER = 0.5  # the same where the text has another word there
+# probability of the continuation with which the target went on at the same place in a rejected branch
+SEEN_PROBABILITY = 0.9
+UNEXPECTED_SEEN_PROBABILITY = 0.5  # the same where the text has another word there
 SAME_TIME = 0.85  # probability that a segment begins with the timestamp at which the last one ended
 MAX_DECODED = 24  # re-decode at most this many earlier tokens with the new ones
 Item = TypeVar("Item", bound=Hashable)
@@ -227,7 +228,7 @@ class Script:
 def clean_text(text: str) -> str:
     """Return a text without what no model writes: control characters become spaces, surrogates are dropped."""
     text = text.encode("utf-8", "ignore").decode()
-    return "".join(" " if unicodedata.category(one) in ("Cc", "Zl", "Zp") else one for one in text)
+    return "".join(" " if unicodedata.category(char) in ("Cc", "Zl", "Zp") else char for char in text)
 
 
 @final
@@ -286,7 +287,7 @@ class TokenText:
 
 
 @dataclass(frozen=True)
-class _Next:
+class _Continuation:
     """A continuation that may be drafted: a string or tokens, and what follows it."""
 
     probability: float
@@ -446,35 +447,35 @@ class HypothesisDrafter:
             Tokens and parents' indices of the nodes below the root; parent 0 is the root.
         """
         tree = PrefixTree(plan.nodes, plan.depth)
-        heap, order = list[tuple[float, int, int, _Next]](), count()
+        heap, order = list[tuple[float, int, int, _Continuation]](), count()
         row.openings = []
 
-        def push(node: int, probability: float, options: Sequence[_Next]) -> None:
-            for one in options:
-                if probability * one.probability >= max(plan.threshold, 1e-3):
-                    heappush(heap, (-probability * one.probability, next(order), node, one))
+        def push(node: int, probability: float, options: Sequence[_Continuation]) -> None:
+            for option in options:
+                if probability * option.probability >= max(plan.threshold, 1e-3):
+                    heappush(heap, (-probability * option.probability, next(order), node, option))
 
         push(0, 1.0, self._roots(row))
         while heap and not tree.is_full:
-            negative, _, node, one = heappop(heap)
+            negative, _, node, option = heappop(heap)
             probability = -negative
-            for index, token in enumerate((*self._tokens.ids(one.text), *one.tokens)):
+            for index, token in enumerate((*self._tokens.ids(option.text), *option.tokens)):
                 node = tree.add(node, token) if probability >= plan.threshold else tree.child(node, token)
                 if not node:
                     break
-                if not index and one.marked is not None and [token] == self._tokens.ids(one.marked[1]):
-                    row.openings.append((node, *one.marked))
+                if not index and option.marked is not None and [token] == self._tokens.ids(option.marked[1]):
+                    row.openings.append((node, *option.marked))
                 probability *= NEXT_TOKEN
             else:
-                if one.place is not None:
-                    row.openings.append((node, one.place, NEW_SEGMENT if one.is_fresh else ""))
-                if one.is_fresh and one.place is not None:
-                    push(node, probability, self._segment(row, one.place))
-                elif one.place is not None:
-                    push(node, probability, self._words(row, one.place))
+                if option.place is not None:
+                    row.openings.append((node, option.place, NEW_SEGMENT if option.is_fresh else ""))
+                if option.is_fresh and option.place is not None:
+                    push(node, probability, self._segment(row, option.place))
+                elif option.place is not None:
+                    push(node, probability, self._words(row, option.place))
         return tree.tokens, tree.parents
 
-    def _roots(self, row: HypothesisRow) -> list[_Next]:
+    def _roots(self, row: HypothesisRow) -> list[_Continuation]:
         """Return what may follow the text that the target has written."""
         follower, script = row.follower, row.script
         if row.times or not row.tokens:
@@ -484,8 +485,8 @@ class HypothesisDrafter:
             # a segment has ended: the next one usually begins at the same time
             rest = 1.0 - SAME_TIME
             again, ended = (SAME_TIME, rest) if place < len(script) else (rest, SAME_TIME)
-            ends = [_Next(ended, tokens=[end]) for end in self._tokens.ends]
-            return [_Next(again, tokens=row.times, place=place, is_fresh=True), *ends]
+            ends = [_Continuation(ended, tokens=[end]) for end in self._tokens.ends]
+            return [_Continuation(again, tokens=row.times, place=place, is_fresh=True), *ends]
         written = row.rest
         spans = word_spans(row.rest)
         place, is_found = follower.expected, not follower.missed
@@ -497,18 +498,18 @@ class HypothesisDrafter:
             if expected != key and expected.startswith(key) and len(script.word(place)) > len(word):
                 rest = script.word(place)[len(word) :]
                 ids = self._tokens.rest_ids(row.tokens, rest)
-                return [_Next(row.rate.value, tokens=ids, place=place + 1)]
+                return [_Continuation(row.rate.value, tokens=ids, place=place + 1)]
             found = follower.place_of(key)
             place, is_found = (place + 1, False) if found is None else (found, True)
         places = [(place, 1.0)] if is_found else [(place + shift, probability) for shift, probability in SHIFTS]
         return [
-            replace(one, probability=probability * one.probability)
+            replace(option, probability=probability * option.probability)
             for place, probability in places
             if 0 <= place <= len(script)
-            for one in self._words(row, place, written)
+            for option in self._words(row, place, written)
         ]
 
-    def _segment(self, row: HypothesisRow, place: int) -> list[_Next]:
+    def _segment(self, row: HypothesisRow, place: int) -> list[_Continuation]:
         """Return what may follow where a segment, or the whole text, begins."""
         script = row.script
         stopped = mark_kind(row.rest) == STOP
@@ -518,11 +519,13 @@ class HypothesisDrafter:
             return []
         gaps = [" "] if self._tokens.first_time is not None else ["", " "]
         options = [
-            one for index, gap in enumerate(gaps) for one in self._written(row, place, gap, stopped, 1 / (1 + index))
+            option
+            for index, gap in enumerate(gaps)
+            for option in self._written(row, place, gap, stopped, 1 / (1 + index))
         ]
         return self._as_seen(row, place, NEW_SEGMENT, options)
 
-    def _words(self, row: HypothesisRow, place: int, written: str = "") -> list[_Next]:
+    def _words(self, row: HypothesisRow, place: int, written: str = "") -> list[_Continuation]:
         """Return what may follow the word before `place`.
 
         Args:
@@ -546,16 +549,18 @@ class HypothesisDrafter:
             ]
         if is_last:
             ends = [[]] if row.is_timed else [[end] for end in self._tokens.ends]  # a timestamp would stand before it
-            options = [_Next(probability, gap.rstrip(), end) for probability, gap, _ in gaps for end in ends]
+            options = [_Continuation(probability, gap.rstrip(), end) for probability, gap, _ in gaps for end in ends]
         else:
             options = [
-                one
+                option
                 for probability, gap, mark in gaps
-                for one in self._written(row, place, gap, mark == STOP, probability)
+                for option in self._written(row, place, gap, mark == STOP, probability)
             ]
         return self._as_seen(row, place, written.strip(), options)
 
-    def _as_seen(self, row: HypothesisRow, place: int, before: str, options: list[_Next]) -> list[_Next]:
+    def _as_seen(
+        self, row: HypothesisRow, place: int, before: str, options: list[_Continuation]
+    ) -> list[_Continuation]:
         """Prefer what the target went on with at the same place in a rejected branch.
 
         Args:
@@ -564,25 +569,29 @@ class HypothesisDrafter:
         token = row.seen.get((place, before))
         if token is None:
             return options
-        is_seen = [[*self._tokens.ids(one.text), *one.tokens][:1] == [token] for one in options]
-        probability = SEEN if any(is_seen) else SEEN_OTHER
+        is_seen = [[*self._tokens.ids(option.text), *option.tokens][:1] == [token] for option in options]
+        probability = SEEN_PROBABILITY if any(is_seen) else UNEXPECTED_SEEN_PROBABILITY
         # a sum is 0 where all probabilities are
-        seen = sum(one.probability for one, same in zip(options, is_seen, strict=True) if same) or 1.0
-        rest = sum(one.probability for one, same in zip(options, is_seen, strict=True) if not same) or 1.0
+        seen = sum(option.probability for option, same in zip(options, is_seen, strict=True) if same) or 1.0
+        rest = sum(option.probability for option, same in zip(options, is_seen, strict=True) if not same) or 1.0
         options = [
-            replace(one, probability=one.probability * (probability / seen if same else (1 - probability) / rest))
-            for one, same in zip(options, is_seen, strict=True)
+            replace(option, probability=option.probability * (probability / seen if same else (1 - probability) / rest))
+            for option, same in zip(options, is_seen, strict=True)
         ]
         return options if any(is_seen) else [*options, self._other(row, place, token, probability)]
 
-    def _other(self, row: HypothesisRow, place: int, token: int, probability: float) -> _Next:
+    def _other(self, row: HypothesisRow, place: int, token: int, probability: float) -> _Continuation:
         """Return a continuation that the text does not have."""
         if self._tokens.is_time(token):
-            return _Next(probability, tokens=[token, token], place=place, is_fresh=True)
+            return _Continuation(probability, tokens=[token, token], place=place, is_fresh=True)
         is_word = self._tokens.is_text(token) and self._tokens.decode([token])[:1].isspace()
-        return _Next(probability, tokens=[token], place=place + 1 if is_word and place < len(row.script) else None)
+        return _Continuation(
+            probability, tokens=[token], place=place + 1 if is_word and place < len(row.script) else None
+        )
 
-    def _written(self, row: HypothesisRow, place: int, gap: str, stopped: bool, probability: float) -> list[_Next]:
+    def _written(
+        self, row: HypothesisRow, place: int, gap: str, stopped: bool, probability: float
+    ) -> list[_Continuation]:
         """Return how the target may write the word `place`, and what is joined to it.
 
         Args:
@@ -597,7 +606,7 @@ class HypothesisDrafter:
         rest = script.text[script.ends[place] : script.ends[after - 1]]
         marked = (place, mark) if (mark := gap.strip()) else None
         return [
-            _Next(known * share, gap + form + rest, place=after, marked=marked)
+            _Continuation(known * share, gap + form + rest, place=after, marked=marked)
             for share, form in self._case(row, place, stopped)
         ]
 

@@ -161,7 +161,7 @@ def start_rows(drafter: InnerDrafter, context: Context, model: Target) -> list[S
     rows: list[StagedRow] = []
     for index, mask in enumerate(context.text_mask):
         source = None if context.source is None else [context.source[index]]
-        one = replace(
+        row_context = replace(
             context,
             tokens=context.tokens[index : index + 1, mask].cpu(),
             mask=mask[mask][None].cpu(),
@@ -169,7 +169,7 @@ def start_rows(drafter: InnerDrafter, context: Context, model: Target) -> list[S
             media=None,
             encoder=None,
         )
-        rows.append(StagedRow(drafter, drafter.start(one), model))
+        rows.append(StagedRow(drafter, drafter.start(row_context), model))
     return rows
 
 

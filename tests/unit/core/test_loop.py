@@ -31,9 +31,9 @@ def test_rounds_add_up_to_the_text() -> None:
     plain, passes = run(target, PROMPTS, stop(12), MatchRule())
     assert text.tokens == plain.tokens
     assert len(passes) == 12
-    assert [one.index for one in rounds] == [0, 1, 2, 3]  # 1 token, then 5, 5 and the last
-    assert [one.accepted for one in rounds] == [[0, 0], [4, 4], [4, 4], [0, 0]]
-    tokens = [[token for one in rounds for token in one.tokens[row]] for row in (0, 1)]
+    assert [round_.index for round_ in rounds] == [0, 1, 2, 3]  # 1 token, then 5, 5 and the last
+    assert [round_.accepted for round_ in rounds] == [[0, 0], [4, 4], [4, 4], [0, 0]]
+    tokens = [[token for round_ in rounds for token in round_.tokens[row]] for row in (0, 1)]
     assert tokens == text.tokens
 
 
@@ -54,7 +54,7 @@ def test_a_row_that_ends_leaves_the_batch() -> None:
     rounds = run(target, PROMPTS, stop(20, frozenset({last})), MatchRule())[1]
     second = min(second, 20)
     assert first < second
-    assert [one.rows for one in rounds] == [[0, 1]] * first + [[1]] * (second - first)
+    assert [round_.rows for round_ in rounds] == [[0, 1]] * first + [[1]] * (second - first)
     assert rounds[first - 1].done == [True, False]
 
 
