@@ -98,7 +98,6 @@ class LoadedAudioLm(LoadedMediaModel):
                 f"`audio` must last at most {self.max_seconds:g} seconds for {type(self.model).__name__}, but lasts "
                 f"{seconds:.1f}. Cut it."
             )
-        return samples
 
     def _texts(self, prompt: str | None, named: Mapping[str, Any], count: int) -> list[str]:
         """Write the prompt of each recording as text, with one placeholder for the audio.

@@ -107,7 +107,8 @@ class TranscriptionEngine:
         chosen["do_sample"] = "temperature" in chosen  # otherwise the model's settings would decide it
         request = transcription_request(loaded, TranscribeOptions.of(chosen), 1)
         assert isinstance(request, AudioLmRequest)
-        if describe_silence(request.check(samples)):
+        request.check(samples)
+        if describe_silence(samples):
             return SpeechInputs(samples, chosen)  # it is not decoded
         inputs = request.inputs({0: samples})
         length = {"max_new_tokens": cast(Any, loaded.model.generation_config).max_new_tokens}
@@ -167,7 +168,8 @@ class TranscriptionEngine:
             if isinstance(request, AudioLmRequest):
                 result = yield from recording_steps(request, samples, speech.inputs)
             else:
-                result = yield from transcription_steps(request, request.check(samples))
+                request.check(samples)
+                result = yield from transcription_steps(request, samples)
         else:
             fixed = {"sample_rate": RATE, "model": self.loaded, "threads": self._options.threads}
             call = partial(mmdec.transcribe, samples, **fixed, **call_options)

@@ -38,6 +38,7 @@ from mmdec.tasks.loading import load_speculation
 from mmdec.tasks.usage import Usage, count_round, renumber_rows, rest_seconds
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import TRANSCRIPT, silent_transcripts, timings
+from mmdec.whisper.request import language_names
 from mmdec.whisper.target import LANGUAGE_CODES
 from mmdec.whisper.transcript import Transcript
 
@@ -101,9 +102,9 @@ class AudioLmRequest:
             calibrations=read_calibrations(loaded.directory),
         )
 
-    def check(self, samples: Tensor) -> Tensor:
-        """Return samples (T,); raise InputError if the model cannot take them."""
-        return self.loaded.check(samples)
+    def check(self, samples: Tensor) -> None:
+        """Raise InputError if the model cannot take samples (T,)."""
+        self.loaded.check(samples)
 
     def language(self, index: int) -> str | None:
         """Return the language that the caller gave for a recording, or None.
@@ -347,13 +348,7 @@ def _languages(
             f"`language` must be left out for {type(loaded.model).__name__}, which detects it, but is "
             f"{format_value(language)}. Name it in `prompt`."
         )
-    names = [language] if isinstance(language, str) else language
-    if not isinstance(language, str) and (not isinstance(language, Sequence) or len(language) != recordings):
-        raise InputError(
-            f"`language` must be one, or one for each of {recordings} recordings, but is {format_value(language)}. Add "
-            "or drop some."
-        )
-    for name in names:
+    for name in language_names(language, recordings):
         try:
             settings = {"tokenize": False} if loaded.written else {"model_id": "", "format": ["wav"]}
             request = cast(Any, loaded.processor).apply_transcription_request

@@ -323,9 +323,10 @@ class LiveTranscriber:
             last, *older = self._texts
             drafter = PreviousText(last, older, self._ending(window, request, last[-1]))
             request = replace(request, speculation=request.speculation.with_drafter(drafter, MAX_DRAFT_CHAIN))
+        request.check(window.samples)
         with with_threads(self._threads, request.whisper.model):
             transcripts = dict[int, Transcript]()
-            for finished in transcribe_recordings(request, {0: request.check(window.samples)}, 1):
+            for finished in transcribe_recordings(request, {0: window.samples}, 1):
                 transcripts |= finished
         transcript = transcripts[0]
         self._texts = [transcript.tokens, *(text for text in self._texts if text != transcript.tokens)][

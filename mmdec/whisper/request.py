@@ -138,14 +138,13 @@ class TranscriptionRequest:
         extractor = self.whisper.extractor
         return samples // extractor.hop_length > extractor.nb_max_frames
 
-    def check(self, samples: Tensor) -> Tensor:
-        """Return samples (T,); raise InputError if they cannot be transcribed."""
+    def check(self, samples: Tensor) -> None:
+        """Raise InputError if samples (T,) cannot be transcribed."""
         if self.is_long(len(samples)) and not self.has_timestamps:
             raise InputError(
                 f"`audio` must last at most {self.whisper.extractor.n_samples / SAMPLE_RATE:g} seconds for a model "
                 f"without timestamp tokens, but lasts {len(samples) / SAMPLE_RATE:.1f}. Cut it."
             )
-        return samples
 
     def features(self, recordings: Sequence[Tensor]) -> dict[str, Tensor]:
         """Compute the features of recordings (T,), each as it would be computed without the others.
@@ -212,7 +211,13 @@ def _options(whisper: LoadedWhisper, options: Mapping[str, Any]) -> dict[str, An
         chosen.setdefault("temperature", 0.0)
     if "max_new_tokens" in chosen:
         chosen.setdefault("max_length", None)  # else transformers warns about the config's value in each window
-    temperature = chosen.get("temperature", 0.0)
+    _check_numbers(chosen)
+    return chosen
+
+
+def _check_numbers(options: Mapping[str, Any]) -> None:
+    """Raise InputError if a temperature, a length or a threshold is no such number."""
+    temperature = options.get("temperature", 0.0)
     temperatures = list(temperature) if isinstance(temperature, (list, tuple)) else [temperature]
     if not temperatures or not all(
         type(item) in (int, float) and 0 <= item <= MAX_TEMPERATURE for item in temperatures
@@ -222,16 +227,15 @@ def _options(whisper: LoadedWhisper, options: Mapping[str, Any]) -> dict[str, An
             f"{format_value(temperature)}. 0.0 is greedy."
         )
     for name in LENGTH_OPTIONS:
-        value = chosen.get(name)
+        value = options.get(name)
         if value is not None and not isinstance(value, Real):
             raise InputError(
                 f"`{name}` must be a number of tokens, but is {format_value(value)}. Leave it out for the model's."
             )
     for name in THRESHOLDS:
-        value = chosen.get(name)
+        value = options.get(name)
         if value is not None and (type(value) not in (int, float) or math.isnan(value)):
             raise InputError(f"`{name}` must be a number, but is {format_value(value)}. Leave it out for none.")
-    return chosen
 
 
 def _task(settings: Any, task: str | None) -> dict[str, Any]:
@@ -257,16 +261,27 @@ def _task(settings: Any, task: str | None) -> dict[str, Any]:
 def _languages(settings: Any, language: str | Sequence[str] | None, recordings: int) -> str | Sequence[str] | None:
     if language is None:
         return None
-    names = [language] if isinstance(language, (str, bytes)) or not isinstance(language, Sequence) else language
-    if names is language and len(language) != recordings:
-        raise InputError(
-            f"`language` must be one, or one for each of {recordings} recordings, but has {len(language)}. Add or drop "
-            "some."
-        )
+    names = language_names(language, recordings)
     codes = [language_code(settings, name) for name in names]
     if not is_multilingual(settings):
         return None  # the model has no token for its only language
     return codes if names is language else codes[0]
+
+
+def language_names(language: str | Sequence[str], recordings: int) -> Sequence[str]:
+    """Return the names in the argument `language`, one for all recordings of a call or one for each.
+
+    Raises:
+        InputError: For another number of names.
+    """
+    if isinstance(language, (str, bytes)) or not isinstance(language, Sequence):
+        return [language]
+    if len(language) != recordings:
+        raise InputError(
+            f"`language` must be one, or one for each of {recordings} recordings, but has {len(language)}. Add or drop "
+            "some."
+        )
+    return language
 
 
 def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:

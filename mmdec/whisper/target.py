@@ -198,25 +198,24 @@ class WhisperTarget(EncodedTarget):
 
 
 def generate_processors(
-    model: WhisperForConditionalGeneration, prompt_length: int, timestamps: bool
+    settings: Any, device: Any, prompt_length: int, timestamps: bool
 ) -> list[Callable[[Tensor, Tensor], Tensor]]:
     """Make the logits processors that `model.generate` would use, in its order.
 
     Args:
-        model: The Whisper, whose generation config has the suppressed tokens.
+        settings: The model's generation config, which has the suppressed tokens.
+        device: The model's device.
         prompt_length: Number of tokens of each prompt.
         timestamps: Whether the rules for timestamp tokens apply.
     """
-    config: Any = model.generation_config
-    device: Any = model.device  # `Any`, because transformers' type is str
     processors: list[Any] = []
-    if config.begin_suppress_tokens is not None:
-        begin = SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt_length, device=device)
+    if settings.begin_suppress_tokens is not None:
+        begin = SuppressTokensAtBeginLogitsProcessor(settings.begin_suppress_tokens, prompt_length, device=device)
         processors.append(begin)
-    if config.suppress_tokens is not None:
-        processors.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
+    if settings.suppress_tokens is not None:
+        processors.append(SuppressTokensLogitsProcessor(settings.suppress_tokens, device=device))
     if timestamps:
-        processors.append(WhisperTimeStampLogitsProcessor(config, begin_index=prompt_length))
+        processors.append(WhisperTimeStampLogitsProcessor(settings, begin_index=prompt_length))
     return processors
 
 

@@ -18,12 +18,7 @@ from transformers import (
     GenerationMixin,
     WhisperForConditionalGeneration,
 )
-from transformers.generation.logits_process import (
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    WhisperNoSpeechDetection,
-    WhisperTimeStampLogitsProcessor,
-)
+from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.compat import CACHE_ARGUMENT
@@ -38,6 +33,7 @@ from mmdec.types import Round
 from mmdec.whisper.features import FRAMES_PER_SECOND, WindowEncoder
 from mmdec.whisper.progress import PartProgress
 from mmdec.whisper.repetition import has_end_token, is_runaway, token_compression_ratio
+from mmdec.whisper.target import generate_processors
 from mmdec.whisper.window_options import WindowOptions
 
 RUNAWAY_CHECK_TOKENS = 16  # new tokens between two checks for a text that repeats itself
@@ -349,19 +345,13 @@ def _processors(
     Returns:
         The processors; and the one that notes the probability of silence, if the first logits hold it, else None.
     """
-    device: Any = model.device  # typed as `Any`, because transformers' type is str
-    settings, processors, silence = options.settings, list[Any](), None
+    settings, noted, silence = options.settings, list[Any](), None
     if options.no_speech_threshold is not None and begin == 1:
         # the probability is that after the start token, whose logits are those of the first new token
         silence = WhisperNoSpeechDetection(settings.no_timestamps_token_id - 1, begin)
-        processors.append(silence)
-    if settings.begin_suppress_tokens is not None:
-        processors.append(SuppressTokensAtBeginLogitsProcessor(settings.begin_suppress_tokens, begin, device=device))
-    if settings.suppress_tokens is not None:
-        processors.append(SuppressTokensLogitsProcessor(settings.suppress_tokens, device=device))
-    if settings.return_timestamps:
-        processors.append(WhisperTimeStampLogitsProcessor(settings, begin_index=begin))
-    return [*processors, *options.logits_processor], silence
+        noted.append(silence)
+    rules = generate_processors(settings, model.device, begin, settings.return_timestamps)
+    return [*noted, *rules, *options.logits_processor], silence
 
 
 def encode_window(

@@ -85,7 +85,8 @@ def decode_greedily(
         ids, mask = _pad_left([prompts[row] for row in rows], int(model.config.pad_token_id or 0), states.device)
         longest = min(ids.shape[1] + limit, model.config.max_target_positions)
         stop = Stop(longest, frozenset(end_tokens(model)))
-        text = Sequences(ids, stop, generate_processors(model, ids.shape[1], under_rules))
+        rules = generate_processors(model.generation_config, model.device, ids.shape[1], under_rules)
+        text = Sequences(ids, stop, rules)
         inputs: dict[str, Any] = {"input_ids": ids, "encoder_outputs": (states[rows],)}
         if not bool(mask.all()):
             inputs["decoder_attention_mask"] = mask

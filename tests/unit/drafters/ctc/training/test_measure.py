@@ -138,7 +138,8 @@ def test_rounds_are_those_of_decoding(data: TranscriptData) -> None:
     counted = drafts.simulate_rounds(drafter, states[0], prompt, text, Plan(4, 4))
     ids = torch.tensor([prompt])
     stop = Stop(len(prompt) + 30, frozenset([tokens.end]))
-    sequences = Sequences(ids, stop, generate_processors(whisper.model, len(prompt), True))
+    rules = generate_processors(whisper.model.generation_config, whisper.model.device, len(prompt), True)
+    sequences = Sequences(ids, stop, rules)
     inputs = {"input_ids": ids, "encoder_outputs": (states,)}
     rounds = list(decode(WhisperTarget(whisper.model), inputs, sequences, MatchRule(), drafter, FixedBudget(4)))
     assert sequences.tokens[0] == text
