@@ -142,8 +142,8 @@ def describe(
         request = DescriptionRequest.of(vlm, chosen, len(batch))
 
     with pass_stop_iteration(), with_threads(chosen.threads, vlm.model):
-        options = request.generate_options()
-        groups = InputGroups.of(vlm.model, request.speculation, options, range(len(batch)), chosen.batch_size)
+        generate = request.generate_options()
+        groups = InputGroups.of(vlm.model, request.speculation, generate, range(len(batch)), chosen.batch_size)
         names = dict[int, str]()  # index -> the argument that an error about the answer names
         # a group is read when there is room for it, not before
         decodings = filter(None, (_begin_group(request, batch, group, names) for group in groups.groups))
