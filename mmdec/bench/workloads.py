@@ -22,7 +22,7 @@ from mmdec.evaluation.description import DescriptionHarness, questions_of
 from mmdec.evaluation.harness import Harness, Measurement, Method, parse_language
 from mmdec.evaluation.language_model import LanguageHarness, TokenPrompt
 from mmdec.evaluation.transcription import AudioLmHarness, TranscriptionHarness
-from mmdec.generation.drafter_source import DrafterHome
+from mmdec.generation.drafter_source import LoadedTarget
 from mmdec.hub.find import model_kind
 from mmdec.pretrained.audio_lm import LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.language_model import LoadedLanguageModel, is_language_model, load_language_model
@@ -67,7 +67,7 @@ class Workload(ABC, Generic[Input]):
     bench: str  # name of the report
     noun: str  # what the inputs are, in the plural
     model: PreTrainedModel
-    home: DrafterHome | None  # finds drafters in the model's folder; None: there is nothing to find
+    home: LoadedTarget | None  # finds drafters in the model's folder; None: there is nothing to find
     directory: Path
     harness: Harness[Input]
     inputs: Sequence[Input]

@@ -143,7 +143,7 @@ class ActiveTime:
         Returns:
             The round; None: the decoding has ended.
         """
-        answer: PassResult | None = None
+        answer: PassResult[Any] | None = None
         while True:
             try:
                 step = steps.send(answer)

@@ -78,7 +78,9 @@ class TranscriptionHarness(Harness[Tensor]):
         Raises:
             InputError: If `transcribe` would refuse it.
         """
-        return self._request(1).check(read_audio(audio))
+        samples = read_audio(audio)
+        self._request(1).check(samples)
+        return samples
 
     def is_long(self, samples: Tensor) -> bool:
         """Return whether samples (T,) fill more than one window: then transformers' long-form code decodes them."""
@@ -196,7 +198,9 @@ class AudioLmHarness(Harness[Tensor]):
         Raises:
             InputError: If `transcribe` would refuse it.
         """
-        return self.loaded.check(read_audio(audio))
+        samples = read_audio(audio)
+        self.loaded.check(samples)
+        return samples
 
     def measure(self, inputs: Sequence[Tensor], method: Method) -> Measurement:
         """Transcribe one recording (T,) of 16 kHz, in a list, with this method, and measure it."""

@@ -86,12 +86,8 @@ class LoadedAudioLm(LoadedMediaModel):
         """
         return "tokenize" in self.requests
 
-    def check(self, samples: Tensor) -> Tensor:
-        """Return the samples (T,).
-
-        Raises:
-            InputError: If they are longer than `max_seconds`.
-        """
+    def check(self, samples: Tensor) -> None:
+        """Raise InputError if samples (T,) are longer than `max_seconds`."""
         seconds = len(samples) / SAMPLE_RATE
         if self.max_seconds is not None and seconds > self.max_seconds:
             raise InputError(
