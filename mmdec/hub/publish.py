@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
-from mmdec.checks.weights import lies_inside
+from mmdec.checks.weights import WEIGHTS_FILE, lies_inside
 from mmdec.errors import InputError
 from mmdec.hub.provenance import CARD as CARD  # the model card's file name
 from mmdec.hub.provenance import command_record, portable, weight_hashes
@@ -65,6 +67,33 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
         _put(fresh, folder, aside)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def write_model_folder(
+    directory: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    card: str,
+    weights_file: str = WEIGHTS_FILE,
+) -> Path:
+    """Write a new folder: config.json, the tensors and the model card. If writing fails, no folder is left.
+
+    Args:
+        directory: The folder, new or empty.
+        config: The content of config.json.
+        state: The tensors by name.
+        card: The model card's text.
+        weights_file: Name of the tensors' file.
+
+    Raises:
+        InputError: If the folder holds something.
+    """
+    target = new_folder(directory)
+    with atomic_folder(target) as fresh:
+        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file({name: value.detach().cpu().contiguous() for name, value in state.items()}, fresh / weights_file)
+        (fresh / CARD).write_text(card, encoding="utf-8")
+    return target
 
 
 def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.device) -> None:

@@ -14,7 +14,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -35,7 +34,7 @@ from mmdec.drafters.registry import (
 )
 from mmdec.errors import InputError
 from mmdec.hub.find import drafter_by_name
-from mmdec.hub.publish import atomic_folder, new_folder
+from mmdec.hub.publish import new_folder, write_model_folder
 from mmdec.pretrained.language_model import config_class, is_language_model
 from mmdec.pretrained.load_small_model import load_small_model
 from mmdec.pretrained.published import find_format, read_published
@@ -167,14 +166,8 @@ def save_network(network: DrafterWeights[Any], directory: str | os.PathLike[str]
     Raises:
         InputError: If the folder exists and is not empty.
     """
-    target = new_folder(directory)
-    with atomic_folder(target) as fresh:
-        config = {"system": network.system, "model_type": MODEL_TYPE, **asdict(network.config)}
-        (fresh / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
-        save_file(state, fresh / WEIGHTS_FILE)
-        (fresh / "README.md").write_text(card or draft_card(network), encoding="utf-8")
-    return target
+    config = {"system": network.system, "model_type": MODEL_TYPE, **asdict(network.config)}
+    return write_model_folder(directory, config, network.state_dict(), card or draft_card(network))
 
 
 def convert(

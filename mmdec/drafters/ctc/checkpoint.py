@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -35,7 +34,7 @@ from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import Merges, TokenPieces
 from mmdec.drafters.fit import check_model_sizes
 from mmdec.errors import InputError
-from mmdec.hub.publish import atomic_folder, new_folder
+from mmdec.hub.publish import write_model_folder
 from mmdec.nn.int8 import pack_rows, unpack_rows
 from mmdec.phonetics.piece_ngram import PieceNGram
 
@@ -83,19 +82,15 @@ def save_ctc(
         ngram: A language model of the pieces, if there is one.
         trained: The head's training data in words, for the model card.
     """
-    target = new_folder(directory)
-    with atomic_folder(target) as fresh:
-        config = {
-            "system": SYSTEM,
-            "model_type": "mmdec-drafter",
-            "head": asdict(head.config),
-            "tokens": asdict(tokens),
-        }
-        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        known = {} if ngram is None else {NGRAM_PREFIX + name: array for name, array in ngram.arrays.items()}
-        save_file({**pack_rows(head.state_dict()), **_tables(pieces), **known}, fresh / WEIGHTS_FILE)
-        (fresh / "README.md").write_text(_card(head, tokens, trained), encoding="utf-8")
-    return target
+    config = {
+        "system": SYSTEM,
+        "model_type": "mmdec-drafter",
+        "head": asdict(head.config),
+        "tokens": asdict(tokens),
+    }
+    known = {} if ngram is None else {NGRAM_PREFIX + name: array for name, array in ngram.arrays.items()}
+    state = {**pack_rows(head.state_dict()), **_tables(pieces), **known}
+    return write_model_folder(directory, config, state, _card(head, tokens, trained))
 
 
 def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -37,7 +36,7 @@ from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.errors import InputError
 from mmdec.hub.checkpoint import tensor_names
-from mmdec.hub.publish import atomic_folder, new_folder
+from mmdec.hub.publish import write_model_folder
 
 SYSTEM = "medusa"
 HEADS_FILE = "heads.safetensors"
@@ -76,13 +75,8 @@ def save_heads(
             draft trees are made from these probabilities. None: not measured.
         place: Path of the folder in the example of the model card; None: the subfolder `medusa` of the model's folder.
     """
-    target = new_folder(directory)
-    with atomic_folder(target) as fresh:
-        config = {"system": SYSTEM, "model_type": "mmdec-drafter", "heads": asdict(heads.config), "ranks": ranks}
-        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        save_file({name: value.contiguous() for name, value in heads.state_dict().items()}, fresh / HEADS_FILE)
-        (fresh / "README.md").write_text(_card(heads.config, place), encoding="utf-8")
-    return target
+    config = {"system": SYSTEM, "model_type": "mmdec-drafter", "heads": asdict(heads.config), "ranks": ranks}
+    return write_model_folder(directory, config, heads.state_dict(), _card(heads.config, place), HEADS_FILE)
 
 
 def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Medusa:
