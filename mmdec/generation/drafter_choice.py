@@ -1,7 +1,8 @@
 """Turns the argument `drafter=` of a call into a drafter.
 
-Callers give a name, a folder, a Hugging Face id, a smaller model or a drafter of their own. `resolve_drafter` is the
-only place that tells these apart. Its result gives the drafter for any target model.
+Callers give a name, a folder, a Hugging Face id, a smaller model or a drafter of their own. `resolve_drafter` tells
+these apart for all calls. Its result gives the drafter for any target model. Only the bench of drafters looks them up
+itself (`bench/drafter_search.py`), because it must refuse a wrong name before the model is loaded.
 """
 
 from __future__ import annotations
