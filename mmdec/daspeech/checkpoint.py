@@ -53,7 +53,7 @@ from mmdec.hub.publish import PROVENANCE, atomic_folder, check_replaceable, copy
 from mmdec.tasks.confidence import CONFIDENCE_FILE
 from mmdec.whisper.checkpoint import WHISPER_KIND as WHISPER_KIND
 from mmdec.whisper.checkpoint import load_whisper_encoder
-from mmdec.whisper.encoder import WhisperEncoder
+from mmdec.whisper.unpadded_encoder import UnpaddedEncoder
 
 ENCODER_KINDS = (WHISPER_KIND, DASPEECH_KIND)  # values of `kind` for the models that `load_encoder` accepts
 PHONE_LAYOUT = "phones"
@@ -228,7 +228,7 @@ def load_piece_translator(model: str | os.PathLike[str]) -> PieceTranslatorParts
     return parts
 
 
-def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
+def load_encoder(model: str | os.PathLike[str]) -> UnpaddedEncoder:
     """Load the speech encoder of a Whisper, or of a translator of word pieces, in float32 and frozen.
 
     Args:

@@ -40,7 +40,7 @@ from mmdec.nn.int8 import pack_rows, unpack_rows
 from mmdec.phonetics.piece_ngram import PieceNGram
 from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer, normalise_for_speech
 from mmdec.phonetics.spelling import Speller
-from mmdec.whisper.encoder import WhisperEncoderConfig, sinusoid_positions
+from mmdec.whisper.unpadded_encoder import UnpaddedEncoderConfig, sinusoid_positions
 
 LAYOUT = "pieces"
 TABLES = ("pieces.json", "english.json", "phones.json", "pronunciation.tsv")
@@ -141,7 +141,7 @@ def save_piece_translator(
     return directory
 
 
-def save_encoder(folder: Path, state: dict[str, Tensor], sizes: WhisperEncoderConfig) -> None:
+def save_encoder(folder: Path, state: dict[str, Tensor], sizes: UnpaddedEncoderConfig) -> None:
     """Write encoder.safetensors, with matrices in 8 bits.
 
     The position embeddings are left out if they are the sinusoids that every Whisper has.

@@ -22,7 +22,7 @@ from mmdec.daspeech.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig, CtcTranscripts, best_pieces
 from mmdec.errors import InputError
 from mmdec.phonetics.piece_ngram import PieceNGram
-from mmdec.whisper.encoder import STATES_TAIL, WhisperEncoder, WhisperEncoderConfig, sound_features
+from mmdec.whisper.unpadded_encoder import STATES_TAIL, UnpaddedEncoder, UnpaddedEncoderConfig, sound_features
 
 
 class PhoneVoice(nn.Module):
@@ -67,7 +67,7 @@ class PieceTranslatorConfig:
         best: Number of pieces at each position of the transcript: the chosen piece and its alternatives.
     """
 
-    encoder: WhisperEncoderConfig = field(default_factory=WhisperEncoderConfig)
+    encoder: UnpaddedEncoderConfig = field(default_factory=UnpaddedEncoderConfig)
     head: CtcHeadConfig = field(default_factory=CtcHeadConfig)
     reader: ReaderConfig = field(default_factory=ReaderConfig)
     best: int = 8
@@ -88,7 +88,7 @@ class PieceTranslatorConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> PieceTranslatorConfig:
         return cls(
-            WhisperEncoderConfig(**values["encoder"]),
+            UnpaddedEncoderConfig(**values["encoder"]),
             CtcHeadConfig(**values["head"]),
             ReaderConfig.from_dict(values["reader"]),
             values["best"],
@@ -113,7 +113,7 @@ class PieceTranslator(PiecesToUnits):
     def __init__(self, config: PieceTranslatorConfig) -> None:
         super().__init__(config.reader)
         self.sizes = config
-        self.encoder = WhisperEncoder(config.encoder)
+        self.encoder = UnpaddedEncoder(config.encoder)
         self.head = CtcHead(config.head)
 
     def features(self, sounds: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

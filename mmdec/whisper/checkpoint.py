@@ -37,8 +37,8 @@ from mmdec.nn.int8 import quantise_linears
 from mmdec.pretrained.language_model import GENERATION_FILE, read_pretrained
 from mmdec.pretrained.loaded_media_model import LoadedMediaModel
 from mmdec.pretrained.plain_text import PlainText
-from mmdec.whisper.encoder import WhisperEncoder, WhisperEncoderConfig
 from mmdec.whisper.options import DEFAULT_MODEL
+from mmdec.whisper.unpadded_encoder import UnpaddedEncoder, UnpaddedEncoderConfig
 
 WHISPER_KIND = "whisper"  # transformers' model_type
 MEDUSA = "medusa"
@@ -168,7 +168,7 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWh
 ENCODER_PREFIX = "model.encoder."
 
 
-def load_whisper_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
+def load_whisper_encoder(model: str | os.PathLike[str]) -> UnpaddedEncoder:
     """Load the speech encoder of a Whisper, in float32 and frozen.
 
     Args:
@@ -184,10 +184,10 @@ def load_whisper_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
     if settings.get("model_type") != WHISPER_KIND:
         raise InputError(f"`model` must be a Whisper, but '{os.fspath(model)}' is {settings.get('model_type')!r:.60}.")
     try:
-        config = WhisperEncoderConfig.of(settings)
+        config = UnpaddedEncoderConfig.of(settings)
     except KeyError as error:
         raise InputError(f"`model` must name its sizes, but '{folder}' lacks {error}. Download it again.") from None
     weights = read_weights(weight_files(folder, prefixes=(ENCODER_PREFIX,)), prefixes=(ENCODER_PREFIX,))
     check_layer_counts(settings, weights)
     state = {name.removeprefix(ENCODER_PREFIX): tensor for name, tensor in weights.items()}
-    return build_with_weights(lambda: WhisperEncoder(config), state, "model", folder).eval().requires_grad_(False)
+    return build_with_weights(lambda: UnpaddedEncoder(config), state, "model", folder).eval().requires_grad_(False)

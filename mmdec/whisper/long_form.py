@@ -35,7 +35,6 @@ from mmdec.errors import InputError
 from mmdec.generation.drafter_source import DraftInput
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.usage import Usage
-from mmdec.whisper.features import WindowEncoder
 from mmdec.whisper.progress import PartProgress
 from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.special_tokens import first_timestamp_token, language_code
@@ -49,6 +48,7 @@ from mmdec.whisper.window import (
     encode_window,
     known_logits,
 )
+from mmdec.whisper.window_encoder import WindowEncoder
 from mmdec.whisper.window_options import WindowOptions
 from mmdec.whisper.words import align_window
 

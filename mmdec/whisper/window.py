@@ -30,10 +30,10 @@ from mmdec.targets.encoded import SOUND
 from mmdec.targets.registry import target_of
 from mmdec.tasks.usage import Usage
 from mmdec.types import Round
-from mmdec.whisper.features import FRAMES_PER_SECOND, WindowEncoder
 from mmdec.whisper.progress import PartProgress
 from mmdec.whisper.repetition import has_end_token, is_runaway, token_compression_ratio
 from mmdec.whisper.target import generate_processors
+from mmdec.whisper.window_encoder import FRAMES_PER_SECOND, WindowEncoder
 from mmdec.whisper.window_options import WindowOptions
 
 RUNAWAY_CHECK_TOKENS = 16  # new tokens between two checks for a text that repeats itself

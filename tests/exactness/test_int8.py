@@ -18,7 +18,8 @@ from mmdec.kernels import cpu_features
 from mmdec.nn.int8 import Bfloat16Linear, Int8Linear, has_int8_layers, max_exact_level, quantise_linears
 from mmdec.training.metrics.text import rate, word_edits
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper, read_whisper
-from mmdec.whisper.features import encode, recording_features
+from mmdec.whisper.features import recording_features
+from mmdec.whisper.window_encoder import encode
 from tests.conftest import RATE, buzz
 from tests.support.grid import slow_but
 

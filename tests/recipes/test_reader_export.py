@@ -21,7 +21,7 @@ from mmdec.drafters.ctc.training.module import CtcModule
 from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from mmdec.phonetics.pieces import PieceTokenizer
-from mmdec.whisper.encoder import STATES_TAIL, read_states
+from mmdec.whisper.unpadded_encoder import STATES_TAIL, read_states
 from recipes.reader.export import main
 from tests.support.tiny_piece_translator import parts
 from tests.support.tiny_sentences import SIZES, write

@@ -16,7 +16,7 @@ from mmdec.daspeech.piece_translator import PhoneVoice, PieceTranslator, PieceTr
 from mmdec.drafters.ctc.network import CtcHeadConfig
 from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer
 from mmdec.phonetics.spelling import Speller
-from mmdec.whisper.encoder import WhisperEncoderConfig, sinusoid_positions
+from mmdec.whisper.unpadded_encoder import UnpaddedEncoderConfig, sinusoid_positions
 from tests.support.tiny_translator import LEXICON, UNITS, tiny_vocoder
 
 FRENCH = ["où est la gare ?", "la gare est là", "vous êtes là ?", "bonjour madame", "l'été est là"]
@@ -35,7 +35,7 @@ def tables() -> tuple[PieceTokenizer, PieceTokenizer]:
 def sizes(pieces: int, units: int, graph: bool = True, d_states: int = 0) -> PieceTranslatorConfig:
     links = {"link_heads": 2, "link_dim": 8, "positions": "sinusoidal", "link_prior": True, "copy_encoder": True}
     return PieceTranslatorConfig(
-        encoder=WhisperEncoderConfig(d_model=32, layers=1, heads=2, ffn=32, positions=500),
+        encoder=UnpaddedEncoderConfig(d_model=32, layers=1, heads=2, ffn=32, positions=500),
         head=CtcHeadConfig(d_states=32, pieces=pieces, d_model=32, layers=1, kernel=5),
         reader=ReaderConfig(
             pieces=pieces, units=units, **LAYER, d_states=d_states, ar=ArConfig(**LAYER),

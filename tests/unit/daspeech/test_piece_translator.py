@@ -12,7 +12,7 @@ from torch import Tensor
 from mmdec.daspeech.piece_translator import PieceTranslator, PieceTranslatorConfig
 from mmdec.drafters.ctc.network import best_pieces, collapse
 from mmdec.errors import InputError
-from mmdec.whisper.encoder import STATES_TAIL, read_states
+from mmdec.whisper.unpadded_encoder import STATES_TAIL, read_states
 from tests.conftest import buzz
 from tests.support.tiny_piece_translator import network, sizes
 

@@ -13,8 +13,9 @@ from transformers import WhisperFeatureExtractor
 import mmdec
 from mmdec.whisper import live
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from mmdec.whisper.features import WindowEncoder, can_shorten, context_frames, encode, recording_features
+from mmdec.whisper.features import recording_features
 from mmdec.whisper.repetition import has_end_token, is_runaway
+from mmdec.whisper.window_encoder import WindowEncoder, can_shorten, context_frames, encode
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 

@@ -39,7 +39,7 @@ from mmdec.training.corpora.text_files import held_out_sources, read_training_pa
 from mmdec.training.optim import batches_by_size, rows_of
 from mmdec.training.stores import FrameStore
 from mmdec.whisper.checkpoint import WHISPER_KIND
-from mmdec.whisper.encoder import STATES_TAIL, WhisperEncoder, read_states
+from mmdec.whisper.unpadded_encoder import STATES_TAIL, UnpaddedEncoder, read_states
 
 ENCODER_FILES = ("*.json", "model.safetensors", "model-*.safetensors")
 STATES_PER_SECOND = 50  # encoder states per second of sound; the same for all supported encoders
@@ -74,7 +74,7 @@ class WhisperSpeechEncoder:
     input of the last layers, which are trained later and attend to all of them.
     """
 
-    encoder: WhisperEncoder
+    encoder: UnpaddedEncoder
     top: int = 0
 
     @property

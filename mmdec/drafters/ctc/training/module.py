@@ -28,7 +28,7 @@ from mmdec.training.checkpoints import load_averaged, read_start
 from mmdec.training.metrics.text import phone_distance
 from mmdec.training.module import RecipeModule
 from mmdec.training.optim import MuonAdamW, groups
-from mmdec.whisper.encoder import SILENCE_MARGIN, STATES_TAIL, TopLayers
+from mmdec.whisper.unpadded_encoder import SILENCE_MARGIN, STATES_TAIL, TopLayers
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from mmdec.training.corpora.librispeech import Utterance, read_utterances
 from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from mmdec.whisper.encoder import STATE_SAMPLES, whisper_mel
-from mmdec.whisper.features import context_frames, encode
+from mmdec.whisper.unpadded_encoder import STATE_SAMPLES, whisper_mel
+from mmdec.whisper.window_encoder import context_frames, encode
 
 MAX_SILENCE_SECONDS = 3.0  # maximum seconds of silence after the sound whose encoder states are stored
 WINDOW_SECONDS = (2.0, 27.0)  # in seconds: windows of joined recordings have a random maximum length in this range

@@ -51,8 +51,8 @@ from mmdec.training.corpora.windows import (
 from mmdec.training.optim import rows_of
 from mmdec.types import Drafter
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from mmdec.whisper.encoder import whisper_mel
 from mmdec.whisper.target import WhisperTarget, generate_processors
+from mmdec.whisper.unpadded_encoder import whisper_mel
 
 
 def decode_greedily(

@@ -22,7 +22,7 @@ from mmdec.training.corpora.windows import (
     compose,
     plan_windows,
 )
-from mmdec.whisper.encoder import whisper_mel
+from mmdec.whisper.unpadded_encoder import whisper_mel
 from tests.support.tiny_whisper import build_tokenizer, generation_config
 
 TEXTS = ["Where is the station?", "The station is near.", "Two teas, please.", "It's five o'clock."]

@@ -23,7 +23,7 @@ from mmdec.drafters.medusa.training.module import first_heads, head_loss
 from mmdec.drafters.networks.training.simulation import measure, simulate, spread
 from mmdec.errors import InputError
 from mmdec.training.stores import HiddenStateStore, TokenStore
-from mmdec.whisper.encoder import whisper_mel
+from mmdec.whisper.unpadded_encoder import whisper_mel
 from tests.support.tiny_whisper import LANGUAGES, NO_TIMESTAMPS, PREVIOUS, SOT, TASKS, build_tokenizer, whisper
 from tests.support.tiny_whisper import sound as features
 

@@ -6,15 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.whisper.encoder import SILENCE_MARGIN, STATE_SAMPLES, WhisperEncoder, WhisperEncoderConfig, read_states
+from mmdec.whisper.unpadded_encoder import (
+    SILENCE_MARGIN,
+    STATE_SAMPLES,
+    UnpaddedEncoder,
+    UnpaddedEncoderConfig,
+    read_states,
+)
 from tests.support.tiny_whisper import build
 
 
 @pytest.fixture(scope="module")
-def pair() -> tuple[WhisperEncoder, torch.nn.Module]:
+def pair() -> tuple[UnpaddedEncoder, torch.nn.Module]:
     stock = build(80, 1, 2, 0, max_source_positions=100, init_std=0.2).eval()
-    config = WhisperEncoderConfig.of(stock.config.to_dict())
-    encoder = WhisperEncoder(config).eval()
+    config = UnpaddedEncoderConfig.of(stock.config.to_dict())
+    encoder = UnpaddedEncoder(config).eval()
     encoder.load_state_dict(stock.model.encoder.state_dict())
     return encoder, stock.model.encoder
 
@@ -23,7 +29,7 @@ def sound(seconds: float, seed: int = 0) -> Tensor:
     return 0.1 * torch.randn(round(16_000 * seconds), generator=torch.Generator().manual_seed(seed))
 
 
-def test_a_whole_window_equals_transformers(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:
+def test_a_whole_window_equals_transformers(pair: tuple[UnpaddedEncoder, torch.nn.Module]) -> None:
     encoder, stock = pair
     features = torch.randn(2, 80, 200, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -33,7 +39,7 @@ def test_a_whole_window_equals_transformers(pair: tuple[WhisperEncoder, torch.nn
     torch.testing.assert_close(states, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_row_alone_equals_a_row_beside_a_longer_one(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:
+def test_a_row_alone_equals_a_row_beside_a_longer_one(pair: tuple[UnpaddedEncoder, torch.nn.Module]) -> None:
     sounds = [sound(0.31), sound(0.9, 1), sound(0.5, 2)]
     with torch.no_grad():
         states, lengths = read_states(pair[0], sounds, margin=0.2)
@@ -45,7 +51,7 @@ def test_a_row_alone_equals_a_row_beside_a_longer_one(pair: tuple[WhisperEncoder
 
 @pytest.mark.parametrize(("seconds", "states"), [(0.5, 75), (0.001, 51), (1.5, 100), (4.0, 100)])
 def test_the_sound_and_a_second_of_silence_are_read_and_no_more_than_a_window(
-    pair: tuple[WhisperEncoder, torch.nn.Module], seconds: float, states: int
+    pair: tuple[UnpaddedEncoder, torch.nn.Module], seconds: float, states: int
 ) -> None:
     assert SILENCE_MARGIN == 1.0
     with torch.no_grad():
@@ -53,7 +59,7 @@ def test_the_sound_and_a_second_of_silence_are_read_and_no_more_than_a_window(
     assert STATE_SAMPLES == 320
 
 
-def test_the_margin_is_cut_to_the_requested_frames(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:
+def test_the_margin_is_cut_to_the_requested_frames(pair: tuple[UnpaddedEncoder, torch.nn.Module]) -> None:
     sounds = [sound(0.5), sound(0.3, 1), sound(4.0, 2)]
     with torch.no_grad():
         states, lengths = read_states(pair[0], sounds)
@@ -64,7 +70,7 @@ def test_the_margin_is_cut_to_the_requested_frames(pair: tuple[WhisperEncoder, t
 
 
 def test_an_exported_layer_takes_any_length_and_contains_only_torch_ops(
-    pair: tuple[WhisperEncoder, torch.nn.Module],
+    pair: tuple[UnpaddedEncoder, torch.nn.Module],
 ) -> None:
     layer, width = pair[0].layers[0], pair[0].config.d_model
     shapes = ({1: torch.export.Dim("states", min=4, max=100)}, None)

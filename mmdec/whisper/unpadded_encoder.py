@@ -31,7 +31,7 @@ STATES_TAIL = 0.2  # seconds of this silence whose states a CTC head reads
 
 
 @dataclass(frozen=True)
-class WhisperEncoderConfig:
+class UnpaddedEncoderConfig:
     """Sizes of the encoder; the defaults are those of openai/whisper-base (20.6 M parameters)."""
 
     mels: int = 80
@@ -42,7 +42,7 @@ class WhisperEncoderConfig:
     positions: int = 1500  # encoder states in a window of 30 s
 
     @classmethod
-    def of(cls, settings: dict[str, Any]) -> WhisperEncoderConfig:
+    def of(cls, settings: dict[str, Any]) -> UnpaddedEncoderConfig:
         """Read the sizes from a Whisper's config.json.
 
         Args:
@@ -52,17 +52,17 @@ class WhisperEncoderConfig:
         return cls(*(settings[name] for name in (*names, "max_source_positions")))
 
 
-class WhisperEncoder(nn.Module):
+class UnpaddedEncoder(nn.Module):
     """Converts log-mel features to states. A row's states are the same alone and in a batch with longer rows."""
 
-    def __init__(self, config: WhisperEncoderConfig) -> None:
+    def __init__(self, config: UnpaddedEncoderConfig) -> None:
         super().__init__()
         self.config = config
         self.conv1 = nn.Conv1d(config.mels, config.d_model, 3, padding=1)
         self.conv2 = nn.Conv1d(config.d_model, config.d_model, 3, stride=2, padding=1)
         self.embed_positions = nn.Embedding(config.positions, config.d_model)
         self.layers = nn.ModuleList(
-            [WhisperEncoderLayer(config.d_model, config.heads, config.ffn) for _ in range(config.layers)]
+            [UnpaddedEncoderLayer(config.d_model, config.heads, config.ffn) for _ in range(config.layers)]
         )
         self.layer_norm = nn.LayerNorm(config.d_model)
 
@@ -95,13 +95,15 @@ class WhisperEncoder(nn.Module):
 class TopLayers(nn.Module):
     """The last layers of an encoder and its final norm, to be trained together with a network that reads the states."""
 
-    def __init__(self, config: WhisperEncoderConfig, top: int) -> None:
+    def __init__(self, config: UnpaddedEncoderConfig, top: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([WhisperEncoderLayer(config.d_model, config.heads, config.ffn) for _ in range(top)])
+        self.layers = nn.ModuleList(
+            [UnpaddedEncoderLayer(config.d_model, config.heads, config.ffn) for _ in range(top)]
+        )
         self.layer_norm = nn.LayerNorm(config.d_model)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Apply the layers to states (B, S, D) from `WhisperEncoder.forward` with the same `top`.
+        """Apply the layers to states (B, S, D) from `UnpaddedEncoder.forward` with the same `top`.
 
         Args:
             x: The states.
@@ -109,13 +111,13 @@ class TopLayers(nn.Module):
         """
         return self.layer_norm(run_layers(self.layers, x, lengths))
 
-    def take(self, encoder: WhisperEncoder) -> TopLayers:
+    def take(self, encoder: UnpaddedEncoder) -> TopLayers:
         """Copy the weights of an encoder's last layers into this object, and return it."""
         self.layers.load_state_dict(encoder.layers[-len(self.layers) :].state_dict())
         self.layer_norm.load_state_dict(encoder.layer_norm.state_dict())
         return self
 
-    def give(self, encoder: WhisperEncoder) -> WhisperEncoder:
+    def give(self, encoder: UnpaddedEncoder) -> UnpaddedEncoder:
         """Return a copy of an encoder whose last layers and final norm are replaced by those of this object."""
         changed = copy.deepcopy(encoder)
         changed.layers[-len(self.layers) :].load_state_dict(self.layers.state_dict())
@@ -137,7 +139,7 @@ def run_layers(layers: Iterable[nn.Module], x: Tensor, lengths: Tensor) -> Tenso
     return x
 
 
-class WhisperEncoderLayer(nn.Module):
+class UnpaddedEncoderLayer(nn.Module):
     """A pre-norm Transformer encoder layer: self-attention, then a feed-forward network."""
 
     def __init__(self, d_model: int, heads: int, ffn: int) -> None:
@@ -177,7 +179,7 @@ class SelfAttention(nn.Module):
 
 
 def sound_features(
-    sounds: Sequence[Tensor], config: WhisperEncoderConfig, margin: float = SILENCE_MARGIN, tail: float | None = None
+    sounds: Sequence[Tensor], config: UnpaddedEncoderConfig, margin: float = SILENCE_MARGIN, tail: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the log-mel features of recordings, each at its own length.
 
@@ -206,7 +208,7 @@ def sound_features(
 
 
 def read_states(
-    encoder: WhisperEncoder,
+    encoder: UnpaddedEncoder,
     sounds: Sequence[Tensor],
     margin: float = SILENCE_MARGIN,
     tail: float | None = None,
@@ -230,7 +232,7 @@ def read_states(
     return states[:, : int(counts.max())], counts
 
 
-def sinusoid_positions(config: WhisperEncoderConfig) -> Tensor:
+def sinusoid_positions(config: UnpaddedEncoderConfig) -> Tensor:
     """Compute the position embeddings (positions, d) of all Whisper encoders: first the sines, then the cosines."""
     half = config.d_model // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10_000) / (half - 1)))
