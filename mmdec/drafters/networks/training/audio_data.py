@@ -29,7 +29,9 @@ class AudioPromptBuilder:
             InputError: If the recording is longer than the processor accepts.
         """
         assert sample.sound is not None
-        return self.audio_lm.inputs([self.audio_lm.check(sample.sound.samples())])
+        samples = sample.sound.samples()
+        self.audio_lm.check(samples)
+        return self.audio_lm.inputs([samples])
 
 
 class AudioData(DraftData):
