@@ -366,14 +366,14 @@ def decode_together(
     try:
         while True:
             room = rows - sum(task.rows for task in running)
-            if room >= refill or not running:
-                while room > 0 and (decoding := next(waiting, None)) is not None:
-                    key, steps, width = decoding
-                    running[scheduler.add(steps, width)] = key
-                    room -= width
-            if not running:
-                return
-            with torch.no_grad():
+            with torch.no_grad():  # `decodings` may prepare their inputs with models when they are taken
+                if room >= refill or not running:
+                    while room > 0 and (decoding := next(waiting, None)) is not None:
+                        key, steps, width = decoding
+                        running[scheduler.add(steps, width)] = key
+                        room -= width
+                if not running:
+                    return
                 scheduler.step()
             for task in [task for task in running if task.done]:
                 key = running.pop(task)

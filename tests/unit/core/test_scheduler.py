@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mmdec.core.scheduler import Scheduler, SchedulerLimits
+from mmdec.core.scheduler import Scheduler, SchedulerLimits, decode_together
 from mmdec.core.steps import Compute, Prefill, Score, Steps
 from mmdec.kernels.threads import own_threads
 from mmdec.types import Needs
@@ -158,3 +158,10 @@ def test_a_step_reads_as_many_prompts_as_the_limit_allows() -> None:
         passes_of_steps.append([*target.passes])
     scheduler.close()
     assert passes_of_steps == [["a", "b"], ["c"], ["picture"], ["long"], ["d"]]
+
+
+def test_decodings_are_prepared_without_gradients() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    target = Target()
+    decodings = ((name, recording(target, name, partial(str, weight * 2)), 1) for name in "ab" if (weight * 2).numpy())
+    assert [name for name, _ in decode_together(decodings, rows=1)] == ["a", "b"]
