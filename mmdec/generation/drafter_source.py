@@ -87,12 +87,13 @@ class DrafterCache:
 
         Args:
             model: The target model.
-            tokenizer: Its tokenizer; None: the one in its folder.
+            tokenizer: Its tokenizer; None: any, or the one in its folder for a new drafter.
             make: Makes the drafter.
         """
         with self._lock:
             device, dtype, made_with, drafter = self._drafters.get(model, (None, None, None, None))
-            if drafter is None or (device, dtype) != (model.device, model.dtype) or made_with is not tokenizer:
+            is_other = tokenizer is not None and made_with is not tokenizer
+            if drafter is None or (device, dtype) != (model.device, model.dtype) or is_other:
                 drafter = make()
                 self._drafters[model] = model.device, model.dtype, tokenizer, drafter
             return drafter

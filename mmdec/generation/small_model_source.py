@@ -59,8 +59,6 @@ class SmallModelSource(DrafterSource):
 
     Args:
         model, inner, prompt: As for `small_model`.
-        tokenizer: The target's; None: the one in its folder.
-        drafters: The drafters so far, for a copy; None: there are none.
     """
 
     def __init__(
@@ -68,8 +66,6 @@ class SmallModelSource(DrafterSource):
         model: PreTrainedModel | str | os.PathLike[str],
         inner: str | InnerDrafter | None,
         prompt: int | Shorten | None,
-        tokenizer: Any = None,
-        drafters: DrafterCache | None = None,
     ) -> None:
         self._inner = None if inner is None else inner_drafter(inner)
         self._prompt = check_prompt(prompt)
@@ -84,14 +80,16 @@ class SmallModelSource(DrafterSource):
         if isinstance(self._model, PreTrainedModel):
             check_small_model(self._model)
             self.networks = (self._model,)
-        self._tokenizer = tokenizer
-        self._drafters = DrafterCache() if drafters is None else drafters
+        self._tokenizer: Any = None  # the target's; None: the one in its folder
+        self._drafters = DrafterCache()
 
     def __reduce__(self) -> tuple[type[SmallModelSource], tuple[object, ...]]:
         return SmallModelSource, self._arguments
 
     def for_target(self, target: LoadedTarget) -> SmallModelSource:
-        return SmallModelSource(self._model, self._inner, self._prompt, target.tokenizer, self._drafters)
+        source = object.__new__(SmallModelSource)  # a shallow copy: it shares the model and the drafters made so far
+        vars(source).update(vars(self), _tokenizer=target.tokenizer)
+        return source
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter:
         return self._drafters.get(model, self._tokenizer, lambda: self._make(model))
