@@ -73,7 +73,7 @@ class Verdict:
 
     @cached_property
     def new_tokens(self) -> list[list[int]]:
-        """The tokens that this round adds to each row. They are read from the device once."""
+        """The tokens that this round adds to each row. They are read from the device once; do not change the lists."""
         tokens: Any = self.tokens
         lengths: Any = self.lengths
         return [row[:length] for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True)]

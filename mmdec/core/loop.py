@@ -99,6 +99,7 @@ def decode_steps(
                 target.select(session, live)
                 runner.select(live)
             draft = runner.propose(roots, plan, [sequences.round_limit(row) for row in sequences.live])
+            recorder.timer.lap("core")
             result = yield Score(target, device, session, draft)
             recorder.add_pass(result)
             scores = result.value

@@ -133,7 +133,7 @@ def register_rule(
     Raises:
         InputError: If the name is that of a built-in rule, or drafts are drawn without sampling.
     """
-    if name in RULES and name in get_args(RuleName):
+    if name == "relaxed" or (name in RULES and name in get_args(RuleName)):
         raise InputError(f"`name` must not be that of a built-in rule, but is {name!r}. Choose another one.")
     if draws_drafts and not samples:
         raise InputError(f"`samples` must be True for a rule that draws drafts, but is {samples}. Set it to True.")
@@ -510,9 +510,11 @@ class Relaxation:
         """How to make the rule that accepts this."""
         if self.draws is not None:
             return RuleEntry(partial(DrawsRule, self.draws), lossless=False)
-        make: Callable[..., Rule] = partial(ResidualRule, tolerance=cast(float, self.tolerance))
+        make: Callable[..., Rule]
         if self.groups is not None:
             make = partial(GroupRule, self.groups)
+        else:
+            make = partial(ResidualRule, tolerance=cast(float, self.tolerance))
         return RuleEntry(make, lossless=False, samples=True, draws_drafts=True)
 
 

@@ -63,7 +63,7 @@ class Generation:
 
     sequences: Tensor  # (B, L) prompts and new tokens; shorter rows are padded on the right
     rounds: list[Round]  # one for each pass of the model; the first is the pass over the prompts
-    lossless: bool  # False for the rules "typical" and "relaxed", whose output has another distribution
+    lossless: bool  # False for rules whose output has another distribution: "typical", relaxed and some registered ones
 
     @property
     def tokens_per_round(self) -> float:

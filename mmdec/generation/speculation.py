@@ -113,7 +113,12 @@ class DecodingOptions:
         """How to make the rule; None: it follows `do_sample`."""
         if self.relaxation is not None:
             return self.relaxation.entry
-        return None if self.rule is None else RULES[cast(str, self.rule)]
+        if self.rule is None:
+            return None
+        entry = RULES.get(str(self.rule))
+        if entry is None:  # the options come from another process
+            raise InputError(f"`rule` must be registered in this process, too, but {self.rule!r} is not. Register it.")
+        return entry
 
     @property
     def lossless(self) -> bool:

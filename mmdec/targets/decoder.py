@@ -335,7 +335,8 @@ class DecoderTarget(HfTarget):
         return inputs["attention_mask"].sum(1).tolist()
 
     def prompt_tokens(self, inputs: Mapping[str, Any]) -> int | None:
-        return inputs["input_ids"].numel()
+        ids = inputs.get("input_ids")
+        return ids.numel() if isinstance(ids, Tensor) else None
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> PrefillOutput[DecoderSession]:
         """Run the model over the prompt, exactly as `generate` begins.
