@@ -266,12 +266,12 @@ def _descend(tree: RowTree, sequences: Sequences, step: Callable[[int], TokenAnd
 
 
 def residual(p: Tensor, q: Tensor | None, token: int) -> tuple[Tensor, float]:
-    """Return what is left of the target's distribution after a drafted token was rejected.
+    """Return what is left of the target's distribution after a drafted token, or group of tokens, was rejected.
 
     Args:
-        p: (V,) float64, the target's distribution, or a share of it.
-        q: (V,) float64, the distribution that the token was drawn from, or None if it was not drawn.
-        token: The rejected token.
+        p: (V,) float64, the target's distribution, or a share of it; over groups, if a group was rejected.
+        q: As `p`, the distribution that the token was drawn from, or None if it was not drawn.
+        token: The rejected token or group. Only without `q` it must be told: then p loses this entry alone.
 
     Returns:
         max(0, p - q), divided by its sum, and the sum. If p equals q up to rounding, the sum is 0 and p is returned.
@@ -550,7 +550,7 @@ class GroupRule:
                 # a processor excluded the token, so another one of the group is drawn
                 token = rng.draw(groups.token_probs(_one_hot(p, group), p))
                 return token, tree.child(node, token)
-            left, _ = residual(left, drafted, token)
+            left, _ = residual(left, drafted, group)
             q = sibling_distribution(q, token)
         return rng.draw(groups.token_probs(left, p)), -1
 
