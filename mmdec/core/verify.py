@@ -1,12 +1,14 @@
-"""The only place where a draft is compared with the target: accepts a path, chooses the next token, ends rows.
+"""Compares a draft tree with the target: accepts a path, chooses the next token, ends rows.
 
-rule      at a node                                                              the output
-greedy    take the most probable token; descend where a child equals it          equals plain decoding's
-sampled   draw a token as plain decoding would; descend where a child equals it  equals plain sampling's
-residual  children in turn, each with probability min(1, p/q); then p <- (p-q)+  has the target's distribution
-traversal leaves in turn, each jointly with its path; then p and q of its parent  has the target's distribution
-typical   the best child with p > min(eps, delta exp(-H(p))) (Medusa, 2.3.1)     LOSSY: another distribution
-relaxed   residual with min(1, p/q) + b, or by groups; or a child among k draws  LOSSY: another distribution
+`canvas.py` does the same for the canvases of masked diffusion models.
+
+rule       at a node                                                               the output
+greedy     take the most probable token; descend where a child equals it           equals plain decoding's
+sampled    draw a token as plain decoding would; descend where a child equals it   equals plain sampling's
+residual   children in turn, each with probability min(1, p/q); then p <- (p-q)+   has the target's distribution
+traversal  leaves in turn, each jointly with its path; then p and q of its parent  has the target's distribution
+typical    the best child with p > min(eps, delta exp(-H(p))) (Medusa, 2.3.1)      LOSSY: another distribution
+relaxed    residual with min(1, p/q) + b, or by groups; or a child among k draws   LOSSY: another distribution
 
 p is the target's distribution after all logits processors, q the distribution that the child was sampled from, H the
 entropy. Processors are called only at the nodes that a rule visits; traversal calls copies of them ahead of the text.
