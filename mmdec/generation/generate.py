@@ -51,7 +51,8 @@ from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
 from mmdec.types import Round
 
-UNNAMED_ARGUMENTS = ("past_key_values", "trust_remote_code")  # what `model.generate` takes as keywords only
+# arguments that `model.generate` reads from its **kwargs, so that its signature lacks them
+ARGUMENTS_IN_KWARGS = ("past_key_values", "trust_remote_code")
 BATCH_SIZE = 8  # rows of a list of prompts that are decoded at the same time, unless the caller says
 
 register_attention()
@@ -417,7 +418,7 @@ class GenerateCall:
         Preparing a prompt finds these, too. Before a list of prompts, they must not be taken for faults of one prompt.
         """
         model: Any = self.model
-        arguments = {*signature(model.generate).parameters, *UNNAMED_ARGUMENTS} - {"generation_config"}
+        arguments = {*signature(model.generate).parameters, *ARGUMENTS_IN_KWARGS} - {"generation_config"}
         settings = {name: value for name, value in self.prepared_options.items() if name not in arguments}
         with _errors(model, self.caller_options):
             config, inputs = model._prepare_generation_config(settings.pop("generation_config", None), **settings)
