@@ -45,7 +45,8 @@ from mmdec.core.tree import int_list, int_rows
 from mmdec.errors import InputError
 from mmdec.types import Draft, Plan, Scores, Verdict
 
-RuleName = Literal["greedy", "sampled", "residual", "traversal", "typical"]  # the built-in rules
+BuiltInRuleName = Literal["greedy", "sampled", "residual", "traversal", "typical"]
+RuleName = BuiltInRuleName | str  # or a name given to `register_rule`
 MAX_DRAWS = 64  # maximum of a `Relaxation`'s `draws`, each of which covers the whole vocabulary
 
 
@@ -135,7 +136,7 @@ def register_rule(
     Raises:
         InputError: If the name is that of a built-in rule, or drafts are drawn without sampling.
     """
-    if name == "relaxed" or (name in RULES and name in get_args(RuleName)):
+    if name == "relaxed" or (name in RULES and name in get_args(BuiltInRuleName)):
         raise InputError(f"`name` must not be that of a built-in rule, but is {name!r}. Choose another one.")
     if draws_drafts and not samples:
         raise InputError(f"`samples` must be True for a rule that draws drafts, but is {samples}. Set it to True.")

@@ -153,8 +153,8 @@ def generate(
             (Sampling at batch 1 equals `model.generate` under the same `torch.manual_seed`; larger batches, or calls
             with a `seed`, equal the same call without a drafter.) "residual" and "traversal" give the model's own
             distribution and suit drafters that sample, such as a smaller model; "traversal" accepts more tokens.
-            "typical" and a `mmdec.Relaxation` are LOSSY: another distribution. None: "greedy" or "sampled", by
-            `do_sample`.
+            "typical" and a `mmdec.Relaxation` are LOSSY: another distribution. Or a name given to
+            `mmdec.register_rule`. None: "greedy" or "sampled", by `do_sample`.
         num_speculative_tokens: Draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain
             decoding. None: chosen in each round from measured times and acceptance.
         seed: Seed of the sampling. None: torch's own generator. Prompt i of a list is sampled with `seed + i`.

@@ -15,13 +15,13 @@ from mmdec.core.token_groups import TokenGroups
 from mmdec.core.tree import chain_drafts, root_only, trees_from_lists
 from mmdec.core.verify import RULES as RULES_BY_NAME
 from mmdec.core.verify import (
+    BuiltInRuleName,
     DrawsRule,
     GroupRule,
     MatchRule,
     Relaxation,
     ResidualRule,
     Rule,
-    RuleName,
     SamplingState,
     TraversalRule,
     TypicalRule,
@@ -177,7 +177,7 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
 
 
 def test_rules_say_whether_they_are_lossless_and_how_they_draw() -> None:
-    assert {name for name in get_args(RuleName) if not RULES_BY_NAME[name].lossless} == {"typical"}
+    assert {name for name in get_args(BuiltInRuleName) if not RULES_BY_NAME[name].lossless} == {"typical"}
     assert not any(relaxation.entry.lossless for relaxation in (Relaxation(draws=2), Relaxation(tolerance=0.1)))
     plan, said = Plan(3, 3), text(1)
     for rule in (MatchRule(), TypicalRule(), DrawsRule(2)):
