@@ -149,7 +149,7 @@ def pad_token(config: GenerationConfig) -> int:
     return 0 if token is None else int(token)
 
 
-def fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: int) -> list[str]:
+def function_fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: int) -> list[str]:
     """Return why only transformers' own loop can decode with these processors and criteria.
 
     transformers' processors and criteria treat each batch row by itself. Those of a caller, subclasses included, may
@@ -164,23 +164,23 @@ def fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: 
     criteria = list(criteria)
     foreign = [processor for processor in processors if not _is_row_wise(processor, _is_stock(processor))]
     foreign += [stop for stop in criteria if not _is_row_wise(stop, type(stop) in ROW_WISE_CRITERIA)]
-    faults: list[str] = []
+    reasons: list[str] = []
     if foreign:
         names = ", ".join(
             dict.fromkeys(
                 getattr(function, "__name__", type(function).__name__) for function in map(_function, foreign)
             )
         )
-        faults.append(
+        reasons.append(
             f"{names} may read other rows of the batch or count its calls (set `{ROW_WISE} = True` on it to have "
             "drafts, if a row's result depends only on that row and its index)"
         )
     ends = any(type(stop) not in (EosTokenCriteria, MaxLengthCriteria) for stop in criteria)
     if batch > 1 and ends and not any(hasattr(stop, "eos_token_id") for stop in criteria):
-        faults.append(
+        reasons.append(
             "`eos_token_id` is None, so that a row continues after a stopping criterion until all rows have one"
         )
-    return faults
+    return reasons
 
 
 def keeps_state(options: Mapping[str, Any]) -> bool:
@@ -195,7 +195,7 @@ def keeps_state(options: Mapping[str, Any]) -> bool:
     allowed = options.get("prefix_allowed_tokens_fn")
     if allowed is not None:  # as `generate` wraps it
         processors = [*processors, PrefixConstrainedLogitsProcessor(allowed, 1)]
-    return bool(fallback_reasons(processors, criteria, batch=2))
+    return bool(function_fallback_reasons(processors, criteria, batch=2))
 
 
 def _is_stock(processor: Any) -> bool:

@@ -48,7 +48,7 @@ from mmdec.generation.hf_bridge import (
     OutputRecorder,
     check_config,
     draft_warp,
-    fallback_reasons,
+    function_fallback_reasons,
     pad_token,
     setting,
     stop_conditions,
@@ -271,13 +271,14 @@ class Speculation:
             drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
 
         needs_single_tokens = (drafter is not None or batch > 1) and siblings_change_logits(model, target)
-        copies_processors = drafter is not None and rule_entry.reads_ahead
-        all_inputs = {"input_ids": input_ids, **inputs}
-        faults = _fallback_faults(
-            target, generation_config, logits_processor, stopping_criteria, all_inputs, copies_processors
-        )
-        self._warn(faults)
-        if faults or (needs_single_tokens and batch > 1):
+        reasons = list[str]()
+        # In a batch, processors run row by row: they must read only their row and not count calls. Traversal
+        # verification calls copies of them after drafted tokens; criteria only see the accepted text.
+        if batch > 1 or (drafter is not None and rule_entry.reads_ahead):
+            reasons = function_fallback_reasons(logits_processor, stopping_criteria if batch > 1 else (), batch)
+        reasons += target.fallback_reasons(generation_config, {"input_ids": input_ids, **inputs})
+        self._warn(reasons)
+        if reasons or (needs_single_tokens and batch > 1):
             drop_chat_state(inputs.get(CACHE_ARGUMENT))
             seed = self.options.seed
             return StockRun(model, input_ids, generation_config, logits_processor, stopping_criteria, inputs, seed)
@@ -332,15 +333,12 @@ class Speculation:
         entry = self.options.rule_entry or RULES["sampled" if sampled else "greedy"]
         return self.checked_drafter(target, model), entry
 
-    def _warn(self, faults: list[str]) -> None:
-        """Warn about each of `faults`, the reasons why decoding is without drafts, once for this object."""
-        for fault in faults:
-            if fault not in self._warned:
-                self._warned.add(fault)
-                warn_user(
-                    f"falling back to transformers' generate without drafts: {fault}",
-                    RuntimeWarning,
-                )
+    def _warn(self, reasons: list[str]) -> None:
+        """Warn about each of `reasons`, why decoding is without drafts, once for this object."""
+        for reason in reasons:
+            if reason not in self._warned:
+                self._warned.add(reason)
+                warn_user(f"falling back to transformers' generate without drafts: {reason}", RuntimeWarning)
 
     def _rule(
         self, entry: RuleEntry, config: GenerationConfig, batch: int, warp: DraftWarp, device: torch.device
@@ -356,25 +354,6 @@ class Speculation:
         if not sampled:
             return entry.make(most_probable)
         return entry.make(transformers_sample if seed is None else KeyedSample(seed))
-
-
-def _fallback_faults(
-    target: HfTarget,
-    config: GenerationConfig,
-    processors: Any,
-    criteria: Any,
-    inputs: Mapping[str, Any],
-    copies_processors: bool,
-) -> list[str]:
-    """Return why only transformers' own loop gives the right result; [] if mmdec's loop does, too.
-
-    In a batch, processors run row by row: they must read only their row and not count calls. Traversal verification
-    calls copies of them after drafted tokens; criteria only see the accepted text.
-    """
-    batch, faults = len(inputs["input_ids"]), list[str]()
-    if batch > 1 or copies_processors:
-        faults = fallback_reasons(processors, criteria if batch > 1 else (), batch)
-    return faults + target.fallback_reasons(config, inputs)
 
 
 def _round_observer(

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 import mmdec
-from mmdec.generation.hf_bridge import fallback_reasons
+from mmdec.generation.hf_bridge import function_fallback_reasons
 from mmdec.types import Round
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz
@@ -233,5 +233,5 @@ def test_the_stock_loop_gets_images_unchanged(kind: str) -> None:
 def test_known_processors_and_criteria_are_drafted(given: Any, drafted: bool) -> None:
     criterion = isinstance(given, StoppingCriteria)
     ending = EosTokenCriteria(2)
-    faults = fallback_reasons([] if criterion else [given], [ending, given] if criterion else [ending], 2)
-    assert (faults == []) == drafted
+    reasons = function_fallback_reasons([] if criterion else [given], [ending, given] if criterion else [ending], 2)
+    assert (reasons == []) == drafted
