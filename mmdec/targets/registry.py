@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, cast
 
 from transformers import PreTrainedModel
@@ -26,14 +26,15 @@ from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget
 
+# Targets that lie with the rest of their system, in a layer above this one. They may not be imported from here, so they
+# are named, and imported when a model's target is chosen.
+LAZY_TARGETS = ("mmdec.whisper.target:WhisperTarget",)
 _registered: list[type[HfTarget]] = []  # by `register_target`, the latest first
 
 
 def target_classes() -> tuple[type[HfTarget], ...]:
     """Return the classes of targets. The first that supports a model scores its drafts."""
-    # Whisper's target lies with the rest of Whisper, in a layer above this one, which may not be imported from here.
-    whisper: type[HfTarget] = import_module("mmdec.whisper.target").WhisperTarget
-    return whisper, EncoderDecoderTarget, MediaTarget, TextTarget
+    return *map(resolve_name, LAZY_TARGETS), EncoderDecoderTarget, MediaTarget, TextTarget
 
 
 def register_target(target: type[HfTarget]) -> None:
