@@ -158,7 +158,7 @@ class Sequences:
         self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if row_processors or stop.criteria else prompt
         self._written = [0] * batch  # for each batch row, how many of its new tokens `_ids` holds
 
-    def row(self, row: int) -> Tensor:
+    def ids(self, row: int) -> Tensor:
         """Return the ids (1, L) of the row with index `row`: prompt with padding, and generated tokens."""
         tokens, begin = self.tokens[row], self._written[row]
         end = self.start + len(tokens)
@@ -211,7 +211,7 @@ class Sequences:
         """
         scores = logits[None].to(torch.float32, copy=True)
         if self.processors is not None:
-            ids = self.row(row)
+            ids = self.ids(row)
             for processor in self.processors[row]:
                 scores = processor(ids, scores)
         return scores
@@ -233,15 +233,11 @@ class Sequences:
         """
         scores = logits[None].to(torch.float32, copy=True)
         if processors:
-            ids = self.row(row)
+            ids = self.ids(row)
             ids = torch.cat([ids, ids.new_tensor([list(drafted)])], 1)
             for processor in processors:
                 scores = processor(ids, scores)
         return scores
-
-    def push(self, row: int, token: int) -> None:
-        """Add a token to the text of a row, without calling the stopping criteria."""
-        self.tokens[row].append(token)
 
     def append(self, row: int, token: int) -> bool:
         """Add a token to the text of a row, and call the stopping criteria.
@@ -249,10 +245,10 @@ class Sequences:
         Returns:
             Whether the text ends after this token.
         """
-        self.push(row, token)
+        self.tokens[row].append(token)
         done = token in self.stop.eos or self.remaining_tokens(row) <= 0
         if self._criteria[row]:
-            ids, steps = self.row(row), None if self._steps is None else self._steps(row, len(self.tokens[row]))
+            ids, steps = self.ids(row), None if self._steps is None else self._steps(row, len(self.tokens[row]))
             for criterion in self._criteria[row]:  # call all, even after the first True: a criterion may hold state
                 done = bool(criterion(ids, steps)) or done
         return done
@@ -390,7 +386,7 @@ def _node_ids(sequences: Sequences, nodes: int, paths: Sequence[Sequence[Sequenc
 
     Shorter texts repeat their last accepted token.
     """
-    rows = [sequences.row(row) for row in sequences.live]
+    rows = [sequences.ids(row) for row in sequences.live]
     longest = max(row.shape[1] for row in rows)
     ids = torch.cat([torch.cat([row, row[:, -1:].expand(1, longest - row.shape[1])], 1) for row in rows])
     ids = ids.repeat_interleave(nodes, 0)

@@ -41,11 +41,11 @@ class Counter:
 def test_rows_grow_on_their_own() -> None:
     text = Sequences(PROMPT, Stop(200), [Counter()])
     for token in range(150):  # beyond the first buffer
-        text.push(0, token)
-    text.push(1, 3)
-    assert text.row(0).tolist() == [[0, 5, 6, *range(150)]]
-    assert text.row(1).tolist() == [[7, 8, 9, 3]]
-    assert text.row(1).is_contiguous()
+        text.tokens[0].append(token)
+    text.tokens[1].append(3)
+    assert text.ids(0).tolist() == [[0, 5, 6, *range(150)]]
+    assert text.ids(1).tolist() == [[7, 8, 9, 3]]
+    assert text.ids(1).is_contiguous()
     assert (text.remaining_tokens(0), text.remaining_tokens(1)) == (47, 196)
     assert text.padded_ids(99).tolist() == [[0, 5, 6, *range(150)], [7, 8, 9, 3, *[99] * 149]]
     assert PROMPT.tolist() == [[0, 5, 6], [7, 8, 9]]
@@ -53,9 +53,9 @@ def test_rows_grow_on_their_own() -> None:
 
 def test_a_row_kept_by_a_processor_stays_as_it_was() -> None:
     text = Sequences(PROMPT, Stop(200), [Counter()])
-    row = text.row(0)
+    row = text.ids(0)
     for token in range(1, 150):
-        text.push(0, token)
+        text.tokens[0].append(token)
     assert row.tolist() == [[0, 5, 6]]
 
 
@@ -68,9 +68,9 @@ def test_a_row_is_always_its_prompt_and_tokens(processors: list[Counter]) -> Non
         row, move = random.randrange(2), random.random()
         if move < 0.5:
             expected[row].append(random.randrange(100))
-            text.push(row, expected[row][-1])
+            text.tokens[row].append(expected[row][-1])
         else:
-            assert text.row(row).tolist() == [[*PROMPT[row].tolist(), *expected[row]]]
+            assert text.ids(row).tolist() == [[*PROMPT[row].tolist(), *expected[row]]]
     assert max(map(len, expected)) > 128  # beyond the first buffer
     assert PROMPT.tolist() == [[0, 5, 6], [7, 8, 9]]
 
@@ -81,7 +81,7 @@ def test_suppressing_all_positions_at_once_equals_one_by_one() -> None:
     logits = torch.tensor([0.0, 5.0, 4.0, 3.0, 2.0], dtype=torch.bfloat16)
     assert text.processed_logits(0, logits).tolist() == [[0, -torch.inf, -torch.inf, -torch.inf, 2]]
     assert (text.only_suppresses(0), text.only_suppresses(1)) == (False, False)  # the first position is another
-    text.push(0, 4)
+    text.tokens[0].append(4)
     assert (text.only_suppresses(0), text.only_suppresses(1)) == (True, False)
     assert text.processed_logits(0, logits).tolist() == [[0, -torch.inf, -torch.inf, 3, 2]]
     assert torch.equal(text.suppress(logits), text.processed_logits(0, logits)[0])

@@ -172,7 +172,7 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
     assert text.processors is not None
     for row, (diary,) in enumerate(text.processors):
         assert isinstance(diary, Diary)
-        ids, start = text.row(row)[0].tolist(), text.start
+        ids, start = text.ids(row)[0].tolist(), text.start
         assert diary.lines == [ids[:length] for length in range(start, len(ids))]
 
 

@@ -53,7 +53,7 @@ def test_a_nodes_distribution_is_the_targets_after_the_nodes_text(name: str) -> 
     probs = draft_warp(own)(text, logits, paths)
     for index, row in enumerate(text.live):
         for node in range(2):
-            ids = torch.cat([text.row(row), torch.tensor([paths[index][node]])], 1)
+            ids = torch.cat([text.ids(row), torch.tensor([paths[index][node]])], 1)
             expected = own(ids, logits[index, node : node + 1].clone()).softmax(-1)[0]  # type: ignore[arg-type]
             torch.testing.assert_close(probs[index, node], expected)
             assert name in ("temperature", "penalty") or bool((expected == 0).any())

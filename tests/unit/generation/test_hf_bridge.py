@@ -48,11 +48,11 @@ def test_suppression_is_transformers_own(processor: Any) -> None:
     text = Sequences(PROMPT, Stop(99), [known])
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(0))
     for token in (4, 3, 2):
-        ids, stock = text.row(0), processor(text.row(0), logits[None].clone())
+        ids, stock = text.ids(0), processor(text.ids(0), logits[None].clone())
         assert torch.equal(known(ids, logits[None]), stock)
         if text.only_suppresses(0):
             assert torch.equal(text.suppress(logits[None]), stock)
-        text.push(0, token)
+        text.tokens[0].append(token)
     assert text.only_suppresses(0)
 
 
