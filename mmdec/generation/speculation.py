@@ -293,8 +293,8 @@ class Speculation:
         statistics = default_statistics() if self.options.statistics is None else self.options.statistics
         budget, shape = make_budget(statistics, target, drafter, self.options.num_speculative_tokens)
         pad, fill_cache = pad_token(generation_config), None
-        if target.keeps_cache(inputs, generation_config):
-            fill_cache = partial(target.extend, inputs)
+        if target.must_fill_cache(inputs, generation_config):
+            fill_cache = partial(target.fill_cache, inputs)
             if batch == 1:
                 drafter = in_conversation(drafter, target.name, inputs.get(CACHE_ARGUMENT))
         on_round = _round_observer(sequences, pad, None if drafter is None else DraftCounts(drafter, model), fill_cache)

@@ -157,7 +157,7 @@ class TextPrompt:
                 )
         shared = len(self.ids) > 1 or self.has_inner_padding
         # A new cache. If the caller gave an empty cache, but there are several rows, padding between tokens or no
-        # attention layers, `extend` fills the caller's cache at the end.
+        # attention layers, `fill_cache` fills the caller's cache at the end.
         if cache is None or ((shared or not attention_layers(full_cache(config))) and not self.past):
             return full_cache(config)
         layers = [full_length_layer(layer) for layer in cache.layers]
@@ -345,7 +345,7 @@ class DecoderTarget(HfTarget):
             inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P); the
                 cache, a DynamicCache, empty or with the first tokens (then the mask's length must show whether the ids
                 are the whole text or only its new tokens). The cache is filled while decoding if there is one batch
-                row without padding between its tokens, else by `extend` at the end.
+                row without padding between its tokens, else by `fill_cache` at the end.
             needs: What the drafter reads.
 
         Raises:
@@ -603,7 +603,7 @@ class DecoderTarget(HfTarget):
             session.gaps = session.gaps.select(live)
 
     @torch.no_grad()
-    def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
+    def fill_cache(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
         """Fill the caller's cache as `generate` does, with all tokens of the finished sequences (B, L) but the last.
 
         This takes one pass over the missing tokens, or none if decoding has filled the cache.
@@ -667,7 +667,7 @@ class DecoderTarget(HfTarget):
         length = getattr(config, "_mask_length", None) or inputs["position_ids"].shape[-1]
         return {**inputs, "attention_mask": ids.new_ones(len(ids), length)}
 
-    def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
+    def must_fill_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
         """Return whether the caller may read the cache afterwards: it passed the cache, or the output contains it."""
         cache = inputs.get(CACHE_ARGUMENT)
         return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))

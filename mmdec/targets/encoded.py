@@ -265,11 +265,11 @@ class EncodedTarget(HfTarget):
         """Return the inputs unchanged, because `ids` (B, P) are always the whole text."""
         return inputs
 
-    def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """Return False, so that `extend` is not called: `output` fills a cache that the caller reads."""
+    def must_fill_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
+        """Return False, so that `fill_cache` is not called: `output` fills a cache that the caller reads."""
         return False
 
-    def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
+    def fill_cache(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
         """Do nothing: `output` fills the caller's cache."""
 
     @torch.no_grad()

@@ -106,11 +106,11 @@ class HfTarget(Target, ABC):
         return []
 
     @abstractmethod
-    def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """Return whether `extend` must be called at the end, because the caller may read the cache."""
+    def must_fill_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
+        """Return whether `fill_cache` must be called at the end, because the caller may read the cache."""
 
     @abstractmethod
-    def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
+    def fill_cache(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
         """Fill the caller's cache as `model.generate` would have filled it.
 
         Args:
