@@ -64,7 +64,7 @@ def chat(
         from mmdec.cli.text_chat import TextChat
         from mmdec.generation.speculation import DecodingOptions, Speculation
         from mmdec.pretrained.language_model import LoadedLanguageModel
-        from mmdec.targets.registry import target_of
+        from mmdec.targets.registry import make_target
         from mmdec.tasks.threads import with_threads
 
         silence_transformers()
@@ -78,7 +78,7 @@ def chat(
                 "`mmdec transcribe` for speech."
             )
         speculation = Speculation(DecodingOptions(chosen, seed=seed))
-        speculation.checked_drafter(target_of(loaded.model), loaded.model)
+        speculation.checked_drafter(make_target(loaded.model), loaded.model)
     sampled = None if temperature is None else temperature > 0
     options = {"max_new_tokens": max_new_tokens, "do_sample": sampled, "temperature": temperature or None}
     talk, failed = TextChat(loaded, speculation, options, system), False

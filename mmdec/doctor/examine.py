@@ -45,7 +45,7 @@ from mmdec.hub.provenance import measurement_conditions
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.decoder import DecoderTarget
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Drafter, Needs
 
@@ -152,7 +152,7 @@ def examine(
     Raises:
         InputError: For a drafter that does not fit, for a model of speech, and if no prompt gets an answer.
     """
-    target = target_of(model.model)
+    target = make_target(model.model)
     if not isinstance(target, DecoderTarget):
         raise InputError(
             f"`model` must be a language model or one that reads images, but is {type(model.model).__name__}. Measure "

@@ -34,7 +34,7 @@ from mmdec.hub.cache import path_version
 from mmdec.hub.find import drafter_folder, model_folders
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.targets.hf_target import source_folder
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.types import Drafter
 
 SHIPPED_FILE = "drafters.json"
@@ -69,7 +69,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
     for path in (*_adjacent_folders(model, folder), *_shipped_folders(model)):
         try:
             drafter = (load or partial(_load_once, model))(path)
-            drafter.check(target_of(model))
+            drafter.check(make_target(model))
         except InputError as error:
             warn_once(model, f'drafter="auto" skips {path.name}, which cannot be used: {error}')
             continue

@@ -48,7 +48,7 @@ from mmdec.generation.inputs import (
 from mmdec.generation.model_lock import read_while, reading
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.targets.hf_target import HfTarget
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.types import Round
 
 # arguments that `model.generate` reads from its **kwargs, so that its signature lacks them
@@ -393,7 +393,7 @@ class GenerateCall:
         Raises:
             InputError: If an argument is wrong.
         """
-        target = target_of(model)
+        target = make_target(model)
         if not target.decodes_once:
             raise InputError(
                 f"`model` must be a language model, but is {type(model).__name__}, whose `generate` may run the "

@@ -57,7 +57,7 @@ from mmdec.generation.model_lock import reading
 from mmdec.generation.stock_run import StockRun
 from mmdec.targets.hf_target import GenerateOutput, HfTarget
 from mmdec.targets.quantization_check import siblings_change_logits
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.types import Drafter, Round
 
 RULE_REMEDIES = {
@@ -220,7 +220,7 @@ class Speculation:
             Sequences (B, L), or transformers' output object if the configuration asks for one.
         """
         with reading(model, *self.networks):
-            run = self.begin(target_of(model), model, input_ids, generation_config, **inputs)
+            run = self.begin(make_target(model), model, input_ids, generation_config, **inputs)
             on_round, streamer = self.options.on_round, self.options.streamer
             if streamer is not None:
                 streamer.put(input_ids.cpu())

@@ -24,7 +24,7 @@ from mmdec.pretrained.language_model import (
     read_pretrained,
 )
 from mmdec.targets.hf_target import HfTarget, source_folder, source_of
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.types import Drafter
 
 # model -> (where it was loaded from, tokenizer)
@@ -45,7 +45,7 @@ def small_target(network: PreTrainedModel) -> HfTarget:
         InputError: If this kind of model cannot draft.
     """
     try:
-        return target_of(network)
+        return make_target(network)
     except InputError as error:
         raise error.with_names({"model": "drafter"}) from error
 

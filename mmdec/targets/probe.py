@@ -201,7 +201,7 @@ class TooLarge(Exception):
 
 
 def tree_path_difference(
-    kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer
+    kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, scorer: Scorer
 ) -> float:
     """Return the largest difference between a node's logits in a tree and in its path alone.
 
@@ -210,15 +210,15 @@ def tree_path_difference(
     Args:
         kind: The model class.
         attention: Name of the attention implementation.
-        target_of: Makes a target for the small model. Errors of the model class are passed on.
+        scorer: Makes a target for the small model. Errors of the model class are passed on.
     """
     model = tiny_model(kind, config, attention)
     with torch.no_grad():
         with suppress(RuntimeError, ValueError):
             # float64 may give NaN: "eager" attention's softmax is in float32, where the mask of a padding row overflows
-            if isfinite(worst := _max_difference(model.double(), target_of)):
+            if isfinite(worst := _max_difference(model.double(), scorer)):
                 return worst
-        return _max_difference(model.float(), target_of)
+        return _max_difference(model.float(), scorer)
 
 
 def tiny_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, seed: int = 0) -> Any:
@@ -240,8 +240,8 @@ def tiny_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention:
     return model.eval()
 
 
-def _max_difference(model: Any, target_of: Scorer) -> float:
-    target = target_of(model)
+def _max_difference(model: Any, scorer: Scorer) -> float:
+    target = scorer(model)
     return max(_batch_difference(model, target, lengths) for lengths in PROMPT_LENGTHS)
 
 

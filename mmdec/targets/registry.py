@@ -59,7 +59,7 @@ def register_target(target: type[HfTarget]) -> None:
     _registered.insert(0, target)
 
 
-def target_of(model: PreTrainedModel) -> HfTarget:
+def make_target(model: PreTrainedModel) -> HfTarget:
     """Make the target for a model: of the first registered or built-in class that supports it.
 
     Raises:

@@ -11,7 +11,7 @@ from mmdec.checks.arguments import UnknownOption, format_value
 from mmdec.errors import InputError
 from mmdec.generation.inputs import generate_option_names
 from mmdec.targets.decoder import DecoderTarget
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.targets.ropes import max_positions
 
 RESERVED = {  # option of `generate` that no task accepts -> the task's argument to use instead, or ""
@@ -83,7 +83,7 @@ def length_errors(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, 
     # fast check: a prompt never needs more positions than it has tokens
     if max_length is None or inputs["input_ids"].shape[1] <= max_length:
         return {}
-    target = target_of(model)
+    target = make_target(model)
     assert isinstance(target, DecoderTarget)
     return {
         row: InputError(f"{rule.format(most=max_length)}, but takes {count}. {remedy}")

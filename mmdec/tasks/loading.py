@@ -17,7 +17,7 @@ from mmdec.generation.drafter_choice import DrafterChoice, resolve_drafter
 from mmdec.generation.drafter_source import LoadedTarget
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.targets.hf_target import source_folder
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.tasks.options import GenerateOptions
 
 Loaded = TypeVar("Loaded")  # a model of transformers with its processor, such as `LoadedVlm`
@@ -143,6 +143,6 @@ def load_speculation(
     model_drafter = speculation.drafter_for(loaded.model)
     name = "" if model_drafter is None else model_drafter.name
     if name not in checked:
-        speculation.checked_drafter(target_of(loaded.model), loaded.model)
+        speculation.checked_drafter(make_target(loaded.model), loaded.model)
         checked.add(name)
     return speculation

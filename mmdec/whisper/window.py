@@ -27,7 +27,7 @@ from mmdec.errors import InputError
 from mmdec.generation.hf_bridge import return_prepared
 from mmdec.generation.speculation import Speculation
 from mmdec.targets.encoded import SOUND
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.tasks.usage import Usage
 from mmdec.types import Round
 from mmdec.whisper.progress import PartProgress
@@ -178,7 +178,7 @@ class WindowDecoder:
     ) -> None:
         self._recording = recording
         self._model, self._options = recording.model, recording.options
-        self._target = target_of(recording.model)
+        self._target = make_target(recording.model)
         self._initial = initial
         self._encoder = encoder
         self._meter = meter

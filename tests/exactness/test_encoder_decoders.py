@@ -11,7 +11,7 @@ import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.families import ENCODER_DECODER_FAMILIES
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.types import Needs
 from tests.exactness.pairwise import cover, each_value
 from tests.support.encoder_decoders import BART, CLASSES, VOCABULARY, attentions, encoder_decoder, sources
@@ -145,14 +145,14 @@ def test_samples_of_one_source_equal_those_without_drafts() -> None:
 
 def test_the_source_is_known_where_its_tokens_are_the_texts() -> None:
     model = encoder_decoder("T5ForConditionalGeneration")
-    target, ids = target_of(model), torch.tensor([[4, 5, 6, 0], [7, 8, 9, 10]])
+    target, ids = make_target(model), torch.tensor([[4, 5, 6, 0], [7, 8, 9, 10]])
     _, held = target.split_inputs({"input_ids": ids, "attention_mask": (ids > 0).long()})
     states = torch.randn(4, 4, 32)
     inputs = {"input_ids": torch.zeros(4, 1, dtype=torch.long), "encoder_outputs": (states,), **held}
     context = target.prefill(inputs, Needs()).context
     assert context.source == [[4, 5, 6], [4, 5, 6], [7, 8, 9, 10], [7, 8, 9, 10]]
     apart = encoder_decoder("MarianMTModel", share_encoder_decoder_embeddings=False)
-    assert target_of(apart).split_inputs({"input_ids": ids})[1] == {}
+    assert make_target(apart).split_inputs({"input_ids": ids})[1] == {}
 
 
 def copier() -> Any:
@@ -195,7 +195,7 @@ def test_unsupported_options_raise_an_input_error() -> None:
         vocab_size=VOCABULARY, d_model=16, d_ff=16, num_layers=2, num_heads=2
     )
     with pytest.raises(InputError, match=r"SwitchTransformers.*These work: Whisper, Bart"):
-        target_of(transformers.SwitchTransformersForConditionalGeneration(switch))
+        make_target(transformers.SwitchTransformersForConditionalGeneration(switch))
     model = encoder_decoder("T5ForConditionalGeneration")
     with pytest.raises(InputError, match="num_beams"):
         mmdec.generate(model, sources(model, 1), num_beams=3)
@@ -203,6 +203,6 @@ def test_unsupported_options_raise_an_input_error() -> None:
         mmdec.generate(model, {**sources(model, 2), "attention_mask": torch.ones(1, 15, dtype=torch.long)})
     text = {"input_ids": torch.zeros(1, 97, dtype=torch.long), "encoder_outputs": (torch.zeros(1, 2, 32),)}
     with pytest.raises(InputError, match="at most 96"):
-        target_of(encoder_decoder("BartForConditionalGeneration")).prefill(text, Needs())
+        make_target(encoder_decoder("BartForConditionalGeneration")).prefill(text, Needs())
     with pytest.raises(InputError, match="Leave the others out"):
-        target_of(model).prefill({**text, "labels": torch.zeros(1)}, Needs())
+        make_target(model).prefill({**text, "labels": torch.zeros(1)}, Needs())

@@ -16,7 +16,7 @@ from mmdec.compat import CACHE_ARGUMENT, transformers_release
 from mmdec.errors import InputError
 from mmdec.targets.families import AUDIO_FAMILIES, MEDIA_FAMILIES, UNSUPPORTED_CLASSES, VISION_FAMILIES
 from mmdec.targets.media import MediaTarget
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from tests.exactness.pairwise import cover, each_value
 from tests.support.audio_lm_folders import FAMILIES as LISTENING
 from tests.support.grid import WHOLE, slow_but
@@ -118,7 +118,7 @@ def test_a_chat_of_three_axes_goes_on_from_its_cache(family: str) -> None:
 
 def test_each_family_has_its_target() -> None:
     for family in NAMED:
-        assert type(target_of(media_model(family + FOR))) is MediaTarget
+        assert type(make_target(media_model(family + FOR))) is MediaTarget
     assert all("audio" in media_model(family + FOR).input_modalities for family in AUDIO_FAMILIES.split())
 
 
@@ -158,7 +158,7 @@ def test_other_families_are_refused_by_name(name: str) -> None:
     model = object.__new__(getattr(transformers, name))
     model.__dict__["training"] = False
     with pytest.raises(InputError, match=re.escape(f"{name}: {UNSUPPORTED_CLASSES[name]}")):
-        target_of(model)
+        make_target(model)
 
 
 def test_what_does_not_fit_is_refused() -> None:

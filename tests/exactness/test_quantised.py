@@ -20,7 +20,7 @@ import mmdec
 from mmdec.pretrained.vlm import load_vlm
 from mmdec.targets import quantization_check as siblings
 from mmdec.targets.quantization_check import sibling_difference, siblings_change_logits
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz
 from tests.exactness.quantised import dynamic, weights_alone
@@ -106,7 +106,7 @@ def test_quantised_activations_turn_drafts_off_in_transcribe_and_describe(tmp_pa
 
 def test_weights_alone_are_drafted() -> None:
     model, given = weights_alone(LLAMA), prompts(1, 1)
-    apart, bound = sibling_difference(model, target_of(model))
+    apart, bound = sibling_difference(model, make_target(model))
     assert apart < 1e-5 < bound
     result = mmdec.generate(model, given, "recycling", num_speculative_tokens=(12, 4), **OPTIONS)
     assert result.tokens_per_round > 1
@@ -118,7 +118,7 @@ def test_weights_alone_are_drafted() -> None:
 def test_rounding_is_not_taken_for_quantisation(kind: str, dtype: torch.dtype) -> None:
     model: Any = LLAMA if kind == "text" else MODELS[80] if kind == "whisper" else vision_model(kind)
     model = copy.deepcopy(model).to(dtype)
-    apart, bound = sibling_difference(model, target_of(model))
+    apart, bound = sibling_difference(model, make_target(model))
     assert apart < bound / 2
 
 
@@ -130,17 +130,17 @@ def test_a_model_is_measured_once_and_anew_when_it_was_quantised_in_place(monkey
         return measured[-1]
 
     monkeypatch.setattr(siblings, "sibling_difference", record_difference)
-    assert not siblings_change_logits(LLAMA, target_of(LLAMA))
+    assert not siblings_change_logits(LLAMA, make_target(LLAMA))
     assert not measured  # of torch's and transformers' own parts
     model = weights_alone(LLAMA)
     for _ in range(2):
-        assert not siblings_change_logits(model, target_of(model))
+        assert not siblings_change_logits(model, make_target(model))
     assert len(measured) == 1
     model = copy.deepcopy(LLAMA)
-    assert not siblings_change_logits(model, target_of(model))
+    assert not siblings_change_logits(model, make_target(model))
     dynamic(model, in_place=True)
     with pytest.warns(RuntimeWarning, match=WARNING):
-        assert siblings_change_logits(model, target_of(model))
-    assert siblings_change_logits(model, target_of(model))
+        assert siblings_change_logits(model, make_target(model))
+    assert siblings_change_logits(model, make_target(model))
     assert len(measured) == 2
     assert measured[1][0] > 1e-2

@@ -17,7 +17,7 @@ from mmdec.errors import InputError
 from mmdec.targets.families import FAMILIES
 from mmdec.targets.probe import MAX_DIFFERENCE, PROBE_VOCABULARY, tree_path_difference
 from mmdec.targets.recurrent_cache import MAX_BACKLOG, STATE_CACHE
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.targets.text import text_scorer
 from mmdec.types import Draft, Needs, Verdict
 from tests.exactness.pairwise import cover, each_value
@@ -143,7 +143,7 @@ def test_without_recurrent_states_nothing_is_read_twice() -> None:
     """A convolution's inputs are cut at any column; a recurrent state is kept whole, and its tokens are a backlog."""
     backlogs = {}
     for family in ("Lfm2", "Qwen3Next"):
-        target = target_of(recurrent_model(family))
+        target = make_target(recurrent_model(family))
         session = target.prefill({"input_ids": torch.arange(3, 12)[None]}, Needs()).session
         ones, passes = torch.ones(1, dtype=torch.long), 0
         for _ in range(MAX_BACKLOG + 2):
@@ -157,7 +157,7 @@ def test_without_recurrent_states_nothing_is_read_twice() -> None:
 
 
 def test_a_tree_is_refused_by_the_target() -> None:
-    target = target_of(recurrent_model("Mamba2"))
+    target = make_target(recurrent_model("Mamba2"))
     session = target.prefill({"input_ids": torch.arange(3, 12)[None]}, Needs()).session
     with pytest.raises(InputError, match="must be a chain"):
         target.score(session, Draft(torch.tensor([[5, 6, 7]]), torch.tensor([[-1, 0, 0]]), torch.tensor([3])))
@@ -175,7 +175,7 @@ STRANGE = [
 @pytest.mark.parametrize(("family", "reason"), STRANGE)
 def test_states_outside_the_cache_are_refused_by_name(family: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
-        target_of(recurrent_model(family))
+        make_target(recurrent_model(family))
 
 
 @pytest.mark.parametrize("family", ["Rwkv", "xLSTM"])
@@ -183,4 +183,4 @@ def test_other_kinds_of_states_are_refused_by_name(family: str) -> None:
     kind: Any = getattr(transformers, f"{family}ForCausalLM")
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": PROBE_VOCABULARY, "num_heads": 2, "num_blocks": 2}
     with pytest.raises(InputError, match=f"{family}ForCausalLM"):
-        target_of(kind(kind.config_class(**sizes)))
+        make_target(kind(kind.config_class(**sizes)))

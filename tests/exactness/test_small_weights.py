@@ -21,7 +21,7 @@ from transformers.integrations.peft import MIN_PEFT_VERSION
 import mmdec
 from mmdec.errors import InputError
 from mmdec.targets.quantization_check import sibling_difference
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from tests.support.every_class import prompts
 from tests.support.random_drafter import RandomDrafter
 
@@ -106,7 +106,7 @@ def test_gptq_and_awq_layers_keep_their_texts(kind: str) -> None:
     pack(model, kind)
     near = model.model.layers[0].self_attn.q_proj(states) - plain.model.layers[0].self_attn.q_proj(states)
     assert 1e-3 < float(near.abs().max()) < 0.6  # four bits
-    assert sibling_difference(model, target_of(model))[0] < 1e-5
+    assert sibling_difference(model, make_target(model))[0] < 1e-5
     check(model, True)
 
 

@@ -18,7 +18,7 @@ from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.small_model.drafter import SmallModel
 from mmdec.errors import InputError
 from mmdec.generation.speculation import default_statistics
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from tests.exactness.pairwise import cover, each_value
 from tests.support.grid import WHOLE, slow_but
 from tests.support.tiny_whisper import (
@@ -285,4 +285,4 @@ def test_a_smaller_whisper_drafts_over_the_large_ones_encoder(mode: str, batch: 
     assert silent
     assert not any(sum(one.drafted) for one in silent)
     with pytest.raises(InputError, match="channels"):  # a decoder alone has no encoder to hear with
-        SmallModel(target_of(wide), reads_encoder=True).check(target_of(MODELS[80]))
+        SmallModel(make_target(wide), reads_encoder=True).check(make_target(MODELS[80]))

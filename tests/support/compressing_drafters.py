@@ -10,7 +10,7 @@ from torch import Tensor
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.types import Round
 from tests.support.tiny_vlm import Picture
 
@@ -29,7 +29,7 @@ ROWS: list[list[Any]] = [
 
 def rounds_of(model: Any, drafter: Any, budget: Any, inputs: dict[str, Any], length: int) -> list[Round]:
     text = Sequences(inputs["input_ids"], Stop(inputs["input_ids"].shape[1] + length, frozenset({45})))
-    return list(decode(target_of(model), inputs, text, MatchRule(), drafter, budget))
+    return list(decode(make_target(model), inputs, text, MatchRule(), drafter, budget))
 
 
 def random_prompt(images: tuple[tuple[int, int], ...], length: int = 24) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import mmdec
 from mmdec.errors import InputError
 from mmdec.targets.probe import PROBE_VOCABULARY, PROBE_WINDOW, WEIGHT_DEVIATION, tiny_model
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from tests.support.families import OWN
 from tests.support.random_drafter import RandomDrafter
 from tests.support.recurrent import OWN as RECURRENT
@@ -237,7 +237,7 @@ def tried(name: str) -> Outcome:
     except Exception as error:
         return _without_weights(name, f"stock `generate` fails: {short_reason(error)}")
     try:
-        target_of(model)
+        make_target(model)
     except InputError as error:
         return Outcome(name, "refused", short_reason(error), _has_windows(model))
     calls, drafted, accepted, wrong = 0, 0, 0, list[str]()
@@ -278,7 +278,7 @@ def _without_weights(name: str, why: str) -> Outcome:
     except Exception:
         return Outcome(name, "excluded", why)
     try:
-        target_of(model)
+        make_target(model)
     except InputError as error:
         return Outcome(name, "refused", short_reason(error))
     except Exception:

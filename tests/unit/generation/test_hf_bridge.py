@@ -11,7 +11,7 @@ from transformers import GenerationConfig, SuppressTokensAtBeginLogitsProcessor,
 
 from mmdec.core.sampling import Processor, Sequences, Stop, Suppression
 from mmdec.generation.hf_bridge import OutputRecorder, keeps_state
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from tests.support.tiny_text import language_model
 
 PROMPT = torch.tensor([[1, 5, 6]])
@@ -26,7 +26,7 @@ class Half(SuppressTokensLogitsProcessor):
 
 def prepared_processor(processor: Any) -> tuple[Processor, int]:
     """Return the processor as a run has it, and the model's vocabulary."""
-    target = target_of(language_model())
+    target = make_target(language_model())
     (only,) = OutputRecorder(target, PROMPT, [processor], GenerationConfig()).processors
     return only, target.vocab_size
 

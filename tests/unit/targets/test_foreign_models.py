@@ -14,7 +14,7 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration, Lla
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.types import Needs
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import TEXT, vision_model
@@ -68,7 +68,7 @@ def test_a_foreign_class_decodes_text_and_refuses_pictures(name: str) -> None:
     assert torch.equal(mmdec.generate(model, IDS, **OPTIONS).sequences, model.generate(IDS, **OPTIONS))  # type: ignore[operator]
     inputs = {"input_ids": IDS, name: torch.randn(1, 12)}
     with pytest.raises(InputError, match=f"`{name}` must be left out.* of OwnVlm"):
-        target_of(model).prefill(inputs, Needs())
+        make_target(model).prefill(inputs, Needs())
 
 
 def test_every_public_call_refuses_its_pictures() -> None:
@@ -120,9 +120,9 @@ def checkpointing(model: Any) -> Any:
 @pytest.mark.parametrize("make", [language_model, lambda: vision_model("llava"), whisper])
 def test_gradient_checkpointing_keeps_no_cache(make: Any) -> None:
     model = checkpointing(make())
-    assert target_of(model)  # only training does without a cache
+    assert make_target(model)  # only training does without a cache
     with pytest.raises(InputError, match=r"gradient checkpointing.*`model\.eval\(\)`"):
-        target_of(model.train())
+        make_target(model.train())
 
 
 def test_a_smaller_model_with_gradient_checkpointing_is_no_drafter() -> None:

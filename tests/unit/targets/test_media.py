@@ -18,7 +18,7 @@ from transformers import (
 import mmdec
 from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.targets.text import TextTarget
 from mmdec.types import Needs
 from tests.support.media_models import IMAGE as IMAGE_TOKEN
@@ -37,15 +37,15 @@ def llava(**text: Any) -> LlavaForConditionalGeneration:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_has_its_target(kind: str) -> None:
     model = vision_model(kind)
-    target = target_of(model)
+    target = make_target(model)
     assert isinstance(target, MediaTarget)
     assert (target.vocab_size, target.hidden_size, target.layers, target.positions) == (64, 32, 3, None)
     assert target.name.startswith(type(model).__name__)
-    assert target.name != target_of(vision_model(kind, 1)).name
+    assert target.name != make_target(vision_model(kind, 1)).name
 
 
 def test_a_language_model_has_no_media_target() -> None:
-    assert isinstance(target_of(language_model("llama")), TextTarget)
+    assert isinstance(make_target(language_model("llama")), TextTarget)
 
 
 @pytest.mark.parametrize("text", ["llama", "mistral", "qwen2", "gemma"])
@@ -84,7 +84,7 @@ def other_kind() -> Any:
 )
 def test_models_that_cannot_work_are_refused(made: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        target_of(made())
+        make_target(made())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_inputs_that_cannot_work_are_refused(kind: str, changes: dict[str, Any],
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_vl"])
 def test_only_prompts_without_pictures_tell_the_scheduler_their_length(kind: str) -> None:
-    target = target_of(vision_model(kind))
+    target = make_target(vision_model(kind))
     assert isinstance(target, MediaTarget)
     texts, picture = {"input_ids": torch.full((2, 5), 9)}, batch_of(kind, [[[8, 9], Picture.random(1), [8]]])
     assert target.prompt_tokens(texts) == 10

@@ -12,7 +12,7 @@ import mmdec
 from mmdec.errors import InputError
 from mmdec.targets import registry
 from mmdec.targets.decoder import DecoderTarget
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.targets.text import TextTarget
 from tests.support.tiny_text import language_model
 
@@ -42,11 +42,11 @@ def test_a_registered_target_scores_the_models_that_it_supports() -> None:
     prompt = torch.tensor([[5, 6, 7, 5, 6]])
     expected = mmdec.generate(llama, prompt, drafter=None, max_new_tokens=8).sequences
     mmdec.register_target(LlamaTarget)
-    assert type(target_of(llama)) is LlamaTarget
-    assert type(target_of(other)) is TextTarget
+    assert type(make_target(llama)) is LlamaTarget
+    assert type(make_target(other)) is TextTarget
     assert torch.equal(mmdec.generate(llama, prompt, drafter="lookup", max_new_tokens=8).sequences, expected)
     mmdec.register_target(LaterTarget)
-    assert type(target_of(llama)) is LaterTarget
+    assert type(make_target(llama)) is LaterTarget
 
 
 def test_other_classes_are_refused() -> None:

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import BatchError, InputError
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.targets.ropes import max_positions
 from tests.support.pictures import QUESTION, pixels, stock
 from tests.support.tiny_vlm import IMAGE, Picture, batch_of, vision_model
@@ -77,7 +77,7 @@ def test_a_chat_counts_all_turns_and_stays_as_it_was(short: dict[str, Any]) -> N
 def test_an_image_takes_as_many_positions_as_the_model_gives_it(kind: str, expected: list[int]) -> None:
     size = (8, 8) if kind == "llava" else (16, 32)
     batch = batch_of(kind, [[[5, 6], Picture.random(1, size), [7, 8]], [[9]]])
-    target: Any = target_of(vision_model(kind))
+    target: Any = make_target(vision_model(kind))
     assert target.prompt_positions(batch) == expected
     assert int((batch["input_ids"] == IMAGE).sum()) == (4 if kind == "llava" else 8)
 
@@ -88,7 +88,7 @@ def test_a_turn_over_a_cache_counts_from_the_beginning() -> None:
     answer = mmdec.generate(model, first, None, **{CACHE_ARGUMENT: cache}, max_new_tokens=3, do_sample=False).sequences
     ids = torch.cat([answer, torch.tensor([[20, 21]])], 1)
     shown = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE_ARGUMENT: cache}
-    target: Any = target_of(model)
+    target: Any = make_target(model)
     assert target.prompt_positions(shown) == [1 + 2 + 1 + 4 + 1 + 2 + 3 + 2]
 
 

@@ -26,7 +26,7 @@ from mmdec.checks.fingerprint import fingerprint
 from mmdec.drafters.networks.training.samples import Inputs, append, join
 from mmdec.errors import InputError
 from mmdec.targets.decoder import DecoderTarget
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.training.processes import lock_folder
 from mmdec.training.stores import HiddenStateStore, TokenStore
 from mmdec.types import Draft, Needs, Scores
@@ -64,7 +64,7 @@ class Teacher:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.requires_grad_(False).eval()
-        target = target_of(self.model)
+        target = make_target(self.model)
         if not isinstance(target, DecoderTarget):
             raise InputError(
                 f"`base` must be a decoder-only language model, with or without images, but is {type(model).__name__}. "

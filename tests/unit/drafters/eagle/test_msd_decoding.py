@@ -13,7 +13,7 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.drafters.networks.kv_cache import DraftState
-from mmdec.targets.registry import target_of
+from mmdec.targets.registry import make_target
 from mmdec.types import Verdict
 from tests.support.compressing_drafters import ROWS, rounds_of
 from tests.support.draft_networks import Checked, Watched, tree_growing
@@ -73,7 +73,7 @@ def test_a_chat_with_pictures_is_one_row(layout: str, kind: str) -> None:
         inputs["mm_token_type_ids"] = (sequences == IMAGE).long()
     with torch.inference_mode():
         drafter.drafter.process_pending(state)
-        context = target_of(model).prefill(inputs, drafter.needs).context
+        context = make_target(model).prefill(inputs, drafter.needs).context
         assert context.embeds is not None
         states = network.prompt(context.embeds[0], context.features[-1][0], context.visual[0]).states[None]
         expected = network.layer(0).project(states, torch.arange(sequences.shape[1] - 1)[None])[1:]
@@ -96,7 +96,7 @@ def test_batched_columns_equal_single_ones(layout: str) -> None:
 
 def start_drafter(model: Any, drafter: Any, inputs: dict[str, Any], given: torch.Tensor) -> DraftState:
     """Return the memory after a batch's prompts and the tokens (B,) behind them."""
-    output = target_of(model).prefill(inputs, drafter.needs)
+    output = make_target(model).prefill(inputs, drafter.needs)
     context, draft, scores = output.context, output.draft, output.scores
     memory, zeros = drafter.start(context), torch.zeros_like(given)
     drafter.update(memory, draft, scores, Verdict(zeros[:, None], given, zeros.bool(), given[:, None], zeros + 1))
