@@ -78,7 +78,7 @@ def chat(
                 "`mmdec transcribe` for speech."
             )
         speculation = Speculation(DecodingOptions(chosen, seed=seed))
-        speculation.checked_drafter(make_target(loaded.model), loaded.model)
+        speculation.checked_drafter(make_target(loaded.model))
     sampled = None if temperature is None else temperature > 0
     options = {"max_new_tokens": max_new_tokens, "do_sample": sampled, "temperature": temperature or None}
     talk, failed = TextChat(loaded, speculation, options, system), False

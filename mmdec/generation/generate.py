@@ -205,7 +205,7 @@ def _generate_many(
     speculation = call.speculation
     speculation.check_inputs(len(prompts))
     call.check_settings()
-    seed = first_seed(call.model, speculation, call.caller_options, draw=len(prompts) > 1)
+    seed = first_seed(call.target.model, speculation, call.caller_options, draw=len(prompts) > 1)
     results, errors = dict[int, Generation](), dict[int, InputError]()
 
     def refuse(index: int, error: InputError) -> None:
@@ -373,7 +373,6 @@ def speculate(
 class GenerateCall:
     """A call of `generate`, `stream` or a task. Its options are checked once; then it prepares prompts."""
 
-    model: PreTrainedModel
     target: HfTarget
     speculation: Speculation  # the decoding loop
     caller_options: Mapping[str, Any]  # the caller's options of `model.generate`
@@ -410,14 +409,14 @@ class GenerateCall:
             if strings is not None:
                 ends = StopStringCriteria(tokenizer, strings)
                 prepared_options["stopping_criteria"] = [*(prepared_options.get("stopping_criteria") or ()), ends]
-        return cls(model, target, speculation, options, prepared_options, tokenizer, heals)
+        return cls(target, speculation, options, prepared_options, tokenizer, heals)
 
     def check_settings(self) -> None:
         """Raise InputError for what would be refused with every prompt: unknown options, wrong values, a wrong drafter.
 
         Preparing a prompt finds these, too. Before a list of prompts, they must not be taken for faults of one prompt.
         """
-        model: Any = self.model
+        model = self.target.model
         arguments = {*signature(model.generate).parameters, *ARGUMENTS_IN_KWARGS} - {"generation_config"}
         settings = {name: value for name, value in self.prepared_options.items() if name not in arguments}
         with _errors(model, self.caller_options):
@@ -427,7 +426,7 @@ class GenerateCall:
             prompt = torch.ones((1, 1), dtype=torch.long, device=model.device)
             processors = model._get_logits_processor(config, 1, prompt, device=model.device)
             try_late_checks(model, prompt, processors)
-        self.speculation.check_call(self.target, model, config)
+        self.speculation.check_call(self.target, config)
 
     def prepare(self, inputs: Tensor | Mapping[str, Any], speculation: Speculation | None = None) -> DecodingRun:
         """Let transformers prepare a prompt. The model is not run yet.
@@ -439,7 +438,7 @@ class GenerateCall:
         Raises:
             InputError: If the prompt is wrong, or an option that only transformers knows.
         """
-        model: Any = self.model
+        model = self.target.model
         named = prompt_inputs(model, inputs)
         check_named_inputs(named, self.caller_options)
         # In error messages, name the options if there are any: model inputs are rarely the cause.
@@ -451,10 +450,10 @@ class GenerateCall:
             prepared, held_back = self.target.split_inputs(everything)
             ids, config, arguments = model.generate(**prepared, custom_generate=return_prepared)
         begin = (speculation or self.speculation).begin
-        run = begin(self.target, model, ids, config, held_back=held_back, **arguments)
+        run = begin(self.target, ids, config, held_back=held_back, **arguments)
         if held_back and run.needs_all_inputs:
             ids, config, arguments = model.generate(**everything, custom_generate=return_prepared)
-            run = begin(self.target, model, ids, config, **arguments)
+            run = begin(self.target, ids, config, **arguments)
         return run
 
 

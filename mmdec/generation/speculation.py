@@ -198,9 +198,9 @@ class Speculation:
         """Return the drafter for a target model, on the model's device and in its dtype; None for plain decoding."""
         return self._drafters.drafter_for(model)
 
-    def checked_drafter(self, target: HfTarget, model: PreTrainedModel) -> Drafter | None:
-        """Return the drafter for `model`, whose adapter is `target`; raise InputError if it does not fit."""
-        drafter = self.drafter_for(model)
+    def checked_drafter(self, target: HfTarget) -> Drafter | None:
+        """Return the drafter for the target's model; raise InputError if it does not fit."""
+        drafter = self.drafter_for(target.model)
         if drafter is not None:
             drafter.check(target)
         return drafter
@@ -220,7 +220,7 @@ class Speculation:
             Sequences (B, L), or transformers' output object if the configuration asks for one.
         """
         with reading(model, *self.networks):
-            run = self.begin(make_target(model), model, input_ids, generation_config, **inputs)
+            run = self.begin(make_target(model), input_ids, generation_config, **inputs)
             on_round, streamer = self.options.on_round, self.options.streamer
             if streamer is not None:
                 streamer.put(input_ids.cpu())
@@ -237,7 +237,6 @@ class Speculation:
     def begin(
         self,
         target: HfTarget,
-        model: PreTrainedModel,
         input_ids: Tensor,
         generation_config: GenerationConfig,
         logits_processor: Any = (),
@@ -251,7 +250,7 @@ class Speculation:
         The model is not run yet.
 
         Args:
-            target: The adapter of `model`.
+            target: The adapter of the model.
             input_ids: (B, P) int64. The other arguments are those that transformers passes to a custom loop.
             held_back: Inputs that go to `Target.prefill` directly, not through `model.generate`.
 
@@ -262,11 +261,12 @@ class Speculation:
         Raises:
             InputError: If the model, the drafter, the rule or an option is not supported.
         """
+        model: PreTrainedModel = target.model
         batch, inputs = len(input_ids), {**inputs, **(held_back or {})}
         if self.options.streamer is not None and batch > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {batch}. Use `mmdec.stream`.")
         self.check_inputs(batch // (setting(generation_config, "num_return_sequences") or 1))
-        drafter, rule_entry = self.check_call(target, model, generation_config, synced_gpus)
+        drafter, rule_entry = self.check_call(target, generation_config, synced_gpus)
         if self.options.num_speculative_tokens == 0:
             drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
 
@@ -302,12 +302,12 @@ class Speculation:
         return SpeculativeRun(steps, batch, sequences, pad, target, inputs, results)
 
     def check_call(
-        self, target: HfTarget, model: PreTrainedModel, config: GenerationConfig, synced_gpus: bool | None = None
+        self, target: HfTarget, config: GenerationConfig, synced_gpus: bool | None = None
     ) -> tuple[Drafter | None, RuleEntry]:
         """Check what holds for all prompts of a call.
 
         Args:
-            target: The adapter of `model`.
+            target: The adapter of the model.
             config: The model's configuration, changed by the call's options.
             synced_gpus: The argument of `generate`.
 
@@ -331,7 +331,7 @@ class Speculation:
                 f"`rule` must fit `do_sample`, but is {name!r} with do_sample={sampled}. Leave `rule` out to follow it."
             )
         entry = self.options.rule_entry or RULES["sampled" if sampled else "greedy"]
-        return self.checked_drafter(target, model), entry
+        return self.checked_drafter(target), entry
 
     def _warn(self, reasons: list[str]) -> None:
         """Warn about each of `reasons`, why decoding is without drafts, once for this object."""

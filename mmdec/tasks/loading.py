@@ -143,6 +143,6 @@ def load_speculation(
     model_drafter = speculation.drafter_for(loaded.model)
     name = "" if model_drafter is None else model_drafter.name
     if name not in checked:
-        speculation.checked_drafter(make_target(loaded.model), loaded.model)
+        speculation.checked_drafter(make_target(loaded.model))
         checked.add(name)
     return speculation

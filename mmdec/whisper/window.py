@@ -203,7 +203,7 @@ class WindowDecoder:
             temperature = temperatures[attempts]
             ids, config, inputs = self._prepare(window, temperature)
             self._meter.begin_window(self._model.config.max_target_positions - prompt, again=attempts > 0)
-            run = speculation.begin(self._target, self._model, ids, config, **inputs)
+            run = speculation.begin(self._target, ids, config, **inputs)
             if not (yield from self._run_rounds(run.steps, config, self._encoder.encoded_seconds(window.encoded[0]))):
                 # Only a part of the window was encoded, and its text does not end. The other temperatures reuse the
                 # states of the whole window.
@@ -213,7 +213,7 @@ class WindowDecoder:
                     "encoder_outputs": window.encoded,
                     CACHE_ARGUMENT: EncoderDecoderCache(DynamicCache(), DynamicCache()),
                 }
-                run = speculation.begin(self._target, self._model, ids, config, **inputs)
+                run = speculation.begin(self._target, ids, config, **inputs)
                 yield from self._run_rounds(run.steps, config)
             output = run.output(config)
             attempts += 1
