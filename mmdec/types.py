@@ -92,14 +92,14 @@ class Round:
     drafted: list[int]  # number of each row's drafted nodes, root excluded
     accepted: list[int]  # number of each row's drafted nodes that were accepted
     done: list[bool]  # for each row, whether it has ended
-    target: float = 0.0  # seconds in the target's pass
-    drafter: float = 0.0  # seconds in the drafter
-    core: float = 0.0  # seconds in everything else
+    target_seconds: float = 0.0  # in the target's pass
+    drafter_seconds: float = 0.0  # in the drafter
+    core_seconds: float = 0.0  # in everything else
     text: list[str] = field(default_factory=lambda: [])  # each row's new text, if the tokens were decoded; else empty
     logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T), log-probability of each token
     report: object = field(default=None, repr=False, compare=False)  # `PrefillOutput.report`; only in round 0
     # for each row, whether it ended by the maximum length, without an end token
-    cut: list[bool] = field(default_factory=lambda: [], repr=False, compare=False)
+    is_cut: list[bool] = field(default_factory=lambda: [], repr=False, compare=False)
 
 
 @dataclass(frozen=True)

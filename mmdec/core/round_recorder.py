@@ -82,12 +82,12 @@ class RoundRecorder:
             drafted=drafted,
             accepted=accepted,
             done=done,
-            target=seconds["target"] * share_of_pass,
-            drafter=seconds["drafter"],
-            core=seconds["core"],
+            target_seconds=seconds["target"] * share_of_pass,
+            drafter_seconds=seconds["drafter"],
+            core_seconds=seconds["core"],
             logprobs=logprobs,
             report=None if index else self._report,
-            cut=[ended and self._sequences.is_cut(row) for row, ended in zip(rows, done, strict=True)],
+            is_cut=[ended and self._sequences.is_cut(row) for row, ended in zip(rows, done, strict=True)],
         )
 
 

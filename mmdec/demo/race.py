@@ -334,7 +334,7 @@ def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
     seconds, text = 0.0, GrowingText(tokenizer)
     timeline: list[Step] = []
     for round_ in rounds:
-        seconds += round_.target + round_.drafter + round_.core
+        seconds += round_.target_seconds + round_.drafter_seconds + round_.core_seconds
         pieces = [piece for token in round_.tokens[0] if (piece := text.add([token]))]
         timeline.append(Step(seconds, pieces, len(round_.tokens[0]) - len(pieces)))
     return timeline

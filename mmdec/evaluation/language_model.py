@@ -65,7 +65,7 @@ class LanguageHarness(Harness[TokenPrompt]):
             features=0.0,
             encoder=0.0,
             decoder=wall,
-            drafter=sum(round_.drafter for round_ in rounds),
+            drafter=sum(round_.drafter_seconds for round_ in rounds),
             total=wall,
             passes=len(passes),
             windows=1,  # number of encoder passes; by definition 1 for a model without a speech encoder

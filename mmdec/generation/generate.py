@@ -76,7 +76,7 @@ class Generation:
     @property
     def finish_reasons(self) -> list[str]:
         """For each row why it ended: "length" if it was cut at the maximum length, else "stop"."""
-        cut = {row for round_ in self.rounds for row, short in zip(round_.rows, round_.cut, strict=False) if short}
+        cut = {row for round_ in self.rounds for row, short in zip(round_.rows, round_.is_cut, strict=False) if short}
         return ["length" if row in cut else "stop" for row in range(len(self.sequences))]
 
     @property
@@ -94,7 +94,11 @@ class Generation:
     def __str__(self) -> str:
         """Return three lines: number of tokens, number of rounds, seconds."""
         rows, tokens = len(self.sequences), sum(len(tokens) for round_ in self.rounds for tokens in round_.tokens)
-        seconds = {name: sum(getattr(round_, name) for round_ in self.rounds) for name in ("target", "drafter", "core")}
+        seconds = {
+            "target": sum(round_.target_seconds for round_ in self.rounds),
+            "drafter": sum(round_.drafter_seconds for round_ in self.rounds),
+            "core": sum(round_.core_seconds for round_ in self.rounds),
+        }
         size = f"{pluralise(rows, 'row')}, {pluralise(tokens, 'new token')}"
         return format_result(size, rounds_line(len(self.rounds), self.tokens_per_round, self.lossless), seconds)
 

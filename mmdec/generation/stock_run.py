@@ -138,9 +138,9 @@ class _RoundRecorder(StoppingCriteriaList):
                 drafted=[0] * len(is_last),
                 accepted=[0] * len(is_last),
                 done=is_last,
-                target=self._stopwatch.lap(),
+                target_seconds=self._stopwatch.lap(),
                 logprobs=logprobs,
-                cut=[
+                is_cut=[
                     last and input_ids.shape[1] >= self._longest and not has_eos[row]
                     for row, last in zip(self._live, is_last, strict=True)
                 ],

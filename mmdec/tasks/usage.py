@@ -45,7 +45,7 @@ class Usage:
         else:
             self.prompts += 1
         if drafts:  # without a drafter, these seconds are only the time that reading the clock takes
-            self.seconds["drafter"] += round_.drafter / len(round_.rows)
+            self.seconds["drafter"] += round_.drafter_seconds / len(round_.rows)
 
     def add_timed_round(self, round_: Round, index: int, drafts: bool) -> None:
         """Add one round of a language model: counts, log-probabilities, and the seconds of each stage.
@@ -55,12 +55,12 @@ class Usage:
             drafts: Whether there is a drafter.
         """
         self.add_round(round_, index, drafts)
-        if any(round_.cut[index : index + 1]):
+        if any(round_.is_cut[index : index + 1]):
             self.note_cut(len(self.tokens))
         if round_.logprobs is not None:
             self.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
-        self.seconds["decoder" if round_.index else "prompt"] += round_.target / len(round_.rows)
-        self.seconds["core"] += round_.core / len(round_.rows)
+        self.seconds["decoder" if round_.index else "prompt"] += round_.target_seconds / len(round_.rows)
+        self.seconds["core"] += round_.core_seconds / len(round_.rows)
 
     def note_cut(self, tokens: int, raisable: bool = True) -> None:
         """Note that the text, or one of its windows, was cut after this number of tokens. The longest window counts."""

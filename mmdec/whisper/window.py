@@ -152,14 +152,16 @@ class UsageMeter:
         tokens, usage = round_.tokens[0], self.usage
         usage.add_round(round_, 0, self._drafts)
         self._tokens += len(tokens)
-        if any(round_.cut):
+        if any(round_.is_cut):
             usage.note_cut(self._tokens, self._tokens < self._room)
         logprobs = [0.0] * len(tokens) if round_.logprobs is None else round_.logprobs[0].tolist()
         usage.logprobs += [
             logprob for token, logprob in zip(tokens, logprobs, strict=False) if token < self.first_timestamp
         ]
-        self._loop_seconds += round_.core + round_.drafter
-        usage.seconds["decoder"] += round_.target + round_.core + (0.0 if self._drafts else round_.drafter)
+        self._loop_seconds += round_.core_seconds + round_.drafter_seconds
+        usage.seconds["decoder"] += (
+            round_.target_seconds + round_.core_seconds + (0.0 if self._drafts else round_.drafter_seconds)
+        )
 
 
 @final

@@ -40,7 +40,7 @@ def test_a_decoding_that_shares_a_pass_has_its_rows_share_of_the_seconds() -> No
     recorder = RoundRecorder(CPU, sequences, budget, report="the prompt's")
     recorder.add_pass(PassResult(None, 2.0, 2.0))
     first = finish(recorder, sequences, root_only(torch.tensor([1])), [3])
-    assert (first.index, first.tokens, first.target, first.report) == (0, [[3]], 2.0, "the prompt's")
+    assert (first.index, first.tokens, first.target_seconds, first.report) == (0, [[3]], 2.0, "the prompt's")
     assert budget.told == []  # the prompt's pass says nothing of drafts
 
     assert recorder.plan() == Plan(2, 2)
@@ -49,10 +49,10 @@ def test_a_decoding_that_shares_a_pass_has_its_rows_share_of_the_seconds() -> No
     recorder.add_pass(PassResult(None, 2.0, 2.0, rows=4))
     second = finish(recorder, sequences, chain_drafts(torch.tensor([3]), [[4, 5]]), [4, 6, 0])
     assert (second.index, second.tokens, second.drafted, second.accepted) == (1, [[4, 6]], [2], [1])
-    assert (second.target, second.report) == (0.5, None)
+    assert (second.target_seconds, second.report) == (0.5, None)
     (told,) = budget.told
     assert (told["batch"], told["draft_sizes"], told["depth"], told["accepted"]) == (4, [3], 2, [1])
     assert told["target_seconds"] == 2.0
-    assert told["draft_seconds"] == pytest.approx(4 * second.drafter)  # four decodings draft one after another
+    assert told["draft_seconds"] == pytest.approx(4 * second.drafter_seconds)  # four decodings draft one after another
     recorder.plan()
     assert budget.batches == [1, 4]  # the rows of others count as long as they share passes

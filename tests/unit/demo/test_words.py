@@ -94,9 +94,9 @@ def test_pieces_join_to_the_text() -> None:
 
 def test_rounds_become_steps_on_one_clock() -> None:
     rounds = [
-        Round(0, [0], [[1]], [0], [0], [False], target=0.5, drafter=0.25),
-        Round(1, [0], [[2, 3]], [4], [1], [False], target=0.25),
-        Round(2, [0], [[4, 0]], [4], [1], [True], target=0.125, core=0.125),
+        Round(0, [0], [[1]], [0], [0], [False], target_seconds=0.5, drafter_seconds=0.25),
+        Round(1, [0], [[2, 3]], [4], [1], [False], target_seconds=0.25),
+        Round(2, [0], [[4, 0]], [4], [1], [True], target_seconds=0.125, core_seconds=0.125),
     ]
     result = steps(tokenizer(), rounds)
     assert [step.seconds for step in result] == [0.75, 1.0, 1.25]
@@ -106,7 +106,7 @@ def test_rounds_become_steps_on_one_clock() -> None:
 
 def test_drafted_runs_are_compared_with_plain_decoding() -> None:
     tokens = [1, 2]
-    fast, slow = ([Round(0, [0], [tokens], [1], [1], [True], target=seconds)] for seconds in (0.5, 1.45))
+    fast, slow = ([Round(0, [0], [tokens], [1], [1], [True], target_seconds=seconds)] for seconds in (0.5, 1.45))
     same, other = SimpleNamespace(tokens=tokens, tokens_per_round=3.25), SimpleNamespace(tokens=[1], tokens_per_round=2)
     plain: Any = SimpleNamespace(tokens=tokens, tokens_per_round=1.0)
     drafted: list[Any] = [
