@@ -435,7 +435,7 @@ class DecoderTarget(HfTarget):
             gaps,
             stepwise,
             tokenwise,
-            DraftReader(self.model) if tokenwise is stepwise is None else None,
+            DraftReader(self.model) if tokenwise is None and stepwise is None else None,
             shareable=not text.past and not getattr(text.cache, "_is_user_defined", False),
         )
         if text.has_inner_padding:
