@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
+from mmdec.core.budget import RoundCosts
 from mmdec.core.round_recorder import RoundRecorder
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.steps import PassResult
@@ -20,14 +19,14 @@ class Listening:
     """A budget that notes what it is asked and told."""
 
     def __init__(self) -> None:
-        self.batches, self.told = list[int](), list[dict[str, Any]]()
+        self.batches, self.told = list[int](), list[RoundCosts]()
 
     def plan(self, batch: int) -> Plan:
         self.batches.append(batch)
         return Plan(2, 2)
 
-    def observe(self, **told: Any) -> None:
-        self.told.append(told)
+    def observe(self, costs: RoundCosts) -> None:
+        self.told.append(costs)
 
 
 def finish(recorder: RoundRecorder, sequences: Sequences, draft: Draft, best: list[int]) -> Round:
@@ -51,8 +50,8 @@ def test_a_decoding_that_shares_a_pass_has_its_rows_share_of_the_seconds() -> No
     assert (second.index, second.tokens, second.drafted, second.accepted) == (1, [[4, 6]], [2], [1])
     assert (second.target_seconds, second.report) == (0.5, None)
     (told,) = budget.told
-    assert (told["batch"], told["draft_sizes"], told["depth"], told["accepted"]) == (4, [3], 2, [1])
-    assert told["target_seconds"] == 2.0
-    assert told["draft_seconds"] == pytest.approx(4 * second.drafter_seconds)  # four decodings draft one after another
+    assert (told.batch, told.draft_sizes, told.depth, told.accepted) == (4, [3], 2, [1])
+    assert told.target_seconds == 2.0
+    assert told.draft_seconds == pytest.approx(4 * second.drafter_seconds)  # four decodings draft one after another
     recorder.plan()
     assert budget.batches == [1, 4]  # the rows of others count as long as they share passes
