@@ -274,7 +274,7 @@ def residual(p: Tensor, q: Tensor | None, token: int) -> tuple[Tensor, float]:
     Args:
         p: (V,) float64, the target's distribution, or a share of it; over groups, if a group was rejected.
         q: As `p`, the distribution that the token was drawn from, or None if it was not drawn.
-        token: The rejected token or group. Only without `q` it must be told: then p loses this entry alone.
+        token: The rejected token or group; read only if `q` is None, when `p` loses just this entry.
 
     Returns:
         max(0, p - q), divided by its sum, and the sum. If p equals q up to rounding, the sum is 0 and p is returned.
