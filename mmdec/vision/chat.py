@@ -43,8 +43,12 @@ from mmdec.vision.questions import (
     user_message,
 )
 
-# options of `describe` that `Chat` refuses
-UNSUPPORTED_OPTIONS = ("batch_size", "on_text", "on_description", "on_round")
+UNSUPPORTED_OPTIONS = {  # option of `describe` that `Chat` refuses -> the reason, and what to do
+    "batch_size": "A chat asks one question at a time.",
+    "on_text": "Each answer has its own. Give it to `ask`.",
+    "on_description": "`ask` returns the answer.",
+    "on_round": "Give `on_text` to `ask` to follow an answer.",
+}
 
 
 @final
@@ -65,9 +69,9 @@ class Chat:
     """
 
     def __init__(self, **options: Any) -> None:
-        for name in UNSUPPORTED_OPTIONS:
+        for name, reason in UNSUPPORTED_OPTIONS.items():
             if name in options:
-                raise InputError(f"`{name}` must be left out, because a chat asks one question at a time.")
+                raise InputError(f"`{name}` must be left out for a chat, but is given. {reason}")
         chosen = DescribeOptions.of(options)
         self._threads, self._min_confidence = chosen.threads, chosen.min_confidence
         vlm = as_vlm(chosen)

@@ -136,17 +136,16 @@ class TranscribeStreamOptions:
 
 
 STREAM_OPTION_NAMES = tuple(entry.name for entry in fields(TranscribeStreamOptions))
-# options of `transcribe` that a stream refuses
-UNSUPPORTED_OPTIONS = (
-    "batch_size",
-    "cut_at_pauses",
-    "min_confidence",
-    "num_speculative_tokens",
-    "on_round",
-    "on_transcript",
-    "progress",
-    "strict",
-)
+UNSUPPORTED_OPTIONS = {  # option of `transcribe` that a stream refuses -> the reason, and what to do
+    "batch_size": "A stream is one recording.",
+    "cut_at_pauses": "A stream is always cut at pauses. Set `pause`.",
+    "min_confidence": "A stream does not end at an unsure text. Compare `transcript.confidence` of each final update.",
+    "num_speculative_tokens": "A window is decoded again with its previous text as the draft.",
+    "on_round": "A window is decoded again and again. Read `transcript.rounds` of its updates.",
+    "on_transcript": "Each update has its transcript.",
+    "progress": "The end of a stream is not known. Read `end` of its updates.",
+    "strict": "It is about damaged files, and a stream has samples.",
+}
 STREAM_NAMES = (option_names(TranscribeOptions) | {*STREAM_OPTION_NAMES}) - {*UNSUPPORTED_OPTIONS}
 
 
@@ -164,9 +163,9 @@ class LiveTranscriber:
     """
 
     def __init__(self, **options: Any) -> None:
-        for name in UNSUPPORTED_OPTIONS:
+        for name, reason in UNSUPPORTED_OPTIONS.items():
             if name in options:
-                raise InputError(f"`{name}` must be left out, but is given: a stream is one recording.")
+                raise InputError(f"`{name}` must be left out for a stream, but is given. {reason}")
         stream = TranscribeStreamOptions(**{name: options.pop(name) for name in STREAM_OPTION_NAMES if name in options})
         chosen = TranscribeOptions.of(options)
         if isinstance(chosen.model, LoadedAudioLm):

@@ -129,3 +129,5 @@ def test_options_that_mean_nothing_to_a_chat_are_refused(loaded: tuple[Any, Any]
     for options in ({"batch_size": 2}, {"on_text": print}, {"drafter": "eagel"}, {"input_ids": 1}):
         with pytest.raises(InputError, match=next(iter(options))):
             mmdec.Chat(model=model, processor=processor, **options)
+    with pytest.raises(InputError, match=r"`on_text` must be left out for a chat, but is given. .* Give it to `ask`"):
+        mmdec.Chat(on_text=print)

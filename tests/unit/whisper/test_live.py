@@ -151,6 +151,11 @@ def test_arguments_are_refused_before_sound_comes(four: LoadedWhisper, options: 
         mmdec.transcribe_stream(never(), **given)
 
 
+def test_an_option_that_a_stream_refuses_says_what_to_do_instead() -> None:
+    with pytest.raises(InputError, match=r"`progress` must be left out for a stream, but is given. .* Read `end`"):
+        mmdec.transcribe_stream([VOICE], progress=print)
+
+
 def test_an_unknown_option_is_named(four: LoadedWhisper) -> None:
     with pytest.raises(InputError, match="temprature"):
         texts([VOICE], four, temprature=0.5)
