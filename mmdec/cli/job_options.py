@@ -84,7 +84,7 @@ class JobOptions:
         """
         for name, value in without.items():
             if value:
-                raise InputError(f"`{name}` cannot be combined with a list of inputs. Leave it out.")
+                raise InputError(f"`{name}` must be left out for a list of inputs, but is given.")
         if output is None or (os.path.lexists(output) and not os.path.isdir(output)):
             raise InputError(f"`output` must be a folder for many inputs, but is {format_value(output)}.")
         shard, run = self._shard(), self._engine()

@@ -118,7 +118,7 @@ async def translations(
             raise ApiError(400, message, param="response_format")
         if prompt or temperature:
             name, value = ("prompt", prompt) if prompt else ("temperature", temperature)
-            message = f"`{name}` must be left out for this model, but is {format_value(value)}. Leave it out."
+            message = f"`{name}` must be left out for this model, but is {format_value(value)}."
             raise ApiError(400, message, param=name)
         recording = await _read(server, file, strict)
         result = await server.result(request, engine.job(recording.samples))

@@ -52,8 +52,7 @@ def as_batch(audio: Audio | Sequence[Audio], sample_rate: int | None) -> InputBa
     arrays = any(isinstance(item, (np.ndarray, Tensor)) for item in items)
     if sample_rate is not None and items and not arrays:
         raise InputError(
-            f"`sample_rate` must be left out for files and dicts, which name it, but is {format_value(sample_rate)}. "
-            "Leave it out."
+            f"`sample_rate` must be left out for files and dicts, which name it, but is {format_value(sample_rate)}."
         )
     return InputBatch(items, single)
 

@@ -54,7 +54,7 @@ class InputBatch(Generic[Input]):
         """
         check_callable(name, function, rule)
         if function is not None and not self.single:
-            raise InputError(f"`{name}` cannot be combined with a list of {self.noun}. {remedy}")
+            raise InputError(f"`{name}` must be left out for a list of {self.noun}, but is given. {remedy}")
 
     @contextmanager
     def collecting_error(self, index: int) -> Iterator[None]:

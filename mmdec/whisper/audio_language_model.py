@@ -356,6 +356,6 @@ def _languages(
         except Exception as error:
             raise InputError(
                 f"`language` must be one that {type(loaded.model).__name__} knows, but is {format_value(name)} "
-                f"({' '.join(str(error).split())[:300]})."
+                f"({' '.join(str(error).split())[:300]}). Leave it out to have it detected."
             ) from error
     return language

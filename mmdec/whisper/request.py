@@ -99,7 +99,10 @@ class TranscriptionRequest:
         timestamps, prompt = options.timestamps, options.prompt
         has_timestamps = first_timestamp_token(whisper.model) < whisper.model.config.vocab_size
         if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
-            raise InputError(f'`timestamps` must be None, "segment" or "word", but is {format_value(timestamps)}.')
+            raise InputError(
+                f'`timestamps` must be None, "segment" or "word", but is {format_value(timestamps)}. Leave it out for '
+                "text alone."
+            )
         if timestamps and not has_timestamps:
             raise InputError(
                 f"`timestamps` must be None for a model without timestamp tokens, but is {timestamps!r}. Leave it out."

@@ -99,7 +99,7 @@ def test_a_folder_of_speech(folder: Path, tmp_path: Path) -> None:
         (["--shard", "3/2"], "I from 1 to N"),
         (["--engine", "slurm"], "local or ray"),
         (["--workers", "2"], "`--workers` must come with `--engine ray`"),
-        (["--compare"], "`--compare` cannot be combined with"),
+        (["--compare"], "`--compare` must be left out for a list"),
         (["--table", "csv"], "jsonl or parquet"),
     ],
 )

@@ -90,7 +90,7 @@ def test_an_exception_of_a_listener_ends_the_translation(any_model: Path) -> Non
 
     with pytest.raises(KeyError, match="mine"):
         mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=any_model, on_pass=broken)
-    with pytest.raises(mmdec.InputError, match="`on_pass` cannot be combined with a list"):
+    with pytest.raises(mmdec.InputError, match="`on_pass` must be left out for a list"):
         mmdec.translate_speech([buzz(1.0)], sample_rate=RATE, model=any_model, on_pass=broken)
 
 
