@@ -102,8 +102,9 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
     """Translate French speech into English speech and text.
 
     Args:
-        audio: A path, a file object, or samples: (T,), (T, channels) or (channels, T), floats or integers up to 32 bit.
-            A list holds several recordings; on a CPU its results equal single calls exactly.
+        audio: A path, a file object, bytes, samples (T,), (T, channels) or (channels, T), floats or integers up to 32
+            bit, or a dict of Hugging Face datasets. A list holds several recordings; on a CPU its results equal single
+            calls exactly.
         sample_rate: Hz of samples; None for files, whose header has it.
         model: A shipped name, a folder, a Hugging Face id, or a translator from `load`.
         strategy: Lookahead, greedy, viterbi, joint-viterbi, beam, reranked, autoregressive or verified (exactly the
@@ -116,7 +117,7 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
         vocoder: Published HiFi-GAN weights: a folder or a Hugging Face id. Default None: the model's own.
         min_confidence: In [0, 1]: reject translations whose `confidence` is lower. Default None: reject none.
         strict: Reject a file that cannot be read completely, because it is damaged or cut off. Default False: the rest
-            is translated, and the translation's `note` says where the part is and how long.
+            is translated, and the translation's `note` says which part is missing and how long it is.
         on_pass: Called after each pass of the decoder with a `Pass`: the units that it made final, its time, and the
             graph; for one recording only. An exception from it ends the call.
 

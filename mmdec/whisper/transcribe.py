@@ -87,8 +87,8 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
     """Transcribe speech: exactly the text of `model.generate` with the same arguments, in fewer passes of the decoder.
 
     Args:
-        audio: A path, a file object, bytes, or samples (T,), (T, channels) or (channels, T); at most an hour long. A
-            list of these is transcribed together, up to `batch_size` at a time.
+        audio: A path, a file object, bytes, samples (T,), (T, channels) or (channels, T), or a dict of Hugging Face
+            datasets; at most an hour long. A list of these is transcribed together, up to `batch_size` at a time.
         sample_rate: Hz of samples; None for files, whose header has it.
         model: A shipped name, a folder, a Hugging Face id, or a loaded model (then give its `processor`): a Whisper, or
             an audio language model (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). An audio language model has no

@@ -49,7 +49,8 @@ TimeTokens = Callable[[Any, Tensor, int, int | None], tuple[Tensor, Tensor | Non
 class PreparedRecording:
     """A recording, or a piece of one, before it is decoded: its features, and what decodes them."""
 
-    model: WhisperForConditionalGeneration  # another attention than "eager" is kept for timed tokens, too
+    # its attention implementation is not changed, not even to time tokens
+    model: WhisperForConditionalGeneration
     speculation: Speculation  # the decoding loop: drafter, rule, draft sizes
     options: WindowOptions
     features: Tensor  # (1, mels, T), one window or more
