@@ -85,7 +85,6 @@ class TimedSegment:
     start: float
     end: float
     tokens: list[int]  # timestamp tokens included
-    window: int  # index in `LongFormResult.windows`
     token_starts: Tensor | None = None  # start of each token, or None if they were not timed
     token_seconds: Tensor | None = None  # duration of each token, or None if unknown
 
@@ -100,7 +99,7 @@ class LongFormResult:
 
     @property
     def tokens(self) -> list[int]:
-        """The token ids of all segments, which are `generate`'s sequence."""
+        """The token ids of all segments, which are `generate`'s sequence; tests compare them."""
         return [token for segment in self.segments for token in segment.tokens]
 
 
@@ -202,7 +201,7 @@ def transcribe_windows(recording: PreparedRecording) -> Steps[LongFormResult]:
             continue
         spans, advance = _spans(decoded.tokens, options.first_timestamp, window.frames, stride)
         times = _token_times(recording, window, output)
-        segments = _timed_segments(decoded, spans, seek * TIMESTAMP_SECONDS / stride, len(result.windows) - 1, times)
+        segments = _timed_segments(decoded, spans, seek * TIMESTAMP_SECONDS / stride, times)
         result.segments.extend(segments)
         texts.extend(segment.tokens for segment in segments)
         seek += advance
@@ -320,7 +319,6 @@ def _timed_segments(
     decoded: DecodedWindow,
     spans: Sequence[_Span],
     offset: float,
-    index: int,
     times: tuple[Tensor, Tensor | None] | None,
 ) -> list[TimedSegment]:
     """Return the segments of a window's text.
@@ -328,7 +326,6 @@ def _timed_segments(
     Args:
         spans: Where the segments begin and end, from `_spans`.
         offset: Seconds of the recording before the window.
-        index: The window's index.
         times: Start and duration of each token of prompt and text, in seconds, or None if they were not timed.
     """
     starts, seconds = (None, None) if times is None else times
@@ -340,7 +337,6 @@ def _timed_segments(
                 start=offset + span.first * TIMESTAMP_SECONDS,
                 end=offset + span.last * TIMESTAMP_SECONDS,
                 tokens=decoded.tokens[span.begin : span.end],
-                window=index,
                 token_starts=None if starts is None else starts[places] + offset,
                 token_seconds=None if seconds is None else seconds[places],
             )

@@ -79,16 +79,14 @@ class Window:
 class DecodedWindow:
     """The text of one window, and how it was decoded."""
 
-    seek: int  # the recording's frame at which the window begins
-    frames: int
     prompt: list[int]  # the tokens that the text continues
     tokens: list[int]  # the text, without the end token
     temperature: float | None  # temperature of the text; lower ones were tried before
-    attempts: int  # number of temperatures tried
+    attempts: int  # number of temperatures tried; only tests read it
     skipped: bool  # whether the window counts as silence, so that its text was dropped
     compression_ratio: float | None  # None without `compression_ratio_threshold`
     avg_logprob: float | None  # mean over the tokens, the end token included; None without `logprob_threshold`
-    no_speech_prob: float | None  # None if nothing depended on it
+    no_speech_prob: float | None  # None if nothing depended on it; only tests read it
 
 
 @final
@@ -288,8 +286,6 @@ class WindowDecoder:
             if options.no_speech_threshold is not None and logprob < options.logprob_threshold:
                 no_speech = yield from self._no_speech_prob(window)
         return DecodedWindow(
-            seek=window.seek,
-            frames=window.frames,
             prompt=window.ids[0].tolist(),
             tokens=tokens[:-1] if tokens[-1] == options.settings.eos_token_id else tokens,
             temperature=temperature,
