@@ -11,17 +11,10 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
-    GenerationConfig,
-    GenerationMixin,
-    WhisperForConditionalGeneration,
-)
+from transformers import GenerationConfig, GenerationMixin, WhisperForConditionalGeneration
 from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.modeling_outputs import BaseModelOutput
 
-from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.steps import ActiveTime, Compute, Steps
 from mmdec.errors import InputError
 from mmdec.generation.hf_bridge import return_prepared
@@ -197,26 +190,18 @@ class WindowDecoder:
             InputError: For an option that the model rejects.
         """
         prompt = window.ids.shape[1]
-        speculation, temperatures = self._recording.speculation, self._options.temperatures
+        temperatures = self._options.temperatures
         attempts = 0  # number of temperatures tried
         self._make_room(prompt)
         while True:
             temperature = temperatures[attempts]
-            ids, config, inputs = self._prepare(window, temperature)
             self._meter.begin_window(self._model.config.max_target_positions - prompt, again=attempts > 0)
-            run = speculation.begin(self._target, ids, config, **inputs)
-            if not (yield from self._run_rounds(run.steps, config, self._encoder.encoded_seconds(window.encoded[0]))):
-                # Only a part of the window was encoded, and its text does not end. The other temperatures reuse the
-                # states of the whole window.
+            output = yield from self._decode_once(window, temperature)
+            if output is None:
+                # Only a part of the window was encoded. The other temperatures reuse the states of the whole window.
                 window.encoded = yield from encode_window(self._encoder, window.features, self._meter, to_end=True)
                 self._meter.restart()
-                inputs |= {
-                    "encoder_outputs": window.encoded,
-                    CACHE_ARGUMENT: EncoderDecoderCache(DynamicCache(), DynamicCache()),
-                }
-                run = speculation.begin(self._target, ids, config, **inputs)
-                yield from self._run_rounds(run.steps, config)
-            output = run.output(config)
+                output = yield from self._decode_once(window, temperature)
             attempts += 1
             decoded = yield from self._judge(window, temperature, attempts, output)
             refused = self._options.refuses(decoded.compression_ratio, decoded.avg_logprob)
@@ -242,7 +227,20 @@ class WindowDecoder:
             if hasattr(processor, "set_begin_index"):
                 processor.set_begin_index(prompt)
 
-    def _run_rounds(self, steps: Steps[Any], config: GenerationConfig, seconds: float | None = None) -> Steps[bool]:
+    def _decode_once(self, window: Window, temperature: float | None) -> Steps[Any | None]:
+        """Decode what is encoded of a window at a temperature.
+
+        Returns:
+            What `generate` returns for the text; None if only a part of the window is encoded and the text of this part
+            does not end.
+        """
+        ids, config, inputs = self._prepare(window, temperature)
+        run = self._recording.speculation.begin(self._target, ids, config, **inputs)
+        seconds = self._encoder.encoded_seconds(window.encoded[0])
+        ends = yield from self._run_rounds(run.steps, config, seconds)
+        return run.output(config) if ends else None
+
+    def _run_rounds(self, steps: Steps[Any], config: GenerationConfig, seconds: float | None) -> Steps[bool]:
         """Run a decoding to its end, or until its text runs away.
 
         Args:
