@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
@@ -11,17 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.core.steps import ActiveTime, Steps
+from mmdec.core.steps import Steps
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.drafters.wrapper import ForwardingDrafter
-from mmdec.generation.generate import GenerateCall, RoundText
+from mmdec.generation.generate import RoundText
 from mmdec.generation.speculation import Speculation
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.media import VisionReport
 from mmdec.tasks.confidence import Calibration, Evidence, estimate_confidence, read_calibrations, token_evidence
-from mmdec.tasks.generate_options import RESERVED, check_generate_options, sets_length, with_length
+from mmdec.tasks.decoding import decode_inputs
+from mmdec.tasks.generate_options import RESERVED, check_generate_options, sets_length
 from mmdec.tasks.loading import load_speculation
-from mmdec.tasks.usage import Usage, count_round, renumber_rows, rest_seconds
+from mmdec.tasks.usage import Usage, renumber_rows
 from mmdec.types import Draft, Drafter, Plan, Round
 from mmdec.vision.options import DescribeOptions, OnText
 from mmdec.vision.picture_evidence import distances_of, picture_evidence
@@ -110,13 +110,6 @@ class DescriptionRequest:
         speculation = load_speculation(options, options.drafter, vlm, questions, checked=vlm.checked)
         return cls(vlm, speculation, options.generate, options.on_text, read_calibrations(vlm.directory))
 
-    def generate_options(self) -> dict[str, Any]:
-        """Return the options of `generate`."""
-        options = with_length(self.options, self.vlm.model)
-        if "stop_strings" in options:
-            options["tokenizer"] = self.vlm.tokenizer
-        return options
-
     def confidence(self, evidence: Evidence, usage: Usage) -> float:
         """Return the probability that an answer is right.
 
@@ -179,7 +172,6 @@ def answer_steps(
         InputError: For an option that the model rejects.
     """
     vlm, speculation = request.vlm, request.speculation
-    time = ActiveTime(vlm.model.device)
     usage = [Usage() for _ in pictures] if usage is None else usage
     drafter, recorder = speculation.drafter_for(vlm.model), None
     if drafter is not None and not speculation.networks:
@@ -190,21 +182,18 @@ def answer_steps(
     distances = list[list[float]]([[] for _ in pictures])  # of each question's pictures from familiar ones
     reporter = _RoundReporter(request, indices)
 
-    run = GenerateCall.from_options(vlm.model, speculation, request.generate_options()).prepare(inputs)
-    with closing(run.steps) as steps:
-        while (round_ := (yield from time.next_round(steps))) is not None:
-            count_round(round_, usage, drafts=drafter is not None)
-            if isinstance(round_.report, VisionReport):
-                for entry, share in zip(usage, vision_shares, strict=True):
-                    # the seconds of the prompts include those of the vision tower
-                    entry.seconds["prompt"] -= round_.report.seconds / len(usage)
-                    entry.seconds["vision"] += round_.report.seconds * share
-                if round_.report.summaries is not None and vlm.familiar is not None:
-                    distances = distances_of(vlm.familiar, round_.report.summaries, counts)
-            reporter.report(round_)
-            yield from time.wait(round_)
+    def on_round(round_: Round) -> None:
+        nonlocal distances
+        if isinstance(round_.report, VisionReport):
+            for entry, share in zip(usage, vision_shares, strict=True):
+                # the seconds of the prompts include those of the vision tower
+                entry.seconds["prompt"] -= round_.report.seconds / len(usage)
+                entry.seconds["vision"] += round_.report.seconds * share
+            if round_.report.summaries is not None and vlm.familiar is not None:
+                distances = distances_of(vlm.familiar, round_.report.summaries, counts)
+        reporter.report(round_)
 
-    rest = rest_seconds(time, usage)
+    rest = yield from decode_inputs(vlm.model, vlm.tokenizer, speculation, request.options, inputs, usage, on_round)
     descriptions = list[Description]()
     for row, entry in enumerate(usage):
         evidence = token_evidence(entry.logprobs) | picture_evidence(pictures[row], distances[row])

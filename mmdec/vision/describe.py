@@ -29,6 +29,7 @@ from mmdec.generation.model_lock import reading
 from mmdec.hub.find import drafter_folder
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.tasks.batch import InputBatch, InputGroup, InputGroups
+from mmdec.tasks.generate_options import with_length
 from mmdec.tasks.loading import ArgumentKind, ModelOptions, model_of_call
 from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
@@ -142,7 +143,7 @@ def describe(
         request = DescriptionRequest.of(vlm, chosen, len(batch))
 
     with pass_stop_iteration(), with_threads(chosen.threads, vlm.model):
-        generate = request.generate_options()
+        generate = with_length(request.options, vlm.model)
         groups = InputGroups.of(vlm.model, request.speculation, generate, range(len(batch)), chosen.batch_size)
         names = dict[int, str]()  # index -> the argument that an error about the answer names
         # a group is read when there is room for it, not before

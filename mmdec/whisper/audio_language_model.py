@@ -16,17 +16,17 @@ from torch import Tensor
 
 from mmdec.checks.arguments import format_value
 from mmdec.core.scheduler import decode_together
-from mmdec.core.steps import ActiveTime, Steps
+from mmdec.core.steps import Steps
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.drafter_source import DraftInput
-from mmdec.generation.generate import GenerateCall
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import Speculation
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.batch import InputGroups
 from mmdec.tasks.confidence import Calibration, estimate_confidence, read_calibrations, token_evidence
+from mmdec.tasks.decoding import decode_inputs
 from mmdec.tasks.generate_options import (
     RESERVED,
     check_generate_options,
@@ -35,7 +35,8 @@ from mmdec.tasks.generate_options import (
     with_length,
 )
 from mmdec.tasks.loading import load_speculation
-from mmdec.tasks.usage import Usage, count_round, renumber_rows, rest_seconds
+from mmdec.tasks.usage import Usage, renumber_rows
+from mmdec.types import Round
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.recordings import TRANSCRIPT, silent_transcripts, timings
 from mmdec.whisper.request import language_names
@@ -223,23 +224,15 @@ def _group_steps(
     features_seconds = stopwatch.lap()
     speculation = request.speculation.for_inputs([DraftInput(index, sound) for index, sound in samples.items()])
     hypothesis_seconds = stopwatch.lap() if speculation is not request.speculation else 0.0
-    drafts = speculation.drafter_for(loaded.model) is not None
-    on_round = speculation.options.on_round
     usage = [Usage() for _ in indices]
-    options = with_length(request.options, loaded.model)
-    if "stop_strings" in options:
-        options["tokenizer"] = loaded.tokenizer
 
-    time = ActiveTime(loaded.model.device)
-    run = GenerateCall.from_options(loaded.model, speculation, options).prepare(inputs)
-    with closing(run.steps) as steps:
-        while (round_ := (yield from time.next_round(steps))) is not None:
-            count_round(round_, usage, drafts)
-            if on_round is not None:
-                on_round(renumber_rows(round_, indices))
-            yield from time.wait(round_)
+    def on_round(round_: Round) -> None:
+        if speculation.options.on_round is not None:
+            speculation.options.on_round(renumber_rows(round_, indices))
 
-    rest = rest_seconds(time, usage)
+    rest = yield from decode_inputs(
+        loaded.model, loaded.tokenizer, speculation, request.options, inputs, usage, on_round
+    )
     all_samples = sum(map(len, samples.values()))
     transcripts = dict[int, Transcript]()
     for index, entry in zip(indices, usage, strict=True):
