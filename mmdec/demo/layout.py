@@ -18,7 +18,6 @@ from mmdec.demo.background import MAX_DECODERS, updates
 from mmdec.demo.html import require, status
 from mmdec.tasks.audio import read_audio
 
-RATE = 16_000  # sample rate in Hz of what `recording` returns
 MAX_SECONDS = 60.0  # seconds of the longest recording
 SHORT = 0.7  # after a click, the page scrolls to results that begin below this share of the window's height
 WAITING = status("Waiting for a free place …", "busy")

@@ -19,7 +19,6 @@ from mmdec.demo.background import MAX_DECODERS, Report, run_decoding
 from mmdec.demo.html import UNSURE_CONFIDENCE, confidence_html, error_sentence, output_html, status
 from mmdec.demo.layout import (
     MAX_SECONDS,
-    RATE,
     Controls,
     bind,
     intro,
@@ -31,6 +30,7 @@ from mmdec.demo.layout import (
     status_line,
 )
 from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
+from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.types import Round
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
@@ -70,7 +70,12 @@ def decode(report: Report, samples: Tensor, drafter: str | None, live: bool = Fa
     on_round = round_listener(report, tokenizer, rounds, "" if live else None)
     nodes = None if drafter is None else DRAFT
     result = transcribe(
-        samples, sample_rate=RATE, drafter=drafter, num_speculative_tokens=nodes, timestamps="word", on_round=on_round
+        samples,
+        sample_rate=SAMPLE_RATE,
+        drafter=drafter,
+        num_speculative_tokens=nodes,
+        timestamps="word",
+        on_round=on_round,
     )
     return result, rounds
 
@@ -109,7 +114,7 @@ def sample_work(report: Report, number: int) -> None:
     """Transcribe the shipped sample with this index, and report to the page by `report`."""
     sample = shipped.english()[number]
     samples = recording(sample.path)
-    report(status=status("Transcribing …", "busy"), text="", race="", source=(RATE, playable(samples)))
+    report(status=status("Transcribing …", "busy"), text="", race="", source=(SAMPLE_RATE, playable(samples)))
     show_transcription(report, samples, sample.text)
 
 

@@ -20,7 +20,6 @@ from mmdec.demo import samples as shipped
 from mmdec.demo.background import Report
 from mmdec.demo.html import confidence_html, output_html, status
 from mmdec.demo.layout import (
-    RATE,
     Controls,
     bind,
     intro,
@@ -32,6 +31,7 @@ from mmdec.demo.layout import (
     status_line,
 )
 from mmdec.demo.race import Lane, Step, lane_of, milliseconds, race_html, run_in_turn
+from mmdec.io.audio import SAMPLE_RATE
 
 STRATEGY_LABELS = {  # a way of decoding, as the page names it -> its strategy
     "the graph drafts, the one-by-one decoder checks (verified)": "verified",
@@ -83,7 +83,7 @@ def decode(report: Report, samples: Tensor, strategy: str) -> tuple[Translation,
         passes.append(pass_)
         report()
 
-    return translate_speech(samples, sample_rate=RATE, strategy=strategy, on_pass=on_pass), passes
+    return translate_speech(samples, sample_rate=SAMPLE_RATE, strategy=strategy, on_pass=on_pass), passes
 
 
 def steps(passes: Sequence[Pass]) -> list[Step]:
@@ -189,7 +189,7 @@ def sample_work(report: Report, number: int, way: str) -> None:
     samples = recording(sample.path)
     report(status=status("Translating …", "busy"), text="", speech=None, race="", graph="")
     show_translation(report, samples, way, sample.text)
-    report(source=(RATE, playable(samples)))
+    report(source=(SAMPLE_RATE, playable(samples)))
 
 
 def show_translation(report: Report, samples: Tensor, way: str, french: str = "") -> None:

@@ -84,7 +84,7 @@ class TranscriptionHarness(Harness[Tensor]):
 
     def is_long(self, samples: Tensor) -> bool:
         """Return whether samples (T,) fill more than one window: then transformers' long-form code decodes them."""
-        return self._request(1).is_long(len(samples))
+        return self.whisper.is_long(len(samples))
 
     def features(self, samples: Tensor) -> Tensor:
         """Compute the features (1, mels, F), F frames, of samples (T,) that `transcribe` gives to the model."""
@@ -151,7 +151,7 @@ class TranscriptionHarness(Harness[Tensor]):
                         time_passes(network.get_encoder(), device, lambda seconds, *_: encoder.append(seconds))
                     )
             for long in (False, True):
-                batch = [index for index, row in enumerate(samples) if request.is_long(len(row)) == long]
+                batch = [index for index, row in enumerate(samples) if self.whisper.is_long(len(row)) == long]
                 if not batch:
                     continue
                 stopwatch.lap()

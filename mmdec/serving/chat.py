@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from mmdec.core.growing_text import REPLACEMENT_CHARACTER
 from mmdec.serving.answers import Answer, AnswerPiece
 from mmdec.serving.completions import AnswerWriter, CompletionRequest
-from mmdec.serving.engines import AnswerEngine, AnsweringEngine, TextEngine
+from mmdec.serving.engines import DialogueEngine, TextEngine, VisionEngine
 from mmdec.serving.server import ApiError, server_of
 
 router = APIRouter(prefix="/v1/chat")
@@ -93,7 +93,7 @@ class ChatRequest(CompletionRequest):
 async def completions(request: Request, body: ChatRequest) -> Response:
     """Generate the next message of a dialogue."""
     server = server_of(request)
-    engine: AnsweringEngine[Any] = server.engine(body.model or None, AnswerEngine, TextEngine)
+    engine: DialogueEngine[Any] = server.engine(body.model or None, VisionEngine, TextEngine)
     messages, pictures = _read(body.messages)
     dialogue: Any = await server.read(partial(engine.read_dialogue, messages, pictures))
     wanted = body.max_completion_tokens or body.max_tokens

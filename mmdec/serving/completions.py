@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mmdec.serving.answers import Answer, AnswerPiece
-from mmdec.serving.engines import AnsweringEngine, TextEngine
+from mmdec.serving.engines import DialogueEngine, TextEngine
 from mmdec.serving.job import Job
 from mmdec.serving.server import ApiError, EventStream, Server, api_note, confidence_warning, server_of
 from mmdec.tasks.confidence import CUT_CONFIDENCE
@@ -133,7 +133,7 @@ class AnswerWriter(ABC):
     def __init__(
         self,
         server: Server,
-        engine: AnsweringEngine[Any],
+        engine: DialogueEngine[Any],
         prompt: int,
         wanted: int | None,
         length_field: str,

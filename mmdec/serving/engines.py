@@ -25,6 +25,7 @@ from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError
 from mmdec.generation.generate import GenerateCall
 from mmdec.generation.speculation import DecodingOptions, Speculation
+from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.pretrained.language_model import LoadedLanguageModel
 from mmdec.pretrained.vlm import LoadedVlm
@@ -49,7 +50,6 @@ from mmdec.whisper.recordings import transcription_steps
 from mmdec.whisper.request import can_translate
 from mmdec.whisper.transcribe import LoadedTranscriber, transcription_request
 
-RATE = 16_000  # sample rate in Hz of the audio that jobs hold
 Updates: TypeAlias = "Callable[[], Generator[StreamUpdate]]"
 
 
@@ -99,7 +99,7 @@ class TranscriptionEngine:
         Raises:
             InputError: For a wrong option, or a recording that the model does not take.
         """
-        options = {name: value for name, value in options.items() if value is not None}
+        options = _given(options)
         chosen = TranscribeOptions.of(options).changed()
         loaded = self.loaded
         if not isinstance(loaded, LoadedAudioLm):
@@ -128,7 +128,7 @@ class TranscriptionEngine:
             or can_use_eager_copy(loaded.model)
         )
         models = (self.loaded.model,) if shares else ()
-        steps, seconds = partial(self._steps, speech=speech), len(speech.samples) / RATE
+        steps, seconds = partial(self._steps, speech=speech), len(speech.samples) / SAMPLE_RATE
         return Job(self, steps, models, speech.tokens, priority=Priority.JOB, seconds=seconds)
 
     def live(self, **options: Any) -> LiveTranscriber:
@@ -148,8 +148,7 @@ class TranscriptionEngine:
         samples = speech.samples
         # Text is streamed only if it cannot change later. It can change in two cases: windows of a long recording may
         # be decoded again from the last timestamp; the output of Qwen3-ASR begins with the name of the language.
-        extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
-        long = windows and len(samples) // extractor.hop_length > extractor.nb_max_frames
+        long = not isinstance(self.loaded, LoadedAudioLm) and self.loaded.is_long(len(samples))
         grows = not (long or describe_silence(samples) or hasattr(self.loaded.processor, "parse_output"))
         text, deltas = GrowingText(self.loaded.tokenizer), TextDeltas()
 
@@ -171,7 +170,7 @@ class TranscriptionEngine:
                 request.check(samples)
                 result = yield from transcription_steps(request, samples)
         else:
-            fixed = {"sample_rate": RATE, "model": self.loaded, "threads": self._options.threads}
+            fixed = {"sample_rate": SAMPLE_RATE, "model": self.loaded, "threads": self._options.threads}
             call = partial(mmdec.transcribe, samples, **fixed, **call_options)
             computed = yield Compute(self.loaded.model.device, call)
             assert computed is not None
@@ -224,14 +223,18 @@ class TranslationEngine:
     def job(self, samples: Any) -> Job:
         """Make a job of 16 kHz samples (T,) of French speech. `translate_speech` takes its locks itself."""
         steps = partial(self._steps, samples=samples)
-        return Job(self, steps, priority=Priority.JOB, seconds=len(samples) / RATE)
+        return Job(self, steps, priority=Priority.JOB, seconds=len(samples) / SAMPLE_RATE)
 
     def _steps(self, job: Job, samples: Any) -> Steps[Any]:
         def check_connection(_: Any) -> None:
             if job.is_cancelled:
                 raise DecodingStopped("the client has gone")
 
-        options: dict[str, Any] = {"sample_rate": RATE, "model": self.translator, "threads": self._options.threads}
+        options: dict[str, Any] = {
+            "sample_rate": SAMPLE_RATE,
+            "model": self.translator,
+            "threads": self._options.threads,
+        }
         call = partial(mmdec.translate_speech, samples, on_pass=check_connection, **options)
         result = yield Compute(self.translator.device, call)
         assert result is not None
@@ -250,7 +253,7 @@ class CheckedPrompt(Protocol):
 Prompt = TypeVar("Prompt", bound=CheckedPrompt)
 
 
-class AnsweringEngine(Protocol[Prompt]):
+class DialogueEngine(Protocol[Prompt]):
     """Makes the jobs of a model that continues dialogues."""
 
     @property
@@ -283,7 +286,7 @@ class AnsweringEngine(Protocol[Prompt]):
 
 
 @final
-class AnswerEngine:
+class VisionEngine:
     """The engine for questions about pictures."""
 
     task = "answer"
@@ -301,7 +304,7 @@ class AnswerEngine:
         return Dialogue.from_messages(self.vlm, [dict(message) for message in messages], pictures)
 
     def job(self, prompt: Dialogue, **options: Any) -> Job:
-        options = {name: value for name, value in options.items() if value is not None}
+        options = _given(options)
         stops = options.pop("stop_strings", ())
         options |= {"stop_strings": list(stops)} if stops else {}
         chosen = DescribeOptions.of(options | {"statistics": self._options.statistics})
@@ -367,7 +370,7 @@ class TextEngine:
         return TextInputs(inputs, strips)
 
     def job(self, prompt: TextInputs, **options: Any) -> Job:
-        options = {name: value for name, value in options.items() if value is not None}
+        options = _given(options)
         speculation = self._speculation.with_seed(options.pop("seed", None))
         stops = options.pop("stop_strings", ())
         options |= {"stop_strings": list(stops), "tokenizer": self.tokenizer} if stops else {}
@@ -395,6 +398,10 @@ class TextEngine:
         return text.finish(usage.seconds)
 
 
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def _cache_tokens(model: Any, prompt: int, options: Mapping[str, Any]) -> int:
     """Return how many tokens the cache of an answer may come to hold.
 
@@ -407,7 +414,7 @@ def _cache_tokens(model: Any, prompt: int, options: Mapping[str, Any]) -> int:
     return longest if positions is None else min(longest, max(positions, prompt))
 
 
-AnyEngine = TranscriptionEngine | TranslationEngine | AnswerEngine | TextEngine
+AnyEngine = TranscriptionEngine | TranslationEngine | VisionEngine | TextEngine
 
 
 def load_engine(model: str, options: EngineOptions, device: str | None, dtype: Any) -> tuple[str, AnyEngine]:
@@ -430,4 +437,4 @@ def load_engine(model: str, options: EngineOptions, device: str | None, dtype: A
         return name, TranslationEngine(loaded, options)
     if isinstance(loaded, LoadedLanguageModel):
         return name, TextEngine(loaded, options)
-    return name, AnswerEngine(loaded, options)
+    return name, VisionEngine(loaded, options)

@@ -93,6 +93,10 @@ class LoadedWhisper(LoadedMediaModel):
         """The processor's feature extractor."""
         return self.processor.feature_extractor
 
+    def is_long(self, samples: int) -> bool:
+        """Return whether a recording with this number of samples is longer than one window (30 s)."""
+        return samples // self.extractor.hop_length > self.extractor.nb_max_frames
+
     def _marks(self, settings: Any) -> tuple[int | None, int | None]:
         mark: int | None = getattr(settings, "no_timestamps_token_id", None)
         return mark, None if mark is None else self.tokenizer.convert_tokens_to_ids("<|notimestamps|>")

@@ -128,7 +128,7 @@ def prepare_recording(request: TranscriptionRequest, piece: Piece) -> PreparedRe
             begins=partial(word_beginnings, decode=decode),
             first_time=first_timestamp_token(model),
         )
-    is_long = request.is_long(len(piece.samples))
+    is_long = whisper.is_long(len(piece.samples))
     call_options = request.generate_options(piece.index, is_long)
     options = WindowOptions.of(model, call_options, is_long, time_tokens is not None, request.caller_options)
     seconds["rest"] = stopwatch.lap()

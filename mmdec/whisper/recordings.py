@@ -119,7 +119,7 @@ def _pieces(
 ) -> list[Piece]:
     """Return what of a recording (T,) is decoded by itself: all of it, or pieces between pauses; [] without a voice."""
     windows = [SpeechWindow(0, samples)]
-    if at_pauses and request.is_long(len(samples)):
+    if at_pauses and request.whisper.is_long(len(samples)):
         windows = cut_at_pauses(samples, request.whisper.extractor.n_samples)
     return [
         Piece(index, window.samples, window.start, len(samples), report.part(len(window.samples) / SAMPLE_RATE))

@@ -136,14 +136,9 @@ class TranscriptionRequest:
             caller_limits_length=sets_length(options.generate),
         )
 
-    def is_long(self, samples: int) -> bool:
-        """Return whether a recording with this number of samples is longer than one window (30 s)."""
-        extractor = self.whisper.extractor
-        return samples // extractor.hop_length > extractor.nb_max_frames
-
     def check(self, samples: Tensor) -> None:
         """Raise InputError if samples (T,) cannot be transcribed."""
-        if self.is_long(len(samples)) and not self.has_timestamps:
+        if self.whisper.is_long(len(samples)) and not self.has_timestamps:
             raise InputError(
                 f"`audio` must last at most {self.whisper.extractor.n_samples / SAMPLE_RATE:g} seconds for a model "
                 f"without timestamp tokens, but lasts {len(samples) / SAMPLE_RATE:.1f}. Cut it."
@@ -156,7 +151,7 @@ class TranscriptionRequest:
             `input_features` (B, mels, F) and `attention_mask` (B, F) of F frames.
         """
         extractor, model = self.whisper.extractor, self.whisper.model
-        long = self.is_long(len(recordings[0]))
+        long = self.whisper.is_long(len(recordings[0]))
         features = [recording_features(extractor, samples, SAMPLE_RATE, long) for samples in recordings]
         frames = max(recording["input_features"].shape[-1] for recording in features)
         padded = {
