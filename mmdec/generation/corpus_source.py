@@ -140,7 +140,8 @@ def write_index(files: Sequence[Text], model: Text, output: Text) -> tuple[Path,
     tokenizer = folder_tokenizer(folder)
     if tokenizer is None:
         raise InputError(
-            f"`model` must have a tokenizer in its folder, but '{quote_path(folder)}' has none. Give it as `tokenizer`."
+            f"`model` must have a tokenizer in its folder, but '{quote_path(folder)}' has none. Name a "
+            "model whose folder has one."
         )
     hears = "num_mel_bins" in read_settings(folder / "config.json")
     index = index_texts(texts, tokenizer, hears)
