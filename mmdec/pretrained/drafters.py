@@ -62,10 +62,9 @@ def load_drafter(
 
     Args:
         folder: A folder, a Hugging Face id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). The folder
-            may be in mmdec's own format (its config.json has the drafter's name, {"system": "medusa", ...}), or in a
-            published one: EAGLE-1, -2 and -3, P-EAGLE, DFlash, MSD, ViSpec, Hydra, ReDrafter,
-            MLPSpeculator, Medusa. It may also hold a smaller language model, whose tokenizer may differ from the
-            target's.
+            may be in mmdec's own format (its config.json has the drafter's name, {"system": "medusa", ...}), or in one
+            of the published formats in docs/which_drafter.md ("Published weights"). It may also hold a smaller language
+            model, whose tokenizer may differ from the target's.
         model: The loaded target model.
         argument: The name of `folder` in error messages. Default "folder".
         revision: Branch, tag or commit of a Hugging Face id. Default: the main branch.
