@@ -53,6 +53,15 @@ def test_the_code_map_lists_folders_beside_the_package() -> None:
     assert [line for line in lines if not (ROOT / line.split()[0]).exists()] == []
 
 
+def test_the_code_map_names_all_recipes() -> None:
+    """The folders of recipes/, in the lines that describe it."""
+    assert TREE is not None
+    described = re.search(r"^recipes/ .*?(?=^\w+/ |^recipes/gpu)", TREE.group(1), re.MULTILINE | re.DOTALL)
+    assert described is not None
+    folders = {path.name for path in (ROOT / "recipes").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders - set(re.findall(r"\w+", described.group())) == set()
+
+
 def test_unit_tests_mirror_the_package() -> None:
     """Folder by folder; tests/unit/data is for the scripts of data/build."""
     unit = ROOT / "tests" / "unit"
