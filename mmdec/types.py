@@ -227,11 +227,11 @@ class Context:
 
 
 class Warp(Protocol):
-    """Turns a drafter's logits into the distribution that the target would draw from: the same temperature, top-k,
-    top-p, penalties and so on.
+    """Turns a drafter's logits into the distribution that the target would draw from.
 
-    Any other distribution keeps the output exact, too, if children are drawn from it and `Draft.probs` holds it. But
-    tokens outside the target's distribution are never accepted.
+    It applies the same temperature, top-k, top-p, penalties and so on. Any other distribution keeps the output exact,
+    too, if children are drawn from it and `Draft.probs` holds it. But tokens outside the target's distribution are
+    never accepted.
     """
 
     def __call__(self, logits: Tensor, paths: Sequence[Sequence[Sequence[int]]] = ()) -> Tensor:

@@ -334,8 +334,11 @@ def _any_words(answered: Sequence[ScoredAnswer]) -> dict[str, Any]:
 
 
 def _cost(answers: Sequence[Description]) -> dict[str, Any]:
-    """Sum up the cost: rounds after the prompts' passes, seconds, the drafter's share of decoding and of the total, and
-    how often each image compressor was used."""
+    """Sum up the cost of decoding.
+
+    Rounds after the prompts' passes, seconds, the drafter's share of decoding and of the total, and how often each
+    image compressor was used.
+    """
     if not answers:
         return {}
     compressors = Counter(answer.compressor for answer in answers if answer.compressor is not None)

@@ -101,8 +101,10 @@ Measurements = Mapping[str, Sequence[Sequence[Measurement]]]
 
 
 class Harness(ABC, Generic[Input]):
-    """Decodes inputs with one model by any method. A subclass holds the model, and defines how one batch is decoded and
-    measured."""
+    """Decodes inputs with one model by any method.
+
+    A subclass holds the model, and defines how one batch is decoded and measured.
+    """
 
     @abstractmethod
     def measure(self, inputs: Sequence[Input], method: Method) -> Measurement:

@@ -137,8 +137,10 @@ class TranscriptionHarness(Harness[Tensor]):
         )
 
     def _generate(self, recordings: Sequence[Tensor], method: Method) -> Measurement:
-        """Call `model.generate`: once for the recordings of up to one window, and once for the longer ones, which it
-        decodes differently."""
+        """Call `model.generate` once for the recordings of up to one window, and once for the longer ones.
+
+        `generate` decodes recordings longer than one window differently.
+        """
         tokens: list[list[int]] = [[] for _ in recordings]
         device, features, rest, encoder = self.model.device, 0.0, 0.0, list[float]()
         total, stopwatch = Stopwatch(device), Stopwatch(device)
@@ -309,8 +311,9 @@ def _report(
     normalise: Callable[[str], str],
     worst: int,
 ) -> dict[str, Any]:
-    """Summarise the transcripts: errors, cost, speedup, refused recordings, and at most `worst` transcripts with most
-    errors.
+    """Summarise the transcripts: errors, cost, speedup, refused recordings, and the worst transcripts.
+
+    At most `worst` transcripts are listed, those with most errors.
 
     Args:
         measured: method's name -> the measurements of all calls.

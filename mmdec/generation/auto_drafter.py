@@ -1,5 +1,6 @@
-"""Chooses the drafter for drafter="auto": one in the model's folder, else one shipped for its weights, else "lookup".
-CTC heads for different languages are joined.
+"""Chooses the drafter for drafter="auto": one in the model's folder, one shipped for its weights, or "lookup".
+
+The first of these that exists is taken. CTC heads for different languages are joined.
 
 A folder of shipped drafters has a file `drafters.json`, which lists the drafters. The list is empty if the folder holds
 only a confidence.json for the model. The file identifies the model by some values of each of its weight matrices. These

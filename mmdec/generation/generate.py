@@ -141,8 +141,7 @@ def generate(
     batch_size: int = BATCH_SIZE,
     **options: Any,
 ) -> Generation | list[Generation]:
-    """Call `model.generate(**inputs, **options)` with speculative decoding: the same output, in fewer passes of the
-    model.
+    """Generate the output of `model.generate(**inputs, **options)` by speculative decoding, in fewer passes.
 
     Args:
         model: A loaded language or vision-language model of transformers.

@@ -1,5 +1,7 @@
-"""Tree attention on a GPU in two kernel launches. The first launch processes the tree, and the text before it in
-several splits; the second launch merges the results of all splits.
+"""Tree attention on a GPU in two kernel launches.
+
+The first launch processes the tree, and the text before it in several splits; the second launch merges the results of
+all splits.
 
 The query heads that share a key head are packed as further queries, so that each key is read once for all of them. A
 program processes a block of packed queries and one split of its row's text before the tree. This split needs no mask

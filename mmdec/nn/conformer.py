@@ -1,10 +1,9 @@
-"""A speech encoder: a convolutional subsampler, which shortens the input by 4, and Conformer blocks with relative
-positions.
+"""A speech encoder: a convolutional subsampler, then Conformer blocks with relative positions.
 
-The architecture is that of fairseq's `s2t_conformer` (Gulati et al. 2020, with the Transformer-XL relative positions of
-Dai et al. 2019). Weights of fairseq and fairseq2 can be converted: the three encoders have the same tensors in the same
-shapes, under other names. The names here are fairseq's without `encoder.`. In fairseq2 the encoder is `s2t_conformer`
-with `use_relative_pos=True`.
+The subsampler shortens the input by a factor of 4. The architecture is that of fairseq's `s2t_conformer` (Gulati et al.
+2020, with the Transformer-XL relative positions of Dai et al. 2019). Weights of fairseq and fairseq2 can be converted:
+the three encoders have the same tensors in the same shapes, under other names. The names here are fairseq's without
+`encoder.`. In fairseq2 the encoder is `s2t_conformer` with `use_relative_pos=True`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The post-norm Transformer decoder layer that the graph decoder and the autoregressive decoder share, and a fast
-dropout.
+"""The post-norm Transformer decoder layer of the graph and the autoregressive decoder, and a fast dropout.
 
 On a CPU, drawing random numbers for `nn.Dropout` took a quarter of a training step of the small model. `PooledDropout`
 draws a pool of masks once, and uses a random section of it in each call. On other devices `PooledDropout` is ordinary

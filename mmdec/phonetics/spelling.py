@@ -1,6 +1,6 @@
-"""Converts English text to phones for speech synthesis: numbers to words, words by a pronunciation lexicon, unknown
-words by letter-to-sound rules.
+"""Converts English text to phones for speech synthesis.
 
+Numbers become words, words get phones from a pronunciation lexicon, and unknown words from letter-to-sound rules.
 Numbers include years, ordinals, clock times, prices, percentages and units. No text raises an error: characters without
 an English sound (emoji, other scripts) are left out.
 """

@@ -1,5 +1,7 @@
-"""The base class of encoder-decoder targets: they read a prompt and an encoder's states, score drafts with a growing
-cache, and make `generate`'s output objects."""
+"""The base class of encoder-decoder targets.
+
+They read a prompt and an encoder's states, score drafts with a growing cache, and make `generate`'s output objects.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Code that all targets for transformers' models share: the methods that `generate` needs, the model's name and folder,
-hooks that record hidden states."""
+"""Code that all targets for transformers' models share.
+
+It has the methods that `generate` needs, the model's name and folder, and hooks that record hidden states.
+"""
 
 from __future__ import annotations
 

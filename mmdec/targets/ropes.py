@@ -1,6 +1,7 @@
-"""Finds rotary positions (RoPE) that change with the text's length. Beyond a certain length, "longrope" has other
-frequencies, and "dynamic" has new frequencies at each further token. Keys in the cache keep the frequencies with which
-they were made.
+"""Finds rotary positions (RoPE) that change with the text's length.
+
+Beyond a certain length, "longrope" has other frequencies, and "dynamic" has new frequencies at each further token. Keys
+in the cache keep the frequencies with which they were made.
 
 With drafts, frequencies are right if the text stays below that length, or, with "longrope", if only the prompt is
 longer. A text that crosses the length is decoded without drafts by transformers' own loop, which chooses the

@@ -1,5 +1,7 @@
-"""Transcribes with audio language models (Qwen2-Audio, Voxtral, ...). The tokens equal those of `model.generate` with
-the inputs that the model's processor makes: the recordings, and an instruction to transcribe them.
+"""Transcribes with audio language models (Qwen2-Audio, Voxtral, ...).
+
+The tokens equal those of `model.generate` with the inputs that the model's processor makes: the recordings, and an
+instruction to transcribe them.
 
 These models have no windows, timestamps, tasks or temperature fallback, so these options of Whisper are rejected.
 """

@@ -1,9 +1,8 @@
-"""Finds Whisper models, and loads each once, together with its processor. A model's Medusa heads are loaded when they
-are needed.
+"""Finds Whisper models, and loads each once, together with its processor.
 
-A model's folder has the files that transformers writes (config.json, generation_config.json, safetensors, tokenizer and
-feature extractor). Medusa heads are in the subfolder `medusa` of the model's folder. Pickles and remote code are
-rejected.
+A model's Medusa heads are loaded when they are needed. A model's folder has the files that transformers writes
+(config.json, generation_config.json, safetensors, tokenizer and feature extractor). Medusa heads are in the subfolder
+`medusa` of the model's folder. Pickles and remote code are rejected.
 """
 
 from __future__ import annotations

@@ -347,8 +347,10 @@ def can_use_eager_copy(model: WhisperForConditionalGeneration) -> bool:
 
 
 def eager_copy(decoder: nn.Module) -> nn.Module:
-    """Return a copy of a decoder that shares its weights and hooks, but computes attention by transformers' "eager"
-    code, which returns attention maps."""
+    """Return a copy of a decoder that shares its weights and hooks, but returns attention maps.
+
+    For this it computes attention by transformers' "eager" code.
+    """
     config: Any = copy.copy(decoder.config)
     config._attn_implementation = "eager"
 

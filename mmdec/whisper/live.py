@@ -63,8 +63,10 @@ class StreamUpdate:
 
     @property
     def segments(self) -> list[Segment]:
-        """The window's segments and words, with times relative to the beginning of the stream; empty unless
-        timestamps were requested."""
+        """The window's segments and words, with times from the beginning of the stream.
+
+        Empty unless timestamps were requested.
+        """
         return [shift_segment(segment, self.start) for segment in self.transcript.segments]
 
 

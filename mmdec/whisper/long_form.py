@@ -250,8 +250,10 @@ def _initial_tokens(
     encoded: BaseModelOutput,
     meter: UsageMeter,
 ) -> Steps[list[int]]:
-    """Return what each window's text begins with: the start token, the language, the task, and whether it has
-    timestamps. A language that nothing names is detected.
+    """Return the tokens that each window's text begins with.
+
+    These are the start token, the language, the task, and whether it has timestamps. A language that nothing names is
+    detected.
 
     Args:
         encoded: The encoder's states of the first window.

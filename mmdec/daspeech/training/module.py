@@ -73,8 +73,10 @@ class Augmentation:
         return features * keep, lengths  # masked values become 0, which is the mean of the features
 
     def _warp(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Resample the time axis and the frequency axis in one bilinear interpolation, with random factors for each
-        row. Returns features (B, N', 80) and lengths (B,)."""
+        """Resample the time axis and the frequency axis in one bilinear interpolation.
+
+        The factors are random for each row. Returns features (B, N', 80) and lengths (B,).
+        """
         b, n, bands = features.shape
         device = features.device
         pace = 1 + (2 * torch.rand(b, device=device) - 1) * self.time_warp
