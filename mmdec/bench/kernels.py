@@ -1,5 +1,7 @@
-"""Times single operators: on a GPU, our Triton kernels against torch's implementations; on a CPU, our fast versions in
-torch against plain torch.
+"""Times single operators against torch.
+
+On a GPU, these are our Triton kernels against torch's implementations; on a CPU, our fast versions in torch against
+plain torch.
 
 Before two implementations are timed, their results are compared; a difference ends the benchmark. Then both are timed
 in turn. On a GPU, the read bandwidth (bytes of keys and values over seconds) is compared with the GPU's copy bandwidth,
@@ -159,8 +161,10 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: 
 
 
 def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> Operator:
-    """Time moving the keys and values of six accepted nodes in the caches of all layers at once, against one copy per
-    layer."""
+    """Time moving the keys and values of six accepted nodes in the caches of all layers.
+
+    One call for all layers at once is compared with one copy per layer.
+    """
     layers = LAYERS[device.type]
     pool = torch.randn(2 * layers, 1, 8, 2048, 128, dtype=dtype, device=device)
     path = [1000, 1002, 1005, 1009, 1014, 1020]
@@ -188,8 +192,9 @@ def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> Operator:
 
 
 def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> Operator:
-    """Time the DAG loss, and the loss with its gradient, against dense torch with autograd. On a GPU, also measure peak
-    memory.
+    """Time the DAG loss, and the loss with its gradient, against dense torch with autograd.
+
+    On a GPU, also measure peak memory.
 
     Args:
         shape: Batch size, tokens, vertices.
@@ -226,10 +231,9 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> O
 
 
 def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
-    """Compute log P(text) (B,) for DAGs of L vertices by the plain formula, with one log-sum-exp over (B, L, L) for
-    each token.
+    """Compute log P(text) (B,) for DAGs of L vertices by the plain formula.
 
-    All texts have M tokens, and all DAGs use all L vertices.
+    Each token takes one log-sum-exp over (B, L, L). All texts have M tokens, and all DAGs use all L vertices.
 
     Args:
         match: (B, M, L), log-probability of each of M tokens at each vertex.
@@ -292,8 +296,10 @@ def _launches(run: Callable[[], object], device: torch.device) -> int:
 
 
 def describe_kernels() -> dict[str, Any]:
-    """Describe this machine, JSON-ready: CPU, GPU, versions, and whether each Triton kernel can run here. If one
-    cannot, its `why_not` is the reason."""
+    """Describe this machine, JSON-ready: CPU, GPU, versions, and whether each Triton kernel can run here.
+
+    If one cannot, its `why_not` is the reason.
+    """
     report = describe_machine()
     reason = unavailable_reason(0 if report["gpus"] else None)
     report["kernels"] = [

@@ -39,8 +39,10 @@ def prepare_device(device: str | None, threads: int) -> torch.device:
 
 @dataclass(frozen=True)
 class PairedTiming:
-    """Timings of two methods, a and b, in turn: medians in milliseconds, the median ratio b / a with its quartiles, and
-    the number of pairs (`n`)."""
+    """Timings of two methods, a and b, in turn.
+
+    Holds the medians in milliseconds, the median ratio b / a with its quartiles, and the number of pairs (`n`).
+    """
 
     a_ms: float
     b_ms: float
@@ -162,8 +164,9 @@ class MethodTimings:
     equal: Mapping[str, Sequence[bool]]  # method name -> whether its tokens of each input are those of greedy decoding
 
     def rows(self, subject: str, baseline: str, group: Group) -> list[Comparison]:
-        """Compare two methods on the inputs for which the baseline produced the same tokens as greedy decoding; skip
-        the other inputs.
+        """Compare two methods on the inputs for which the baseline's tokens equal greedy decoding's.
+
+        The other inputs are skipped.
 
         Args:
             subject, baseline: Names of methods.

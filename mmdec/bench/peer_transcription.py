@@ -55,8 +55,10 @@ DecodeWindow = Callable[[Tensor], list[int]]  # a window's features (1, mels, F)
 @final
 @dataclass
 class TimedEngine:
-    """One engine with one number of threads. Holds its texts and the seconds of its calls, by index of the
-    recording."""
+    """One engine with one number of threads.
+
+    Holds its texts and the seconds of its calls, by index of the recording.
+    """
 
     call: Call
     texts: dict[int, str] = field(default_factory=dict)
@@ -166,8 +168,10 @@ def _report(
 
 
 def time_in_turn(sides: Sequence[TimedEngine], sounds: Sequence[Tensor], repeats: int, log: Log) -> None:
-    """Call all engines in turn on every recording, (T,) of 16 kHz, after one call of each that is not timed. The
-    engines in `sides` record texts and seconds."""
+    """Call all engines in turn on every recording, (T,) of 16 kHz, after one untimed call of each.
+
+    The engines in `sides` record texts and seconds.
+    """
     stopwatch = Stopwatch()
     for side in sides:
         side.call(sounds[0][: 5 * SAMPLE_RATE])
@@ -261,8 +265,9 @@ def long_form(decode: DecodeWindow, features: Tensor, size: int, first: int) -> 
 def peer_calls(
     whisper: LoadedWhisper, converted: Path, harness: TranscriptionHarness, threads: Sequence[int]
 ) -> dict[tuple[str, int], Call]:
-    """Convert the model to CTranslate2's format, and return functions that transcribe with it, by (engine's name,
-    threads).
+    """Convert the model to CTranslate2's format, and return functions that transcribe with it.
+
+    Their keys are (engine's name, threads).
 
     Args:
         converted: A new folder for the converted weights.

@@ -1,5 +1,7 @@
-"""Plots benchmarks, and a training run's metrics.csv, as PNG or SVG. matplotlib (extra `mmdec[plots]`) needs no display
-here, and is imported at the first plot."""
+"""Plots benchmarks, and a training run's metrics.csv, as PNG or SVG.
+
+matplotlib (extra `mmdec[plots]`) needs no display here, and is imported at the first plot.
+"""
 
 from __future__ import annotations
 

@@ -27,8 +27,10 @@ class ChatPrompt:
 
     @classmethod
     def from_turns(cls, task: str, *texts: str) -> ChatPrompt:
-        """Make a chat from texts, which are messages of the user and the assistant in turn. The first text is the
-        user's."""
+        """Make a chat from texts, which are messages of the user and the assistant in turn.
+
+        The first text is the user's.
+        """
         roles = ("user", "assistant")
         return cls(task, tuple({"role": roles[n % 2], "content": text} for n, text in enumerate(texts)))
 

@@ -123,8 +123,10 @@ class BenchReport:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """The results of one `mmdec bench` command: a report of each benchmark, and the benchmarks that were left out, with
-    the reason."""
+    """The results of one `mmdec bench` command.
+
+    Holds a report of each benchmark, and the benchmarks that were left out, with the reason.
+    """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # an unknown field is an error, also in the nested classes
 
@@ -213,8 +215,9 @@ MIN_FIRST_COLUMN = 12  # characters: smallest width of a table's first column, t
 
 
 def format_screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
-    """Format benchmark results as tables of at most `TABLE_WIDTH` characters a line: one for each pair of subject and
-    baseline.
+    """Format benchmark results as tables of at most `TABLE_WIDTH` characters a line.
+
+    There is one table for each pair of subject and baseline.
 
     Args:
         changes: Differences from other results.
@@ -297,8 +300,9 @@ def _report(report: BenchReport, width: int | None) -> Iterator[tuple[str, tuple
 
 
 def _methods(report: BenchReport, width: int | None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    """Yield the tables (title, headings, rows) of a comparison of drafters: what each does and how much faster it is,
-    and its tokens per round by kind of input.
+    """Yield the tables (title, headings, rows) of a comparison of drafters.
+
+    They say what each drafter does and how much faster it is, and its tokens per round by kind of input.
 
     Args:
         width: Characters in a line; None: the first two tables are one.

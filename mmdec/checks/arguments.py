@@ -1,5 +1,7 @@
-"""Checks of arguments that several calls have. Each InputError names the argument, what it must be, its value and what
-to do. This module does not import torch."""
+"""Checks of arguments that several calls have.
+
+Each InputError names the argument, what it must be, its value and what to do. This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ MAX_NODES = 1024  # maximum nodes of a draft; the size of the attention mask gro
 
 
 def format_value(value: object) -> str:
-    """Convert a value to text for an error message: its repr if it is short, else its type. The text contains no memory
-    address, so it is the same in every process."""
+    """Convert a value to text for an error message: its repr if it is short, else its type.
+
+    The text contains no memory address, so it is the same in every process.
+    """
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         try:
             text = repr(value)
@@ -216,8 +220,7 @@ class UnknownOption(InputError):
 
 @contextmanager
 def suggesting_options(names: Iterable[str]) -> Iterator[None]:
-    """Context manager: if the block raises `UnknownOption`, add `names` to the valid names among which the error looks
-    for a similar one."""
+    """Add `names` to the valid names in which an `UnknownOption` from the `with` block looks for a similar one."""
     try:
         yield
     except UnknownOption as error:

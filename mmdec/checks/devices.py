@@ -84,6 +84,8 @@ def fastest_dtype(device: str | torch.device | None) -> torch.dtype:
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Return whether matrix products in bfloat16 are faster than in float32 on this device. On a CPU without AVX-512
-    they are not."""
+    """Return whether matrix products on this device are faster in bfloat16 than in float32.
+
+    On a CPU without AVX-512 they are not.
+    """
     return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")

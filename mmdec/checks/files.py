@@ -215,12 +215,17 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Convert a value to readable JSON text. File names with bytes that are not valid UTF-8 are escaped, so that a
-    program that reads the JSON gets the same name."""
+    """Convert a value to readable JSON text.
+
+    File names with bytes that are not valid UTF-8 are escaped, so that a program that reads the JSON gets the same
+    name.
+    """
     return json.dumps(value, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def failure_message(error: Exception) -> str:
-    """Return a one-line message for an input that failed. For errors that are not mmdec's it begins with the error's
-    type."""
+    """Return a one-line message for an input that failed.
+
+    For errors that are not mmdec's it begins with the error's type.
+    """
     return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"

@@ -1,5 +1,7 @@
-"""Fingerprints of weights. They are keys of stored measurements, so that the measurements of one network are never used
-for another network."""
+"""Fingerprints of weights.
+
+They are keys of stored measurements, so that the measurements of one network are never used for another network.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Loads weights from safetensors files of one folder, checks that they are complete and finite, and fills networks with
-them.
+"""Loads weights from one folder's safetensors files, checks them, and fills networks with them.
 
-A folder is not trusted: an index may not name files outside the folder, and a configuration may not describe a network
-larger than its weights. Each violation raises InputError.
+The weights must be complete and finite. A folder is not trusted: an index may not name files outside the folder, and a
+configuration may not describe a network larger than its weights. Each violation raises InputError.
 """
 
 from __future__ import annotations
@@ -96,8 +95,9 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
 
 
 def weight_files(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = ALL_TENSORS) -> list[Path]:
-    """Return the weight files of a folder that transformers wrote: the single safetensors file, or the files that the
-    folder's index lists.
+    """Return the weight files of a folder that transformers wrote.
+
+    They are the single safetensors file, or the files that the folder's index lists.
 
     Args:
         argument: Name of the caller's argument, for errors.
@@ -155,8 +155,7 @@ def weight_file(folder: Path, name: str, argument: str = "model") -> Path:
 
 
 def lies_inside(file: Path, folder: Path) -> bool:
-    """Return whether the real path of a file or folder is inside `folder`, or in the `blobs` of the hub cache that
-    holds `folder`."""
+    """Return whether the real path of a file or folder is inside `folder`, or inside its hub cache's `blobs`."""
     try:
         real, home = file.resolve(), folder.resolve()
     except (OSError, RuntimeError, ValueError):  # a circular link, or an invalid name
@@ -339,8 +338,10 @@ def _check_shapes(
 
 
 def check_generation(settings: Any, config: Any, folder: Path) -> None:
-    """Raise InputError if the generation config or the model's config has a value that is impossible for this model,
-    such as a token id beyond the vocabulary."""
+    """Raise InputError if the generation config or the model's config has a value impossible for this model.
+
+    An example is a token id beyond the vocabulary.
+    """
 
     def is_id(value: Any) -> bool:
         return type(value) is int and 0 <= value < config.vocab_size
@@ -423,8 +424,10 @@ EXTRACTOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 def check_extractor(folder: Path) -> None:
-    """Raise InputError if a setting of the feature extractor is larger than in any published model: its filters could
-    exhaust the memory."""
+    """Raise InputError if a setting of the feature extractor is larger than in any published model.
+
+    Its filters could exhaust the memory.
+    """
     for name in EXTRACTOR_FILES:
         if not (folder / name).is_file():
             continue

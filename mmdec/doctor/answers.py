@@ -180,8 +180,7 @@ class NetworkRun:
         return embeds, features, visual
 
     def positions(self, text: TargetAnswer, prompted: PromptInput) -> tuple[Tensor, int]:
-        """Return the rotary positions of the M inputs that the network computes for the prompt (M < P), and that of the
-        first root.
+        """Return the rotary positions of the prompt's M inputs to the network (M < P), and that of the first root.
 
         Args:
             prompted: Those M inputs.
@@ -378,8 +377,10 @@ def load_examined_model(
 
 
 def built_in_prompts(chat: bool) -> list[DoctorPrompt]:
-    """Return the prompts to use if no file is given: instructions if `chat`, for a model with a chat template, or
-    beginnings of texts."""
+    """Return the prompts to use if no file is given.
+
+    They are instructions if `chat`, for a model with a chat template, or beginnings of texts.
+    """
     texts = [prompt.messages[0]["content"] for prompt in INSTRUCTIONS] if chat else BEGINNINGS
     return [DoctorPrompt(text) for text in texts]
 

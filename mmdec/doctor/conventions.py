@@ -163,11 +163,10 @@ def variants(run: NetworkRun, folder: CheckpointFolder, model: PreTrainedModel, 
 
 
 def layer_rules(run: NetworkRun, depth: int) -> dict[tuple[int, ...], str]:
-    """Return other choices of the target's layers whose hidden states the network may read: layers -> a description in
-    words.
+    """Return other choices of the target's layers to read: layers -> a description in words.
 
-    The choices are: all layers one higher, all layers one lower, and EAGLE-3's default layers. The layers that are read
-    now are left out.
+    The network may read the hidden states of all layers one higher, of all layers one lower, or of EAGLE-3's default
+    layers. The layers that are read now are left out.
 
     Args:
         depth: The target's number of layers.
@@ -204,8 +203,10 @@ def other_layers(
 
 
 def _layers(run: NetworkRun, folder: CheckpointFolder, depth: int) -> Iterator[Variant]:
-    """Yield variants in which the network reads other layers of the target, or reads the last layer before instead of
-    after the final norm, or the reverse."""
+    """Yield variants that read other layers of the target.
+
+    Or they read the last layer before instead of after the final norm, or the reverse.
+    """
     layers, last = run.layers, depth - 1
     if min(layers) >= 0:
         for ids, name in layer_rules(run, depth).items():
@@ -236,8 +237,7 @@ def _switches(run: NetworkRun, folder: CheckpointFolder) -> Iterator[Variant]:
 
 
 def _norms(run: NetworkRun, folder: CheckpointFolder) -> Iterator[Variant]:
-    """Yield variants of norms: leave a norm of the folder out, or add a norm that the folder lacks, with all weights
-    1."""
+    """Yield variants that leave out a norm of the folder, or add a norm that it lacks, with all weights 1."""
     network = run.network
     norms = network.conventions().norms
     normed = any(getattr(network.config, norm.field) for norm in norms)
@@ -308,8 +308,10 @@ MROPE_KEYS = ("mrope_section", "mrope_interleaved")  # settings of rotary positi
 
 
 def _ends(run: NetworkRun, folder: CheckpointFolder) -> Iterator[Variant]:
-    """Yield variants with another embedding, another scale of the embedding, another LM head, or another `d2t`, which
-    converts draft tokens to the target's tokens."""
+    """Yield variants with another embedding, scale of the embedding, LM head or `d2t`.
+
+    `d2t` converts draft tokens to the target's tokens.
+    """
     network, config = run.network, run.network.config
     scale = math.sqrt(config.hidden_size)
     columns = network.conventions().embedding_columns
@@ -344,8 +346,10 @@ def _ends(run: NetworkRun, folder: CheckpointFolder) -> Iterator[Variant]:
 
 
 def _own_ends(run: NetworkRun) -> Iterator[Variant]:
-    """Yield variants of a network with an LM head of its own: another embedding, LM head or `d2t`, which converts draft
-    tokens to the target's tokens."""
+    """Yield variants of a network with an LM head of its own: another embedding, LM head or `d2t`.
+
+    `d2t` converts draft tokens to the target's tokens.
+    """
     network, config, output = run.network, run.network.config, run.output
     if network.own_embedding is not None and config.hidden_size == config.target_size:
         shared = replace(run, network=reconfigure(network, own_embedding=False))
@@ -368,8 +372,10 @@ def _own_ends(run: NetworkRun) -> Iterator[Variant]:
 
 
 def _columns(run: NetworkRun, folder: CheckpointFolder, target: Any, pictures: bool) -> Iterator[Variant]:
-    """Yield variants in which the network reads other things at a position: the embedding of another token, the
-    features of another token, or other embeddings for pictures."""
+    """Yield variants in which the network reads other things at a position.
+
+    It reads the embedding of another token, the features of another token, or other embeddings for pictures.
+    """
     text = (
         "No setting corrects this. Train again: column t must read the embedding of token t + 1 and the features of "
         "token t."

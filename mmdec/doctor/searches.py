@@ -1,5 +1,7 @@
-"""Searches for two settings that a checkpoint folder may not state: the base of rotary positions, and the target's
-layers to read. Also finds an LM head that is not the trained one (a lost head).
+"""Searches for settings that a checkpoint folder may not state, and for a lost LM head.
+
+The settings are the base of rotary positions, and the target's layers to read. An LM head is lost if it is not the
+trained one.
 
 A search minimises the drafter's mean surprise, -log of the probability, at the target's tokens. With few positions,
 this tells more than the share of right tokens. The result is one `Variant`, a way to run the network with one setting
@@ -58,8 +60,7 @@ def searchable_layers(model: PreTrainedModel, columns: int) -> set[int]:
 def search_variants(
     run: NetworkRun, folder: CheckpointFolder, model: PreTrainedModel, texts: Sequence[TargetAnswer]
 ) -> Iterator[Variant]:
-    """Yield the best base of rotary positions and the best layers that a search finds, unless they are already tried
-    variants.
+    """Yield the best rotary base and the best layers that a search finds, unless they are already tried variants.
 
     Args:
         model: The target.
@@ -187,8 +188,10 @@ def _fit(states: Sequence[Tensor], answers: Sequence[Tensor]) -> Callable[[Tenso
 
 
 def head_remedy(run: NetworkRun) -> tuple[str, Remedy]:
-    """Return how a lost LM head is called in the report ("the model's rows" or "its own"), and how to correct the
-    checkpoint folder."""
+    """Return what the report calls a lost LM head, and how to correct the checkpoint folder.
+
+    The report calls it "the model's rows" or "its own".
+    """
     network: Any = run.network
     rows = run.output.weight
     ids = network.draft_vocabulary.all_token_ids(rows.device)

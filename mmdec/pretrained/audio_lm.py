@@ -73,8 +73,7 @@ class LoadedAudioLm(LoadedMediaModel):
 
     @property
     def requests(self) -> Mapping[str, Any]:
-        """The parameters of the processor's method `apply_transcription_request`, by name; empty if it has no
-        such method."""
+        """The parameters of the processor's `apply_transcription_request`, by name; empty without such a method."""
         call = getattr(self.processor, "apply_transcription_request", None)
         return {} if call is None else inspect.signature(call).parameters
 

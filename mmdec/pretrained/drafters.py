@@ -1,6 +1,7 @@
-"""Reads and writes the folders of drafters with weights: config.json, model.safetensors, a model card. A draft network
-that has no embedding or LM head of its own uses the target's. Published folders can be loaded without conversion
-(`mmdec.pretrained.published`).
+"""Reads and writes the folders of drafters with weights: config.json, model.safetensors, a model card.
+
+A draft network that has no embedding or LM head of its own uses the target's. Published folders can be loaded without
+conversion (`mmdec.pretrained.published`).
 
 mmdec's config.json holds {"system": "eagle", ...the fields of the network's configuration}. "system" is the drafter's
 name, by which the registry (`mmdec.drafters.registry`) says how it is loaded.

@@ -215,8 +215,11 @@ class EarlyExit:
         return max(sum(rate**step for step in range(length + 1)) / (1 + length * cost) for length in lengths)
 
     def _changed_set(self) -> Layers | None:
-        """Return a set of layers that skips some between the first and the last: the best so far, with one layer
-        exchanged, added or left out; None if there are no layers to skip."""
+        """Return a changed set of layers to skip; None if there are no layers to skip.
+
+        It is the best set so far, with one layer exchanged, added or left out. Only layers between the first and the
+        last are skipped.
+        """
         inner = range(1, self._count - 1)
         if not inner:
             self._trials = 0

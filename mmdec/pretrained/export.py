@@ -1,6 +1,7 @@
-"""Writes drafters in formats that inference engines read: that of the package speculators (vLLM, mlx-vlm), and the
-"flat" one (SGLang, llama.cpp; for heads that of their authors). Each network is converted in its own folder
-(`DraftNetwork.exporter`).
+"""Writes drafters in formats that inference engines read.
+
+These are the format of the package speculators (vLLM, mlx-vlm), and the "flat" one (SGLang, llama.cpp; for heads that
+of their authors). Each network is converted in its own folder (`DraftNetwork.exporter`).
 
 | network | speculators | flat |
 |---|---|---|

@@ -1,5 +1,7 @@
-"""Makes a drafter from a smaller model. If the smaller model's vocabulary differs from the target's, the drafter needs
-the tokenizers of both models."""
+"""Makes a drafter from a smaller model.
+
+If the smaller model's vocabulary differs from the target's, the drafter needs the tokenizers of both models.
+"""
 
 from __future__ import annotations
 
@@ -141,8 +143,10 @@ def load_small_model(
 
 
 def tokenizer_of(model: PreTrainedModel) -> Any:
-    """Return the tokenizer of a loaded model, from its folder or from the local copy of its hub repository; None if
-    there is none."""
+    """Return the tokenizer of a loaded model; None if there is none.
+
+    It is read from the model's folder, or from the local copy of its hub repository.
+    """
     source = source_of(model)
     with _lock:
         if model not in _tokenizers or _tokenizers[model][0] != source:

@@ -35,8 +35,10 @@ DEFAULT_TREE_WIDTH = 10  # maximum nodes of a tree level that get children; EAGL
 
 @dataclass
 class MtpState:
-    """The drafter's state of one `generate` call: the head's key-value cache, and the accepted tokens that the head has
-    not processed."""
+    """The drafter's state of one `generate` call.
+
+    It holds the head's key-value cache, and the accepted tokens that the head has not processed.
+    """
 
     cache: DynamicCache
     seen: Tensor  # (B, C) bool, for the C accepted positions of the cache: False at padding

@@ -146,8 +146,11 @@ class PlainText:
         return self._hidden[character]
 
     def _unreadable(self, token: str) -> bool:
-        """Return whether the tokenizer makes the special token even of text, as a vocabulary of whole words may, or has
-        no parts that could be told from each other, as tokenizers in Python."""
+        """Return whether special tokens cannot be told from text.
+
+        The tokenizer makes the special token even of text, as a vocabulary of whole words may, or it has no parts that
+        could be told from each other, as tokenizers in Python.
+        """
         if token not in self._spelt:
             number = self._tokenizer.convert_tokens_to_ids(token) if token in self._aliases else None
             fast = isinstance(getattr(self._tokenizer, "backend_tokenizer", None), Tokenizer)

@@ -228,8 +228,7 @@ def _has_video(kind: type[ProcessorMixin]) -> bool:
 
 
 def _processor_type(directory: Path) -> type[ProcessorMixin]:
-    """Return the processor class that the settings in a folder name, else the one that transformers knows for the
-    model."""
+    """Return the processor class that the settings in a folder name, or transformers' class for the model."""
     settings = directory / "processor_config.json"
     named = read_settings(settings).get("processor_class") if settings.is_file() else None
     if isinstance(named, str) and named.endswith("Processor") and isinstance(getattr(transformers, named, None), type):
@@ -247,8 +246,7 @@ def without_video_processor(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
         @staticmethod
         def validate_init_kwargs(processor_config: Any, valid_kwargs: Any) -> Any:
-            """Keep all settings of the complete processor that the folder holds, such as the number of tokens of an
-            image."""
+            """Keep all settings of the folder's complete processor, such as the number of tokens of an image."""
             named = [name for name in inspect.signature(kind.__init__).parameters if name != "video_processor"]
             return kind.validate_init_kwargs(processor_config, named)
 
