@@ -41,8 +41,10 @@ def _modified_ns(file: Path) -> int:
 
 @final
 class LoadedModels(Generic[Loaded]):
-    """A thread-safe cache of loaded models, which holds only one version of each model's files. Threads that ask for
-    the same model wait until it is loaded."""
+    """A thread-safe cache of loaded models, which holds only one version of each model's files.
+
+    Threads that ask for the same model wait until it is loaded.
+    """
 
     def __init__(self) -> None:
         # key without file times -> (key with file times, model)
@@ -57,8 +59,10 @@ class LoadedModels(Generic[Loaded]):
         return LoadedModels, ()
 
     def get(self, key: Hashable, read: Callable[[], Loaded]) -> Loaded:
-        """Return the model with this key. If it is missing, call `read` to load it; a model that was loaded from an
-        earlier version of the same files is dropped first."""
+        """Return the model with this key, after a call of `read` if it is not loaded.
+
+        A model that was loaded from an earlier version of the same files is dropped first.
+        """
         place = _without_versions(key)
         with self._lock:
             if place in self._models and self._models[place][0] != key:

@@ -1,5 +1,4 @@
-"""The content of a published drafter's folder, read before its format is known: config.json, and the tensors by
-name."""
+"""The content of a published drafter's folder before its format is known: config.json, and tensors by name."""
 
 from __future__ import annotations
 
@@ -47,8 +46,10 @@ class Checkpoint:
         return cls(folder, read_settings(folder / "config.json", argument), read_tensors(folder, argument), argument)
 
     def error(self, rule: str, fault: str, remedy: str) -> InputError:
-        """Make an InputError about this folder. Its message says what the folder must do (rule), what is wrong (fault),
-        and what the caller can do (remedy)."""
+        """Make an InputError about this folder.
+
+        Its message says what the folder must do (rule), what is wrong (fault), and what the caller can do (remedy).
+        """
         return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
 
     def shape(self, name: str) -> torch.Size:
@@ -67,8 +68,10 @@ class Checkpoint:
 
 
 def tensor_names(folder: Path, argument: str) -> frozenset[str]:
-    """Return the names of the tensors in a folder. In safetensors files, only the names are read; a pickle is read
-    completely."""
+    """Return the names of the tensors in a folder.
+
+    In safetensors files, only the names are read; a pickle is read completely.
+    """
     if (folder / WEIGHTS_INDEX).is_file() and not (folder / WEIGHTS_FILE).is_file():
         names = read_settings(folder / WEIGHTS_INDEX, argument).get("weight_map")
         return frozenset(names) if isinstance(names, dict) else frozenset()
@@ -86,8 +89,10 @@ def _pickle(folder: Path) -> Path | None:
 
 
 def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
-    """Return all tensors of a folder by name, from its safetensors, else from its pickle. From the pickle, only tensors
-    are read."""
+    """Return all tensors of a folder by name, from its safetensors, else from its pickle.
+
+    From the pickle, only tensors are read.
+    """
     file = _pickle(folder)
     if (folder / WEIGHTS_FILE).is_file() or (folder / WEIGHTS_INDEX).is_file() or file is None:
         return read_weights(weight_files(folder, argument), argument)

@@ -1,5 +1,7 @@
-"""Finds the local folder of a model by its shipped name, folder or Hugging Face id. Pickles are rejected, except those
-of published drafters, from which `mmdec.hub.checkpoint` reads only tensors."""
+"""Finds the local folder of a model by its shipped name, folder or Hugging Face id.
+
+Pickles are rejected, except those of published drafters, from which `mmdec.hub.checkpoint` reads only tensors.
+"""
 
 from __future__ import annotations
 
@@ -109,8 +111,10 @@ def find_model(
 def drafter_by_name(
     drafter: object, argument: str = "folder", fetching: Mapping[str, Any] | None = None
 ) -> Path | None:
-    """Find the folder of a drafter by a name that is not a local path: "<model>/<drafter>" for a shipped one, or a
-    Hugging Face id. Every call that accepts a drafter's folder uses this.
+    """Find the folder of a drafter by a name that is not a local path.
+
+    The name is "<model>/<drafter>" for a shipped one, or a Hugging Face id. Every call that accepts a drafter's folder
+    uses this.
 
     Args:
         argument: Name of the caller's argument, for errors.
@@ -130,8 +134,7 @@ def drafter_by_name(
 def drafter_path(
     source: str | os.PathLike[str], fetching: Mapping[str, Any] | None = None, argument: str = "folder"
 ) -> Path:
-    """Find the folder of a drafter: a folder, a Hugging Face id, or "<model>/<drafter>" for a shipped one
-    ("vlm-scenes/eagle").
+    """Find the folder of a drafter by its path, Hugging Face id or shipped name ("vlm-scenes/eagle").
 
     Args:
         fetching: Options of `snapshot_download`.
@@ -164,8 +167,10 @@ def drafter_path(
 
 
 def drafter_folder(model: Path, name: str) -> Path | None:
-    """Return the folder of a model's drafter: `name` inside the model's folder, or <model>-<name> next to the model's
-    folder; None if neither exists."""
+    """Return the folder of a model's drafter; None if there is none.
+
+    It is `name` inside the model's folder, or <model>-<name> next to the model's folder.
+    """
     parent = model.resolve()
     folders = (parent / name, parent.with_name(f"{parent.name}-{name}"))
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)

@@ -1,5 +1,7 @@
-"""Records how weights and measurements were made: command, versions, commit, date, machine. Private paths are left
-out."""
+"""Records how weights and measurements were made: command, versions, commit, date, machine.
+
+Private paths are left out.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ PATHS = re.compile(
 
 
 def command_record(device: torch.device | None) -> dict[str, Any]:
-    """Describe the running command as JSON data: command line, versions, commit (and whether files differ from the
-    commit), date, device.
+    """Describe the running command as JSON data: command line, versions, commit, date, device.
+
+    The commit's entry says, too, whether files differ from it.
 
     Args:
         device: The device on which the command computed; None if unknown. Paths are relative to the checkout of the
@@ -56,8 +59,9 @@ def command_record(device: torch.device | None) -> dict[str, Any]:
 def measurement_conditions(
     *, device: torch.device | None, dtype: torch.dtype | None, batch: int | Sequence[int], threads: int
 ) -> dict[str, Any]:
-    """Describe the conditions of a measurement as JSON data: command, versions and commit, the machine, and the
-    arguments.
+    """Describe the conditions of a measurement as JSON data.
+
+    These are the command, versions and commit, the machine, and the arguments.
 
     Args:
         device, dtype: Those of the model's weights; None if unknown.

@@ -1,5 +1,7 @@
-"""Writes a folder whole: the new folder has a temporary name until it is complete. Then the old folder is renamed, and
-the new one takes its name. After an error the old folder is unchanged.
+"""Writes a folder whole: after an error the old folder is unchanged.
+
+The new folder has a temporary name until it is complete. Then the old folder is renamed, and the new one takes its
+name.
 
 If a process is killed between the two renames, the next process that writes this folder restores the old one.
 """
@@ -143,8 +145,9 @@ def copy_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
 
 
 def check_replaceable(target: Path, fresh: Path, also: Sequence[str] = ()) -> None:
-    """Raise InputError if the folder `target` holds files that its replacement `fresh` does not have, because they
-    would be lost.
+    """Raise InputError if the folder `target` holds files that its replacement `fresh` does not have.
+
+    They would be lost.
 
     Args:
         also: Names of files that may be lost.
@@ -198,8 +201,10 @@ def push_folder(
 
 
 def make_readable(folder: Path) -> None:
-    """Give all files the permissions of their folder (from the user's umask), because safetensors makes them readable
-    for the owner only."""
+    """Give all files the permissions of their folder, which follow the user's umask.
+
+    safetensors makes files readable for the owner only.
+    """
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o777
     for path in folder.rglob("*"):
         path.chmod(mode if path.is_dir() else mode & 0o666)

@@ -280,8 +280,10 @@ def _numbers(value: object) -> tuple[int | None, ...]:
 
 
 def _significant_bits(content: bytes) -> bytes:
-    """Return the significant bits of each channel from the sBIT chunk of a PNG file, which PIL does not read; b""
-    without one."""
+    """Return the significant bits of each channel from the sBIT chunk of a PNG file; b"" without one.
+
+    PIL does not read this chunk.
+    """
     if not content.startswith(_PNG):
         return b""
     at = len(_PNG)

@@ -259,8 +259,10 @@ class _Packets:
         return self._ahead.popleft()
 
     def jump_back(self, start: float, end: float) -> bool:
-        """Return whether timestamps, in seconds, that jumped from `start` to `end` return later: into what they jumped
-        over, or by as much."""
+        """Return whether timestamps, in seconds, that jumped from `start` to `end` return later.
+
+        They return into what they jumped over, or by as much.
+        """
         if self._ahead is None:
             self._ahead = deque(self._source)
             packets = (packet for packet, _ in self._ahead)
@@ -290,8 +292,10 @@ def _broken() -> Exception:
 
 
 def _container_start(opened: Any, track: Any) -> float:
-    """Return the time in seconds at which a container's clock starts: 0, unless all of its tracks begin before it, or
-    much later."""
+    """Return the time in seconds at which a container's clock starts.
+
+    It is 0, unless all of its tracks begin before it, or much later.
+    """
     start = track.start_time * track.time_base if opened.start_time is None and track.start_time is not None else None
     first = float(start) if start is not None else (opened.start_time or 0) / 1e6
     return first if first < 0 or first > LATEST_START else 0.0

@@ -1,5 +1,7 @@
-"""Reads and writes sound files. The length in a file's header is used only to reject files that are too long: every
-file is decoded to its actual end. Output files are written atomically.
+"""Reads and writes sound files.
+
+The length in a file's header is used only to reject files that are too long: every file is decoded to its actual end.
+Output files are written atomically.
 
 What cannot be read, because a file is damaged or cut off, is left out or replaced by silence, and noted.
 
@@ -161,8 +163,10 @@ def _check_seconds(seconds: float, most: float, name: str) -> None:
 
 
 class _UnseekableFile(soundfile.SoundFile):
-    """A sound file that is read without seeking. soundfile itself seeks after each block, which fails for the GSM 6.10
-    encoding."""
+    """A sound file that is read without seeking.
+
+    soundfile itself seeks after each block, which fails for the GSM 6.10 encoding.
+    """
 
     def seekable(self) -> bool:
         return False
@@ -171,8 +175,7 @@ class _UnseekableFile(soundfile.SoundFile):
 def _blocks(
     source: AudioSource, max_seconds: float, loss: AudioLoss, strict: bool = False
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (sample rate in Hz, samples (T, channels)) for each block of a sound file, until the decoder returns no
-    more.
+    """Yield (sample rate in Hz, samples (T, channels)) for each block that the decoder returns of a sound file.
 
     The length in the header is not trusted: each block holds only the frames that the decoder returned.
     `SoundFile.blocks` would return as many frames as the header declares. If the file is cut off, the rest would be

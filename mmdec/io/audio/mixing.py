@@ -62,8 +62,10 @@ class Mixer:
         return np.zeros(0, np.float32) if rest is None else self._mix(rest)
 
     def audible(self, mixed: Tensor) -> Tensor:
-        """Return the mix (T,), at the level of the loudest channel if the mix alone would be taken for silence: the
-        mean of one voice and seven dead channels is 18 dB below the voice."""
+        """Return the mix (T,), or the mix at the loudest channel's level if it would be taken for silence.
+
+        The mean of one voice and seven dead channels is 18 dB below the voice.
+        """
         loudest = float((self._high - self._low).max(initial=0.0)) / 2
         peak = float(mixed.max() - mixed.min()) / 2 if len(mixed) else 0.0
         return mixed * (loudest / peak) if 0 < peak < SILENCE and loudest > peak else mixed

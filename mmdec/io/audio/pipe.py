@@ -231,8 +231,10 @@ def stream_pieces(
 
 
 class _Backlog:
-    """Reads a stream in a thread and buffers its bytes, so that a microphone's pipe does not overflow while the caller
-    works."""
+    """Reads a stream in a thread and buffers its bytes.
+
+    So a microphone's pipe does not overflow while the caller works.
+    """
 
     def __init__(self, stream: BinaryIO, sound: PipedSound, max_bytes: int) -> None:
         self._stream, self._max_bytes, self._left = stream, max_bytes, sound.size

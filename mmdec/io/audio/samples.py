@@ -49,8 +49,10 @@ def fbank(samples: Tensor) -> Tensor:
 
 
 def magnitudes(samples: Tensor) -> Tensor:
-    """Compute the STFT magnitudes (..., 513, F) of 16 kHz samples (..., T) on the frame grid of the target (1024
-    window, hop 256). Differentiable."""
+    """Compute the STFT magnitudes (..., 513, F) of 16 kHz samples (..., T). Differentiable.
+
+    The frame grid is the target's: window 1024, hop 256.
+    """
     spectrum = torch.stft(
         samples, WINDOW, HOP, window=_window(samples.device), center=True, pad_mode="constant", return_complex=True
     )
@@ -59,8 +61,10 @@ def magnitudes(samples: Tensor) -> Tensor:
 
 
 def log_mel(samples: Tensor) -> Tensor:
-    """Compute the log-mel features (..., F, 80) of the target from 16 kHz samples (..., T): natural logarithms of mel
-    magnitudes. Differentiable."""
+    """Compute the log-mel features (..., F, 80) of the target from 16 kHz samples (..., T). Differentiable.
+
+    They are natural logarithms of mel magnitudes.
+    """
     mel = magnitudes(samples).transpose(-1, -2) @ _mel_filters(samples.device)  # shape (..., F, 80)
     return mel.clamp(min=LOG_FLOOR).log()
 
@@ -75,8 +79,9 @@ def energy(samples: Tensor) -> Tensor:
 
 
 def pitch(samples: Tensor, low: float = 60.0) -> Tensor:
-    """Compute the fundamental frequency (F,) in Hz of 16 kHz samples (T,), one value for each frame of the target's
-    grid; 0 for an unvoiced frame.
+    """Compute the fundamental frequency (F,) in Hz of 16 kHz samples (T,); 0 for an unvoiced frame.
+
+    There is one value for each frame of the target's grid.
 
     Args:
         low: Lowest frequency in Hz that is searched; the highest is `MAX_PITCH`.
@@ -239,8 +244,10 @@ def stands_out(samples: Tensor) -> bool:
 
 
 def only_clicks(samples: Tensor) -> bool:
-    """Return whether 16 kHz samples (T,) reach `SILENCE` for less than `SHORTEST_SOUND` in all, and for less than half
-    of the recording."""
+    """Return whether 16 kHz samples (T,) hold no sound but clicks.
+
+    They reach `SILENCE` for less than `SHORTEST_SOUND` in all, and for less than half of the recording.
+    """
     centred = torch.nn.functional.pad((samples - samples.mean()).abs(), (0, -len(samples) % (2 * STEP_SAMPLES)))
     frames = centred.reshape(-1, 2 * STEP_SAMPLES).amax(dim=1) >= SILENCE
     return int(frames.sum()) < min(SHORTEST_SOUND * 50, len(frames) / 2)
@@ -292,8 +299,10 @@ def trim_silence(samples: Tensor) -> Tensor:
 
 
 def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each 10 ms of samples (T,) the smoothed level (N,), and whether it is quiet (N,) bool: at least 35 dB
-    below the loud frames."""
+    """Return for each 10 ms of samples (T,) the smoothed level (N,), and whether it is quiet (N,) bool.
+
+    Quiet is at least 35 dB below the loud frames.
+    """
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % STEP_SAMPLES))
     level = padded.reshape(-1, STEP_SAMPLES).square().mean(dim=1).sqrt().cpu().numpy()
     level = np.convolve(level, np.full(5, 0.2), mode="same")[: len(level)]

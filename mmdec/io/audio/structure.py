@@ -1,5 +1,6 @@
-"""Finds where a sound file is cut off or damaged, by the sizes and checksums that the file itself contains, and says
-in words what of it could not be read.
+"""Finds where a sound file is cut off or damaged, and says in words what could not be read.
+
+The evidence is the sizes and checksums that the file itself contains.
 
 Only the file's structure is read here; the samples are decoded elsewhere. A file whose structure is not known, or that
 declares no sizes, counts as whole.
@@ -422,8 +423,9 @@ def _mp3(file: BinaryIO, size: int) -> FileStructure:
 
 
 def _mp3_sync(content: bytes, offset: int, kind: int | None) -> int:
-    """Return the position, at or after `offset`, of a frame that another frame or the end of the file follows; -1 if
-    there is none.
+    """Return the position of the first frame at or after `offset`; -1 if there is none.
+
+    Another frame, or the end of the file, must follow the frame.
 
     Args:
         kind: What its header must share with the file's first; None: it is the first.
@@ -525,8 +527,10 @@ def _fragments_seconds(header: bytes) -> float | None:
 
 
 def _even_times(header: bytes) -> dict[int, bytes]:
-    """Return what to write where in an MP4's header if the table of timestamps of its first audio track disagrees with
-    the durations that both the track and its media declare: the same distance between all packets.
+    """Return what to write where in an MP4's header to give all packets the same distance.
+
+    This is for a first audio track whose table of timestamps disagrees with the durations that both the track and its
+    media declare.
 
     Args:
         header: "moov".
