@@ -1,5 +1,6 @@
-"""The command line `mmdec`. A file has the subcommand of its name, or a few related ones; the others hold
-what these share. `info` is defined here.
+"""The command line `mmdec`.
+
+A file has the subcommand of its name, or a few related ones; the others hold what these share. `info` is defined here.
 
 Results go to stdout. Progress, errors and log messages go to stderr. Exit codes: 0 done, 1 some inputs failed, 2 wrong
 arguments; `EPILOG` lists all codes. Torch is imported only when a subcommand runs, so that `--help` is fast.
@@ -190,8 +191,10 @@ def _say(message: str) -> None:
 
 
 def show_logs() -> None:
-    """Send the library's log messages to stderr. Only the command line does this; a program that imports mmdec handles
-    these messages itself."""
+    """Send the library's log messages to stderr.
+
+    Only the command line does this; a program that imports mmdec handles these messages itself.
+    """
     level = logging.getLevelNamesMapping().get(os.environ.get("MMDEC_LOG", "warning").upper(), logging.WARNING)
     ours = logging.getLogger("mmdec")
     ours.setLevel(level)

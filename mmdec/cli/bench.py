@@ -1,5 +1,4 @@
-"""`mmdec bench`: compares the outputs of a model and its baseline, then times both; runs all benchmarks; shows saved
-results."""
+"""`mmdec bench`: checks outputs against a baseline's and times both; runs all benchmarks; shows saved results."""
 
 from __future__ import annotations
 
@@ -151,8 +150,10 @@ def speech(
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
 ) -> BenchReport:
-    """Time speech translation: the DAG against autoregressive decoding by source length, file to samples, and both
-    against the translation of --judge."""
+    """Time speech translation, file to samples: the DAG against autoregressive decoding.
+
+    The times are by source length. Both are also compared with the translation of --judge.
+    """
     from mmdec.bench.translation import bench_speech
     from mmdec.evaluation.judge import Judge
 
@@ -168,8 +169,11 @@ def kernels(
     device: BenchDevice = "cpu",
     threads: BenchThreads = 1,
 ) -> BenchReport:
-    """Time single operators: on a GPU, Triton kernels against SDPA, FlexAttention and dense torch; on a CPU, mmdec's
-    fast versions against plain torch."""
+    """Time single operators against plain torch.
+
+    On a GPU, Triton kernels against SDPA, FlexAttention and dense torch; on a CPU, mmdec's fast versions against plain
+    torch.
+    """
     from mmdec.bench.kernels import bench_kernels
 
     return bench_kernels(repeats=repeats, device=device, threads=threads, log=log)
@@ -178,8 +182,9 @@ def kernels(
 @app.command(**as_verb("bench drafters --model whisper-tiny.en --drafter medusa --drafter ctc"))
 @partial(with_report, destinations=DrafterDestinations)
 def drafters(model: Model, options: DrafterBenchOptions) -> BenchRun:
-    """Time drafters in turn on the same prompts, recordings or pictures, against plain decoding and transformers' own
-    loops. A line is printed after each input.
+    """Time drafters in turn on the same inputs, against plain decoding and transformers' own loops.
+
+    The inputs are prompts, recordings or pictures. A line is printed after each input.
 
     A drafter whose text differs from plain decoding has no figures. Then the exit code is 1.
     """

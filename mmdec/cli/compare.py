@@ -66,9 +66,11 @@ class Comparer:
                 raise InputError(f"`--compare` must come without `--{name}`, but that is given. Drop one of them.")
 
     def both(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `call`, which decodes a list of one input and has a keyword `drafter`. The wrapped call decodes with and
-        without drafts, in turn, stores the comparison, and returns the first drafted result. Without `--compare`,
-        return `call` itself."""
+        """Wrap `call`, which decodes a list of one input, to decode it with and without drafts, in turn.
+
+        `call` has a keyword `drafter`. The wrapped call stores the comparison, and returns the first drafted result.
+        Without `--compare`, return `call` itself.
+        """
         if not self.on:
             return call
 

@@ -1,5 +1,7 @@
-"""`mmdec doctor`: tests whether a drafter's checkpoint is read as in its training, and measures how many drafted tokens
-are accepted."""
+"""`mmdec doctor`: tests whether a drafter's checkpoint is read as in its training.
+
+It also measures how many drafted tokens are accepted.
+"""
 
 from __future__ import annotations
 

@@ -75,8 +75,10 @@ def speech(
     device: Device = None,
     threads: BenchThreads = 2,
 ) -> None:
-    """Score speech translation: BLEU, chrF, exact sentences, numbers, phones, ASR-BLEU and latency; with a --judge that
-    knows French, also the judge's own translation and a cascade."""
+    """Score speech translation: BLEU, chrF, exact sentences, numbers, phones, ASR-BLEU and latency.
+
+    With a --judge that knows French, also score the judge's own translation and a cascade.
+    """
     from mmdec.checks.arguments import check_threads
     from mmdec.daspeech.translate import load_translator
     from mmdec.evaluation.judge import Judge, comparison_systems
@@ -132,8 +134,10 @@ def grid_of(*names: str) -> Table:
 
 
 def speech_table(report: dict[str, Any]) -> RenderableType:
-    """Make the table of a report of `evaluate_speech`: a column for each strategy or other translator, at most two side
-    by side."""
+    """Make the table of a report of `evaluate_speech`.
+
+    It has a column for each strategy or other translator, at most two side by side.
+    """
     names = [*report["systems"]]
     shown = [label for label, show in _LINES if any(show(scores) != "-" for scores in report["systems"].values())]
     grids = []
@@ -299,8 +303,10 @@ _ASR_COSTS: tuple[tuple[str, Show], ...] = (
 
 
 def vlm_table(report: dict[str, Any]) -> RenderableType:
-    """Make the table of a report of `evaluate_vlm`: one row for each task, and a row for all tasks if there are
-    several."""
+    """Make the table of a report of `evaluate_vlm`.
+
+    It has one row for each task, and a row for all tasks if there are several.
+    """
     other = ", pictures swapped" if report["swapped"] else ""
     title = f"{report['model']} on {report['questions']}{other}, n = {report['n']}, drafter {report['drafter']}"
     grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

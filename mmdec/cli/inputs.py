@@ -58,8 +58,10 @@ def input_files(paths: Iterable[str | Path], kind: FileKind, output: Path | None
 
 
 def combine_files(files: Sequence[InputFile]) -> InputFile:
-    """Combine files into one input, for a question about several pictures. If one file cannot be read, the input cannot
-    be read."""
+    """Combine files into one input, for a question about several pictures.
+
+    If one file cannot be read, the input cannot be read.
+    """
     refusal = next((file.refusal for file in files if file.refusal), "")
     return InputFile(", ".join(file.name for file in files), refusal)
 

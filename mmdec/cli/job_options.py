@@ -46,8 +46,10 @@ TableKind = Annotated[
 @final
 @dataclass(frozen=True)
 class JobOptions:
-    """The options for many inputs: the share of the rows to process, the engine and its workers, and the results'
-    format."""
+    """The options for many inputs.
+
+    They set the share of the rows to process, the engine and its workers, and the results' format.
+    """
 
     shard: Shard = None
     engine: EngineName = None

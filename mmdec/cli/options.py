@@ -1,5 +1,7 @@
-"""Code that the subcommands share: types of options, an example at the end of each help, and errors that name options
-as the user types them."""
+"""Code that the subcommands share.
+
+It has types of options, an example at the end of each help, and errors that name options as the user types them.
+"""
 
 from __future__ import annotations
 
@@ -140,8 +142,10 @@ class MmdecCommand(TyperCommand):
 
 @contextmanager
 def _range_errors() -> Iterator[None]:
-    """Raise InputError for a number that is out of range or no number: typer's own message, pydantic's, does not name
-    the value."""
+    """Raise InputError for a number that is out of range or no number.
+
+    typer's own message, pydantic's, does not name the value.
+    """
     try:
         yield
     except typer.BadParameter as error:
@@ -164,8 +168,10 @@ _cli_names: ContextVar[Mapping[str, str]] = ContextVar("_cli_names", default=VER
 
 
 def in_cli_syntax(message: str) -> str:
-    """Return a message of the library, such as a note or the error of one file, in the syntax of the command line:
-    `batch_size` becomes `--batch-size`."""
+    """Return a message of the library in the syntax of the command line: `batch_size` becomes `--batch-size`.
+
+    The message is a note or the error of one file, for example.
+    """
     return rename_arguments(message, _cli_names.get())
 
 
@@ -185,8 +191,10 @@ def is_typed(context: typer.Context, name: str) -> bool:
 
 
 def with_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a typer command: if the type of a parameter is a dataclass, its fields become options, and the command
-    gets an object of it."""
+    """Decorate a typer command so that the fields of a dataclass parameter become options.
+
+    The command gets an object of the dataclass.
+    """
     parameters = list(signature(verb, eval_str=True).parameters.values())
     groups: dict[str, Any] = {
         parameter.name: parameter.annotation for parameter in parameters if is_dataclass(parameter.annotation)
@@ -207,8 +215,11 @@ def with_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _group_options(kind: Any) -> list[Parameter]:
-    """Return the options of a dataclass: of those declared with `option`, all that have a type on the command line; of
-    another dataclass, its fields whose annotations are typer's."""
+    """Return the options of a dataclass.
+
+    Of those declared with `option`, they are all that have a type on the command line; of another dataclass, its fields
+    whose annotations are typer's.
+    """
     declared = [option for option in options_of(kind) if "option" in option.metadata]
     if not declared:
         hints = get_type_hints(kind, include_extras=True)

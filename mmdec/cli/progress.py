@@ -23,8 +23,10 @@ _owns_process: ContextVar[bool] = ContextVar("_owns_process", default=False)
 
 @contextmanager
 def own_process() -> Iterator[None]:
-    """Say that the process is mmdec's own in the block, and ends after it: models stay until then, and are left out of
-    garbage collection."""
+    """Say that the process is mmdec's own in the block, and ends after it.
+
+    So models stay until then, and are left out of garbage collection.
+    """
     mark = _owns_process.set(True)
     try:
         yield

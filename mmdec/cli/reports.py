@@ -24,8 +24,9 @@ TABLE_WIDTH = 80  # most characters in a line of a table, even on a wider termin
 
 
 def report_target(name: str, suffix: str) -> Callable[[Any], Any]:
-    """Make a callback that checks an option's file before anything is measured: its name must end in `suffix`, or it is
-    "-", for stdout.
+    """Make a callback that checks an option's file before anything is measured.
+
+    The file's name must end in `suffix`, or it is "-", for stdout.
 
     name: the option's name in errors.
 
@@ -164,10 +165,9 @@ class DrafterDestinations(Destinations):
 def with_report(
     verb: Callable[..., BenchReport | BenchRun], destinations: type[Destinations] = Destinations
 ) -> Callable[..., None]:
-    """Decorate a typer command that returns a benchmark's report: add the options of `destinations`, and write the
-    report there.
+    """Decorate a typer command that returns a benchmark's report to write it where its options say.
 
-    The exit code is 1 if a benchmark was left out.
+    The options of `destinations` are added to the command. The exit code is 1 if a benchmark was left out.
     """
 
     def command(to: Destinations, **values: Any) -> None:

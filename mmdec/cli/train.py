@@ -60,8 +60,10 @@ def drafter(
     allow_absolute_paths: AbsolutePaths = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a drafter for your own model, or continue a run: the model answers the questions, and the drafter learns
-    to guess its answers."""
+    """Train a drafter for your own model, or continue a run.
+
+    The model answers the questions, and the drafter learns to guess its answers.
+    """
     start = time.time()
     check_finite("minutes", minutes, "Give 30, for instance.")
     from mmdec.drafters.networks.training.train_for_model import DrafterRun, train_drafter

@@ -245,8 +245,9 @@ def transcribe(
     live: LiveOptions = LiveOptions(),
     job: JobOptions = JobOptions(),
 ) -> None:
-    """Transcribe speech with a Whisper or an audio language model. A drafter makes it faster; the text stays
-    the model's own.
+    """Transcribe speech with a Whisper or an audio language model.
+
+    A drafter makes it faster; the text stays the model's own.
 
     A Whisper transcribes standard input while it arrives: arecord -f S16_LE -r 16000 -t raw | mmdec transcribe -
 

@@ -1,8 +1,7 @@
-"""Runs a request's work in its own thread. The thread reports progress, and ends when the visitor has stopped the
-request or left the page.
+"""Runs a request's work in its own thread, which reports progress.
 
-Gradio closes a handler's generator when a visitor presses Stop or leaves the page. The work notices this at its next
-report; decoding reports after each round.
+The thread ends when the visitor has stopped the request or left the page. Gradio closes a handler's generator when a
+visitor presses Stop or leaves the page. The work notices this at its next report; decoding reports after each round.
 """
 
 from __future__ import annotations

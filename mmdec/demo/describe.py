@@ -1,5 +1,8 @@
-"""The tab that answers questions about pictures. It compares the speed of several drafters (the page calls this the
-race), and tells which visual tokens each drafter uses."""
+"""The tab that answers questions about pictures.
+
+It compares the speed of several drafters (the page calls this the race), and tells which visual tokens each drafter
+uses.
+"""
 
 from __future__ import annotations
 
@@ -259,8 +262,7 @@ def data_address(pixels: np.ndarray) -> str:
 
 
 def grid_side(tokens: int) -> int | None:
-    """Return the side of the square grid that this number of visual tokens forms, as for LLaVA; None if it is no
-    square."""
+    """Return the side of the square grid of this number of visual tokens, as for LLaVA; None if it is no square."""
     side = math.isqrt(tokens)
     return side if tokens and side * side == tokens else None
 

@@ -223,8 +223,7 @@ def bind(
 
 
 def bind_sample(sample_work: Work, number: int) -> Work:
-    """Return a function that does `sample_work` for one sample: its argument `number` is set, and the other arguments
-    are passed on."""
+    """Return a function that does `sample_work` for the sample `number`, and passes on its other arguments."""
     return lambda report, *values: sample_work(report, number, *values)
 
 

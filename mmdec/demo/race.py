@@ -1,9 +1,9 @@
-"""Draws the race, as the page calls it: the speed of several ways of decoding, compared side by side, pass by pass, at
-a pace that people can follow.
+"""Draws the race, as the page calls it: the speed of several ways of decoding, compared side by side.
 
-Each way of decoding has a lane, a strip of the page. It is run once to warm up, then several times in turn with the
-others, because a single run says more about the machine than about the way of decoding. The lane shows the run with the
-median time: the pieces of text that each pass accepted, and when. The browser shows the lanes as an animation.
+It is shown pass by pass, at a pace that people can follow. Each way of decoding has a lane, a strip of the page. It is
+run once to warm up, then several times in turn with the others, because a single run says more about the machine than
+about the way of decoding. The lane shows the run with the median time: the pieces of text that each pass accepted, and
+when. The browser shows the lanes as an animation.
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Lane:
-    """One way of decoding that the page compares with others, and shows in one strip (lane): the passes of the run with
-    the median time, and how it compares with the baseline."""
+    """One way of decoding that the page compares with others, and shows in one strip (lane).
+
+    Holds the passes of the run with the median time, and how it compares with the baseline.
+    """
 
     name: str
     note: str  # a note about this way of decoding, in words
@@ -133,8 +135,11 @@ def lane_of(name: str, note: str, runs: Sequence[list[Step]], **more: Any) -> La
 
 
 def pace(lanes: Sequence[Lane]) -> float:
-    """Choose how much slower than real time the page shows the race: the largest factor from `SLOWDOWNS` with which no
-    way of decoding takes more than `MAX_ANIMATION_SECONDS` seconds."""
+    """Choose how much slower than real time the page shows the race.
+
+    The factor is the largest of `SLOWDOWNS` with which no way of decoding takes more than `MAX_ANIMATION_SECONDS`
+    seconds.
+    """
     longest = max((lane.seconds for lane in lanes), default=0.0)
     return max((factor for factor in SLOWDOWNS if factor * longest <= MAX_ANIMATION_SECONDS), default=SLOWDOWNS[0])
 
@@ -279,8 +284,9 @@ def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
 
 
 def chart_html(steps: Sequence[Step], unit: str) -> str:
-    """Draw the bar chart with a line that says what it shows; "" where each pass accepted one piece, or there is one
-    pass.
+    """Draw the bar chart with a line that says what it shows; "" if there is nothing to show.
+
+    That is so where each pass accepted one piece, or there is one pass.
 
     Args:
         unit: What the pieces are called, in the plural: "tokens" or "pieces".
@@ -368,8 +374,7 @@ def compare_with_plain(
     drafted: Iterable[tuple[str, str, Sequence[tuple[DecodingResult, Sequence[Round]]]]],
     plain: Sequence[tuple[DecodingResult, Sequence[Round]]],
 ) -> list[Lane]:
-    """Make a `Lane` for each drafter, with a comparison with plain decoding; and, as the last one, a `Lane` for plain
-    decoding.
+    """Make a `Lane` for each drafter, compared with plain decoding, and a last one for plain decoding.
 
     Args:
         drafted: For each drafter its name, a note in words, and (result, rounds) of each of its runs.

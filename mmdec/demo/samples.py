@@ -16,8 +16,10 @@ ENGLISH = ("austen.flac", "president.flac", "two_cities.flac")
 
 @dataclass(frozen=True)
 class DemoSample:
-    """A shipped input: a recording with its words (`text`), or a picture with its name (`text`), a question and the
-    answer."""
+    """A shipped input: a recording, or a picture with a question and the answer.
+
+    `text` holds the recording's words, or the picture's name.
+    """
 
     path: Path
     text: str

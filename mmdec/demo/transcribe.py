@@ -1,5 +1,8 @@
-"""The tab that transcribes. It shows text as it is accepted, compares the speed with that of plain decoding (the page
-calls this the race), and shows words with their times. Speech from a microphone is transcribed live."""
+"""The tab that transcribes.
+
+It shows text as it is accepted, compares the speed with that of plain decoding (the page calls this the race), and
+shows words with their times. Speech from a microphone is transcribed live.
+"""
 
 from __future__ import annotations
 

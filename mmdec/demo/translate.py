@@ -1,5 +1,8 @@
-"""The tab that translates French speech to English. It draws the graph of English pieces that the model fills in one
-pass, and compares the speed of three ways of decoding (the page calls this the race)."""
+"""The tab that translates French speech to English.
+
+It draws the graph of English pieces that the model fills in one pass, and compares the speed of three ways of decoding
+(the page calls this the race).
+"""
 
 from __future__ import annotations
 
@@ -266,8 +269,11 @@ def tab() -> None:
 
 @dataclass(frozen=True)
 class Vertex:
-    """A vertex of the graph (DAG): the likeliest pieces of English that it may write, its likeliest links to later
-    vertices, and the link that the chosen path takes from it."""
+    """A vertex of the graph (DAG).
+
+    Holds the likeliest pieces of English that it may write, its likeliest links to later vertices, and the link that
+    the chosen path takes from it.
+    """
 
     index: int
     emits: list[tuple[str, float]]  # pieces and their probabilities, the likeliest first
@@ -307,8 +313,10 @@ def vertices(graph: Graph) -> list[Vertex]:
 
 
 def graph_html(graph: Graph, explained: str) -> str:
-    """Draw the graph as HTML, with a heading, the explanation `explained`, and a table of the path for screen
-    readers."""
+    """Draw the graph as HTML, with a heading, `explained`, and a table of the path for screen readers.
+
+    `explained` is the explanation.
+    """
     shown_vertices = vertices(graph)
     first_vertices = shown_vertices[:VERTICES]
     cut = (
@@ -331,8 +339,10 @@ def graph_html(graph: Graph, explained: str) -> str:
 
 
 def graph_svg(shown_vertices: list[Vertex]) -> str:
-    """Draw the graph as SVG: a row of vertices, the chosen path's links as arcs above it, other strong links as arcs
-    below it."""
+    """Draw the graph as SVG: a row of vertices with arcs for links.
+
+    The chosen path's links are above the row, other strong links below it.
+    """
     path = [vertex for vertex in shown_vertices if vertex.chosen is not None]
     lit = {(vertex.index, vertex.follows[0]): vertex.follows[1] for vertex in path if vertex.follows is not None}
     middle = ABOVE + RADIUS
