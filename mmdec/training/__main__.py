@@ -1,6 +1,8 @@
-"""The command line of all training: Lightning's CLI. A recipe is a YAML file with the options of one training, for
-example:
-`python -m mmdec.training fit --config recipes/base.yaml --config recipes/daspeech/phrasebook/units.yaml`."""
+"""The command line of all training: Lightning's CLI.
+
+A recipe is a YAML file with the options of one training, for example: `python -m mmdec.training fit --config
+recipes/base.yaml --config recipes/daspeech/phrasebook/units.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,10 @@ def _units(data: LightningDataModule) -> list[str]:
 
 @rank_zero_only
 def keep_metrics(folder: Path) -> None:
-    """Rename metrics.csv of an earlier training run to metrics-1.csv (or the next free number). Otherwise Lightning
-    (2.6) would delete it."""
+    """Rename metrics.csv of an earlier training run to metrics-1.csv (or the next free number).
+
+    Otherwise Lightning (2.6) would delete it.
+    """
     log = folder / "metrics.csv"
     if not log.is_file():
         return
@@ -76,8 +80,10 @@ class TrainingCLI(LightningCLI):
                 ) from error
 
     def _restoring(self) -> bool:
-        """Return whether Lightning is restoring a checkpoint now. If so, a raised error comes from the
-        checkpoint."""
+        """Return whether Lightning is restoring a checkpoint now.
+
+        If so, a raised error comes from the checkpoint.
+        """
         trainer = getattr(self, "trainer", None)
         return trainer is not None and bool(trainer._checkpoint_connector._loaded_checkpoint)
 
@@ -143,8 +149,10 @@ class TrainingCLI(LightningCLI):
     before_test = before_predict = before_validate
 
     def _find_last(self) -> None:
-        """Replace --ckpt_path=last by the newest undamaged checkpoint in the recipe's checkpoint folders. If there is
-        no checkpoint, replace it by None."""
+        """Replace --ckpt_path=last by the newest undamaged checkpoint in the recipe's checkpoint folders.
+
+        If there is no checkpoint, replace it by None.
+        """
         options = self.config_init[str(self.subcommand)]
         if options.get("ckpt_path") == "last":
             folders = self._checkpoint_folders()
@@ -190,8 +198,10 @@ def main(arguments: Sequence[str] | None = None) -> TrainingCLI:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> None:
-    """Run `main`. If it raises an mmdec error, such as InputError, print the error on stderr without a traceback and
-    exit with code 2."""
+    """Run `main`; print an mmdec error, such as InputError, without a traceback.
+
+    It is printed on stderr, and the exit code is 2.
+    """
     with exit_on_error():
         main(arguments)
 

@@ -25,8 +25,9 @@ from mmdec.training.processes import EXIT_CODE_TERMINATED
 
 
 class PlainProgress(Callback):
-    """Logs a line every `log_every_n_steps` training steps: step, samples per second, losses. These lines suit log
-    files better than a progress bar.
+    """Logs a line every `log_every_n_steps` training steps: step, samples per second, losses.
+
+    These lines suit log files better than a progress bar.
 
     State: the number of samples since the last logged line, and that line's time.
     """
@@ -235,8 +236,10 @@ def _pass_over(data: LightningDataModule, done: int) -> None:
 
 
 class _Rest:
-    """A data loader without its first `done` batches. Its length includes them, because Lightning counts them as
-    trained."""
+    """A data loader without its first `done` batches.
+
+    Its length includes them, because Lightning counts them as trained.
+    """
 
     def __init__(self, loader: Any, done: int) -> None:
         self.loader, self.done = loader, done

@@ -59,8 +59,10 @@ class FiniteNumbers(Callback):
         self._end(trainer, pl_module)
 
     def _end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise MmdecError if any process has found a loss or a weight that is NaN or infinite. All processes must call
-        this."""
+        """Raise MmdecError if any process has found a loss or a weight that is NaN or infinite.
+
+        All processes must call this.
+        """
         if any_process(trainer, bool(self.fault)):
             if not trainer.is_global_zero:
                 raise SystemExit(EXIT_CODE_REFUSED)  # end without a message, because process 0 prints the error
@@ -96,8 +98,10 @@ def divergence_error(fault: str, step: int, options: Mapping[str, Any]) -> Mmdec
 
 
 def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, loss) of a training step. If the module calls its optimizers itself (manual optimization), yield all
-    values that it logs in training."""
+    """Yield (name, loss) of a training step.
+
+    If the module calls its optimizers itself (manual optimization), yield all values that it logs in training.
+    """
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if isinstance(loss, Tensor):
         yield "the loss", loss
@@ -332,8 +336,9 @@ def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
 
 
 def newest_checkpoints(folder: Path, count: int) -> list[Path]:
-    """Return the last `count` checkpoints of a folder, by training step in ascending order. last.ckpt is ignored,
-    because it is a copy.
+    """Return the last `count` checkpoints of a folder, by training step in ascending order.
+
+    last.ckpt is ignored, because it is a copy.
 
     Raises:
         InputError: If the folder has no checkpoint.

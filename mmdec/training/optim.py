@@ -32,8 +32,9 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
 
 
 def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
-    """Seed torch's generators for one training step. A resumed training then draws the same random numbers as an
-    uninterrupted training.
+    """Seed torch's generators for one training step.
+
+    A resumed training then draws the same random numbers as an uninterrupted training.
 
     Args:
         step: Number of the step within the epoch.
@@ -43,8 +44,7 @@ def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
 
 
 def with_schedule(optimizer: Optimizer, rate: Callable[[int], float]) -> OptimizerLRScheduler:
-    """Return an optimizer with its learning-rate schedule in the form that Lightning's `configure_optimizers` must
-    return.
+    """Return an optimizer with its learning-rate schedule, as Lightning's `configure_optimizers` must return it.
 
     Args:
         rate: Maps the number of an optimizer step to the factor on the learning rate. It must be a function, not a
@@ -150,8 +150,10 @@ class MuonAdamW(Optimizer):
 
 
 def compute_shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `function` to N matrices (N, rows, columns). With several processes, each process computes a part of the N
-    matrices, and all processes get the whole result."""
+    """Apply `function` to N matrices (N, rows, columns).
+
+    With several processes, each process computes a part of the N matrices, and all processes get the whole result.
+    """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return function(matrices)
     world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
@@ -232,8 +234,10 @@ T = TypeVar("T")
 
 
 def rows_of(batches: Sequence[Sequence[T]], rank: int, world: int) -> list[list[T]]:
-    """Return the part of each batch that process `rank` of `world` trains on: every `world`-th row. Batches with fewer
-    rows than processes are left out in all processes."""
+    """Return the part of each batch that process `rank` of `world` trains on: every `world`-th row.
+
+    Batches with fewer rows than processes are left out in all processes.
+    """
     return [list(batch[rank::world]) for batch in batches if len(batch) >= world]
 
 
@@ -258,8 +262,9 @@ def batches_by_size(order: Iterable[int], sizes: Sequence[int], max_size: int) -
 
 
 def token_weight(count: Tensor) -> Tensor:
-    """Return the factor for this process's mean loss over `count` tokens, so that the average of all processes is the
-    mean over all tokens. It is `count` / (mean count of all processes).
+    """Return the factor for this process's mean loss over `count` tokens.
+
+    With it, the average of all processes is the mean over all tokens. It is `count` / (mean count of all processes).
 
     Args:
         count: One or several counts, a tensor of the same shape in every process.

@@ -36,14 +36,18 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """Return environment variables for a child process that name this process as its parent. A child that calls
-    `end_with_named_parent` at its start then ends with this process."""
+    """Return environment variables for a child process that name this process as its parent.
+
+    A child that calls `end_with_named_parent` at its start then ends with this process.
+    """
     return {PARENT_VARIABLE: str(os.getpid())}
 
 
 def end_with_named_parent() -> None:
-    """If the environment variable `MMDEC_PARENT` holds a process id, end this process when that process has ended.
-    Child processes of this process will end with it in the same way."""
+    """End this process when the process whose id is in the environment variable `MMDEC_PARENT` has ended.
+
+    Child processes of this process will end with it in the same way.
+    """
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None:
         return

@@ -107,8 +107,10 @@ class _Rows(Generic[Entry]):
         return torch.from_numpy(np.memmap(path, np.float16, "r", begin, shape).astype(np.float32))
 
     def _add(self, values: Iterable[tuple[str, Entry, Tensor]]) -> None:
-        """Store (name, entry, matrix). The names are written last, so that a stored name always has its whole
-        matrix."""
+        """Store (name, entry, matrix).
+
+        The names are written last, so that a stored name always has its whole matrix.
+        """
         lines = []
         with open(self.file, "ab") as file:
             for name, entry, rows in values:

@@ -1,5 +1,4 @@
-"""Checks of a corpus: its lists may name only files inside the corpus's folder, and only a small share of its rows may
-be bad.
+"""Checks of a corpus: its files must be inside its folder, and few of its rows may be bad.
 
 Recordings and pictures are read once as a check before training. Later training runs check only the files whose size or
 modification time has changed.
@@ -99,8 +98,11 @@ STRICT = Admission()
 
 
 class PathResolver:
-    """Turns file names in a corpus's list into paths, and checks that the paths are inside `folder`. If `folder` is a
-    symbolic link, they must be inside the link's target. State: `inside`, a cache of folders that were checked."""
+    """Turns file names in a corpus's list into paths, and checks that the paths are inside `folder`.
+
+    If `folder` is a symbolic link, they must be inside the link's target. State: `inside`, a cache of folders that were
+    checked.
+    """
 
     def __init__(self, folder: Path, allow_absolute_paths: bool = False) -> None:
         self.folder, self.allow = folder, allow_absolute_paths
@@ -220,8 +222,10 @@ def _inspect(paths: Sequence[Path], cache: Path | None, noun: str, measure: Meas
 
 
 def _read(file: Path, count: int) -> list[list]:
-    """Read the cached [size in bytes, modification time in ns, result] of each path, in order. Return empty lists if
-    the file is damaged or does not have `count` entries."""
+    """Read the cached [size in bytes, modification time in ns, result] of each path, in order.
+
+    Return empty lists if the file is damaged or does not have `count` entries.
+    """
     try:
         measurements = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -250,8 +254,10 @@ def _measure(paths: Sequence[Path], measure: Measure) -> Iterator[float | str]:
 
 
 def _value(path: Path, measure: Measure) -> float | str:
-    """Return the measured value of a file. For a bad file, return the first part of the error message: the rule that
-    the file breaks."""
+    """Return the measured value of a file.
+
+    For a bad file, return the first part of the error message: the rule that the file breaks.
+    """
     try:
         return round(measure(path), 3)
     except InputError as error:

@@ -36,16 +36,19 @@ _lock = RLock()
 
 @cache
 def _smoothing() -> torch.Tensor:
-    """Return the matrix (F, F) that maps a log spectrum of F bins to its envelope. It keeps the first cepstral
-    coefficients."""
+    """Return the matrix (F, F) that maps a log spectrum of F bins to its envelope.
+
+    It keeps the first cepstral coefficients.
+    """
     cepstrum = torch.fft.irfft(torch.eye(FRAME // 2 + 1), FRAME, dim=0)
     cepstrum[ENVELOPE : 1 - ENVELOPE] = 0
     return torch.fft.rfft(cepstrum, FRAME, dim=0).real.contiguous()
 
 
 def perturb_vocal_tract(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Change the vocal tract length, but not the pitch, and apply a random microphone response. (T,) -> (T,), T at
-    least 257.
+    """Change the vocal tract length, but not the pitch, and apply a random microphone response.
+
+    (T,) -> (T,), T at least 257.
 
     The spectral envelope is resampled at stretched frequencies. This is vocal tract length perturbation (Jaitly and
     Hinton 2013), except that the pitch stays.
@@ -82,11 +85,10 @@ def _audiomentations() -> Any:
 
 @contextmanager
 def _global_seed(seed: int) -> Iterator[None]:
-    """Seed Python's and NumPy's global random generators within the `with` block. audiomentations uses no other
-    generators.
+    """Seed Python's and NumPy's global random generators within the `with` block.
 
-    After the block their states are restored. Only one thread at a time may be in such a block. Other threads that use
-    these generators meanwhile get numbers that depend on `seed`.
+    audiomentations uses no other generators. After the block their states are restored. Only one thread at a time may
+    be in such a block. Other threads that use these generators meanwhile get numbers that depend on `seed`.
     """
     with _lock:
         before, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 # audiomentations uses this
@@ -100,8 +102,10 @@ def _global_seed(seed: int) -> Iterator[None]:
 
 
 def speed_perturb(samples: np.ndarray, pace: float) -> np.ndarray:
-    """Multiply speed and pitch by `pace`: samples (T,) -> (about T / pace,). `pace` is rounded so that 16 kHz / pace is
-    a whole number."""
+    """Multiply speed and pitch by `pace`: samples (T,) -> (about T / pace,).
+
+    `pace` is rounded so that 16 kHz / pace is a whole number.
+    """
     rate = round(SAMPLE_RATE / pace)
     if rate == SAMPLE_RATE:
         return samples

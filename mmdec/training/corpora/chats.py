@@ -113,8 +113,10 @@ def check_listed(path: Path) -> Path:
 
 
 def picture_folder(list_file: Path, images: str | Path | None) -> Path:
-    """Return the folder that a list's image paths are relative to: `images` if given, else the folder "images" beside
-    the list if there is one, else the list's own folder."""
+    """Return the folder that a list's image paths are relative to.
+
+    It is `images` if given, else the folder "images" beside the list if there is one, else the list's own folder.
+    """
     if images is not None:
         return Path(images)
     adjacent = list_file.parent / "images"

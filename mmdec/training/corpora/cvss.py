@@ -54,8 +54,10 @@ def parse_alignment(text: str) -> list[tuple[str, float]]:
 
 
 def phone_names(text: str) -> list[str]:
-    """Return the phones of an alignment such as "pau:0.224 w:0.262", without the pauses at both ends. Times are not
-    checked."""
+    """Return the phones of an alignment such as "pau:0.224 w:0.262", without the pauses at both ends.
+
+    Times are not checked.
+    """
     names = [item.rpartition(":")[0] for item in text.split()]
     return names[spoken_slice(names)]
 

@@ -34,8 +34,11 @@ SHORT_ANSWER_PROMPT = "\nAnswer the question using a single word or phrase."  # 
 
 @dataclass(frozen=True)
 class ImageQuestion:
-    """One question about pictures. In `question`, the text `<image>` stands where a picture belongs; without this text,
-    all pictures come before the question."""
+    """One question about pictures.
+
+    In `question`, the text `<image>` stands where a picture belongs; without this text, all pictures come before the
+    question.
+    """
 
     id: str
     question: str
@@ -84,8 +87,9 @@ def read_questions(
 
 
 def ask_about(pictures: str | Path, question: str) -> list[ImageQuestion]:
-    """Ask the same question about one picture, or about each picture of a folder in the order of their names. The
-    questions have no right answers.
+    """Ask the same question about one picture, or about each picture of a folder in the order of their names.
+
+    The questions have no right answers.
 
     Args:
         pictures: A picture file or a folder.
@@ -121,9 +125,11 @@ def by_task(questions: Iterable[ImageQuestion], limit: int | None) -> list[Image
 
 
 def swap_pictures(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
-    """Give each question wrong pictures, to measure how many answers are right from the text alone. They are the
-    pictures of another question of the same task, with the same number of pictures. A question keeps its pictures if
-    there is no such question."""
+    """Give each question wrong pictures, to measure how many answers are right from the text alone.
+
+    They are the pictures of another question of the same task, with the same number of pictures. A question keeps its
+    pictures if there is no such question.
+    """
     tasks: dict[str, list[ImageQuestion]] = defaultdict(list)
     for question in questions:
         tasks[question.task].append(question)
@@ -203,8 +209,10 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
 
 
 def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion]:
-    """Read a .tsv list. Its answers are whole sentences and become `reference`: exact scoring is impossible, because
-    the list does not say which words must be right."""
+    """Read a .tsv list, whose answers are whole sentences and become `reference`.
+
+    Exact scoring is impossible, because the list does not say which words must be right.
+    """
     questions, names = [], admission.names(folder)
     rows = list(read_table(path, "questions"))
     columns = f"the columns {', '.join(COLUMNS)}"

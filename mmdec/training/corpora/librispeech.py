@@ -23,8 +23,10 @@ DEV_SHARE = 0.1  # share of the speakers (or recordings) that become "dev" if a 
 
 @dataclass(frozen=True)
 class Utterance:
-    """One transcribed recording, or a part of one. A chapter is a sequence of utterances that one speaker read in
-    order."""
+    """One transcribed recording, or a part of one.
+
+    A chapter is a sequence of utterances that one speaker read in order.
+    """
 
     path: Path
     text: str

@@ -126,8 +126,10 @@ def check_text(text: str, argument: str, place: str) -> str:
 
 
 def problem_of(error: InputError) -> str:
-    """Return the middle of an error message: what is wrong with the value. The rule before this and the advice after it
-    are left out."""
+    """Return the middle of an error message: what is wrong with the value.
+
+    The rule before this and the advice after it are left out.
+    """
     return str(error).partition(", but ")[2].rpartition(". ")[0]
 
 
@@ -162,8 +164,10 @@ def check_limit(limit: int | None) -> None:
 
 
 def evenly_spaced(rows: Sequence[T], limit: int | None) -> list[T]:
-    """Take `limit` rows at equal distances, in their order. Take all rows if there are not more, or if `limit` is
-    None."""
+    """Take `limit` rows at equal distances, in their order.
+
+    Take all rows if there are not more, or if `limit` is None.
+    """
     if limit is None or limit >= len(rows):
         return list(rows)
     return [rows[number * len(rows) // limit] for number in range(limit)]
@@ -238,8 +242,10 @@ def sentence_key(text: str) -> str:
 
 
 def held_out_sources(folders: Iterable[str | Path]) -> set[str]:
-    """Return all source sentences of the folders' dev and test splits, in lower case and without punctuation. Missing
-    tables are ignored."""
+    """Return all source sentences of the folders' dev and test splits, in lower case and without punctuation.
+
+    Missing tables are ignored.
+    """
     pairs = _held_out_pairs(Path(folder) for folder in folders)
     return {sentence_key(pair.source) for pair in pairs}
 

@@ -1,7 +1,6 @@
-"""Windows of speech for training: utterances of one speaker joined to at most 30 s, in noise and rooms, with the tokens
-that a Whisper reads for them.
+"""Windows of speech for training: utterances of one speaker joined to at most 30 s, in noise and rooms.
 
-All random choices of a window follow from its seed.
+A window has the tokens that a Whisper reads for it. All random choices of a window follow from its seed.
 """
 
 from __future__ import annotations

@@ -77,10 +77,9 @@ class CorpusScore:
 
 
 def normalise(text: str) -> str:
-    """Return a text in lower case, without punctuation, with single spaces: "It's half past two!" -> "its half past
-    two".
+    """Return a text in lower case, without punctuation, with single spaces.
 
-    An apostrophe is deleted; any other punctuation becomes a space.
+    "It's half past two!" becomes "its half past two". An apostrophe is deleted; any other punctuation becomes a space.
     """
     text = unicodedata.normalize("NFKC", text).lower()
     text = re.sub("['’]", "", text)
@@ -114,8 +113,9 @@ def phone_distance(phones: Sequence[object], reference: Sequence[object]) -> int
 
 
 def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexicon: Lexicon) -> int | None:
-    """Return the edit distance from phones to the nearest pronunciation of the nearest reference text. Pauses are
-    ignored.
+    """Return the edit distance from phones to the nearest pronunciation of the nearest reference text.
+
+    Pauses are ignored.
 
     Args:
         lexicon: Lower-case word -> pronunciations; each word may be spoken with any of its pronunciations.
@@ -131,8 +131,10 @@ def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexic
 def nearest_phone_errors(
     phones: Sequence[str], recorded: Sequence[str], references: Sequence[str], lexicon: Lexicon
 ) -> int:
-    """Return the edit distance from phones to the nearest of: the phones `recorded` of the target recording, and the
-    pronunciations of the reference texts. Pauses are ignored.
+    """Return the edit distance from phones to the nearest of a recording's and the references' phones.
+
+    The recording's are the phones `recorded` of the target recording; the references' are the pronunciations of the
+    reference texts. Pauses are ignored.
 
     Args:
         lexicon: Lower-case word -> pronunciations.
@@ -183,9 +185,10 @@ def span_kind(span: str) -> str:
 
 
 def number_accuracy(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, Rate]:
-    """Return the share of hypotheses that have the same numbers, times and prices, in any order, as one of their
-    references. Sentences whose references have no numbers, times or prices are not counted. Keys: all, numbers, times,
-    prices."""
+    """Return the share of hypotheses with the numbers, times and prices of one of their references, in any order.
+
+    Sentences whose references have no numbers, times or prices are not counted. Keys: all, numbers, times, prices.
+    """
     _check_aligned(hypotheses, references)
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
@@ -210,8 +213,10 @@ def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Corp
 
 
 def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> CorpusScore:
-    """Compute ASR-BLEU: BLEU of a speech recogniser's transcripts. Case and punctuation are ignored, and figures are
-    spelled out. Empty transcripts count, too."""
+    """Compute ASR-BLEU: BLEU of a speech recogniser's transcripts.
+
+    Case and punctuation are ignored, and figures are spelled out. Empty transcripts count, too.
+    """
     return bleu(*normalise_all_for_asr(transcripts, references))
 
 
@@ -229,11 +234,10 @@ def normalise_all_for_asr(
 
 
 def normalise_for_asr(text: str) -> str:
-    """Normalise a text for ASR-BLEU: lower case, no punctuation, and figures spelled out. "At 7:30, Tom!" becomes "at
-    seven thirty tom".
+    """Normalise a text for ASR-BLEU: lower case, no punctuation, and figures spelled out.
 
-    CVSS's references, with which DASpeech is scored, have the same form. Source: Jia et al., "CVSS corpus and massively
-    multilingual speech-to-speech translation", 2022.
+    "At 7:30, Tom!" becomes "at seven thirty tom". CVSS's references, with which DASpeech is scored, have the same form.
+    Source: Jia et al., "CVSS corpus and massively multilingual speech-to-speech translation", 2022.
     """
     return normalise(read_figures(text))
 
@@ -302,14 +306,18 @@ def real_time_factor(seconds_taken: Sequence[float], seconds_audio: Sequence[flo
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which a share (0 to 1) of the values lies, linearly interpolated; NaN if there are no
-    values."""
+    """Return the value below which a share (0 to 1) of the values lies; NaN if there are no values.
+
+    It is linearly interpolated.
+    """
     return float(np.quantile(values, share)) if len(values) else math.nan
 
 
 def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lexicon: Lexicon) -> int | None:
-    """Return the edit distance from phones to the nearest pronunciation of a sentence's words. None if a word has no
-    pronunciation."""
+    """Return the edit distance from phones to the nearest pronunciation of a sentence's words.
+
+    None if a word has no pronunciation.
+    """
     row = list(range(len(phones) + 1))
     for word in words:
         variants = [[phone for phone in sounds if phone != PAUSE_PHONE] for sounds in _pronunciations(word, lexicon)]
@@ -357,8 +365,10 @@ def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[S
 
 
 def _columns(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[str | None]]:
-    """Arrange references as sacrebleu wants them: list k holds the k-th reference of each sentence, or None if the
-    sentence has fewer references."""
+    """Arrange references as sacrebleu wants them.
+
+    List k holds the k-th reference of each sentence, or None if the sentence has fewer references.
+    """
     _check_aligned(hypotheses, references)
     if any(not accepted for accepted in references) or not references:
         raise InputError("`references` must hold at least one text for each sentence, but lack some. Leave them out.")
@@ -402,8 +412,10 @@ def plain_answer(text: str) -> str:
 
 
 def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
-    """Return whether a short answer equals the reference, apart from case and a full stop at the end. For the task
-    "count", only the last number in the answer must be right: it must equal `expected`."""
+    """Return whether a short answer equals the reference, apart from case and a full stop at the end.
+
+    For the task "count", only the last number in the answer must be right: it must equal `expected`.
+    """
     if task == "count":
         numbers = _NUMBER.findall(answer)
         return bool(numbers) and numbers[-1] == expected
@@ -411,8 +423,10 @@ def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
 
 
 def right_in_other_words(answer: str, expected: str) -> bool:
-    """Return whether a short answer equals `expected`, or is a sentence that states it and negates nothing ("The house
-    is red." for "red"). This is less strict than `right_answer`."""
+    """Return whether a short answer equals `expected`, or is a sentence that states it and negates nothing.
+
+    "The house is red." states "red". This is less strict than `right_answer`.
+    """
     answer_text, expected_text = plain_answer(answer), plain_answer(expected)
     if not expected_text or (_DENIAL.search(answer_text) and not _DENIAL.search(expected_text)):
         return False
@@ -420,8 +434,11 @@ def right_in_other_words(answer: str, expected: str) -> bool:
 
 
 def count_claims(answer: str, claims: Iterable[Sequence[str]]) -> int:
-    """Return how many of the claims an answer makes. A claim is a sequence of words. The answer makes it if one clause
-    has these words in this order; other words may be between them."""
+    """Return how many of the claims an answer makes.
+
+    A claim is a sequence of words. The answer makes it if one clause has these words in this order; other words may be
+    between them.
+    """
     clauses = [clause for clause in _CLAUSE.split(answer.casefold()) if clause]
     return sum(any(_has_words(clause, claim) for clause in clauses) for claim in claims)
 
@@ -450,8 +467,10 @@ class Edits:
 
 
 def word_edits(reference: str, hypothesis: str) -> Edits:
-    """Count the fewest word edits from a reference to a hypothesis. Words are separated by white space; texts are not
-    normalised."""
+    """Count the fewest word edits from a reference to a hypothesis.
+
+    Words are separated by white space; texts are not normalised.
+    """
     return _edits("process_words", reference, hypothesis, str.split)
 
 
@@ -477,8 +496,10 @@ def rate(edits: Sequence[Edits]) -> dict[str, float | int | None]:
 
 
 def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float, float]:
-    """Return sum(tops) / sum(bottoms), and the low and the high end of its 95 % interval, by a bootstrap over pairs
-    (top, bottom). All are NaN if `bottoms` sum to 0."""
+    """Return sum(tops) / sum(bottoms), and the low and the high end of its 95 % interval.
+
+    The interval is by a bootstrap over pairs (top, bottom). All are NaN if `bottoms` sum to 0.
+    """
     top, bottom = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
     if bottom.sum() <= 0:
         return math.nan, math.nan, math.nan
