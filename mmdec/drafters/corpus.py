@@ -148,8 +148,10 @@ class TokenIndex:
         return found[::-1]
 
     def continuations(self, first: int, last: int, length: int) -> list[list[int]]:
-        """Return at most `length` tokens after each of the places first, ..., last - 1; of many places, an even
-        sample."""
+        """Return at most `length` tokens after each of the places first, ..., last - 1.
+
+        Of many places, an even sample is taken.
+        """
         step = -(-(last - first) // MAX_HITS)
         starts = self.places[first:last:step].astype(np.int64)
         indices = np.minimum(starts[:, None] + np.arange(length), len(self) - 1)  # the last token is `END`
@@ -221,8 +223,10 @@ class RowText:
             del positions[:-MAX_OWN_HITS]
 
     def continuations(self, length: int) -> list[tuple[int, list[list[int]]]]:
-        """Return what followed earlier occurrences of the text's last tokens: (tokens of the match, continuations of at
-        most `length` tokens), the longest match first."""
+        """Return what followed earlier occurrences of the text's last tokens, the longest match first.
+
+        Each match is (tokens of the match, continuations of at most `length` tokens).
+        """
         text, matches = self.text, list[tuple[int, list[list[int]]]]()
         for size in SHORT_MATCHES:
             positions = self._positions.get(tuple(text[-size:]), []) if size <= len(text) else []
@@ -288,8 +292,10 @@ class CorpusDrafter:
         return CorpusState([RowText(text) for text in prompts_with_sources(context, context.text_mask)])
 
     def propose(self, state: CorpusState, roots: Tensor, plan: Plan) -> Draft:
-        """Draft the likeliest nodes of the trie of continuations; the likeliest chain if `plan.nodes` <=
-        `plan.depth`."""
+        """Draft the likeliest nodes of the trie of continuations.
+
+        If `plan.nodes` <= `plan.depth`, draft the likeliest chain.
+        """
         return trees_from_lists(roots, [self._tree(state, row, plan) for row in state.rows])
 
     def update(self, state: CorpusState, draft: Draft, scores: Scores, verdict: Verdict) -> None:

@@ -67,8 +67,11 @@ class GrowingTree:
         return order
 
     def part(self, nodes: list[int]) -> tuple[list[int], list[int]]:
-        """Return the draft that consists of the root and `nodes`: the tokens of `nodes`, and for each node the index of
-        its parent in `nodes`, counted from 1; 0 is the root."""
+        """Return the draft that consists of the root and `nodes`.
+
+        It has the tokens of `nodes`, and for each node the index of its parent in `nodes`, counted from 1; 0 is the
+        root.
+        """
         indices = {0: 0} | {node: index for index, node in enumerate(nodes, 1)}
         return [self.tokens[node] for node in nodes], [indices[self.parents[node]] for node in nodes]
 

@@ -30,8 +30,10 @@ INVERSE_OF_BASE = pow(HASH_BASE, -1, HASH_MODULUS)
 
 @final
 class NgramIndex:
-    """One batch row's text (prompt and new tokens), the last positions of its n-grams, and how often a match of each
-    length predicted the next token correctly."""
+    """One batch row's text (prompt and new tokens), and the last positions of its n-grams.
+
+    It also counts how often a match of each length predicted the next token correctly.
+    """
 
     __slots__ = ("_earlier", "_hashes", "_heads", "_last", "_rates", "text")
 
@@ -91,8 +93,9 @@ class NgramIndex:
         return 0, 0
 
     def probability(self, shortest: int) -> float:
-        """Return the probability that the longest present match predicts the next token correctly, from the counts so
-        far.
+        """Return the probability that the longest present match predicts the next token correctly.
+
+        It is computed from the counts so far.
 
         Returns:
             0 if there is no match of at least `shortest` tokens.
@@ -119,8 +122,11 @@ class NgramIndex:
         return probabilities
 
     def matches(self, shortest: int) -> list[int]:
-        """Return positions from which to copy: after the latest earlier occurrence of the text's last n tokens, for
-        each n from the longest n-gram down to `shortest`."""
+        """Return positions from which to copy: those after earlier occurrences of the text's end.
+
+        They follow the latest earlier occurrence of the text's last n tokens, for each n from the longest n-gram down
+        to `shortest`.
+        """
         text, end, matches = self.text, len(self.text), []
         for n in range(min(len(self._heads), end), shortest - 1, -1):
             at = self._earlier[n - 1][-1]

@@ -60,8 +60,10 @@ class Successors:
         self.rows: list[NgramIndex] = []
 
     def probability(self, token: int) -> float:
-        """Return the probability in [0, 1] that the token's best successor is right: the share that was right in its
-        group."""
+        """Return the probability in [0, 1] that the token's best successor is right.
+
+        It is the share that was right in its group.
+        """
         return self._rates[self._groups.get(token, PROMPT_GROUP)].value
 
     def count(self, token: int, successor: int) -> None:

@@ -63,8 +63,9 @@ def prompts_with_sources(context: Context, mask: Tensor) -> list[list[int]]:
 
 
 def worthwhile_prefix(chain: Sequence[int], probabilities: Sequence[float], plan: Plan) -> list[int]:
-    """Return how much of a chain to draft: up to the first token whose probability is below `plan.threshold`; [] if
-    fewer than `plan.min_expected_accepted` tokens are expected to be accepted.
+    """Return how much of a chain to draft: up to the first token less likely than `plan.threshold`.
+
+    Return [] if fewer than `plan.min_expected_accepted` tokens are expected to be accepted.
 
     Args:
         chain: Token ids.

@@ -138,8 +138,9 @@ class CtcRow:
 
 
 def state_lengths(states: Tensor, sound: Tensor | None) -> list[int]:
-    """Return for each batch row how many encoder states the head reads: the states of the sound and of 3 s of silence
-    after the sound.
+    """Return for each batch row how many encoder states the head reads.
+
+    They are the states of the sound and of 3 s of silence after the sound.
 
     Args:
         states: (B, S, D).

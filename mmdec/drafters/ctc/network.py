@@ -131,8 +131,9 @@ class CtcTranscripts:
 
 
 def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> CtcTranscripts:
-    """Transcribe logits (B, F, V) of F frames greedily: take the best piece of each frame, merge equal neighbours, drop
-    blanks.
+    """Transcribe logits (B, F, V) of F frames greedily.
+
+    Take the best piece of each frame, merge equal neighbours, drop blanks.
 
     Args:
         lengths: (B,), numbers of frames.
@@ -168,8 +169,9 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> CtcTranscript
 
 
 def pad_places(rows: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Stack the rows' pieces (N, K), weights (N, K) and frames (N,), padded with 0 to the longest row (at least 1
-    position).
+    """Stack the rows' pieces (N, K), weights (N, K) and frames (N,), padded with 0 to the longest row.
+
+    The result has at least 1 position.
 
     Returns:
         (B, N, K), (B, N, K), (B, N).

@@ -1,5 +1,6 @@
-"""A small vocabulary for a CTC head that drafts: the frequent tokens of the model, of which all other tokens are
-composed.
+"""A small vocabulary for a CTC head that drafts.
+
+It holds the frequent tokens of the model, of which all other tokens are composed.
 
 A byte-level BPE merges each token from two others. A token that is too rare to be learned is split into its two parts
 again, until all parts are frequent; single bytes are always in the vocabulary. The head's transcript is converted to

@@ -162,14 +162,18 @@ class DFlashConfig(LayeredConfig):
         return int(self.positions == "temporal")
 
     def for_depth(self, layers: int) -> Self:
-        """Return the configuration for a target with `layers` layers: if no layers are listed, the default layers are
-        filled in."""
+        """Return the configuration for a target with `layers` layers.
+
+        If no layers are listed, the default layers are filled in.
+        """
         return self if self.layers else replace(self, layers=spread_layers(layers, self.num_hidden_layers))
 
 
 def spread_layers(depth: int, count: int) -> tuple[int, ...]:
-    """Choose the published default layers: `count` indices, spread evenly from the second to the third last of `depth`
-    layers. A single layer is the middle one."""
+    """Choose the published default layers: `count` indices, spread evenly.
+
+    They go from the second to the third last of `depth` layers. A single layer is the middle one.
+    """
     if count == 1:
         return (depth // 2,)
     span = depth - 3 - 1

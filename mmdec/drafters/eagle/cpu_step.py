@@ -126,8 +126,10 @@ class Eagle3Step(SingleTokenStep):
         return self.last[1]
 
     def logits(self, hidden: Vector) -> Vector:
-        """Compute logits (Vd,) over the draft vocabulary from hidden (H,), after the final norm if it was not applied
-        before. They are valid until the next call."""
+        """Compute logits (Vd,) over the draft vocabulary from hidden (H,).
+
+        The final norm comes before, if it was not applied yet. The logits are valid until the next call.
+        """
         if not self.norm_output:
             self.layer.norm_into(hidden, self.final_norm, self.last[1])
             hidden = self.last[1]

@@ -162,8 +162,10 @@ class Eagle3Config(LayeredConfig):
         return {"text": 0, "temporal": 1, "axes": 3}[self.positions]
 
     def for_depth(self, layers: int) -> Self:
-        """Return the configuration for a target with `layers` layers: if no layers are listed, the default layers are
-        filled in."""
+        """Return the configuration for a target with `layers` layers.
+
+        If no layers are listed, the default layers are filled in.
+        """
         if self.layers:
             return self
         if self.features != 3:

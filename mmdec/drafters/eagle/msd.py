@@ -53,8 +53,10 @@ class MsdConfig(DraftConfig):
 @built_in_network("msd", published="mmdec.drafters.eagle.checkpoint", note="MSD: drafts text and picture apart.")
 @final
 class MsdNetwork(EagleInputNetwork):
-    """EAGLE's draft network with another input: the visual embedding at visual positions, fc's output at text
-    positions."""
+    """EAGLE's draft network with another input.
+
+    It reads the visual embedding at visual positions, and fc's output at text positions.
+    """
 
     config_class: ClassVar[type[DraftConfig]] = MsdConfig
 

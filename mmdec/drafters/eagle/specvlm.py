@@ -1,9 +1,8 @@
-"""SpecVLM: EAGLE-2's draft network with an input norm, and an image compressor that depends on the question (arXiv
-2509.11815).
+"""SpecVLM (arXiv 2509.11815): EAGLE-2's draft network with an input norm and an image compressor.
 
-Position t reads token t + 1, and counts as visual if token t + 1 is visual. The visual positions of each image are
-compressed together and enter the drafter's cache once, at their positions in the text. Text positions have the same
-input as in EAGLE.
+The compressor depends on the question. Position t reads token t + 1, and counts as visual if token t + 1 is visual. The
+visual positions of each image are compressed together and enter the drafter's cache once, at their positions in the
+text. Text positions have the same input as in EAGLE.
 
 The elastic compressor (section 3.2) compresses an image in one of several ways; a gate reads the question and chooses
 the way. The paper compresses the projector's output, and does not say what happens to the target's features of dropped
@@ -52,8 +51,10 @@ CONCATENATED_COMPRESSORS = ("prune", "pool", "conv", "resampler")
 
 @final
 class QuestionGate(nn.Module):
-    """Computes logits of the compressors from the question and the target's state, by two linear layers (the paper
-    gives no sizes)."""
+    """Computes logits of the compressors from the question and the target's state, by two linear layers.
+
+    The paper gives no sizes of the layers.
+    """
 
     def __init__(self, embeds: int, features: int, inner: int, choices: int) -> None:
         super().__init__()

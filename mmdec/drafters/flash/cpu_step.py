@@ -182,8 +182,10 @@ class SlotStep(CpuStep):
         return turned.reshape(vector.shape)
 
     def _mask(self, count: int, width: int) -> Tensor:
-        """Make the additive mask (count, width) for `count` slots: each slot sees all earlier tokens, and slot i also
-        sees the slots 1 .. i."""
+        """Make the additive mask (count, width) for `count` slots.
+
+        Each slot sees all earlier tokens, and slot i also sees the slots 1 .. i.
+        """
         more = self.slots - 1
         if width + more > self.mask.shape[1]:
             self.mask = np.zeros((self.slots, 2 * width + more + SPARE_MASK_ENTRIES), np.float32)

@@ -76,8 +76,10 @@ class Flash:
         self._columns.select(state, live)
 
     def propose(self, state: DraftState, roots: Tensor, plan: Plan) -> Draft:
-        """Draft after each batch row's last token: a chain of up to `plan.depth` tokens, or a tree of at most k levels
-        for k slots."""
+        """Draft after each batch row's last token.
+
+        The draft is a chain of up to `plan.depth` tokens, or a tree of at most k levels for k slots.
+        """
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return root_only(roots)

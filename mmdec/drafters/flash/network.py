@@ -1,5 +1,6 @@
-"""FLASH: an image compressor with learned latents, and a semi-autoregressive head that drafts k tokens in a pass (arXiv
-2505.12728).
+"""FLASH (arXiv 2505.12728): an image compressor and a head that drafts k tokens in a pass.
+
+The compressor has learned latents; the head is semi-autoregressive.
 
 The head is one decoder layer as in EAGLE, with other inputs. At a text position t the input is SiLU(fc_gate x) * fc_up
 x with x = [embedding of token t + 1; feature of token t]. An image's positions hold the target's features of its

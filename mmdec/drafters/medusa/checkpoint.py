@@ -1,5 +1,6 @@
-"""Reads and writes the folders of Medusa heads: config.json, heads.safetensors, a model card. Published heads can be
-loaded without conversion.
+"""Reads and writes the folders of Medusa heads: config.json, heads.safetensors, a model card.
+
+Published heads can be loaded without conversion.
 
 The published checkpoints for Whisper (aiola/whisper-medusa-v1, -linear-libri, -block-libri, -multilingual) hold a whole
 Whisper beside the heads. In a Medusa-Block checkpoint this Whisper is the original model, so the heads fit the original

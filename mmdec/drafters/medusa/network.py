@@ -1,5 +1,6 @@
-"""Medusa heads for an encoder-decoder speech model (Segal-Feldman et al. 2024, arXiv 2409.15869; after Medusa, Cai et
-al. 2024).
+"""Medusa heads for an encoder-decoder speech model (Segal-Feldman et al. 2024, arXiv 2409.15869).
+
+They follow Medusa (Cai et al. 2024).
 
 K small heads read the decoder's last hidden state h_t, after the final norm. The model itself predicts token t + 1 from
 h_t. Head k = 1 ... K predicts token t + 1 + k, through the model's own output matrix. In Medusa-Linear the heads read

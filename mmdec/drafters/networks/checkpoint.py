@@ -55,8 +55,10 @@ def build_network(
 
 
 def published_settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the settings of the decoder layer: `transformer_layer_config` of the config (speculators), else
-    `text_config`, else the whole config."""
+    """Return the settings of the decoder layer.
+
+    They are `transformer_layer_config` of the config (speculators), else `text_config`, else the whole config.
+    """
     settings = dict(checkpoint.config)
     for name in ("text_config", "transformer_layer_config"):
         value = checkpoint.config.get(name)
@@ -175,8 +177,9 @@ def check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any], others: tup
 
 
 def with_vocabulary_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors by name, with checked tables between the draft vocabulary and the target's: `d2t` as offsets,
-    and `t2d`. If both vocabularies are the same, the tables are left out.
+    """Return the tensors by name, with checked tables between the draft vocabulary and the target's.
+
+    The tables are `d2t` as offsets, and `t2d`. If both vocabularies are the same, they are left out.
 
     Args:
         sizes: Fields of the configuration.

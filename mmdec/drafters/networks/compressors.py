@@ -1,5 +1,6 @@
-"""Compressors shorten an image's sequence of visual tokens for the drafter: SpecVLM's (arXiv 2509.11815, section 3.2)
-and FLASH's latent attention (arXiv 2505.12728, section 3.2).
+"""Compressors shorten an image's sequence of visual tokens for the drafter.
+
+They are SpecVLM's (arXiv 2509.11815, section 3.2) and FLASH's latent attention (arXiv 2505.12728, section 3.2).
 
 Letters in shapes: V visual tokens of one image before compression, M states after it, H channels. Each image is
 compressed separately and may have any length. What a paper does not specify is an option, and the option's docstring

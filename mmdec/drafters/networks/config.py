@@ -65,8 +65,10 @@ class DraftConfig(WeightsConfig):
 
     @property
     def projected(self) -> bool:
-        """Which embedding the network reads at image tokens: True: the projected visual embedding; False: that
-        of the placeholder token."""
+        """Whether the network reads the projected visual embedding at image tokens.
+
+        If False, it reads the placeholder token's embedding.
+        """
         return True
 
     @property

@@ -178,8 +178,10 @@ class LayerStep:
 
 
 def ignore_overflow() -> np.errstate:
-    """Return a context manager that silences NumPy's overflow warnings. torch gives none either, and a diverging draft
-    network does no harm beyond bad drafts."""
+    """Return a context manager that silences NumPy's overflow warnings.
+
+    torch gives none either, and a diverging draft network does no harm beyond bad drafts.
+    """
     return np.errstate(over="ignore", invalid="ignore")
 
 

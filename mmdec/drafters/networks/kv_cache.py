@@ -1,5 +1,7 @@
-"""The state of an EAGLE-like drafter in one `generate` call: the draft network's key-value cache, the accepted tokens
-that the network has not processed yet, and how images were compressed.
+"""The state of an EAGLE-like drafter in one `generate` call.
+
+It holds the draft network's key-value cache, the accepted tokens that the network has not processed yet, and how images
+were compressed.
 
 A position of the draft network ("column" in the names) reads a token's embedding and the target's hidden state, called
 feature, of the token before.
@@ -86,8 +88,10 @@ class DraftCache:
             self._uneven = self._uneven.masked_fill(empty, -math.inf)[:, None, None]
 
     def causal_mask(self, size: int, width: int) -> Tensor:
-        """Return the causal additive mask (B, 1, size, width) of `size` positions that `write` has written: each sees
-        its batch row's positions up to itself."""
+        """Return the causal additive mask (B, 1, size, width) of `size` positions that `write` has written.
+
+        Each position sees its batch row's positions up to itself.
+        """
         device = self._keys.device
         last = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(size, device=device)
         hidden = torch.arange(width, device=device) > last[..., None]

@@ -51,8 +51,10 @@ class LayeredConfig(DraftConfig):
 
 
 class LayeredNetwork(DraftNetwork):
-    """Base class of EAGLE-3's and DFlash's networks: it allows several layers, and an LM head and an embedding of their
-    own."""
+    """Base class of EAGLE-3's and DFlash's networks.
+
+    It allows several layers, and an LM head and an embedding of their own.
+    """
 
     config: Any  # a `LayeredConfig`; each subclass declares its own class
 
@@ -69,8 +71,10 @@ class LayeredNetwork(DraftNetwork):
                 attention.o_proj = nn.Linear(attention.o_proj.in_features, attention.o_proj.out_features)
 
     def build_ends(self, sizes: LayeredConfig, own_head: bool) -> None:
-        """Create the final norm and, as configured, an LM head, an embedding, and the tables between the draft
-        vocabulary and the target's."""
+        """Create the final norm and, as configured, an LM head, an embedding and vocabulary tables.
+
+        The tables are between the draft vocabulary and the target's.
+        """
         self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         if own_head:
             self.lm_head = nn.Linear(sizes.hidden_size, sizes.vocabulary, bias=False)

@@ -29,8 +29,10 @@ MIN_TABLE_LENGTH = 1024  # minimum number of positions whose cosines and sines a
 
 
 class PackedWeights(NamedTuple):
-    """A layer's weights, concatenated so that one matrix product replaces several: a small network's time depends on
-    the number of operations."""
+    """A layer's weights, concatenated so that one matrix product replaces several.
+
+    A small network's time depends on the number of operations.
+    """
 
     attention: Tensor  # weights of the query, key and value projections, concatenated along the outputs
     bias: Tensor | None  # biases of these three projections

@@ -36,8 +36,10 @@ LARGE_VOCABULARY = 4096  # from this vocabulary size on, `top_indices` finds the
 
 
 class Grower(Protocol):
-    """What `Levels` needs of a drafter: its draft network, its embedding, its LM head, and `width`, the maximum number
-    of nodes in a tree level that get children."""
+    """What `Levels` needs of a drafter: its draft network, embedding and LM head, and `width`.
+
+    `width` is the maximum number of nodes in a tree level that get children.
+    """
 
     width: int
 
@@ -174,8 +176,9 @@ class Levels:
         return step(token, feature, self.state.positions[0] + self.level - 1, keys, values)
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Draft an EAGLE-2 tree in each batch row: expand the likeliest nodes of each level, then take the likeliest
-        nodes of all levels.
+        """Draft an EAGLE-2 tree in each batch row.
+
+        Expand the likeliest nodes of each level, then take the likeliest nodes of all levels.
 
         Args:
             roots: (B,), each row's last token.

@@ -41,8 +41,10 @@ class WeightsConfig:
 
     @property
     def trained_for(self) -> str:
-        """Describe the target in a message: name and fingerprint, as in "vlm-scenes (402af2b1ab88)", or what is known
-        of the two."""
+        """Describe the target in a message by name and fingerprint, as in "vlm-scenes (402af2b1ab88)".
+
+        If only one of the two is known, the message has what is known.
+        """
         mark = f"({self.base})" if self.target else self.base
         return " ".join(part for part in (self.target, mark) if part.strip("()"))
 

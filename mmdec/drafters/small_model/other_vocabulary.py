@@ -96,8 +96,10 @@ class OtherVocabulary:
             state.cached = [state.cached[row] for row in live.tolist()]
 
     def propose(self, state: OtherVocabularyState, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain of the likeliest tokens in each batch row; none where the text ends in an incomplete UTF-8
-        character."""
+        """Draft a chain of the likeliest tokens in each batch row.
+
+        Draft none where the text ends in an incomplete UTF-8 character.
+        """
         depth = min(plan.depth, plan.nodes)
         none: list[list[int]] = [[] for _ in state.texts]
         if depth < 1 or state.restarts > MAX_RESTARTS:

@@ -88,10 +88,10 @@ class WhisperSpeechEncoder:
 
 @dataclass(frozen=True)
 class TransformersSpeechEncoder:
-    """A speech encoder of the library transformers with its feature extractor: wav2vec 2.0, HuBERT, w2v-BERT 2.0 or
-    similar.
+    """A speech encoder of the library transformers with its feature extractor.
 
-    Recordings are encoded one by one, because padding changes the output of some of these models.
+    It is wav2vec 2.0, HuBERT, w2v-BERT 2.0 or similar. Recordings are encoded one by one, because padding changes the
+    output of some of these models.
     """
 
     model: Any

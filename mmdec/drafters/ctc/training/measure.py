@@ -51,8 +51,10 @@ TREE_SIZES = (4, 8, 16)  # numbers of nodes in a drafted tree for which tokens p
 
 @dataclass(frozen=True)
 class RoundCounts:
-    """Counts from the simulated decoding of one window: tokens of the text, rounds of drafting and verifying, and
-    drafted tokens."""
+    """Counts from the simulated decoding of one window.
+
+    They are tokens of the text, rounds of drafting and verifying, and drafted tokens.
+    """
 
     tokens: int
     rounds: int
@@ -96,8 +98,9 @@ def simulate_rounds(
 
 
 def ctc_token_ids(whisper: LoadedWhisper, name: str = "", languages: Sequence[str] = ()) -> CtcTokenIds:
-    """Collect what a CTC drafter must know of its Whisper's vocabulary: its size, the ids of the first timestamp and of
-    the end token, and the languages' tokens.
+    """Collect what a CTC drafter must know of its Whisper's vocabulary.
+
+    This is its size, the ids of the first timestamp and of the end token, and the languages' tokens.
 
     Args:
         name: The Whisper's public name.

@@ -70,8 +70,10 @@ class KnownText:
         """Accept every target: this drafter works for all models."""
 
     def start(self, context: Context) -> list[list[Any]]:
-        """Return the state of each row of the batch, a list of three: the token ids of its text, the index of the next
-        token in it, and the last accepted token."""
+        """Return the state of each row of the batch, a list of three.
+
+        These are the token ids of its text, the index of the next token in it, and the last accepted token.
+        """
         return [[list(text), 0, -1] for text in self.texts]
 
     def propose(self, state: list[list[Any]], roots: Tensor, plan: Plan) -> Draft:
@@ -306,8 +308,9 @@ def _half(device: torch.device) -> torch.autocast:
 
 
 class TranscriptData(StoredBatches, LightningDataModule):
-    """A data module for CTC drafters: windows of recordings as stored encoder states, with the Whisper's own
-    transcripts.
+    """A data module for CTC drafters: windows of recordings with the Whisper's own transcripts.
+
+    The windows are stored as encoder states.
 
     Args:
         corpora: Maps each corpus to its language code. A corpus is a manifest (list of sound files with texts), or a

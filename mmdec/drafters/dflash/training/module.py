@@ -1,5 +1,6 @@
-"""Training of DFlash (Chen et al. 2026, arXiv 2602.06036), which drafts a block of tokens in one pass, and of its
-successors with a sequential head: DSpark (arXiv 2607.05147), DFlash 2 and Domino.
+"""Training of DFlash (Chen et al. 2026, arXiv 2602.06036), which drafts a block of tokens in one pass.
+
+Its successors with a sequential head are trained here, too: DSpark (arXiv 2607.05147), DFlash 2 and Domino.
 
 A block is a root, which is a token of the answer, and mask tokens after the root. The block attends to the target's
 features before the root, and to itself in both directions. The k-th drafted token is compared with the target's
@@ -85,13 +86,19 @@ class DFlashModule(DraftModule):
         self.hparams.update(anchors=anchors, base_steps=base_steps)
 
     def training_needs(self, config: DraftConfig) -> Needs:
-        """Return which hidden states of the target training needs: those that the network reads, and the LM head's
-        input (layer -1), from which the target's distributions are computed."""
+        """Return which hidden states of the target training needs.
+
+        They are those that the network reads, and the LM head's input (layer -1), from which the target's distributions
+        are computed.
+        """
         return Needs(layers=(*config.layers, -1))
 
     def draft_config(self, teacher: Teacher) -> DraftConfig:
-        """Return the configuration of a new network: sizes are those of the target's layers, the mask token is the
-        target's padding token, and the recipe's `network` options override both."""
+        """Return the configuration of a new network.
+
+        Sizes are those of the target's layers, the mask token is the target's padding token, and the recipe's `network`
+        options override both.
+        """
         config = DFlashConfig.like(teacher.config, **{"mask_token": teacher.pad, **self.options.network})
         if config.own_head or config.own_embedding:
             raise InputError(
@@ -266,8 +273,9 @@ def block_states(network: DFlash, columns: UnrollInputs, roots: Tensor, block: T
 
 
 def block_attention(queries: Tensor, context: KeyValues, block: KeyValues, mask: Tensor, size: int) -> Tensor:
-    """Compute the attention of R blocks of b tokens each: to the target's features, and within each block in both
-    directions.
+    """Compute the attention of R blocks of b tokens each.
+
+    A block attends to the target's features, and to itself in both directions.
 
     Args:
         queries: (B, heads, R * b, d).

@@ -69,13 +69,19 @@ class Eagle3Module(DraftModule):
         self.hparams.update(columns=columns, draft_vocab=draft_vocab)
 
     def training_needs(self, config: DraftConfig) -> Needs:
-        """Return which hidden states of the target training needs: those that the network reads, and the LM head's
-        input (layer -1), from which the target's distributions are computed."""
+        """Return which hidden states of the target training needs.
+
+        They are those that the network reads, and the LM head's input (layer -1), from which the target's distributions
+        are computed.
+        """
         return Needs(layers=(*config.layers, -1), embeds=config.projected)
 
     def draft_config(self, teacher: Teacher) -> DraftConfig:
-        """Return the configuration of a new network: sizes are those of the target's layers; `columns`, `draft_vocab`
-        and the recipe's `network` options override them."""
+        """Return the configuration of a new network.
+
+        Sizes are those of the target's layers; `columns`, `draft_vocab` and the recipe's `network` options override
+        them.
+        """
         settings = {**CONVENTIONS[self.convention], "draft_vocab_size": self.draft_vocab, **self.options.network}
         if settings["draft_vocab_size"] >= teacher.config.vocab_size:
             settings["draft_vocab_size"] = 0
@@ -150,8 +156,10 @@ class Eagle3Module(DraftModule):
 
     @torch.no_grad()
     def distributions(self, columns: UnrollInputs, texts: Sequence[TargetFeatures]) -> tuple[Tensor, Tensor]:
-        """Return the target's distributions (P, Vd) over the draft vocabulary at P answer tokens, and the target's
-        likeliest token (P,) at each, as an index of the draft vocabulary; -1 if it is not there."""
+        """Return the target's distributions (P, Vd) over the draft vocabulary, and its likeliest tokens (P,).
+
+        They are at P answer tokens. The likeliest token is an index of the draft vocabulary; -1 if it is not there.
+        """
         expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)[columns.mask]
         drafted, network = self.draft_indices, cast(Eagle3, self.network)
         tokens = network.draft_vocabulary.all_token_ids(expected.device)

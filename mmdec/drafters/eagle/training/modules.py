@@ -1,5 +1,7 @@
-"""The training modules of EAGLE, MSD, SpecVLM and ViSpec: each adds the loss and drafting steps of its paper to
-`DraftModule`."""
+"""The training modules of EAGLE, MSD, SpecVLM and ViSpec.
+
+Each adds the loss and drafting steps of its paper to `DraftModule`.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,10 @@ class SpecVlmModule(DraftModule):
         self.hparams.update(cost=cost)
 
     def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
-        """Return name -> value: the batch's "loss", which includes the gate's loss if `cost` is not 0, and values for
-        the log."""
+        """Return name -> value: the batch's "loss", and values for the log.
+
+        The loss includes the gate's loss if `cost` is not 0.
+        """
         parts = dict(super().compare(columns, texts))
         network = cast(SpecVLM, self.network)
         if not self.cost or network.gate is None:
@@ -80,8 +84,9 @@ class SpecVlmModule(DraftModule):
 
 @final
 class ViSpecModule(DraftModule):
-    """Trains ViSpec (Kang et al. 2025, arXiv 2509.15235): 10 L1 between distributions + 0.1 ListMLE of the ten best
-    tokens.
+    """Trains ViSpec (Kang et al. 2025, arXiv 2509.15235).
+
+    The loss is 10 L1 between distributions + 0.1 ListMLE of the ten best tokens.
 
     Its first stage is EAGLE's training on text (`EagleModule` with `ranks` 0.1). This class is its second stage:
     samples with pictures and long answers by the target, and a second drafting step, which reads the network's own

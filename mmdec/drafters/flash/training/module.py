@@ -114,8 +114,9 @@ def raw_slots(network: FlashNetwork, columns: UnrollInputs) -> Tensor:
 
 
 def text_embeds(columns: UnrollInputs, slots: int) -> Tensor:
-    """Return for each of N answer tokens c the embeddings of answer tokens c + 1 ... c + k - 1: (B, N, k - 1, H), zero
-    beyond the answer's end.
+    """Return the embeddings of the k - 1 answer tokens after each of N answer tokens: (B, N, k - 1, H).
+
+    After token c come c + 1 ... c + k - 1; embeddings beyond the answer's end are zero.
 
     Args:
         slots: k.

@@ -85,8 +85,10 @@ class DraftBatch:
     prompts: list[Inputs] | None
 
     def to(self, device: torch.device) -> DraftBatch:
-        """Return the batch unchanged: `Teacher`, which runs the target, moves the input tensors to the device
-        itself."""
+        """Return the batch unchanged.
+
+        `Teacher`, which runs the target, moves the input tensors to the device itself.
+        """
         return self
 
 

@@ -179,9 +179,12 @@ class StepTotals:
         self._step += 1
 
     def result(self) -> Mapping[str, Tensor]:
-        """Return name -> value: the batch's "loss"; "right", "right2", ...: in each step, how often drafter and target
-        have the same likeliest token; and "round": the estimated tokens per round of decoding with chains of
-        `ESTIMATED_CHAIN_LENGTH` drafted tokens, if there are so many steps."""
+        """Return name -> value: the batch's "loss", "right", "right2", ..., and "round".
+
+        "right", "right2", ... say for each step how often drafter and target have the same likeliest token. "round" is
+        the estimated tokens per round of decoding with chains of `ESTIMATED_CHAIN_LENGTH` drafted tokens, if there are
+        so many steps.
+        """
         parts = {**self.parts, "loss": self._loss}
         if len(self._weights) >= ESTIMATED_CHAIN_LENGTH:
             parts["round"] = 1 + self._accepted / self._is_root.sum()
@@ -391,8 +394,10 @@ class DraftModule(DrafterModule):
             data.stored = self.store
 
     def training_needs(self, config: Any) -> Needs:
-        """Return which hidden states and embeddings of the target training needs: those that the network reads, and
-        those that the loss compares with."""
+        """Return which hidden states and embeddings of the target training needs.
+
+        They are those that the network reads, and those that the loss compares with.
+        """
         return Needs(layers=config.layers, embeds=config.projected)
 
     def draft_config(self, teacher: Teacher) -> DraftConfig:
@@ -458,8 +463,10 @@ class DraftModule(DrafterModule):
 
     @property
     def draft_indices(self) -> Tensor | None:
-        """(V,) int64, which gives for each of the target's tokens its index in the draft vocabulary, -1 if it cannot be
-        drafted. None: all tokens can be drafted."""
+        """The index (V,) int64 of each of the target's tokens in the draft vocabulary.
+
+        It is -1 if the token cannot be drafted. None: all tokens can be drafted.
+        """
         return None
 
     def step_logits(self, states: Tensor, depth: int) -> Tensor:
@@ -481,8 +488,11 @@ class DraftModule(DrafterModule):
         return unroll_steps(self.network, columns, count, self.options.through)
 
     def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
-        """Return name -> value: the batch's "loss", and for the log the parts of the first drafting step's loss, and
-        "right", "right2", ...: in each step, how often drafter and target have the same likeliest token."""
+        """Return name -> value: the batch's "loss", and values for the log.
+
+        The log gets the parts of the first drafting step's loss, and "right", "right2", ...: in each step, how often
+        drafter and target have the same likeliest token.
+        """
         expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)
         total: Tensor = columns.states.new_zeros(())
         parts: dict[str, Tensor] = {}
@@ -603,8 +613,9 @@ class DraftModule(DrafterModule):
 
 
 def step_weights(has_target: Tensor, depth: int) -> Tensor:
-    """Return the factors (depth,) on the mean losses of the drafting steps, with which each token has the same weight
-    in all processes.
+    """Return the factors (depth,) on the mean losses of the drafting steps.
+
+    With them, each token has the same weight in all processes.
 
     Args:
         has_target: (B, N) bool, the answer tokens that count. Step s counts only tokens from index s on; if this

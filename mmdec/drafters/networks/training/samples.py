@@ -1,5 +1,8 @@
-"""Training samples of drafters: reads single questions of a corpus, with their pictures or video frames, and makes
-their input tensors with the target's processor and chat template."""
+"""Training samples of drafters, read from a corpus.
+
+A sample is a single question with its pictures or video frames. The target's processor and chat template make its input
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +88,9 @@ class PromptBuilder:
 
 
 def _processor(base: str | Path) -> Any:
-    """Load the processor of a model that reads pictures, as `mmdec.describe` does, without torchvision where possible;
-    or a language model's tokenizer.
+    """Load the processor of a model that reads pictures, or a language model's tokenizer.
+
+    The processor is loaded as `mmdec.describe` does, without torchvision where possible.
 
     Args:
         base: Folder or Hugging Face id.

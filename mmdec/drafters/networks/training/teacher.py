@@ -34,8 +34,10 @@ from mmdec.types import Draft, Needs, Scores
 
 @dataclass(frozen=True)
 class TargetFeatures:
-    """The target's features of one text of L tokens: P prompt tokens, then the answer's tokens without the last one,
-    after which nothing is drafted."""
+    """The target's features of one text of L tokens.
+
+    The text is P prompt tokens, then the answer's tokens without the last one, after which nothing is drafted.
+    """
 
     prompt: int  # P, number of tokens in the prompt
     answer: list[int]  # ids of the L - P + 1 answer tokens, the last one included

@@ -84,8 +84,9 @@ def unroll_inputs(network: DraftNetwork, texts: Sequence[TargetFeatures], noise:
 
 
 def _positions(network: DraftNetwork, text: TargetFeatures, prompted: PromptInput) -> tuple[Tensor, Tensor]:
-    """Return the position ids of the network's M inputs for a prompt, (axes, M), and of its N inputs for the answer,
-    (axes, N), as in decoding.
+    """Return the position ids of the network's inputs, as in decoding.
+
+    They are (axes, M) for the M inputs of a prompt, and (axes, N) for the N inputs of the answer.
 
     Args:
         prompted: The network's input for the prompt.
@@ -148,8 +149,9 @@ def prompt_keys(network: DraftNetwork, columns: UnrollInputs) -> list[KeyValues]
 
 
 def diagonal_attention(queries: Tensor, context: KeyValues, diagonals: Sequence[KeyValues], mask: Tensor) -> Tensor:
-    """Compute the attention of the newest drafted token of each root: to the prompt and the answer up to the root, and
-    to the tokens drafted from this root, one in each step.
+    """Compute the attention of the newest drafted token of each root.
+
+    It attends to the prompt and the answer up to the root, and to the tokens drafted from this root, one in each step.
 
     Args:
         queries: (B, heads, n, d), of roots 0 ... n - 1.
@@ -175,8 +177,9 @@ def diagonal_attention(queries: Tensor, context: KeyValues, diagonals: Sequence[
 
 
 def causal_mask(prompt_mask: Tensor, length: int) -> Tensor:
-    """Return a mask (B, N, M + N) bool: each of N roots attends to the M tokens of the prompt, and to the answer's
-    tokens up to itself.
+    """Return the causal mask (B, N, M + N) bool of N roots.
+
+    Each root attends to the M tokens of the prompt, and to the answer's tokens up to itself.
 
     Args:
         prompt_mask: (B, M), False at padding.

@@ -125,8 +125,10 @@ class PromptTokensModule(DraftModule):
         return found
 
     def compare_guesses(self, guesses: Sequence[Guesses]) -> Mapping[str, Tensor]:
-        """Return name -> value: the batch's "loss", and "right", "right2", ...: for each place, how often guess and
-        target have the same likeliest token."""
+        """Return name -> value: the batch's "loss", and "right", "right2", ...
+
+        The latter say for each place how often guess and target have the same likeliest token.
+        """
         total, parts = guesses[0].logits.new_zeros(()), dict[str, Tensor]()
         weights = token_weight(torch.tensor([len(place.texts) for place in guesses], device=total.device))
         for index, place in enumerate(guesses):
