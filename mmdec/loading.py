@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mmdec.checks.devices import check_dtype
-from mmdec.daspeech.options import DASPEECH_KIND, DEFAULT_MODEL
+from mmdec.daspeech.options import DASPEECH_KIND, DEFAULT_TRANSLATOR
 from mmdec.drafters.registry import loader_names
 from mmdec.errors import InputError
 from mmdec.hub.find import find_model, model_kind
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def load(
-    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    model: str | os.PathLike[str] = DEFAULT_TRANSLATOR,
     device: str | torch.device | None = None,
     *,
     vocoder: str | os.PathLike[str] | None = None,

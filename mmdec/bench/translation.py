@@ -28,9 +28,9 @@ from mmdec.bench.pairing import PairedTiming, prepare_device, quartiles, time_pa
 from mmdec.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.core.timing import Stopwatch
 from mmdec.daspeech.ar_decoder import ArDecoder
-from mmdec.daspeech.checkpoint import DEFAULT_MODEL
 from mmdec.daspeech.dag_decoder import BOS, EOS
 from mmdec.daspeech.model import EncodedSpeech
+from mmdec.daspeech.options import DEFAULT_TRANSLATOR
 from mmdec.daspeech.translate import Translation, load_translator, translate_speech
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError, MmdecError
@@ -51,7 +51,7 @@ GATE_SLACK = 1e-3
 
 def bench_speech(
     recordings: Sequence[Path],
-    model: str = DEFAULT_MODEL,
+    model: str = DEFAULT_TRANSLATOR,
     seconds: Sequence[float] = (1.5, 3, 6, 10, 20),
     repeats: int = 15,
     device: str = "cpu",

@@ -43,7 +43,6 @@ from mmdec.daspeech.checkpoint_files import (
 )
 from mmdec.daspeech.model import DASpeech, DASpeechConfig
 from mmdec.daspeech.options import DASPEECH_KIND
-from mmdec.daspeech.options import DEFAULT_MODEL as DEFAULT_MODEL
 from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts, read_piece_translator, save_piece_translator
 from mmdec.daspeech.vocoder import OUR_MELS, HifiGanVocoder, MelKind, Vocoder
 from mmdec.errors import InputError

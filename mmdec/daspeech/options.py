@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mmdec.daspeech.translator import SpeechTranslator
 
 DASPEECH_KIND = "daspeech"  # "system" in config.json, see `model_kind`
-DEFAULT_MODEL = "daspeech-everyday"
+DEFAULT_TRANSLATOR = "daspeech-everyday"
 GRAPH_STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "beam")
 AUTOREGRESSIVE_STRATEGIES = ("reranked", "autoregressive", "verified")  # those that need the autoregressive decoder
 STRATEGIES = (*GRAPH_STRATEGIES, *AUTOREGRESSIVE_STRATEGIES)
@@ -28,7 +28,7 @@ class TranslateOptions(TaskOptions):
 
     sample_rate: int | None = option(None, "Hz of samples; files name it themselves.")
     model: str | os.PathLike[str] | SpeechTranslator = option(
-        DEFAULT_MODEL, "A shipped name, a folder, a Hugging Face id, or a loaded translator."
+        DEFAULT_TRANSLATOR, "A shipped name, a folder, a Hugging Face id, or a loaded translator."
     )
     strategy: str | None = option(
         None,

@@ -16,7 +16,7 @@ from mmdec.checks.arguments import format_value
 from mmdec.checks.devices import check_device, check_dtype
 from mmdec.core.summary import format_result
 from mmdec.daspeech.checkpoint import VOCODER_RULE, read_parts, resolve
-from mmdec.daspeech.options import DEFAULT_MODEL, TranslateOptions
+from mmdec.daspeech.options import DEFAULT_TRANSLATOR, TranslateOptions
 from mmdec.daspeech.passes import OnPass
 from mmdec.daspeech.translator import STAGES, SpeechTranslator, SpokenTranslation
 from mmdec.errors import InputError
@@ -81,7 +81,7 @@ def translate_speech(
     audio: Audio,
     *,
     sample_rate: int | None = None,
-    model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_MODEL,
+    model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_TRANSLATOR,
     strategy: str | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
@@ -158,7 +158,7 @@ _translators = LoadedModels[SpeechTranslator]()
 
 
 def load_translator(
-    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    model: str | os.PathLike[str] = DEFAULT_TRANSLATOR,
     device: str | torch.device | None = None,
     *,
     vocoder: str | os.PathLike[str] | None = None,

@@ -25,10 +25,11 @@ from mmdec.demo.html import confidence_html, output_html, require, status
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
 from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
 from mmdec.io.images import read_image, to_pil
+from mmdec.pretrained import DEFAULT_VLM
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.types import Round
 from mmdec.vision.answer import Description
-from mmdec.vision.describe import DEFAULT_MODEL, available_drafters, describe, load_vlm
+from mmdec.vision.describe import available_drafters, describe, load_vlm
 
 DRAFT = (24, 5)  # nodes and depth of each drafted tree: fixed, because a learned size would change between calls
 MAX_NEW_TOKENS = 200
@@ -63,7 +64,7 @@ COMPRESSED = {  # compressor's name -> what it did to the picture's visual token
 
 def drafters() -> dict[str, str]:
     """List the drafters that have weights for the demo's model: name -> a one-line description."""
-    return available_drafters(load_vlm(DEFAULT_MODEL))
+    return available_drafters(load_vlm(DEFAULT_VLM))
 
 
 def picture(path: str | Path | None) -> np.ndarray:
@@ -114,7 +115,7 @@ def decode(
         WorkStopped: Between rounds, if the visitor stopped the request.
     """
     rounds: list[Round] = []
-    tokenizer = load_vlm(DEFAULT_MODEL).tokenizer
+    tokenizer = load_vlm(DEFAULT_VLM).tokenizer
     nodes = None if drafter is None else DRAFT
     result = describe(
         pixels,
@@ -138,7 +139,7 @@ def text_html(result: Description, question: str, truth: str = "") -> str:
     Args:
         truth: The right answer; "": not known.
     """
-    calibrated = bool(read_calibrations(load_vlm(DEFAULT_MODEL).directory))
+    calibrated = bool(read_calibrations(load_vlm(DEFAULT_VLM).directory))
     truth_note = f'<p class="mm-note">Really drawn: {escape(truth)}</p>' if truth and truth != result.text else ""
     return (
         f'<div class="mm-said">{question_html(question)}'
@@ -198,7 +199,7 @@ def show_answer(
     *drafted, (_, plain) = run_in_turn(report, "Answered.", ways).items()
     notes = drafters()
     named = [(drafter, notes.get(drafter) or "A drafter.", runs) for drafter, runs in drafted]
-    lanes = compare_with_plain(load_vlm(DEFAULT_MODEL).tokenizer, named, plain)
+    lanes = compare_with_plain(load_vlm(DEFAULT_VLM).tokenizer, named, plain)
     # the texts are equal and the passes nearly so: one drafter is drawn, the others are rows of a table
     lanes = [replace(lane, brief=0 < index < len(drafted)) for index, lane in enumerate(lanes)]
     report(

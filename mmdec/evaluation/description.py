@@ -33,7 +33,8 @@ from mmdec.evaluation.harness import (
 )
 from mmdec.evaluation.options import VlmEvalOptions
 from mmdec.generation.drafter_choice import resolve_drafter
-from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
+from mmdec.pretrained import DEFAULT_VLM
+from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.tasks.generate_options import MAX_NEW_TOKENS
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import STRICT, Admission
@@ -170,7 +171,7 @@ def score(question: ImageQuestion, text: str) -> tuple[float, int]:
 
 
 def evaluate_vlm(
-    model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
+    model: str | os.PathLike[str] | LoadedVlm = DEFAULT_VLM,
     options: VlmEvalOptions | None = None,
     log: Log = no_log,
 ) -> dict[str, Any]:

@@ -52,8 +52,8 @@ from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_
 from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.text import Edits, character_edits, rate, ratio, word_edits
-from mmdec.whisper.checkpoint import DEFAULT_MODEL, MEDUSA, LoadedWhisper, load_whisper
-from mmdec.whisper.options import TranscribeOptions
+from mmdec.whisper.checkpoint import MEDUSA, LoadedWhisper, load_whisper
+from mmdec.whisper.options import DEFAULT_WHISPER, TranscribeOptions
 from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.transcribe import transcribe
 
@@ -257,7 +257,7 @@ class ScoredTranscript:
 
 
 def evaluate_asr(
-    model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
+    model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_WHISPER,
     options: AsrEvalOptions | None = None,
     log: Log = no_log,
 ) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 
 from mmdec.checks.arguments import check_threads
 from mmdec.core.timing import Stopwatch
-from mmdec.daspeech.options import DEFAULT_MODEL
+from mmdec.daspeech.options import DEFAULT_TRANSLATOR
 from mmdec.daspeech.translate import load_translator, translate_speech
 from mmdec.errors import InputError
 from mmdec.evaluation.harness import Log, describe_measurement, no_log
@@ -253,7 +253,7 @@ def own_systems(
         InputError: If there is no such model, or a strategy is unknown.
     """
     check_threads(threads)
-    loaded = load_translator(DEFAULT_MODEL if model is None else model, device)
+    loaded = load_translator(DEFAULT_TRANSLATOR if model is None else model, device)
     if strategies is None:
         strategies = ("autoregressive",) if loaded.model.decoder is None else DEFAULT_STRATEGIES
     for strategy in strategies:

@@ -36,7 +36,6 @@ from mmdec.pretrained.image_familiarity import FAMILIAR_FILE, FamiliarPictures, 
 from mmdec.pretrained.language_model import DRAFTER_WEIGHT_FILES, config_class, read_pretrained
 from mmdec.pretrained.loaded_media_model import LoadedMediaModel
 
-DEFAULT_MODEL = DEFAULT_VLM
 PACKAGES = ("torchvision", "num2words")  # packages that some processors need
 # processors that need their video processor even if they only read pictures
 NEED_VIDEO = ("Gemma4Processor", "SmolVLMProcessor", "VideoLlavaProcessor")
@@ -132,7 +131,7 @@ _models = LoadedModels[LoadedVlm]()
 
 
 def load_vlm(
-    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    model: str | os.PathLike[str] = DEFAULT_VLM,
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LoadedVlm:

@@ -24,7 +24,8 @@ except ImportError as error:
         f"The server needs {error.name}, which is not installed. Run `pip install 'mmdec[serve]'`."
     ) from error
 
-from mmdec.daspeech.options import DEFAULT_MODEL as DEFAULT_TRANSLATOR
+from mmdec.daspeech.options import DEFAULT_TRANSLATOR
+from mmdec.pretrained import DEFAULT_VLM
 from mmdec.serving import chat, completions, realtime, speech
 from mmdec.serving.engines import AnyEngine, EngineOptions, load_engine
 from mmdec.serving.server import (
@@ -36,11 +37,10 @@ from mmdec.serving.server import (
     server_of,
     unknown_model,
 )
-from mmdec.vision.describe import DEFAULT_MODEL as DEFAULT_VLM
-from mmdec.whisper.transcribe import DEFAULT_MODEL as DEFAULT_TRANSCRIBER
+from mmdec.whisper.options import DEFAULT_WHISPER
 
 # models that are served if the user names none: the shipped transcriber, translator and vision-language model
-MODELS = (DEFAULT_TRANSCRIBER, DEFAULT_TRANSLATOR, DEFAULT_VLM)
+MODELS = (DEFAULT_WHISPER, DEFAULT_TRANSLATOR, DEFAULT_VLM)
 BACKLOG = 2048  # maximum number of new connections that wait until the server accepts them; uvicorn's default
 SHUTDOWN_SECONDS = 120  # seconds that open requests get to finish after the server received a signal to stop
 

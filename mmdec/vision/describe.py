@@ -27,7 +27,8 @@ from mmdec.generation.drafter_choice import DrafterChoice
 from mmdec.generation.drafter_source import DraftInput
 from mmdec.generation.model_lock import reading
 from mmdec.hub.find import drafter_folder
-from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
+from mmdec.pretrained import DEFAULT_VLM
+from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.tasks.batch import InputBatch, InputGroup, InputGroups
 from mmdec.tasks.generate_options import with_length
 from mmdec.tasks.loading import ArgumentKind, ModelOptions, model_of_call
@@ -49,7 +50,7 @@ from mmdec.vision.questions import (
     user_message,
 )
 
-__all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]
+__all__ = ["DescribeOptions", "available_drafters", "describe", "load_vlm"]
 
 NETWORK = ArgumentKind(PreTrainedModel, "a loaded model of transformers", "AutoModelForImageTextToText")
 
@@ -59,7 +60,7 @@ def describe(
     image: Pictures,
     prompt: Prompt = DEFAULT_PROMPT,
     *,
-    model: Model = DEFAULT_MODEL,
+    model: Model = DEFAULT_VLM,
     processor: ProcessorMixin | None = None,
     drafter: DrafterChoice = AUTO,
     batch_size: int = 8,

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Model: TypeAlias = "str | os.PathLike[str] | PreTrainedModel | LoadedVlm"
 OnText = Callable[[str], None]
 OnDescription: TypeAlias = "Callable[[int, Description], None]"
-DEFAULT_MODEL = DEFAULT_VLM
 
 
 @final
@@ -31,7 +30,7 @@ DEFAULT_MODEL = DEFAULT_VLM
 class DescribeOptions(GenerateOptions):
     """The options of `mmdec.describe`, checked as far as that needs no model."""
 
-    model: Model = option(DEFAULT_MODEL, "A shipped name, a folder, a Hugging Face id, or a loaded model.")
+    model: Model = option(DEFAULT_VLM, "A shipped name, a folder, a Hugging Face id, or a loaded model.")
     drafter: DrafterChoice = option(
         "auto",
         f"{', '.join(built_in_names('language_weights'))} (where the model has their weights), "

@@ -36,7 +36,7 @@ from mmdec.nn.int8 import quantise_linears
 from mmdec.pretrained.language_model import GENERATION_FILE, read_pretrained
 from mmdec.pretrained.loaded_media_model import LoadedMediaModel
 from mmdec.pretrained.plain_text import PlainText
-from mmdec.whisper.options import DEFAULT_MODEL
+from mmdec.whisper.options import DEFAULT_WHISPER
 from mmdec.whisper.unpadded_encoder import UnpaddedEncoder, UnpaddedEncoderConfig
 
 WHISPER_KIND = "whisper"  # transformers' model_type
@@ -105,7 +105,7 @@ _whispers = LoadedModels[LoadedWhisper]()
 
 
 def load_whisper(
-    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    model: str | os.PathLike[str] = DEFAULT_WHISPER,
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LoadedWhisper:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mmdec.whisper.transcript import Transcript
 
 
-DEFAULT_MODEL = "whisper-tiny.en"
+DEFAULT_WHISPER = "whisper-tiny.en"
 Model: TypeAlias = "str | os.PathLike[str] | PreTrainedModel | LoadedWhisper | LoadedAudioLm"
 Timestamps = Literal["segment", "word"] | None
 Progress = Callable[[float, float], None]  # called with (seconds of audio done, seconds of audio in total)
@@ -34,7 +34,7 @@ class TranscribeOptions(GenerateOptions):
     """The options of `mmdec.transcribe`, checked as far as that needs no model."""
 
     sample_rate: int | None = option(None, "Hz of samples; files name it themselves.")
-    model: Model = option(DEFAULT_MODEL, "A shipped name, a folder, a Hugging Face id, or a loaded model.")
+    model: Model = option(DEFAULT_WHISPER, "A shipped name, a folder, a Hugging Face id, or a loaded model.")
     drafter: DrafterChoice = option(
         "auto",
         f"{AUTO} (one made for the model, else {FALLBACK_DRAFTER}), "

@@ -32,8 +32,8 @@ from mmdec.tasks.options import option_names, with_options_of
 from mmdec.tasks.threads import with_threads
 from mmdec.types import Round
 from mmdec.whisper.audio_language_model import AudioLmRequest, transcribe_with_audio_lm
-from mmdec.whisper.checkpoint import DEFAULT_MODEL, WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper
-from mmdec.whisper.options import Model, OnTranscript, Progress, Timestamps, TranscribeOptions
+from mmdec.whisper.checkpoint import WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper
+from mmdec.whisper.options import DEFAULT_WHISPER, Model, OnTranscript, Progress, Timestamps, TranscribeOptions
 from mmdec.whisper.recordings import transcribe_recordings
 from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.transcript import Transcript
@@ -55,7 +55,7 @@ def transcribe(
     audio: Audio,
     *,
     sample_rate: int | None = None,
-    model: Model = DEFAULT_MODEL,
+    model: Model = DEFAULT_WHISPER,
     processor: ProcessorMixin | None = None,
     drafter: DrafterChoice = AUTO,
     timestamps: Timestamps = None,
@@ -187,7 +187,7 @@ def transcription_request(
 
 
 def load_transcriber(
-    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    model: str | os.PathLike[str] = DEFAULT_WHISPER,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> LoadedTranscriber:

@@ -25,7 +25,8 @@ from mmdec.core.timing import Stopwatch
 from mmdec.io.audio import SAMPLE_RATE, load_audio
 from mmdec.training.metrics.text import normalise_words
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
-from mmdec.whisper.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
+from mmdec.whisper.options import DEFAULT_WHISPER
+from mmdec.whisper.transcribe import load_transcriber, transcribe
 
 PIECE = SAMPLE_RATE // 2  # number of samples that arrive together
 PAUSE = 2 * SAMPLE_RATE  # number of nearly silent samples before and after each recording
@@ -125,7 +126,7 @@ def main() -> None:
     """Run the measurement from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, required=True, help="JSON lines with path")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="a shipped name, a folder or a Hugging Face id")
+    parser.add_argument("--model", default=DEFAULT_WHISPER, help="a shipped name, a folder or a Hugging Face id")
     parser.add_argument("--language", help="default: detected")
     options = parser.parse_args()
     torch.set_num_threads(1)

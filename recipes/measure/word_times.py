@@ -19,7 +19,8 @@ from statistics import median
 from typing import Any
 
 from mmdec.training.metrics.text import normalise_words
-from mmdec.whisper.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
+from mmdec.whisper.options import DEFAULT_WHISPER
+from mmdec.whisper.transcribe import load_transcriber, transcribe
 
 PAUSE = 0.25  # seconds of silence beside a word that count as a pause
 FAR = 0.3  # seconds; the share of larger timing errors is reported
@@ -89,7 +90,7 @@ def main() -> None:
     """Run the measurement from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, required=True, help="manifest.jsonl of data/build/timed_words.py")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="a shipped name, a folder or a Hugging Face id")
+    parser.add_argument("--model", default=DEFAULT_WHISPER, help="a shipped name, a folder or a Hugging Face id")
     parser.add_argument("--language", help="default: detected")
     options = parser.parse_args()
     loaded, errors = load_transcriber(options.model), dict[str, list[TimeError]]()

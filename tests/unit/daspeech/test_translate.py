@@ -18,7 +18,7 @@ import mmdec
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import PICKLE_SUFFIXES
 from mmdec.daspeech import checkpoint
-from mmdec.daspeech.options import DASPEECH_KIND, STRATEGIES
+from mmdec.daspeech.options import DASPEECH_KIND, DEFAULT_TRANSLATOR, STRATEGIES
 from mmdec.daspeech.passes import Pass
 from mmdec.daspeech.translator import STAGES
 from mmdec.hub.find import HUB_FILES, shipped_names
@@ -344,7 +344,7 @@ def test_hub_ids_are_fetched_without_pickles(monkeypatch: pytest.MonkeyPatch, ti
 
 def test_shipped_models_are_complete_and_translate_the_samples() -> None:
     samples = sorted((Path(__file__).parents[3] / "data" / "samples").glob("*.wav"))
-    assert checkpoint.DEFAULT_MODEL in shipped_names(DASPEECH_KIND)
+    assert DEFAULT_TRANSLATOR in shipped_names(DASPEECH_KIND)
     for name in shipped_names(DASPEECH_KIND):
         directory = checkpoint.resolve(name)
         files = {path.name: path.stat().st_size for path in directory.iterdir()}

@@ -94,9 +94,9 @@ toy = write(folder / "tiny") / "toy" / "config.json"
 toy.parent.mkdir()
 toy.write_text('{"system": "toy"}')
 mmdec.register_drafter("toy", loader="docs.examples.toy_drafter:ToyDrafter", auto=True, note="Toy: what followed last.")
-describe.DEFAULT_MODEL = str(folder / "tiny")
+describe.DEFAULT_VLM = str(folder / "tiny")
 print(json.dumps({"added": describe.drafters()}))
-describe.DEFAULT_MODEL = "vlm-scenes"
+describe.DEFAULT_VLM = "vlm-scenes"
 for number in range(files):
     sound = number % 2 == 0
     odd = (write_odd if sound else write_odd_image)(folder, number)

@@ -14,7 +14,7 @@ import mmdec
 from mmdec.cli import app
 from mmdec.cli import options as cli_options
 from mmdec.daspeech.options import TranslateOptions
-from mmdec.pretrained import vlm
+from mmdec.pretrained import DEFAULT_VLM
 from mmdec.tasks.options import GenerateOptions, OptionInfo, TaskOptions, options_of
 from mmdec.vision.options import DescribeOptions
 from mmdec.whisper.options import TranscribeOptions
@@ -80,4 +80,4 @@ def test_an_unknown_option_of_a_call_without_generate_is_a_type_error() -> None:
 def test_the_default_models_are_those_of_the_command_line() -> None:
     assert TranscribeOptions().model == cli_options.WHISPER_MODEL
     assert TranslateOptions().model == cli_options.SPEECH_MODEL
-    assert DescribeOptions().model == cli_options.VLM_MODEL == vlm.DEFAULT_MODEL
+    assert DescribeOptions().model == cli_options.VLM_MODEL == DEFAULT_VLM
